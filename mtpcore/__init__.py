@@ -1,0 +1,1 @@
+"""Contexts, linked hidden states and drafters for GGUF models."""

@@ -1,0 +1,68 @@
+/* Products of packed weight matrices with few or many token rows.
+ *
+ * y[t][r] = sum_k w[r][k] * x[t][k], for rows r in [row_begin, row_end).
+ *
+ * The contract that everything above relies on: a value y[t][r] depends only on row r of the
+ * weights and on token row t, bit for bit; never on n_tokens, on the position of t in the batch,
+ * on the row range or on the instruction set. Each output is one chain of fused multiply-adds in
+ * ascending k; integer sums inside a block are exact.
+ *
+ * Type numbers are GGUF's (ggml_type).
+ */
+#ifndef MTPCORE_MATMUL_H
+#define MTPCORE_MATMUL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MTP_F32 = 0,
+    MTP_F16 = 1,
+    MTP_Q4_0 = 2,
+    MTP_Q8_0 = 8,
+    MTP_Q4_K = 12,
+    MTP_Q6_K = 14,
+    MTP_BF16 = 30
+};
+
+/* How a weight type wants its activations: as they are, or int8 with a scale per 32 or 256. */
+enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
+
+/* A packed matrix: groups of 16 output rows (the last one padded with zero rows), 64-byte aligned. */
+typedef struct {
+    int32_t type;
+    int64_t n_rows;   /* outputs */
+    int64_t n_cols;   /* inputs; a multiple of the type's block */
+    const void *data; /* mtp_packed_bytes(type, n_rows, n_cols) bytes */
+} mtp_matrix;
+
+int mtp_type_is_native(int32_t type);
+int64_t mtp_type_block(int32_t type);       /* columns in one block: 1, 32 or 256 */
+int64_t mtp_type_block_bytes(int32_t type); /* bytes of one block in a GGUF row */
+int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
+
+size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
+
+/* Pack GGUF rows [row_begin, row_end) (row_begin a multiple of 16) of a matrix; `rows` points at
+ * row `row_begin` in file layout, `packed` at the start of the packed matrix. */
+void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin, int64_t row_end,
+              int64_t n_rows, void *packed);
+
+/* out[n_cols] = row `row` of a packed matrix as float32 (embedding lookup). */
+void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out);
+
+/* Prepared activations: token rows in tiles of up to 8, laid out as the kernels read them. */
+size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols);
+
+/* Prepare tiles [tile_begin, tile_end) (tile i = token rows 8i .. 8i+7 of n_tokens).
+ * Token t is x + (rows ? rows[t] : t) * x_stride. A non-finite input gives a non-finite scale. */
+void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
+                 int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
+                 void *prepared);
+
+/* Multiply. Result of token t goes to y + (out_rows ? out_rows[t] : t) * y_stride + r.
+ * row_begin is a multiple of 32; row_end a multiple of 32 or n_rows. */
+void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
+                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end);
+
+#endif

@@ -1,0 +1,86 @@
+"""Every exception that mtpcore raises on purpose; imports nothing of mtpcore.
+
+Each error carries facts as attributes: *what* went wrong, *where*, what was *wanted*, what was
+*got*, and a *fix*. The message is built from them, so callers test attributes, not sentences.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "BatchError",
+    "CapacityError",
+    "GraphError",
+    "LinkError",
+    "ModelFileError",
+    "MtpcoreError",
+    "PluginError",
+    "SamplingError",
+]
+
+
+class MtpcoreError(Exception):
+    """Root of every exception raised on purpose.
+
+    Parameters
+    ----------
+    what : str
+        What went wrong, one clause.
+    where : str, optional
+        The file, node, tensor, row or call concerned.
+    wanted, got : object, optional
+        The expected and the found value; shown where given.
+    fix : str, optional
+        What the caller can do about it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        wanted: object = None,
+        got: object = None,
+        fix: str = "",
+    ) -> None:
+        self.what, self.where, self.wanted, self.got, self.fix = what, where, wanted, got, fix
+        text = f"{where}: {what}" if where else what
+        if wanted is not None:
+            text += f"; wanted {wanted}"
+        if got is not None:
+            text += f"; got {got}"
+        if fix:
+            text += f"\n  fix: {fix}"
+        super().__init__(text)
+
+
+class ModelFileError(MtpcoreError, ValueError):
+    """A model file is malformed, unsupported or incomplete."""
+
+
+class GraphError(MtpcoreError, ValueError):
+    """A graph breaks the grammar: a shape, a tensor or an undeclared tap."""
+
+
+class BatchError(MtpcoreError, ValueError):
+    """A batch names ids, positions, sequences, parents or rows that cannot be processed."""
+
+
+class LinkError(MtpcoreError, ValueError):
+    """Contexts cannot be linked, or a linked row is missing."""
+
+
+class PluginError(MtpcoreError, RuntimeError):
+    """A plugin is broken, misspelt, or claims what another claims."""
+
+
+class CapacityError(MtpcoreError, MemoryError):
+    """Memory, sequence slots or context length are exhausted; the state is unchanged."""
+
+
+class SamplingError(MtpcoreError, ValueError):
+    """Sampler settings are out of range."""
+
+
+class BackendError(MtpcoreError, RuntimeError):
+    """A backend is unavailable or cannot run a program."""

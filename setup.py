@@ -1,0 +1,87 @@
+"""Build the Cython modules and the C libraries of ``mtpcore/_ext``.
+
+One static library for each instruction set (file suffix ``_avx2.c``, ``_avx512.c``; everything
+else is portable C), linked into every Cython module; the choice is made at import.
+Environment: ``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers,
+``MTPCORE_CYTHON_DEBUG=1`` turns Cython's bounds checks on.
+"""
+
+import os
+import platform
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, find_packages, setup
+
+ROOT = Path(__file__).parent
+SOURCES = Path("mtpcore/_ext/c")
+SANITIZE = os.environ.get("MTPCORE_SANITIZE", "")
+DEBUG = os.environ.get("MTPCORE_CYTHON_DEBUG", "") == "1"
+
+# Contracted multiply-adds and fast-math would let one row's bits depend on its neighbours.
+CFLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden",
+          "-fno-lto", "-Wall", "-Wextra", "-Wno-unused-function"]
+ISA_FLAGS = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni",
+               "-mavx512vbmi", "-mfma", "-mf16c", "-mbmi2", "-mprefer-vector-width=512"],
+}
+LINK = ["-pthread"]
+if SANITIZE:
+    CFLAGS = [*CFLAGS, f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    LINK = [*LINK, f"-fsanitize={SANITIZE}"]
+
+
+def c_sources(isa):
+    """Return the C files of one instruction set ("" is portable C), relative to the root."""
+    files = sorted((ROOT / SOURCES).rglob("*.c"))
+    suffixes = {name: f"_{name}.c" for name in ISA_FLAGS}
+    if isa:
+        chosen = [f for f in files if f.name.endswith(suffixes[isa])]
+    else:
+        chosen = [f for f in files if not f.name.endswith(tuple(suffixes.values()))]
+    return [str(f.relative_to(ROOT)) for f in chosen]
+
+
+def library(name, isa):
+    """Describe one static library for setuptools' ``build_clib``."""
+    headers = [str(f.relative_to(ROOT)) for pattern in ("*.h", "*.inc")
+               for f in sorted((ROOT / SOURCES).rglob(pattern))]
+    return (name, {
+        "sources": c_sources(isa),
+        "include_dirs": [str(SOURCES)],
+        "cflags": [*CFLAGS, "-pthread", *ISA_FLAGS.get(isa, [])],
+        "obj_deps": {"": headers},
+    })
+
+
+on_x86 = platform.machine() in ("x86_64", "AMD64")
+libraries = [library("mtpcore_base", "")]
+if on_x86:
+    libraries += [library(f"mtpcore_{isa}", isa) for isa in ISA_FLAGS if c_sources(isa)]
+macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+modules = [
+    Extension(
+        "mtpcore._ext." + pyx.stem, [str(pyx.relative_to(ROOT))],
+        include_dirs=[str(SOURCES)], define_macros=macros, extra_link_args=LINK,
+        extra_compile_args=["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"],
+        depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.[ch]")],
+    )
+    for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
+]
+directives = {
+    "language_level": "3", "boundscheck": DEBUG, "wraparound": False, "initializedcheck": DEBUG,
+    "cdivision": True, "autotestdict": False, "embedsignature": True,
+}
+# First-party plugins are distributions of their own; the main one brings them along.
+plugins = {
+    folder.name: str(folder.relative_to(ROOT))
+    for folder in sorted((ROOT / "plugins").glob("*/mtpcore_*"))
+}
+setup(
+    packages=[*find_packages(include=["mtpcore", "mtpcore.*"]), *plugins],
+    package_dir=plugins,
+    libraries=libraries,
+    ext_modules=cythonize(modules, build_dir="build", compiler_directives=directives,
+                          include_path=["."]),
+)
