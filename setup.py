@@ -19,12 +19,31 @@ SANITIZE = os.environ.get("MTPCORE_SANITIZE", "")
 DEBUG = os.environ.get("MTPCORE_CYTHON_DEBUG", "") == "1"
 
 # Contracted multiply-adds and fast-math would let one row's bits depend on its neighbours.
-CFLAGS = ["-std=c11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden",
-          "-fno-lto", "-Wall", "-Wextra", "-Wno-unused-function"]
+CFLAGS = [
+    "-std=c11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-fno-lto",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-function",
+]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni",
-               "-mavx512vbmi", "-mfma", "-mf16c", "-mbmi2", "-mprefer-vector-width=512"],
+    "avx512": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx512vnni",
+        "-mavx512vbmi",
+        "-mfma",
+        "-mf16c",
+        "-mbmi2",
+        "-mprefer-vector-width=512",
+    ],
 }
 LINK = ["-pthread"]
 if SANITIZE:
@@ -45,14 +64,20 @@ def c_sources(isa):
 
 def library(name, isa):
     """Describe one static library for setuptools' ``build_clib``."""
-    headers = [str(f.relative_to(ROOT)) for pattern in ("*.h", "*.inc")
-               for f in sorted((ROOT / SOURCES).rglob(pattern))]
-    return (name, {
-        "sources": c_sources(isa),
-        "include_dirs": [str(SOURCES)],
-        "cflags": [*CFLAGS, "-pthread", *ISA_FLAGS.get(isa, [])],
-        "obj_deps": {"": headers},
-    })
+    headers = [
+        str(f.relative_to(ROOT))
+        for pattern in ("*.h", "*.inc")
+        for f in sorted((ROOT / SOURCES).rglob(pattern))
+    ]
+    return (
+        name,
+        {
+            "sources": c_sources(isa),
+            "include_dirs": [str(SOURCES)],
+            "cflags": [*CFLAGS, "-pthread", *ISA_FLAGS.get(isa, [])],
+            "obj_deps": {"": headers},
+        },
+    )
 
 
 on_x86 = platform.machine() in ("x86_64", "AMD64")
@@ -62,16 +87,24 @@ if on_x86:
 macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
 modules = [
     Extension(
-        "mtpcore._ext." + pyx.stem, [str(pyx.relative_to(ROOT))],
-        include_dirs=[str(SOURCES)], define_macros=macros, extra_link_args=LINK,
+        "mtpcore._ext." + pyx.stem,
+        [str(pyx.relative_to(ROOT))],
+        include_dirs=[str(SOURCES)],
+        define_macros=macros,
+        extra_link_args=LINK,
         extra_compile_args=["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"],
         depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.[ch]")],
     )
     for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
 ]
 directives = {
-    "language_level": "3", "boundscheck": DEBUG, "wraparound": False, "initializedcheck": DEBUG,
-    "cdivision": True, "autotestdict": False, "embedsignature": True,
+    "language_level": "3",
+    "boundscheck": DEBUG,
+    "wraparound": False,
+    "initializedcheck": DEBUG,
+    "cdivision": True,
+    "autotestdict": False,
+    "embedsignature": True,
 }
 # First-party plugins are distributions of their own; the main one brings them along.
 plugins = {
@@ -82,6 +115,7 @@ setup(
     packages=[*find_packages(include=["mtpcore", "mtpcore.*"]), *plugins],
     package_dir=plugins,
     libraries=libraries,
-    ext_modules=cythonize(modules, build_dir="build", compiler_directives=directives,
-                          include_path=["."]),
+    ext_modules=cythonize(
+        modules, build_dir="build", compiler_directives=directives, include_path=["."]
+    ),
 )

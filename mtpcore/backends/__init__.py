@@ -1,0 +1,1 @@
+"""Backends: each lowers a Program to a plan of its own."""

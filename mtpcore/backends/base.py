@@ -1,0 +1,129 @@
+"""What a backend is: it lowers a Program to a Plan, and keeps rows of memory.
+
+The protocols here are all that contexts know of a backend. Arrays in ``Rows`` are checked before
+a plan sees them: ids, positions, places and parents are in range, arrays are C-contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.graph.program import MemoryLayer, Program
+from mtpcore.memory.base import PAGE, Memory
+
+__all__ = ["PAGE", "Backend", "Plan", "Rows", "Store", "WeightSource", "WeightTensor"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked batch of n rows, as plans read it.
+
+    ``tokens`` int32[n], -1 where ``embeddings`` float32[n, width] holds the row; ``positions``
+    int32[n, axes] turn the RoPE; ``seq`` int32[n] is the memory slot; ``place`` int32[n] is where
+    the row is stored and, for chains, how far it sees (places first..place of its sequence);
+    ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
+    -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
+    wanted, ascending; ``slots`` float32[n, width] by name. Rows of one sequence come in the order
+    of their places.
+    """
+
+    tokens: I32
+    positions: I32
+    seq: I32
+    place: I32
+    outputs: I32
+    parent: I32 | None = None
+    embeddings: F32 | None = None
+    slots: Mapping[str, F32] = {}
+
+
+class WeightTensor(Protocol):
+    """A tensor of a model file; shapes are in NumPy order, ``type`` is GGUF's number."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, outermost axis first."""
+
+    @property
+    def type(self) -> int:
+        """The GGUF type number."""
+
+    def raw(self) -> NDArray[np.uint8]:
+        """Return the mapped bytes, uint8[n_bytes]."""
+
+    def array(self) -> F32:
+        """Return the values, float32[shape]."""
+
+
+class WeightSource(Protocol):
+    """A model as backends see it: its tensors, and a place for what they made of them.
+
+    ``packed`` holds packed weights by (backend, layout, tensor), so that contexts share them.
+    """
+
+    @property
+    def tensors(self) -> Mapping[str, WeightTensor]:
+        """Tensors by name."""
+
+    @property
+    def packed(self) -> MutableMapping[Any, Any]:
+        """Packed weights, owned by the model."""
+
+
+class Store(Protocol):
+    """The rows behind paged memory: pages of ``PAGE`` places for every memory layer."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the store, in bytes."""
+
+    def copy(self, src: int, dst: int) -> None:
+        """Copy a whole page."""
+
+    def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
+        """Copy one place's rows of every layer."""
+
+    def read(self, page: int, row: int, n: int) -> bytes:
+        """Return the stored bytes of n places, in the order place, layer, K then V, head."""
+
+
+class Plan(Protocol):
+    """A program ready to run on a backend."""
+
+    program: Program
+
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+        """Run all rows (at most ``n_batch``) and return new arrays by output name.
+
+        ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. The
+        places of all rows are reserved in ``memory`` beforehand.
+        """
+
+
+class Backend(Protocol):
+    """Lowers programs; one object for each kind of device."""
+
+    name: str
+    guarantee: str
+
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
+        """Make the pages for these memory layers; ``dtype`` is ``f32`` or ``f16``."""
+
+    def plan(
+        self,
+        program: Program,
+        source: WeightSource,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        threads: int,
+        store: Store | None,
+    ) -> Plan:
+        """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``."""

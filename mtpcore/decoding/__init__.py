@@ -1,0 +1,1 @@
+"""Rounds of draft and verify for many sequences."""

@@ -1,0 +1,19 @@
+"""Graphs: their types, the verbs that build them, their grammar and their pictures."""
+
+from mtpcore.graph.builder import GraphBuilder, Inputs, Outputs
+from mtpcore.graph.program import OUTPUTS, TOKENS, MemoryLayer, Node, Program, Value, Weight
+from mtpcore.graph.types import GraphType
+
+__all__ = [
+    "OUTPUTS",
+    "TOKENS",
+    "GraphBuilder",
+    "GraphType",
+    "Inputs",
+    "MemoryLayer",
+    "Node",
+    "Outputs",
+    "Program",
+    "Value",
+    "Weight",
+]

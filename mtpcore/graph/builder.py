@@ -1,0 +1,390 @@
+"""The verbs with which trunks and heads are written.
+
+Each verb checks shapes at once and names node, tensor and shapes where they do not fit. Weight
+names may hold ``{n}``, the head's block; ties decide which tensor a name means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from mtpcore.errors import GraphError
+from mtpcore.graph.ops import check, infer
+from mtpcore.graph.program import (
+    OUTPUTS,
+    TOKENS,
+    MemoryLayer,
+    Node,
+    Program,
+    Shape,
+    Value,
+    Weight,
+)
+from mtpcore.spec import Tap, Tie
+
+__all__ = ["GraphBuilder", "Inputs", "Outputs", "TensorShape"]
+
+
+class TensorShape(Protocol):
+    """What a builder needs of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in NumPy order."""
+
+
+class Inputs:
+    """What a graph starts from.
+
+    ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
+    of that name, f32[n_tokens, width].
+    """
+
+    def __init__(self, builder: GraphBuilder, slots: Mapping[str, int], axes: int) -> None:
+        self._builder, self._slots = builder, slots
+        self.tokens = builder.add_input("tokens", (TOKENS,), "i32")
+        self.positions = builder.add_input("positions", (TOKENS, axes), "i32")
+
+    def __getitem__(self, slot: str) -> Value:
+        """Return the slot's rows; raise GraphError where it was not declared."""
+        if slot not in self._slots:
+            raise GraphError(
+                "reads a slot that is not declared",
+                where=f"slot {slot!r}",
+                wanted=", ".join(self._slots) or "a feed in the declaration",
+            )
+        return self._builder.add_input(slot, (TOKENS, self._slots[slot]))
+
+
+class Outputs:
+    """What a graph hands out: ``logits`` and named rows (taps, recycled states)."""
+
+    def __init__(self, logits: Value | None = None, **rows: Value) -> None:
+        self.logits, self.rows = logits, rows
+
+
+class GraphBuilder:
+    """Collects nodes into a Program.
+
+    Parameters
+    ----------
+    tensors : mapping of str to TensorShape
+        The file's tensors; a verb that names another one fails.
+    ties : sequence of Tie
+        Which names stand in for which.
+    slots : mapping of str to int
+        Declared slots and their widths.
+    taps : sequence of Tap
+        Taps that were asked for; ``tap`` keeps only these.
+    n : int, optional
+        The head's block, put in place of ``{n}`` in names.
+    axes : int
+        Axes of a position (1, or more for multi-axis RoPE).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tensors: Mapping[str, TensorShape],
+        *,
+        ties: Sequence[Tie] = (),
+        slots: Mapping[str, int] | None = None,
+        taps: Sequence[Tap] = (),
+        n: int | None = None,
+        axes: int = 1,
+    ) -> None:
+        self.name, self.n, self.tensors = name, n, tensors
+        self._wanted_taps = frozenset(taps)
+        self._ties = {self._expand(tie.tensor): tie for tie in ties}
+        self._values: list[Value] = []
+        self._nodes: list[Node] = []
+        self._inputs: dict[str, int] = {}
+        self._memory: dict[int, MemoryLayer] = {}
+        self._taps: dict[str, Value] = {}
+        self._offered: list[str] = []
+        self.inputs = Inputs(self, dict(slots or {}), axes)
+
+    # Weights
+
+    def _expand(self, name: str) -> str:
+        return name if self.n is None else name.replace("{n}", str(self.n))
+
+    def resolve(self, name: str) -> Weight | None:
+        """Return the weight that ``name`` means, through its tie, or None where it is absent."""
+        wanted = self._expand(name)
+        tie = self._ties.get(wanted)
+        for candidate in tie.candidates if tie else (wanted,):
+            tensor = self._expand(candidate)
+            if tensor in self.tensors:
+                retype = tie.retype if tie and tensor != wanted else None
+                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape), retype)
+        return None
+
+    def has(self, name: str) -> bool:
+        """Say whether a tensor (or one it is tied to) is in the file."""
+        return self.resolve(name) is not None
+
+    def _weight(self, name: str, node: str) -> Weight:
+        found = self.resolve(name)
+        if found is None:
+            wanted = self._expand(name)
+            stem = wanted.split(".")[-2] if "." in wanted else wanted
+            near = [t for t in self.tensors if stem in t][:3]
+            raise GraphError(
+                "tensor is not in the model",
+                where=f"{node}: {wanted}",
+                got=f"near: {', '.join(near)}" if near else None,
+                fix="convert the checkpoint again with this tensor kept",
+            )
+        return found
+
+    # Nodes
+
+    def add_input(self, name: str, shape: Shape, dtype: str = "f32") -> Value:
+        """Return the named input, adding it once."""
+        if name not in self._inputs:
+            self._inputs[name] = self._value(name, shape, dtype).id
+        return self._values[self._inputs[name]]
+
+    def _value(self, name: str, shape: Shape, dtype: str) -> Value:
+        value = Value(len(self._values), name, shape, dtype)  # type: ignore[arg-type]
+        self._values.append(value)
+        return value
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value],
+        weights: Sequence[str | None] = (),
+        *,
+        name: str | None = None,
+        **attrs: Any,
+    ) -> tuple[Value, ...]:
+        """Add a node of any operation in the table; the verbs below are shorter."""
+        node = name or f"{op}_{len(self._nodes)}"
+        found = tuple(None if w is None else self._weight(w, node) for w in weights)
+        made = infer(
+            op,
+            node,
+            [v.shape for v in inputs],
+            [w.shape if w else None for w in found],
+            attrs,
+            [w.tensor for w in found if w],
+        )
+        outputs = tuple(self._value(node, shape, dtype) for shape, dtype in made)
+        self._nodes.append(
+            Node(op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), found, attrs)
+        )
+        return outputs
+
+    # Verbs
+
+    def embed(
+        self, tokens: Value, table: str, *, rows: bool = False, name: str | None = None
+    ) -> Value:
+        """Look tokens up: [T] -> [T, width]; ``rows=True`` also takes embedding rows."""
+        inputs = [tokens]
+        if rows:
+            width = self._weight(table, name or "embed").shape[-1]
+            inputs.append(self.add_input("embeddings", (TOKENS, width)))
+        return self.add("embed", inputs, [table], name=name)[0]
+
+    def matmul(
+        self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
+    ) -> Value:
+        """Multiply rows by a matrix: [T, inputs] -> [T, outputs]; an absent bias is left out."""
+        weights = [weight, bias] if bias and self.has(bias) else [weight]
+        return self.add("matmul", [x], weights, name=name)[0]
+
+    def rms_norm(
+        self, x: Value, weight: str | None, eps: float, *, name: str | None = None
+    ) -> Value:
+        """Norm the last axis by its root mean square."""
+        return self.add("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
+
+    def layer_norm(
+        self, x: Value, weight: str | None, bias: str | None, eps: float, *, name: str | None = None
+    ) -> Value:
+        """Norm the last axis by mean and variance."""
+        return self.add("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
+
+    def plus(self, a: Value, b: Value, *, name: str | None = None) -> Value:
+        """Add two arrays of one shape."""
+        return self.add("add", [a, b], name=name)[0]
+
+    def times(self, a: Value, b: Value, *, name: str | None = None) -> Value:
+        """Multiply two arrays of one shape."""
+        return self.add("mul", [a, b], name=name)[0]
+
+    def scale(self, x: Value, factor: float, *, name: str | None = None) -> Value:
+        """Multiply by a number."""
+        return self.add("scale", [x], name=name, factor=float(factor))[0]
+
+    def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
+        """Apply silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
+        return self.add("activation", [x], name=name, kind=kind)[0]
+
+    def gated(
+        self, gate: Value, up: Value, kind: str = "silu", *, name: str | None = None
+    ) -> Value:
+        """Return kind(gate) * up."""
+        return self.add("gated", [gate, up], name=name, kind=kind)[0]
+
+    def concat(self, *parts: Value, name: str | None = None) -> Value:
+        """Join along the last axis, in the order given."""
+        return self.add("concat", parts, name=name)[0]
+
+    def slice(self, x: Value, start: int, stop: int, *, name: str | None = None) -> Value:
+        """Return x[..., start:stop]."""
+        return self.add("slice", [x], name=name, start=start, stop=stop)[0]
+
+    def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
+        """See [T, H * D] as [T, H, D]."""
+        return self.add("heads", [x], name=name, n_heads=n_heads)[0]
+
+    def rows(self, x: Value, *, name: str | None = None) -> Value:
+        """See [T, H, D] as [T, H * D]."""
+        return self.add("rows", [x], name=name)[0]
+
+    def rope(
+        self,
+        x: Value,
+        positions: Value,
+        frequencies: Sequence[float],
+        *,
+        style: str = "halves",
+        axes: Sequence[int] | None = None,
+        magnitude: float = 1.0,
+        factors: str | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Turn the first 2 * len(frequencies) dimensions of each head by its position."""
+        return self.add(
+            "rope",
+            [x, positions],
+            [factors] if factors else [],
+            name=name,
+            frequencies=tuple(float(f) for f in frequencies),
+            style=style,
+            axes=tuple(axes) if axes else (0,) * len(frequencies),
+            magnitude=float(magnitude),
+        )[0]
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        layer: int,
+        scale: float,
+        mask: str = "causal",
+        window: int = 0,
+        sinks: str | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv]."""
+        made = self.add(
+            "attention",
+            [q, k, v],
+            [sinks] if sinks else [],
+            name=name,
+            layer=layer,
+            scale=float(scale),
+            mask=mask,
+            window=window,
+        )[0]
+        if layer in self._memory:
+            raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
+        self._memory[layer] = MemoryLayer(
+            layer, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]), window
+        )
+        return made
+
+    def route(
+        self,
+        x: Value,
+        weight: str,
+        correction: str | None = None,
+        *,
+        n_used: int,
+        gate: str = "sigmoid",
+        normalise: bool = True,
+        scale: float = 1.0,
+        n_groups: int = 1,
+        n_groups_used: int = 1,
+        name: str | None = None,
+    ) -> tuple[Value, Value]:
+        """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used]."""
+        weights = [weight, correction] if correction and self.has(correction) else [weight]
+        ids, shares = self.add(
+            "route",
+            [x],
+            weights,
+            name=name,
+            n_used=n_used,
+            gate=gate,
+            normalise=normalise,
+            scale=float(scale),
+            n_groups=n_groups,
+            n_groups_used=n_groups_used,
+        )
+        return ids, shares
+
+    def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
+        """Multiply each row by the matrices of its experts: -> [T, n_used, outputs]."""
+        return self.add("expert_matmul", [x, ids], [weight], name=name)[0]
+
+    def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
+        """Sum the experts' rows by their weights, in rank order: -> [T, outputs]."""
+        return self.add("mix", [x, shares], name=name)[0]
+
+    def output_rows(self, x: Value, *, name: str | None = None) -> Value:
+        """Keep only the rows whose outputs were asked for."""
+        return self.add("outputs", [x], name=name)[0]
+
+    def tap(self, tap: str, x: Value) -> Value:
+        """Offer a tap; it becomes an output where somebody asked for it."""
+        point = Tap.parse(tap)
+        self._offered.append(str(point))
+        if point in self._wanted_taps:
+            self._taps[str(point)] = x
+        return x
+
+    def finish(self, made: Outputs) -> Program:
+        """Check everything and return the program.
+
+        Raises
+        ------
+        GraphError
+            A tap was asked for that the graph does not offer, or the grammar is broken.
+        """
+        missing = sorted(str(t) for t in self._wanted_taps if str(t) not in self._taps)
+        if missing:
+            raise GraphError(
+                "taps that the graph does not offer",
+                where=self.name,
+                wanted=", ".join(missing),
+                got=", ".join(self._offered) or "no taps",
+            )
+        outputs = {name: value.id for name, value in (*made.rows.items(), *self._taps.items())}
+        if made.logits is not None:
+            if made.logits.shape[0] != OUTPUTS:
+                raise GraphError(
+                    "logits are of output rows only",
+                    where=self.name,
+                    wanted=f"[{OUTPUTS}, n_vocab]",
+                    got=made.logits.shape,
+                )
+            outputs = {"logits": made.logits.id, **outputs}
+        program = Program(
+            self.name,
+            tuple(self._values),
+            tuple(self._nodes),
+            dict(self._inputs),
+            outputs,
+            tuple(self._memory[i] for i in sorted(self._memory)),
+        )
+        check(program)
+        return program

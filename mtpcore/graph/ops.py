@@ -1,0 +1,358 @@
+"""The grammar: every operation a graph may use, as data.
+
+One rule an operation: how many inputs and weights, which attributes, and how the output's shape
+follows. ``GraphBuilder`` infers shapes with it, ``check`` verifies whole programs with it, and a
+backend that implements this table can run any graph. Shapes are in NumPy order; ``T`` stands for
+rows (tokens or outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from mtpcore.errors import GraphError
+from mtpcore.graph.program import OUTPUTS, TOKENS, Program, Shape
+
+__all__ = ["OPS", "ACTIVATIONS", "Made", "OpRule", "check", "infer"]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+
+Made = tuple[tuple[Shape, str], ...]
+Weights = Sequence[tuple[int, ...] | None]
+ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Made]
+
+
+class OpRule(NamedTuple):
+    """Inputs and weights an operation takes (least, most), attributes, and its shape rule."""
+
+    inputs: tuple[int, int]
+    weights: tuple[int, int]
+    attrs: frozenset[str]
+    shape: ShapeRule
+    meaning: str
+
+
+class Mismatch(Exception):
+    """A shape rule's complaint: what was wanted and what was found."""
+
+    def __init__(self, what: str, wanted: object, got: object) -> None:
+        super().__init__(what)
+        self.what, self.wanted, self.got = what, wanted, got
+
+
+def _want(condition: bool, what: str, wanted: object, got: object) -> None:
+    if not condition:
+        raise Mismatch(what, wanted, got)
+
+
+def _f32(*shape: Any) -> Made:
+    return ((tuple(shape), "f32"),)
+
+
+def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    table = w[0]
+    assert table is not None
+    _want(len(table) == 2, "an embedding table has two axes", "[n_vocab, width]", table)
+    if len(x) == 2:
+        _want(x[1][-1] == table[1], "embedding rows do not fit the table", table[1], x[1][-1])
+    return _f32(x[0][0], table[1])
+
+
+def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    matrix, bias = w[0], w[1] if len(w) > 1 else None
+    assert matrix is not None
+    _want(len(matrix) == 2, "a matrix has two axes", "[outputs, inputs]", matrix)
+    _want(
+        len(x[0]) == 2 and x[0][1] == matrix[1],
+        "rows do not fit the matrix",
+        f"[rows, {matrix[1]}]",
+        x[0],
+    )
+    if bias is not None:
+        _want(bias == (matrix[0],), "bias does not fit the matrix", (matrix[0],), bias)
+    return _f32(x[0][0], matrix[0])
+
+
+def _rms_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    if w and w[0] is not None:
+        _want(w[0] == (x[0][-1],), "norm weight does not fit the rows", (x[0][-1],), w[0])
+    return ((x[0], "f32"),)
+
+
+def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    for weight in w:
+        if weight is not None:
+            _want(weight == (x[0][-1],), "norm weight does not fit the rows", x[0][-1:], weight)
+    return ((x[0], "f32"),)
+
+
+def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    for other in x[1:]:
+        _want(other == x[0], "shapes differ", x[0], other)
+    return ((x[0], "f32"),)
+
+
+def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(a["kind"] in ACTIVATIONS, "unknown activation", ", ".join(ACTIVATIONS), a["kind"])
+    return _same(x, w, a)
+
+
+def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    for other in x[1:]:
+        _want(other[:-1] == x[0][:-1], "leading axes differ", x[0][:-1], other[:-1])
+    return (((*x[0][:-1], sum(int(s[-1]) for s in x)), "f32"),)
+
+
+def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    width = int(x[0][-1])
+    _want(
+        0 <= a["start"] < a["stop"] <= width,
+        "slice leaves the rows",
+        f"0 <= start < stop <= {width}",
+        (a["start"], a["stop"]),
+    )
+    return (((*x[0][:-1], a["stop"] - a["start"]), "f32"),)
+
+
+def _heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(
+        len(x[0]) == 2 and int(x[0][1]) % a["n_heads"] == 0,
+        "rows do not split into heads",
+        f"a width divisible by {a['n_heads']}",
+        x[0],
+    )
+    return _f32(x[0][0], a["n_heads"], int(x[0][1]) // a["n_heads"])
+
+
+def _rows(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(len(x[0]) == 3, "rows of heads have three axes", "[rows, heads, width]", x[0])
+    return _f32(x[0][0], int(x[0][1]) * int(x[0][2]))
+
+
+def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(len(x[0]) == 3, "rope turns heads", "[rows, heads, width]", x[0])
+    pairs = len(a["frequencies"])
+    _want(
+        0 < 2 * pairs <= int(x[0][2]),
+        "more rotated dimensions than the head has",
+        f"at most {x[0][2]}",
+        2 * pairs,
+    )
+    _want(a["style"] in ("halves", "pairs"), "unknown rope style", "halves, pairs", a["style"])
+    _want(
+        len(a["axes"]) == pairs and max(a["axes"]) < int(x[1][1]),
+        "each pair turns by one of the position's axes",
+        f"{pairs} axes below {x[1][1]}",
+        a["axes"],
+    )
+    if w and w[0] is not None:
+        _want(w[0] == (pairs,), "frequency factors do not fit", (pairs,), w[0])
+    return ((x[0], "f32"),)
+
+
+def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    q, k, v = x[:3]
+    for name, s in (("q", q), ("k", k), ("v", v)):
+        _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
+    _want(q[2] == k[2], "q and k widths differ", q[2], k[2])
+    _want(k[1] == v[1], "k and v heads differ", k[1], v[1])
+    _want(
+        int(q[1]) % int(k[1]) == 0,
+        "query heads do not share key heads evenly",
+        f"a multiple of {k[1]}",
+        q[1],
+    )
+    _want(a["mask"] in ("causal", "block"), "unknown mask", "causal, block", a["mask"])
+    if w and w[0] is not None:
+        _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
+    return _f32(q[0], q[1], v[2])
+
+
+def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    return _attention(x, w, {**a, "mask": "block"})
+
+
+def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    matrix = w[0]
+    assert matrix is not None
+    _want(
+        len(matrix) == 2 and x[0][1] == matrix[1],
+        "rows do not fit the router",
+        f"[rows, {matrix[1]}]",
+        x[0],
+    )
+    n = matrix[0]
+    if len(w) > 1 and w[1] is not None:
+        _want(w[1] == (n,), "one correction an expert", (n,), w[1])
+    _want(1 <= a["n_used"] <= n, "experts used", f"1..{n}", a["n_used"])
+    _want(a["gate"] in ("sigmoid", "softmax"), "unknown gate", "sigmoid, softmax", a["gate"])
+    _want(
+        n % a["n_groups"] == 0
+        and 1 <= a["n_groups_used"] <= a["n_groups"]
+        and n // a["n_groups"] * a["n_groups_used"] >= a["n_used"],
+        "groups do not fit",
+        f"a divisor of {n}",
+        (a["n_groups"], a["n_groups_used"]),
+    )
+    return (((x[0][0], a["n_used"]), "i32"), ((x[0][0], a["n_used"]), "f32"))
+
+
+def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    stack, ids = w[0], x[1]
+    assert stack is not None
+    _want(len(stack) == 3, "expert matrices are stacked", "[experts, outputs, inputs]", stack)
+    fits = x[0] in ((ids[0], stack[2]), (ids[0], ids[1], stack[2]))
+    _want(
+        fits, "rows do not fit the experts", f"[rows, {stack[2]}] or [rows, used, {stack[2]}]", x[0]
+    )
+    return _f32(ids[0], ids[1], stack[1])
+
+
+def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(len(x[0]) == 3 and x[1] == x[0][:2], "one weight a row and rank", x[0][:2], x[1])
+    return _f32(x[0][0], x[0][2])
+
+
+def _outputs(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(x[0][0] == TOKENS, "output rows are chosen once", f"[{TOKENS}, ...]", x[0])
+    return (((OUTPUTS, *x[0][1:]), "f32"),)
+
+
+def _rule(
+    inputs: int | tuple[int, int],
+    weights: int | tuple[int, int],
+    attrs: str,
+    shape: ShapeRule,
+    meaning: str,
+) -> OpRule:
+    span = tuple((n, n) if isinstance(n, int) else n for n in (inputs, weights))
+    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning)
+
+
+OPS: dict[str, OpRule] = {
+    "embed": _rule(
+        (1, 2), 1, "", _embed, "table[tokens[t]]; where tokens[t] is -1, row t of the second input"
+    ),
+    "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),
+    "rms_norm": _rule(
+        1, (0, 1), "eps", _rms_norm, "w * x / sqrt(mean(x^2) + eps) over the last axis"
+    ),
+    "layer_norm": _rule(
+        1, (0, 2), "eps", _layer_norm, "w * (x - mean) / sqrt(var + eps) + b over the last axis"
+    ),
+    "add": _rule(2, 0, "", _same, "a + b"),
+    "mul": _rule(2, 0, "", _same, "a * b"),
+    "scale": _rule(1, 0, "factor", _same, "factor * x"),
+    "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
+    "gated": _rule(2, 0, "kind", _activation, "kind(gate) * up"),
+    "concat": _rule((2, 8), 0, "", _concat, "join along the last axis"),
+    "slice": _rule(1, 0, "start stop", _slice, "x[..., start:stop]"),
+    "heads": _rule(1, 0, "n_heads", _heads, "[T, H * D] seen as [T, H, D]"),
+    "rows": _rule(1, 0, "", _rows, "[T, H, D] seen as [T, H * D]"),
+    "rope": _rule(
+        2,
+        (0, 1),
+        "frequencies axes style magnitude",
+        _rope,
+        "turn pair i of each head by positions[t, axes[i]] * frequencies[i] (divided by "
+        "the factor weight), times magnitude; pairs are (i, i + n/2) in style halves, "
+        "(2i, 2i + 1) in style pairs",
+    ),
+    "attention": _rule(
+        3,
+        (0, 1),
+        "layer scale mask window",
+        _attention,
+        "store k, v at (seq, place); softmax(scale q.k) v over the visible places",
+    ),
+    "cross_attention": _rule(
+        3,
+        0,
+        "scale",
+        _cross_attention,
+        "softmax(scale q.k) v over the batch's rows of the same sequence",
+    ),
+    "route": _rule(
+        1,
+        (1, 2),
+        "n_used gate normalise scale n_groups n_groups_used",
+        _route,
+        "expert ids and weights: the n_used best of gate(w x) + correction (lowest id "
+        "first among equals), weighted by the gate without the correction",
+    ),
+    "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),
+    "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
+    "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),
+}
+
+
+def infer(
+    op: str,
+    node: str,
+    inputs: Sequence[Shape],
+    weights: Weights,
+    attrs: dict[str, Any],
+    tensors: Sequence[str] = (),
+) -> Made:
+    """Return shape and dtype of each output of ``op``.
+
+    Raises
+    ------
+    GraphError
+        Unknown operation, wrong number of inputs or weights, attributes that differ from the
+        table's, or shapes that do not fit; names node, tensors and shapes.
+    """
+    where = f"{node} ({op}{''.join(f', {t}' for t in tensors)})"
+    if op not in OPS:
+        raise GraphError("unknown operation", where=where, wanted=", ".join(OPS))
+    rule = OPS[op]
+    for what, span, count in (
+        ("inputs", rule.inputs, len(inputs)),
+        ("weights", rule.weights, len(weights)),
+    ):
+        if not span[0] <= count <= span[1]:
+            raise GraphError(
+                f"wrong number of {what}", where=where, wanted=f"{span[0]} to {span[1]}", got=count
+            )
+    if set(attrs) != rule.attrs:
+        raise GraphError(
+            "wrong attributes", where=where, wanted=sorted(rule.attrs), got=sorted(attrs)
+        )
+    try:
+        return rule.shape(inputs, weights, attrs)
+    except Mismatch as error:
+        raise GraphError(error.what, where=where, wanted=error.wanted, got=error.got) from None
+
+
+def check(program: Program) -> None:
+    """Verify a whole program against the grammar.
+
+    Raises
+    ------
+    GraphError
+        A node reads a value that no earlier node made, a shape differs from what the rule gives,
+        or an output names nothing.
+    """
+    known = set(program.inputs.values())
+    for node in program.nodes:
+        missing = [i for i in node.inputs if i not in known]
+        if missing:
+            raise GraphError("reads values that nothing made", where=node.name, got=missing)
+        made = infer(
+            node.op,
+            node.name,
+            [program.values[i].shape for i in node.inputs],
+            [w.shape if w else None for w in node.weights],
+            node.attrs,
+            [w.tensor for w in node.weights if w],
+        )
+        found = tuple((program.values[i].shape, program.values[i].dtype) for i in node.outputs)
+        if made != found:
+            raise GraphError(
+                "shape differs from the rule's", where=node.name, wanted=made, got=found
+            )
+        known.update(node.outputs)
+    lost = [name for name, i in program.outputs.items() if i not in known]
+    if lost:
+        raise GraphError("outputs that nothing made", where=program.name, got=lost)

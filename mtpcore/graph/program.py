@@ -1,0 +1,118 @@
+"""A graph as plain data: what every backend lowers.
+
+A ``Program`` has symbolic row counts: ``TOKENS`` rows of the batch, ``OUTPUTS`` rows of it that
+were asked for. It names weights but holds none, and declares the memory that its attention needs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["OUTPUTS", "TOKENS", "Dim", "MemoryLayer", "Node", "Program", "Shape", "Value", "Weight"]
+
+TOKENS = "n_tokens"
+OUTPUTS = "n_outputs"
+Dim = int | Literal["n_tokens", "n_outputs"]
+Shape = tuple[Dim, ...]
+
+
+class Value(msgspec.Struct, frozen=True):
+    """An array that a node or an input makes; the first axis counts rows.
+
+    ``dtype`` is ``f32`` or ``i32``.
+    """
+
+    id: int
+    name: str
+    shape: Shape
+    dtype: Literal["f32", "i32"] = "f32"
+
+
+class Weight(msgspec.Struct, frozen=True):
+    """A tensor that a node reads, by the name that its tie resolved to.
+
+    ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order. ``retype`` is the type
+    it is packed in where the tie asks for another one than the file's.
+    """
+
+    tensor: str
+    wanted: str
+    shape: tuple[int, ...]
+    retype: str | None = None
+
+
+class MemoryLayer(msgspec.Struct, frozen=True):
+    """What one attention node keeps for each position: K and V rows of some heads.
+
+    ``window`` > 0 means that positions older than that many (the query included) are never read.
+    """
+
+    layer: int
+    n_heads: int
+    k_width: int
+    v_width: int
+    window: int = 0
+
+
+class Node(msgspec.Struct, frozen=True):
+    """One operation of the table in ``mtpcore.graph.ops``."""
+
+    op: str
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weights: tuple[Weight | None, ...] = ()
+    attrs: dict[str, Any] = {}
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A checked graph: values, nodes in order, named inputs and outputs, memory layers.
+
+    Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
+    i32[n_tokens, axes], ``embeddings`` f32[n_tokens, width] where the graph takes them, and one
+    ``f32[n_tokens, width]`` for each slot. Outputs: ``logits`` f32[n_outputs, n_vocab], taps and
+    recycled states f32[n_tokens, width].
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    inputs: dict[str, int]
+    outputs: dict[str, int]
+    memory: tuple[MemoryLayer, ...] = ()
+
+    def shape(self, output: str) -> Shape:
+        """Return the shape of a named output."""
+        return self.values[self.outputs[output]].shape
+
+    def weights(self) -> dict[str, Weight]:
+        """Return every weight that the nodes read, by tensor name, in order of first use."""
+        found: dict[str, Weight] = {}
+        for node in self.nodes:
+            for weight in node.weights:
+                if weight is not None:
+                    found.setdefault(weight.tensor, weight)
+        return found
+
+    def __str__(self) -> str:
+        def show(value_id: int) -> str:
+            value = self.values[value_id]
+            return f"%{value.id}:{value.dtype}[{', '.join(map(str, value.shape))}]"
+
+        lines = [f"program {self.name}"]
+        lines += [f"  input {name} = {show(i)}" for name, i in self.inputs.items()]
+        for node in self.nodes:
+            arguments = [f"%{i}" for i in node.inputs]
+            arguments += [w.tensor if w else "-" for w in node.weights]
+            arguments += [f"{key}={_brief(value)}" for key, value in node.attrs.items()]
+            made = ", ".join(show(i) for i in node.outputs)
+            lines.append(f"  {made} = {node.op}({', '.join(arguments)})  # {node.name}")
+        lines += [f"  output {name} = %{i}" for name, i in self.outputs.items()]
+        return "\n".join(lines)
+
+
+def _brief(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,69 @@
+"""The protocol of memory: what a context keeps of each sequence, whatever its kind.
+
+Every kind can append rows, take back the newest ones, copy and forget a sequence, and show what
+it holds. Kinds differ in how far back they can rewind: ``allow_rewind`` tells a kind the longest
+draft when contexts are linked, so that it can refuse then and not at the first rejection.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["PAGE", "Memory"]
+
+PAGE = 64
+"""Places in one page of paged memory."""
+
+
+class Memory(Protocol):
+    """State kept for sequences 0..n_seq_max-1; places of a sequence count from ``first(seq)``."""
+
+    def allow_rewind(self, n: int) -> None:
+        """Promise that up to ``n`` newest rows can be taken back.
+
+        Raises
+        ------
+        CapacityError
+            This kind cannot; nothing changed.
+        """
+
+    def first(self, seq: int) -> int:
+        """Return the first stored place (equal to ``length`` where nothing is stored)."""
+
+    def length(self, seq: int) -> int:
+        """Return the place after the newest row."""
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Make room for rows ``[begin, end)`` of each sequence, all or none.
+
+        ``begin`` is ``length(seq)``, or any place where the sequence is empty.
+
+        Raises
+        ------
+        CapacityError
+            Not enough pages or context; nothing changed.
+        """
+
+    def commit(self, seq: int, length: int) -> None:
+        """Say that rows before ``length`` will not be taken back by a rejection."""
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows from place ``length`` on.
+
+        Raises
+        ------
+        CapacityError
+            The rows are older than this kind can take back; nothing changed.
+        """
+
+    def keep(self, seq: int, begin: int, path: list[int]) -> None:
+        """Keep of the rows stored from ``begin`` on only ``begin + path[i]``, as ``begin + i``."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let the empty sequence ``new`` hold the same rows as ``seq``."""
+
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence."""
+
+    def digest(self, seq: int) -> bytes:
+        """Return a hash of the stored rows in the order of their places."""

@@ -1,0 +1,89 @@
+"""Append-only paged memory for keys and values."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+from mtpcore.errors import CapacityError
+from mtpcore.memory.base import PAGE
+from mtpcore.memory.pages import PageTables
+
+__all__ = ["PagedKV"]
+
+
+class _Store(Protocol):
+    @property
+    def n_bytes(self) -> int: ...
+    def copy(self, src: int, dst: int) -> None: ...
+    def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None: ...
+    def read(self, page: int, row: int, n: int) -> bytes: ...
+
+
+class PagedKV:
+    """Keys and values in pages of ``PAGE`` places; implements ``mtpcore.memory.base.Memory``.
+
+    Parameters
+    ----------
+    store : Store
+        Holds the rows; made by the backend that reads them.
+    n_seq, n_ctx, n_pages : int
+        Sequences, places of each, and pages of all together.
+    """
+
+    def __init__(self, store: _Store, n_seq: int, n_ctx: int, n_pages: int) -> None:
+        self.store = store
+        self.pages = PageTables(n_seq, n_ctx, n_pages, store.copy)
+
+    def allow_rewind(self, n: int) -> None:
+        """Accept any length: nothing is overwritten before it is rewound."""
+
+    def first(self, seq: int) -> int:
+        """Return the first stored place."""
+        return int(self.pages.first[seq])
+
+    def length(self, seq: int) -> int:
+        """Return the place after the newest row."""
+        return int(self.pages.length[seq])
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Make room for rows ``[begin, end)`` of each sequence, all or none."""
+        self.pages.reserve(rows)
+
+    def commit(self, seq: int, length: int) -> None:
+        """Do nothing: older rows cost nothing to keep."""
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows from place ``length`` on."""
+        self.pages.rewind(seq, length)
+
+    def keep(self, seq: int, begin: int, path: list[int]) -> None:
+        """Move the rows of a path through a tree together and forget the others."""
+        if sorted(set(path)) != path or (path and path[0] < 0):
+            raise CapacityError("a path ascends", where=f"sequence {seq}", got=path)
+        for i, offset in enumerate(path):
+            if offset != i:
+                self.store.move(
+                    *self.pages.where(seq, begin + offset), *self.pages.where(seq, begin + i)
+                )
+        self.rewind(seq, begin + len(path))
+
+    def fork(self, seq: int, new: int) -> None:
+        """Share all pages of ``seq`` with ``new``."""
+        self.pages.fork(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence."""
+        self.pages.rewind(seq, 0)
+
+    def digest(self, seq: int) -> bytes:
+        """Hash first place, length and the stored values in the order of their places."""
+        first, length = self.first(seq), self.length(seq)
+        found = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
+        place = first
+        while place < length:
+            page, row = self.pages.where(seq, place)
+            n = min(PAGE - row, length - place)
+            found.update(self.store.read(page, row, n))
+            place += n
+        return found.digest()

@@ -1,0 +1,130 @@
+"""Page tables: which page holds which places of a sequence; shared pages are copied on write.
+
+Truncation is O(1) in the rows, forks share every full page, and attention walks pages in the order
+of places, whatever their numbers. The rows themselves belong to a backend's store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.errors import CapacityError
+from mtpcore.memory.base import PAGE
+
+__all__ = ["PageTables"]
+
+
+class PageTables:
+    """Tables, reference counts and free pages for ``n_seq`` sequences of up to ``n_ctx`` places.
+
+    ``tables`` is int32[n_seq, pages of n_ctx], -1 where no page is; ``first`` and ``length`` are
+    int32[n_seq]. Compiled code reads them in place.
+    """
+
+    def __init__(
+        self, n_seq: int, n_ctx: int, n_pages: int, copy: Callable[[int, int], None]
+    ) -> None:
+        self.n_ctx = n_ctx
+        self.tables: NDArray[np.int32] = np.full((n_seq, -(-n_ctx // PAGE)), -1, np.int32)
+        self.first: NDArray[np.int32] = np.zeros(n_seq, np.int32)
+        self.length: NDArray[np.int32] = np.zeros(n_seq, np.int32)
+        self.uses: NDArray[np.int32] = np.zeros(n_pages, np.int32)
+        self._free = list(range(n_pages - 1, -1, -1))
+        self._copy = copy
+
+    @property
+    def n_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def _plan(self, seq: int, begin: int, end: int) -> tuple[list[int], int | None]:
+        """Return the table entries that need a new page, and the shared one to copy first."""
+        if begin >= end:
+            return [], None
+        row = self.tables[seq]
+        if begin // PAGE == (end - 1) // PAGE:
+            page = int(row[begin // PAGE])
+            if page >= 0 and self.uses[page] == 1:
+                return [], None
+        entries = range(begin // PAGE, (end - 1) // PAGE + 1)
+        fresh = [e for e in entries if row[e] < 0]
+        first = entries[0]
+        shared = first if row[first] >= 0 and self.uses[row[first]] > 1 else None
+        return fresh, shared
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Give every place in ``[begin, end)`` a page of its own sequence, all or none."""
+        plans = []
+        for seq, (begin, end) in rows.items():
+            if end > self.n_ctx:
+                raise CapacityError(
+                    "sequence is longer than the context",
+                    where=f"sequence {seq}",
+                    wanted=f"at most {self.n_ctx} places",
+                    got=end,
+                    fix="make n_ctx larger",
+                )
+            plans.append((seq, begin, end, *self._plan(seq, begin, end)))
+        wanted = sum(len(fresh) + (shared is not None) for _, _, _, fresh, shared in plans)
+        if wanted > len(self._free):
+            raise CapacityError(
+                "memory is full",
+                where=f"sequences {sorted(rows)}",
+                wanted=f"{wanted} pages",
+                got=f"{len(self._free)} free",
+                fix="remove a sequence, or make n_ctx larger",
+            )
+        for seq, begin, end, fresh, shared in plans:
+            if shared is not None:
+                old, new = int(self.tables[seq, shared]), self._take()
+                self._copy(old, new)
+                self.uses[old] -= 1
+                self.tables[seq, shared] = new
+            for entry in fresh:
+                self.tables[seq, entry] = self._take()
+            if self.first[seq] == self.length[seq]:
+                self.first[seq] = begin
+            self.length[seq] = max(end, int(self.length[seq]))
+
+    def _take(self) -> int:
+        page = self._free.pop()
+        self.uses[page] = 1
+        return page
+
+    def _drop(self, seq: int, entry: int) -> None:
+        page = int(self.tables[seq, entry])
+        if page < 0:
+            return
+        self.tables[seq, entry] = -1
+        self.uses[page] -= 1
+        if self.uses[page] == 0:
+            self._free.append(page)
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the places from ``length`` on."""
+        old = int(self.length[seq])
+        first = int(self.first[seq])
+        length = max(length, first)
+        if length >= old:
+            return
+        begin = -(-length // PAGE) if length > first else first // PAGE
+        for entry in range(begin, (old - 1) // PAGE + 1):
+            self._drop(seq, entry)
+        self.length[seq] = length
+        if length == first:
+            self.first[seq] = self.length[seq] = 0
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` share all pages of ``seq``; its old places are forgotten."""
+        self.rewind(new, 0)
+        self.tables[new] = self.tables[seq]
+        self.first[new], self.length[new] = self.first[seq], self.length[seq]
+        held = self.tables[new]
+        np.add.at(self.uses, held[held >= 0], 1)
+
+    def where(self, seq: int, place: int) -> tuple[int, int]:
+        """Return (page, row in it) of a place."""
+        return int(self.tables[seq, place // PAGE]), place % PAGE
