@@ -1,0 +1,26 @@
+"""Model files: bounded GGUF headers, mapped tensors, typed metadata, tokenizers, writing.
+
+The only place that knows GGUF's reversed order of axes; shapes here are outermost first.
+"""
+
+from mtpcore.gguf.file import ModelFile, open_model_file
+from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_header
+from mtpcore.gguf.merge import merge
+from mtpcore.gguf.metadata import Fields, convert
+from mtpcore.gguf.tensor import Tensor
+from mtpcore.gguf.writer import write_model_file
+
+__all__ = [
+    "Fields",
+    "Header",
+    "Metadata",
+    "ModelFile",
+    "Tensor",
+    "TensorInfo",
+    "Value",
+    "convert",
+    "merge",
+    "open_model_file",
+    "parse_header",
+    "write_model_file",
+]

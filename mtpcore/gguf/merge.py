@@ -1,0 +1,100 @@
+"""A trunk-only file completed by a file that holds the head."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.file import ModelFile
+from mtpcore.gguf.header import Metadata, Value
+
+__all__ = ["merge"]
+
+log = logging.getLogger("mtpcore")
+
+
+def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
+    """Unite two files of one model.
+
+    Tensors that ``trunk`` lacks come from ``head``, and so do metadata keys that it lacks; where
+    both have one, the trunk's holds. Keys that count or describe layers (``block_count``,
+    ``nextn_predict_layers`` and lists of one entry a layer) come from the file with more layers,
+    as the layers of the head are numbered after those of the trunk.
+
+    The result uses the maps of both files; closing it closes them.
+
+    Raises
+    ------
+    ModelFileError
+        If the architectures differ, or the head was made for a trunk of another depth or width.
+    """
+    if trunk.architecture != head.architecture:
+        raise ModelFileError(
+            "the files are of different architectures",
+            where=f"{trunk.path} and {head.path}",
+            wanted=trunk.architecture,
+            got=head.architecture,
+            fix="use the head that was converted from the same model",
+        )
+    arch = trunk.architecture
+    if _count(head, "nextn_predict_layers"):
+        _agree(trunk, head, "depth of the trunk", _depth(trunk), _depth(head))
+    width = f"{arch}.embedding_length"
+    _agree(trunk, head, width, *(f.metadata.get(width) for f in (trunk, head)))
+    deeper = max(trunk, head, key=lambda file: _count(file, "block_count"))
+    metadata = {**head.metadata, **trunk.metadata}
+    if deeper is head:
+        metadata.update({key: head.metadata[key] for key in _layered(head)})
+    _warn(trunk, head, metadata)
+    tensors = {**head.tensors, **trunk.tensors}
+    in_order = [*trunk.tensors, *(name for name in head.tensors if name not in trunk.tensors)]
+    return ModelFile(metadata, {name: tensors[name] for name in in_order}, trunk.files + head.files)
+
+
+def _count(file: ModelFile, name: str) -> int:
+    value = file.metadata.get(f"{file.architecture}.{name}", 0)
+    return value if type(value) is int else 0
+
+
+def _depth(file: ModelFile) -> int:
+    """Layers of the trunk; a file without the head's layers may count them all the same."""
+    return _count(file, "block_count") - _count(file, "nextn_predict_layers")
+
+
+def _layered(file: ModelFile) -> set[str]:
+    """Keys whose values count the layers or hold one entry for each."""
+    prefix, n_layers = f"{file.architecture}.", _count(file, "block_count")
+    names = {prefix + "block_count", prefix + "nextn_predict_layers"}
+    names |= {
+        key
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+        and isinstance(value, list | np.ndarray)
+        and len(value) == n_layers
+    }
+    return names & file.metadata.keys()
+
+
+def _agree(trunk: ModelFile, head: ModelFile, what: str, wanted: object, got: object) -> None:
+    if wanted is not None and got is not None and wanted != got:
+        raise ModelFileError(
+            f"the files do not belong together: {what}",
+            where=f"{trunk.path} and {head.path}",
+            wanted=wanted,
+            got=got,
+            fix="use the head that was converted from the same model",
+        )
+
+
+def _warn(trunk: ModelFile, head: ModelFile, merged: Metadata) -> None:
+    for key, value in head.metadata.items():
+        if key.startswith(f"{head.architecture}.") and not _equal(value, merged[key]):
+            log.warning("%s and %s disagree on %s: the first holds", trunk.path, head.path, key)
+
+
+def _equal(a: Value, b: Value) -> bool:
+    if isinstance(a, list | np.ndarray) or isinstance(b, list | np.ndarray):
+        return np.array_equal(np.asarray(a, object), np.asarray(b, object))
+    return a == b

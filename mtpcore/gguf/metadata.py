@@ -1,0 +1,136 @@
+"""Typed reading of metadata: nothing enters a model unchecked."""
+
+from __future__ import annotations
+
+from types import GenericAlias
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.file import ModelFile
+from mtpcore.gguf.header import Metadata
+
+__all__ = ["Fields", "convert"]
+
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+_FIX = "convert the model again, or give the right file"
+
+
+class Fields:
+    """The metadata of one model, read by key and type.
+
+    A key may contain ``{arch}``, which stands for the architecture. A type is whatever
+    ``msgspec.convert`` takes: ``int``, ``list[float]``, ``Annotated[int, Meta(ge=1)]``, a union.
+
+    Parameters
+    ----------
+    metadata : dict
+    architecture : str
+    file : str
+        For errors.
+    """
+
+    def __init__(self, metadata: Metadata, architecture: str, file: str = "metadata") -> None:
+        self.metadata, self.architecture, self.file = metadata, architecture, file
+
+    @classmethod
+    def of(cls, model: ModelFile) -> Fields:
+        """Return the fields of an open file."""
+        return cls(model.metadata, model.architecture, str(model.path))
+
+    def key(self, key: str) -> str:
+        """Put the architecture in for ``{arch}``."""
+        return key.replace("{arch}", self.architecture)
+
+    def __contains__(self, key: str) -> bool:
+        return self.key(key) in self.metadata
+
+    def require(self, key: str, type: type[T] | Any) -> T:
+        """Read a key that must be there.
+
+        Raises
+        ------
+        ModelFileError
+            If it is missing or of another type.
+        """
+        if key not in self:
+            raise self.error(key, "the key is missing", wanted=type)
+        value: T = self._convert(key, self.metadata[self.key(key)], type)
+        return value
+
+    def get(self, key: str, type: type[T] | Any, default: T) -> T:
+        """Read a key, or return ``default`` where it is missing."""
+        return self.require(key, type) if key in self else default
+
+    def per_layer(
+        self, key: str, n_layers: int, type: type[T] | Any, default: T | None = None
+    ) -> list[T]:
+        """Read a key that holds one value for all layers, or a list of one for each.
+
+        Parameters
+        ----------
+        n_layers : int
+            As ``block_count`` counts them: those of a head included.
+        type : type
+            Of one value.
+        default : optional
+            For every layer where the key is missing; None: it must be there.
+
+        Returns
+        -------
+        list of ``n_layers`` values
+        """
+        if default is not None and key not in self:
+            return [default] * n_layers
+        one_or_many: Any = type | GenericAlias(list, (type,))
+        values: T | list[T] = self.require(key, one_or_many)
+        if not isinstance(values, list):
+            return [values] * n_layers
+        if len(values) != n_layers:
+            raise self.error(key, "not one entry a layer", wanted=n_layers, got=len(values))
+        return values
+
+    def error(
+        self, key: str, what: str, *, wanted: object = None, got: object = None
+    ) -> ModelFileError:
+        """Make an error that names the file and the key."""
+        wanted = getattr(wanted, "__name__", wanted)
+        where = f"{self.file}: metadata key {self.key(key)!r}"
+        return ModelFileError(what, where=where, wanted=wanted, got=got, fix=_FIX)
+
+    def _convert(self, key: str, value: object, type: type[T] | Any) -> T:
+        plain = value.tolist() if isinstance(value, np.ndarray) else value
+        try:
+            converted: T = msgspec.convert(plain, type)
+        except msgspec.ValidationError as error:
+            raise self.error(key, f"wrong value: {error}", got=repr(plain)[:80]) from None
+        return converted
+
+
+def convert(fields: Fields, struct: type[S], prefix: str = "{arch}.") -> S:
+    """Fill a struct from metadata.
+
+    Each field is read from the key ``prefix`` + its encoded name, so that
+    ``n_head: int = msgspec.field(name="attention.head_count")`` reads
+    ``{arch}.attention.head_count``. Fields without a default must be there.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the key that is missing or has a wrong value.
+    """
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(struct):
+        key = prefix + field.encode_name
+        if field.required or key in fields:
+            values[field.name] = fields.require(key, field.type)
+    try:
+        return struct(**values)
+    except (ValueError, TypeError) as error:  # __post_init__ of the struct
+        if isinstance(error, ModelFileError):
+            raise
+        raise fields.error(prefix + "*", f"wrong values: {error}") from error

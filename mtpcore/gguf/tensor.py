@@ -1,0 +1,201 @@
+"""A mapped file and the tensors in it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import mmap
+import os
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.header import TensorInfo
+from mtpcore.gguf.types import BLOCKS, F16, F32, dequantize, type_name
+
+__all__ = ["MappedFile", "Tensor"]
+
+log = logging.getLogger("mtpcore")
+
+_CHUNK = 1 << 20  # values converted at once, so that the float32 stage stays small
+_F16_RANGE = (2.0**-12, 65504.0)  # largest magnitudes of a tensor that float16 serves well
+_EXACT_IN_F32 = 1 << 24
+
+
+class MappedFile:
+    """A read-only map of one file, kept alive by every array cut from it.
+
+    Attributes
+    ----------
+    path : Path
+    data : mmap.mmap or None
+        None once closed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.converted: set[tuple[int, int]] = set()
+        try:
+            # A pipe or a device would block, or have no end.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ModelFileError("not a regular file", where=str(path))
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < 4:
+                    raise ModelFileError("not a GGUF file", where=str(path), got=f"{size} bytes")
+                self.data: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            if isinstance(error, ModelFileError):
+                raise
+            reason = getattr(error, "strerror", None) or error
+            raise ModelFileError("cannot open the file", where=str(path), got=reason) from error
+
+    def bytes_at(self, begin: int, n_bytes: int) -> np.ndarray:
+        """Return uint8[n_bytes], a read-only view of the map."""
+        if self.data is None:
+            raise ModelFileError("the file is closed", where=str(self.path), fix="open it again")
+        return np.frombuffer(self.data, np.uint8, n_bytes, begin)
+
+    def close(self) -> None:
+        """Forget the map; the system unmaps it when the last array of it is gone."""
+        self.data = None
+
+
+class Tensor:
+    """One tensor of a model file.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+        Outermost axis first, as in NumPy.
+    type : int
+        Type id of ggml.
+    n_bytes : int
+        Bytes in the file.
+    """
+
+    __slots__ = ("_begin", "_file", "n_bytes", "name", "shape", "type")
+
+    def __init__(self, file: MappedFile, info: TensorInfo) -> None:
+        self.name, self.shape, self.type = info.name, info.shape, info.type
+        self.n_bytes, self._begin, self._file = info.n_bytes, info.begin, file
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.name!r}, {self.shape}, {self.type_name})"
+
+    @property
+    def type_name(self) -> str:
+        """Name of the type, as in ``"Q8_0"``."""
+        return type_name(self.type)
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the tensor."""
+        return self._file.path
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows: all axes but the innermost, taken together."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.n_bytes // self.n_rows
+
+    def raw(self) -> np.ndarray:
+        """Return uint8[*shape[:-1], row_bytes], a read-only view of the mapped file."""
+        return self._file.bytes_at(self._begin, self.n_bytes).reshape(
+            *self.shape[:-1], self.row_bytes
+        )
+
+    def array(self, dtype: DTypeLike = np.float32) -> np.ndarray:
+        """Return the values, dequantised, with ``shape`` and ``dtype``.
+
+        A tensor stored in ``dtype`` comes as a read-only view of the mapped file.
+
+        Raises
+        ------
+        ModelFileError
+            If the type has no known conversion, or fractions are asked for as integers.
+        """
+        return self._values(self.raw(), np.dtype(dtype)).reshape(self.shape)
+
+    def rows(self, begin: int, end: int) -> np.ndarray:
+        """Return float32[end - begin, shape[-1]], dequantising those rows only."""
+        if not 0 <= begin <= end <= self.n_rows:
+            raise ModelFileError(
+                "no such rows",
+                where=f"{self.path}: tensor {self.name!r}",
+                wanted=f"0 <= begin <= end <= {self.n_rows}",
+                got=(begin, end),
+            )
+        blocks = self.raw().reshape(self.n_rows, self.row_bytes)[begin:end]
+        return self._values(blocks, np.dtype(np.float32))
+
+    def native(self, native_types: Collection[int]) -> tuple[int, np.ndarray]:
+        """Return the tensor in a type that a backend computes with.
+
+        Types that are not native are converted: those that float32 holds exactly to F32, blocks
+        to F16 where the tensor's largest value suits it, else to F32. One line per file and type
+        is logged.
+
+        Parameters
+        ----------
+        native_types : collection of int
+            Type ids; F32 must be among them.
+
+        Returns
+        -------
+        type : int
+        blocks : uint8[*shape[:-1], row_bytes]
+            A view of the file, or the converted values.
+        """
+        if self.type in native_types:
+            return self.type, self.raw()
+        target = F16 if BLOCKS[self.type][0] > 1 and F16 in native_types else F32
+        values = self._convert(np.dtype("<f2" if target == F16 else "<f4"))
+        if values is None:
+            target, values = F32, self._convert(np.dtype("<f4"))
+        assert values is not None
+        if (self.type, target) not in self._file.converted:
+            self._file.converted.add((self.type, target))
+            kinds = (self.type_name, type_name(target))
+            log.info("%s: %s tensors are converted to %s at load", self.path, *kinds)
+        return target, values.view(np.uint8).reshape(*self.shape[:-1], -1)
+
+    def _convert(self, dtype: np.dtype) -> np.ndarray | None:
+        """Convert row by row; None where float16 does not suit the values."""
+        row = self.shape[-1] if self.shape else 1
+        found, largest = np.empty((self.n_rows, row), dtype), 0.0
+        step = max(1, _CHUNK // row)
+        for begin in range(0, self.n_rows, step):
+            values = self.rows(begin, min(begin + step, self.n_rows))
+            if dtype.itemsize == 2:
+                largest = float(np.maximum(largest, np.abs(values).max()))
+                if not largest <= _F16_RANGE[1]:  # also when it is not a number
+                    return None
+            found[begin : begin + len(values)] = values
+        too_small = dtype.itemsize == 2 and 0 < largest < _F16_RANGE[0]
+        return None if too_small else found
+
+    def _values(self, blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        values = dequantize(blocks, self.type)
+        where = f"{self.path}: tensor {self.name!r}"
+        if values is None:
+            raise ModelFileError(
+                "no conversion from this type is known", where=where, got=self.type_name
+            )
+        if values.dtype.kind == "f" and dtype.kind != "f":
+            raise ModelFileError("fractions where integers belong", where=where, got=self.type_name)
+        if values.dtype.kind == "i" and dtype == np.float32 and values.dtype.itemsize > 2:
+            largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
+            if largest > _EXACT_IN_F32:
+                raise ModelFileError("integers too large for float32", where=where, got=largest)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values.astype(dtype, copy=False)

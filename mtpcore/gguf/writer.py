@@ -1,0 +1,155 @@
+"""Writing model files, on the ``gguf`` package; the same arguments give the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.header import Value
+from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
+
+__all__ = ["write_model_file"]
+
+_STORED = {
+    "b": GGUFValueType.BOOL,
+    "u1": GGUFValueType.UINT8,
+    "i1": GGUFValueType.INT8,
+    "u2": GGUFValueType.UINT16,
+    "i2": GGUFValueType.INT16,
+    "u4": GGUFValueType.UINT32,
+    "i4": GGUFValueType.INT32,
+    "f4": GGUFValueType.FLOAT32,
+    "u8": GGUFValueType.UINT64,
+    "i8": GGUFValueType.INT64,
+    "f8": GGUFValueType.FLOAT64,
+}
+
+
+def write_model_file(
+    path: str | PathLike[str],
+    architecture: str,
+    metadata: Mapping[str, Value],
+    tensors: Mapping[str, np.ndarray],
+    types: Mapping[str, int | str] | int | str = "F32",
+    *,
+    max_tensors: int = 0,
+) -> None:
+    """Write a GGUF file.
+
+    Parameters
+    ----------
+    path : path
+    architecture : str
+    metadata : mapping
+        Key to value. An int is stored as uint32 (int32 if negative, 64 bits where needed), a
+        float as float32, a list by its values, a NumPy array or scalar in its dtype. Empty lists
+        and strings are left out, as the ``gguf`` package does.
+    tensors : mapping of str to array
+        Values, outermost axis first; or uint8[..., row_bytes], blocks of the type wanted.
+    types : type or mapping of str to type
+        Type id or name for all tensors, or by tensor name ("F32" where a name is missing).
+        Vectors stay F32 under a common type, as norms and biases do. Integer arrays keep their
+        dtype.
+    max_tensors : int
+        Split into files of at most this many tensors (0: one file); the first is then
+        ``name-00001-of-0000n.gguf``.
+
+    Raises
+    ------
+    ModelFileError
+        If a type is unknown, cannot be made from values, or does not fit the rows.
+    """
+    writer = GGUFWriter(path, architecture, split_max_tensors=max_tensors)
+    for key, value in metadata.items():
+        if key != "general.architecture":
+            _add_value(writer, key, value)
+    for name, values in tensors.items():
+        if isinstance(types, Mapping):
+            chosen = types.get(name, "F32")
+        else:
+            chosen = types if values.ndim > 1 else "F32"
+        blocks, kind = _encode(name, values, _type_id(name, chosen))
+        writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
+    if key == "general.alignment":
+        writer.add_custom_alignment(value)
+    elif isinstance(value, np.ndarray | np.generic):
+        kind = _STORED["b" if value.dtype.kind == "b" else value.dtype.str[1:]]
+        if isinstance(value, np.generic):
+            writer.add_key_value(key, value.item(), kind)
+        elif value.size:
+            writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, kind)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        narrow, wide = (
+            (GGUFValueType.INT32, GGUFValueType.INT64)
+            if value < 0
+            else (GGUFValueType.UINT32, GGUFValueType.UINT64)
+        )
+        writer.add_key_value(key, value, narrow if -(1 << 31) <= value < 1 << 32 else wide)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, _bytes(value))
+    elif value:
+        kind = GGUFValueType.STRING if isinstance(value[0], str) else None
+        writer.add_key_value(key, [_bytes(item) for item in value], GGUFValueType.ARRAY, kind)
+
+
+def _bytes(value: Value) -> object:
+    """Encode a string as the header parser decodes it; other values stay."""
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+
+
+def _type_id(name: str, kind: int | str) -> int:
+    try:
+        return int(GGMLQuantizationType[kind] if isinstance(kind, str) else kind)
+    except KeyError:
+        known = ", ".join(type_name(k) for k in BLOCKS)
+        raise ModelFileError(
+            "unknown tensor type", where=f"tensor {name!r}", wanted=known, got=kind
+        ) from None
+
+
+def _encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
+    """Return the bytes of a tensor (or a plain array of its values) and its type."""
+    where = f"tensor {name!r}"
+    n_values, n_bytes = BLOCKS[kind]
+    if values.dtype == np.uint8:
+        if values.shape[-1] % n_bytes:
+            wanted = f"a multiple of {n_bytes}"
+            raise ModelFileError(
+                "not whole blocks", where=where, wanted=wanted, got=values.shape[-1]
+            )
+        return values, kind
+    if values.dtype.kind == "i":
+        kinds = {dtype: plain for plain, dtype in PLAIN.items()}
+        return values, kinds[values.dtype.newbyteorder("<")]
+    if kind in PLAIN:
+        return values.astype(PLAIN[kind]), kind
+    if values.shape[-1] % n_values:
+        wanted = f"a multiple of {n_values}"
+        raise ModelFileError(
+            f"rows are not whole {type_name(kind)} blocks",
+            where=where,
+            wanted=wanted,
+            got=values.shape[-1],
+        )
+    try:
+        blocks = quants.quantize(values.astype(np.float32), GGMLQuantizationType(kind))
+    except NotImplementedError:
+        raise ModelFileError(
+            f"values cannot be quantised to {type_name(kind)}", where=where, fix="give blocks"
+        ) from None
+    return np.asarray(blocks, np.uint8), kind

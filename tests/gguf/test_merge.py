@@ -1,0 +1,66 @@
+"""A trunk completed by its head, in the layouts that exist."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import merge, open_model_file, write_model_file
+
+
+def write(path, names, n_layers, n_heads, arch="toy", **more):
+    metadata = {f"{arch}.block_count": n_layers, f"{arch}.embedding_length": 8, "general.name": "m"}
+    if n_heads is not None:
+        metadata[f"{arch}.nextn_predict_layers"] = n_heads
+    metadata |= {key.replace("__", "."): value for key, value in more.items()}
+    values = {name: np.full((2, 4), i, np.float32) for i, name in enumerate(names, len(path.name))}
+    write_model_file(path, arch, metadata, values)
+    return open_model_file(path)
+
+
+TRUNK = ["token_embd.weight", "blk.0.w", "blk.1.w"]
+HEAD = ["token_embd.weight", "blk.2.nextn.eh_proj.weight"]
+
+
+@pytest.mark.parametrize("declared", [(2, None), (2, 0), (3, 1)])
+def test_a_head_completes_a_trunk(tmp_path, declared):
+    kv = np.array([1, 2, 3][: declared[0]], np.uint32)
+    trunk = write(tmp_path / "t.gguf", TRUNK, *declared, toy__kv=kv, general__name="trunk")
+    head = write(tmp_path / "mtp-head.gguf", HEAD, 3, 1, toy__kv=np.array([1, 2, 3], np.uint32))
+    both = merge(trunk, head)
+    assert list(both.tensors) == [*TRUNK, HEAD[1]]
+    assert both.tensors[TRUNK[0]].path == trunk.path
+    assert both.tensors[HEAD[1]].array()[0, 0] == len("mtp-head.gguf") + 1
+    assert both.metadata["general.name"] == "trunk"
+    assert both.metadata["toy.block_count"] == 3
+    assert both.metadata["toy.nextn_predict_layers"] == 1
+    assert both.metadata["toy.kv"].tolist() == [1, 2, 3]
+    both.close()
+    with pytest.raises(ModelFileError, match="closed"):
+        head.tensors[HEAD[1]].raw()
+
+
+def test_disagreement_is_said(tmp_path, caplog):
+    trunk = write(tmp_path / "t.gguf", TRUNK, 2, None, toy__eps=0.5)
+    head = write(tmp_path / "h.gguf", HEAD, 3, 1, toy__eps=0.25)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        assert merge(trunk, head).metadata["toy.eps"] == 0.5
+    assert [record.getMessage().split("disagree on ")[1] for record in caplog.records] == [
+        "toy.eps: the first holds"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "other"}, "different architectures"),
+        ({"n_layers": 4}, "depth of the trunk"),
+        ({"toy__embedding_length": 16}, "embedding_length"),
+    ],
+)
+def test_strangers_are_refused(tmp_path, change, message):
+    trunk = write(tmp_path / "t.gguf", TRUNK, 2, None)
+    head = write(tmp_path / "h.gguf", HEAD, **{"n_layers": 3, "n_heads": 1} | change)
+    with pytest.raises(ModelFileError, match=message):
+        merge(trunk, head)
