@@ -1,0 +1,1 @@
+"""The demo model's training code: corpus, network, optimiser, measurement and GGUF file."""
