@@ -28,6 +28,9 @@ enum {
 /* How a weight type wants its activations: as they are, or int8 with a scale per 32 or 256. */
 enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 
+/* Tokens in a full tile of prepared activations. */
+enum { MTP_TILE = 8 };
+
 /* A packed matrix: groups of 16 output rows (the last one padded with zero rows), 64-byte aligned. */
 typedef struct {
     int32_t type;

@@ -1,0 +1,31 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t
+
+
+cdef extern from "matmul.h" nogil:
+    ctypedef struct mtp_matrix:
+        int32_t type
+        int64_t n_rows
+        int64_t n_cols
+        const void *data
+
+    int mtp_type_is_native(int32_t type)
+    int64_t mtp_type_block(int32_t type)
+    int64_t mtp_type_block_bytes(int32_t type)
+    int mtp_type_activation(int32_t type)
+    size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
+    void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin,
+                  int64_t row_end, int64_t n_rows, void *packed)
+    void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
+    size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
+    void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
+                     int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
+                     void *prepared)
+    void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
+                    int64_t y_stride, const int32_t *out_rows, int64_t row_begin,
+                    int64_t row_end)
+
+
+cdef class PackedMatrix:
+    cdef mtp_matrix matrix
+    cdef void *memory

@@ -1,0 +1,120 @@
+"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``.
+
+Importing the module reads ``MTPCORE_ISA`` (``base``, ``avx2`` or ``avx512``; unset: the best that
+the machine runs) and raises `BackendError` when it names a set that cannot be used.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["PackedMatrix", "available_isas", "is_native", "isa", "matmul", "pack", "use_isa"]
+
+def isa() -> str:
+    """Return the name of the instruction set in use."""
+
+def available_isas() -> tuple[str, ...]:
+    """Return the instruction sets that this machine runs, the plainest first."""
+
+def use_isa(name: str) -> str:
+    """Use another instruction set from the next call on; return the previous one.
+
+    For tests and measurements: results do not depend on it.
+
+    Raises
+    ------
+    BackendError
+        The set is unknown or this machine cannot run it.
+    """
+
+def is_native(type: int) -> bool:
+    """Tell whether matrices of this GGUF type can be packed and multiplied."""
+
+class PackedMatrix:
+    """Weights as the kernels read them, made by `pack`; immutable and safe to share."""
+
+    @property
+    def type(self) -> int:
+        """GGUF's number of the weight type."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns): outputs and inputs."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed weights."""
+
+    def row(self, index: int) -> NDArray[np.float32]:
+        """Return one row as float32[n_cols] (an embedding lookup).
+
+        Raises
+        ------
+        GraphError
+            The matrix has no such row.
+        """
+
+def pack(
+    data: bytes | memoryview | NDArray[Any], type: int, n_rows: int, n_cols: int
+) -> PackedMatrix:
+    """Pack a matrix from its bytes in a GGUF file.
+
+    Parameters
+    ----------
+    data : buffer
+        Contiguous rows in file layout, exactly as many bytes as the matrix has.
+    type : int
+        GGUF's type number; see `is_native`.
+    n_rows, n_cols : int
+        Outputs and inputs; whole blocks of the type in a row.
+
+    Raises
+    ------
+    GraphError
+        The type has no kernels, or sizes do not fit each other.
+    CapacityError
+        There is no memory for the packed weights.
+    """
+
+def matmul(
+    packed: PackedMatrix,
+    x: ArrayLike,
+    row_begin: int = 0,
+    row_end: int | None = None,
+    *,
+    rows: ArrayLike | None = None,
+    out: NDArray[np.float32] | None = None,
+    out_rows: ArrayLike | None = None,
+) -> NDArray[np.float32]:
+    """Multiply token rows with rows [row_begin, row_end) of a matrix.
+
+    The bits of a result depend on its token row and its weight row only. Activations are
+    quantised to int8 for quantised weights (a scale per 32 values for Q8_0 and Q4_0, per 256 for
+    the K types). The GIL is released.
+
+    Parameters
+    ----------
+    packed : PackedMatrix
+        The weights.
+    x : float32[n, n_cols]
+        Token rows.
+    row_begin, row_end : int, optional
+        Multiples of 32; `row_end` may be the number of rows, its default.
+    rows : int32[n_tokens], optional
+        Which rows of `x` to take, in which order; all by default.
+    out : float32[m, row_end - row_begin], optional
+        Where results go; its rows may lie apart.
+    out_rows : int32[n_tokens], optional
+        The row of `out` for each token; in order by default.
+
+    Returns
+    -------
+    float32[m, row_end - row_begin]
+        `out`, or a new array of n_tokens rows.
+
+    Raises
+    ------
+    GraphError
+        Shapes, indices or the row range do not fit.
+    """

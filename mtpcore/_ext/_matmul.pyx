@@ -1,0 +1,179 @@
+"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``."""
+
+import os
+
+import numpy as np
+
+from mtpcore.errors import BackendError, CapacityError, GraphError
+
+cdef extern from "cpu.h" nogil:
+    const char *mtp_isa_name(int isa)
+    int mtp_isa_named(const char *name)
+    int mtp_isa_supported(int isa)
+    int mtp_isa()
+    int mtp_isa_use(int isa)
+    int mtp_isa_refused()
+    int MTP_ISA_COUNT
+
+cdef extern from "memory.h" nogil:
+    void *mtp_memory_new(size_t size)
+    void mtp_memory_free(void *memory)
+
+cdef int64_t LARGEST = <int64_t> 1 << 40  # elements; keeps all sizes inside int64
+
+
+def isa():
+    return mtp_isa_name(mtp_isa()).decode()
+
+
+def available_isas():
+    return tuple(
+        mtp_isa_name(i).decode() for i in range(MTP_ISA_COUNT) if mtp_isa_supported(i)
+    )
+
+
+def use_isa(str name not None):
+    previous = isa()
+    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
+        raise unusable_isa("use_isa", name)
+    return previous
+
+
+def unusable_isa(where, name):
+    return BackendError(
+        "this machine cannot use the instruction set", where=where,
+        wanted=" or ".join(available_isas()), got=repr(name),
+    )
+
+
+if mtp_isa_refused():
+    raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
+
+
+def is_native(int type):
+    return bool(mtp_type_is_native(type))
+
+
+cdef class PackedMatrix:
+    def __init__(self):
+        raise TypeError("PackedMatrix objects are made by pack()")
+
+    def __dealloc__(self):
+        mtp_memory_free(self.memory)
+
+    @property
+    def type(self):
+        return self.matrix.type
+
+    @property
+    def shape(self):
+        return (self.matrix.n_rows, self.matrix.n_cols)
+
+    @property
+    def nbytes(self):
+        return mtp_packed_bytes(self.matrix.type, self.matrix.n_rows, self.matrix.n_cols)
+
+    def row(self, int64_t index):
+        if not 0 <= index < self.matrix.n_rows:
+            raise GraphError(
+                "row outside the matrix", where="PackedMatrix.row",
+                wanted=f"0 <= row < {self.matrix.n_rows}", got=index,
+            )
+        out = np.empty(self.matrix.n_cols, np.float32)
+        cdef float[::1] values = out
+        mtp_packed_row(&self.matrix, index, &values[0])
+        return out
+
+
+def pack(data, int type, int64_t n_rows, int64_t n_cols):
+    if not mtp_type_is_native(type):
+        raise GraphError("no kernels for this weight type", where="pack", got=type)
+    cdef int64_t block = mtp_type_block(type)
+    if not (0 < n_rows < LARGEST and 0 < n_cols < LARGEST and n_rows * n_cols < LARGEST):
+        raise GraphError(
+            "matrix of impossible size", where="pack", wanted=f"1 to {LARGEST - 1} elements",
+            got=(n_rows, n_cols),
+        )
+    if n_cols % block != 0:
+        raise GraphError(
+            "columns do not fill whole blocks", where="pack",
+            wanted=f"a multiple of {block}", got=n_cols,
+        )
+    cdef int64_t n_bytes = n_rows * (n_cols // block) * mtp_type_block_bytes(type)
+    cdef const unsigned char[::1] rows = np.frombuffer(data, np.uint8)
+    if rows.shape[0] != n_bytes:
+        raise GraphError(
+            "wrong number of bytes for the matrix", where="pack", wanted=n_bytes,
+            got=rows.shape[0],
+        )
+    cdef PackedMatrix packed = PackedMatrix.__new__(PackedMatrix)
+    packed.memory = mtp_memory_new(mtp_packed_bytes(type, n_rows, n_cols))
+    if packed.memory == NULL:
+        raise CapacityError(
+            "no memory for packed weights", where="pack",
+            wanted=f"{mtp_packed_bytes(type, n_rows, n_cols)} bytes",
+        )
+    packed.matrix = mtp_matrix(type, n_rows, n_cols, packed.memory)
+    with nogil:
+        mtp_pack(type, n_cols, &rows[0], 0, n_rows, n_rows, packed.memory)
+    return packed
+
+
+def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *, rows=None,
+           out=None, out_rows=None):
+    cdef mtp_matrix *w = &packed.matrix
+    cdef int64_t end = w.n_rows if row_end is None else row_end
+    cdef const float[:, ::1] tokens = np.ascontiguousarray(x, np.float32)
+    if tokens.shape[1] != w.n_cols:
+        raise GraphError(
+            "token rows do not fit the matrix", where="matmul",
+            wanted=f"{w.n_cols} columns", got=tokens.shape[1],
+        )
+    if not (0 <= row_begin < end <= w.n_rows and row_begin % 32 == 0
+            and (end % 32 == 0 or end == w.n_rows)):
+        raise GraphError(
+            "impossible row range", where="matmul",
+            wanted=f"multiples of 32 up to {w.n_rows}", got=(row_begin, end),
+        )
+    cdef const int32_t[::1] gather = checked_rows(rows, tokens.shape[0], "rows")
+    cdef int64_t n_tokens = tokens.shape[0] if rows is None else gather.shape[0]
+    if out is None:
+        out = np.empty((n_tokens, end - row_begin), np.float32)
+    cdef float[:, :] y = out
+    cdef const int32_t[::1] scatter = checked_rows(out_rows, y.shape[0], "out_rows")
+    cdef int64_t n_out = y.shape[0] if out_rows is None else scatter.shape[0]
+    if n_out != n_tokens or y.shape[1] != end - row_begin or y.strides[1] != sizeof(float):
+        raise GraphError(
+            "output does not fit", where="matmul",
+            wanted=f"{n_tokens} contiguous rows of {end - row_begin}",
+            got=f"{n_out} rows of {y.shape[1]}",
+        )
+    if n_tokens == 0:
+        return out
+    cdef int activation = mtp_type_activation(w.type)
+    cdef unsigned char[::1] prepared = np.empty(
+        mtp_activation_bytes(activation, n_tokens, w.n_cols), np.uint8
+    )
+    cdef const int32_t *token_rows = NULL
+    cdef const int32_t *y_rows = NULL
+    if rows is not None:
+        token_rows = &gather[0]
+    if out_rows is not None:
+        y_rows = &scatter[0]
+    cdef int64_t y_stride = y.strides[0] // <int64_t> sizeof(float)
+    with nogil:
+        mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
+                    (n_tokens + 7) // 8, &prepared[0])
+        mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
+                   end)
+    return out
+
+
+def checked_rows(rows, int64_t n_rows, name):
+    indices = np.ascontiguousarray(() if rows is None else rows, np.int32)
+    if indices.size and not (0 <= indices.min() and indices.max() < n_rows):
+        raise GraphError(
+            "row index out of range", where=f"matmul, {name}", wanted=f"0 <= row < {n_rows}",
+            got=(int(indices.min()), int(indices.max())),
+        )
+    return indices

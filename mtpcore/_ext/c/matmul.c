@@ -1,0 +1,62 @@
+/* The loops around the product kernels. */
+#include "matmul.h"
+
+#include <string.h>
+
+#include "cpu.h"
+#include "matmul_kernels.h"
+
+/* Prepared activations that one row pair is multiplied with before the next; they stay in L2. */
+enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
+
+#define TABLE(isa)                                                                                 \
+    {                                                                                              \
+        [MTP_F32] = mtp_f32_##isa, [MTP_F16] = mtp_f16_##isa, [MTP_BF16] = mtp_bf16_##isa,         \
+        [MTP_Q8_0] = mtp_q8_0_##isa, [MTP_Q4_0] = mtp_q4_0_##isa, [MTP_Q4_K] = mtp_q4_k_##isa,     \
+        [MTP_Q6_K] = mtp_q6_k_##isa                                                                \
+    }
+
+static const mtp_product *const tables[MTP_ISA_COUNT][MTP_BF16 + 1] = {
+    [MTP_ISA_BASE] = TABLE(portable),
+#if defined(__x86_64__)
+    [MTP_ISA_AVX2] = TABLE(avx2),
+    [MTP_ISA_AVX512] = TABLE(avx512),
+#endif
+};
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
+                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end)
+{
+    const mtp_product *products = tables[mtp_isa()][w->type];
+    const int activation = mtp_type_activation(w->type);
+    const int64_t width = mtp_tile_width(activation);
+    const int64_t token_bytes = mtp_token_bytes(activation, w->n_cols);
+    const int64_t group_bytes = mtp_group_bytes(w->type, w->n_cols);
+    const int64_t tiles_in_block = TOKEN_BLOCK_BYTES / (token_bytes * MTP_TILE + 1) + 1;
+    mtp_row_pair rows = {.n_blocks = w->n_cols / mtp_type_block(w->type)};
+    _Alignas(64) float out[MTP_TILE][32];
+
+    for (int64_t block = 0; block < n_tokens; block += tiles_in_block * MTP_TILE) {
+        const int64_t block_end = smaller(block + tiles_in_block * MTP_TILE, n_tokens);
+        for (int64_t row = row_begin; row < row_end; row += 32) {
+            const char *group = (const char *)w->data + row / MTP_GROUP_ROWS * group_bytes;
+            const int second_exists = row + MTP_GROUP_ROWS < w->n_rows;
+            rows.group[0] = group;
+            rows.group[1] = second_exists ? group + group_bytes : group;
+            const size_t row_bytes = (size_t)smaller(32, row_end - row) * sizeof(float);
+            for (int64_t first = block; first < block_end; first += width) {
+                const int64_t n = smaller(width, n_tokens - first);
+                products[n - 1](&rows, (const char *)prepared + first * token_bytes, out);
+                for (int64_t t = 0; t < n; t++) {
+                    const int64_t token = out_rows ? out_rows[first + t] : first + t;
+                    memcpy(y + token * y_stride + row, out[t], row_bytes);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+/* The table of product kernels: one for each instruction set, weight type and tile width. */
+#ifndef MTPCORE_MATMUL_KERNELS_H
+#define MTPCORE_MATMUL_KERNELS_H
+
+#include "matmul_layout.h"
+
+/* Two packed groups of 16 rows; the second may be the first again where a matrix ends. */
+typedef struct {
+    const void *group[2];
+    int64_t n_blocks; /* in a row; columns for the float types */
+} mtp_row_pair;
+
+/* out[t][r] for the T tokens of a tile and 32 rows; `out` is 64-byte aligned. */
+typedef void (*mtp_product)(const mtp_row_pair *rows, const void *tile, float (*out)[32]);
+
+/* Kernel T - 1 serves tiles of T tokens. */
+#define MTP_DECLARE_PRODUCTS(isa)                                                                  \
+    extern const mtp_product mtp_f32_##isa[MTP_TILE], mtp_f16_##isa[MTP_TILE],                     \
+        mtp_bf16_##isa[MTP_TILE], mtp_q8_0_##isa[MTP_TILE], mtp_q4_0_##isa[MTP_TILE],              \
+        mtp_q4_k_##isa[MTP_TILE], mtp_q6_k_##isa[MTP_TILE];
+
+MTP_DECLARE_PRODUCTS(portable)
+#if defined(__x86_64__)
+MTP_DECLARE_PRODUCTS(avx2)
+MTP_DECLARE_PRODUCTS(avx512)
+#endif
+
+/* Make the kernels of one body `name(n_tokens, rows, tile, out)`: with n_tokens a constant, its
+ * loops over tokens unroll and its accumulators become registers. */
+#define MTP_PRODUCT(name, n)                                                                       \
+    static void name##_##n(const mtp_row_pair *rows, const void *tile, float (*out)[32])           \
+    {                                                                                              \
+        name(n, rows, tile, out);                                                                  \
+    }
+#define MTP_PRODUCTS_4(name, isa)                                                                  \
+    MTP_PRODUCT(name, 1) MTP_PRODUCT(name, 2) MTP_PRODUCT(name, 3) MTP_PRODUCT(name, 4)            \
+    const mtp_product mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4};
+#define MTP_PRODUCTS_8(name, isa)                                                                  \
+    MTP_PRODUCT(name, 1) MTP_PRODUCT(name, 2) MTP_PRODUCT(name, 3) MTP_PRODUCT(name, 4)            \
+    MTP_PRODUCT(name, 5) MTP_PRODUCT(name, 6) MTP_PRODUCT(name, 7) MTP_PRODUCT(name, 8)            \
+    const mtp_product mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4,      \
+                                                      name##_5, name##_6, name##_7, name##_8};
+
+#define MTP_ALWAYS_INLINE static inline __attribute__((always_inline))
+
+#endif

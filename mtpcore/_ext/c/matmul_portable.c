@@ -1,0 +1,166 @@
+/* The products in plain C: the definition that the other instruction sets repeat bit for bit. */
+#include <math.h>
+#include <string.h>
+
+#include "float16.h"
+#include "matmul_kernels.h"
+
+/* One NaN for all: which operand's payload survives differs between instructions. */
+static void store(float value, float *out)
+{
+    *out = isnan(value) ? mtp_float_from_bits(0x7fc00000u) : value;
+}
+
+static float word_as_float(const int32_t *word)
+{
+    float value;
+    memcpy(&value, word, sizeof value);
+    return value;
+}
+
+/* The sum over `n` codes (a multiple of 4) of weights times the codes of one token of a tile. */
+static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, int n)
+{
+    int32_t sum = 0;
+    for (int k = 0; k < n; k += 4) {
+        int8_t codes[4];
+        memcpy(codes, words + k / 4 * n_tokens, 4);
+        for (int i = 0; i < 4; i++)
+            sum += weights[k + i] * codes[i];
+    }
+    return sum;
+}
+
+#define FLOAT_PRODUCT(name, type, to_float)                                                        \
+    static void name(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])   \
+    {                                                                                              \
+        for (int row = 0; row < 32; row++) {                                                       \
+            const type *weights = (const type *)rows->group[row / 16] + row % 16;                  \
+            for (int t = 0; t < n_tokens; t++) {                                                   \
+                const float *x = (const float *)tile + t;                                          \
+                float sum = 0.0f;                                                                  \
+                for (int64_t k = 0; k < rows->n_blocks; k++)                                       \
+                    sum = fmaf(to_float(weights[k * 16]), x[k * n_tokens], sum);                   \
+                store(sum, &out[t][row]);                                                          \
+            }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    MTP_PRODUCTS_8(name, portable)
+
+FLOAT_PRODUCT(f32, float, )
+FLOAT_PRODUCT(f16, uint16_t, mtp_float_from_half)
+FLOAT_PRODUCT(bf16, uint16_t, mtp_float_from_bfloat16)
+
+/* sum over blocks of (weight scale * activation scale) * exact integer sum */
+static void q8_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+{
+    for (int row = 0; row < 32; row++) {
+        const mtp_q8_0_pair *group = rows->group[row / 16];
+        const int32_t *words = tile;
+        const int r = row % 16;
+        float sum[MTP_TILE] = {0};
+        for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
+            const mtp_q8_0_pair *pair = group + b / 2;
+            const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+            int8_t weights[32];
+            for (int k = 0; k < 32; k++)
+                weights[k] = (int8_t)(pair->code[b % 2][k / 4][r][k % 4] - 128);
+            for (int t = 0; t < n_tokens; t++) {
+                const float x_scale = word_as_float(words + MTP_ACT32_SCALE * n_tokens + t);
+                const int32_t integers = dot(weights, words + t, n_tokens, 32);
+                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
+            }
+        }
+        for (int t = 0; t < n_tokens; t++)
+            store(sum[t], &out[t][row]);
+    }
+}
+MTP_PRODUCTS_8(q8_0, portable)
+
+static void q4_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+{
+    for (int row = 0; row < 32; row++) {
+        const mtp_q4_0_pair *group = rows->group[row / 16];
+        const int32_t *words = tile;
+        const int r = row % 16;
+        float sum[MTP_TILE] = {0};
+        for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
+            const mtp_q4_0_pair *pair = group + b / 2;
+            const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+            int8_t weights[32];
+            for (int k = 0; k < 16; k++) {
+                const int codes = pair->code[b % 2][k / 4][r][k % 4];
+                weights[k] = (int8_t)((codes & 15) - 8);
+                weights[16 + k] = (int8_t)((codes >> 4) - 8);
+            }
+            for (int t = 0; t < n_tokens; t++) {
+                const float x_scale = word_as_float(words + MTP_ACT32_SCALE * n_tokens + t);
+                const int32_t integers = dot(weights, words + t, n_tokens, 32);
+                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
+            }
+        }
+        for (int t = 0; t < n_tokens; t++)
+            store(sum[t], &out[t][row]);
+    }
+}
+MTP_PRODUCTS_8(q4_0, portable)
+
+/* Per block of 256: scale * sum of (sub-block scale * codes) - min * sum of (sub-block min * 1) */
+static void q4_k(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+{
+    for (int row = 0; row < 32; row++) {
+        const mtp_q4_k_block *block = rows->group[row / 16];
+        const int32_t *words = tile;
+        const int r = row % 16;
+        float sum[MTP_TILE] = {0};
+        for (int64_t b = 0; b < rows->n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
+            const float scale = mtp_float_from_half(block->scale[r]);
+            const float min = mtp_float_from_half(block->min[r]);
+            int8_t weights[256];
+            for (int k = 0; k < 256; k++)
+                weights[k] = block->code[k / 64][k % 32 / 4][r][k % 4] >> (k % 64 / 32 * 4) & 15;
+            for (int t = 0; t < n_tokens; t++) {
+                const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens + t;
+                const float x_scale = word_as_float(words + MTP_ACT256_SCALE * n_tokens + t);
+                int32_t integers = 0, mins = 0;
+                for (int s = 0; s < 8; s++) {
+                    integers += mtp_q4_k_scale(block, s, r) *
+                                dot(weights + 32 * s, words + 8 * s * n_tokens + t, n_tokens, 32);
+                    mins -= mtp_q4_k_min(block, s, r) *
+                            (minus_sums[2 * s * n_tokens] + minus_sums[(2 * s + 1) * n_tokens]);
+                }
+                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
+                sum[t] = fmaf(-(float)mins, min * x_scale, sum[t]);
+            }
+        }
+        for (int t = 0; t < n_tokens; t++)
+            store(sum[t], &out[t][row]);
+    }
+}
+MTP_PRODUCTS_4(q4_k, portable)
+
+static void q6_k(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+{
+    for (int row = 0; row < 32; row++) {
+        const mtp_q6_k_block *block = rows->group[row / 16];
+        const int32_t *words = tile;
+        const int r = row % 16;
+        float sum[MTP_TILE] = {0};
+        for (int64_t b = 0; b < rows->n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
+            int8_t weights[256];
+            for (int k = 0; k < 256; k++)
+                weights[k] = (int8_t)mtp_q6_k_code(block, k, r);
+            for (int t = 0; t < n_tokens; t++) {
+                const float x_scale = word_as_float(words + MTP_ACT256_SCALE * n_tokens + t);
+                int32_t integers = 0;
+                for (int s = 0; s < 16; s++)
+                    integers += block->sub_scale[s][r] *
+                                dot(weights + 16 * s, words + 4 * s * n_tokens + t, n_tokens, 16);
+                sum[t] = fmaf((float)integers, block->scale[r] * x_scale, sum[t]);
+            }
+        }
+        for (int t = 0; t < n_tokens; t++)
+            store(sum[t], &out[t][row]);
+    }
+}
+MTP_PRODUCTS_4(q6_k, portable)

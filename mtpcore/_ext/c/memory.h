@@ -1,0 +1,10 @@
+/* Memory for weights and buffers: 64-byte aligned, in huge pages where it is large. */
+#ifndef MTPCORE_MEMORY_H
+#define MTPCORE_MEMORY_H
+
+#include <stddef.h>
+
+void *mtp_memory_new(size_t bytes); /* NULL when there is none; contents undefined */
+void mtp_memory_free(void *memory);
+
+#endif

@@ -1,0 +1,102 @@
+/* One row of a packed matrix as float32, in the operation order of the format's definition. */
+#include <string.h>
+
+#include "float16.h"
+#include "matmul_layout.h"
+
+static void row_f32(const float *group, int64_t n_cols, int r, float *out)
+{
+    for (int64_t k = 0; k < n_cols; k++)
+        out[k] = group[k * MTP_GROUP_ROWS + r];
+}
+
+static void row_f16(const uint16_t *group, int64_t n_cols, int r, float *out)
+{
+    for (int64_t k = 0; k < n_cols; k++)
+        out[k] = mtp_float_from_half(group[k * MTP_GROUP_ROWS + r]);
+}
+
+static void row_bf16(const uint16_t *group, int64_t n_cols, int r, float *out)
+{
+    for (int64_t k = 0; k < n_cols; k++)
+        out[k] = mtp_float_from_bfloat16(group[k * MTP_GROUP_ROWS + r]);
+}
+
+static void row_q8_0(const mtp_q8_0_pair *group, int64_t n_blocks, int r, float *out)
+{
+    for (int64_t b = 0; b < n_blocks; b++, out += 32) {
+        const mtp_q8_0_pair *pair = group + b / 2;
+        const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+        for (int k = 0; k < 32; k++)
+            out[k] = scale * (float)(pair->code[b % 2][k / 4][r][k % 4] - 128);
+    }
+}
+
+static void row_q4_0(const mtp_q4_0_pair *group, int64_t n_blocks, int r, float *out)
+{
+    for (int64_t b = 0; b < n_blocks; b++, out += 32) {
+        const mtp_q4_0_pair *pair = group + b / 2;
+        const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+        for (int k = 0; k < 16; k++) {
+            const int codes = pair->code[b % 2][k / 4][r][k % 4];
+            out[k] = scale * (float)((codes & 15) - 8);
+            out[16 + k] = scale * (float)((codes >> 4) - 8);
+        }
+    }
+}
+
+static void row_q4_k(const mtp_q4_k_block *block, int64_t n_blocks, int r, float *out)
+{
+    for (; n_blocks > 0; n_blocks--, block++, out += 256) {
+        const float scale = mtp_float_from_half(block->scale[r]);
+        const float min = mtp_float_from_half(block->min[r]);
+        for (int s = 0; s < 8; s++) {
+            const int c = s / 2, odd = s % 2;
+            const float sub_scale = scale * (float)mtp_q4_k_scale(block, s, r);
+            const float sub_min = min * (float)mtp_q4_k_min(block, s, r);
+            for (int k = 0; k < 32; k++) {
+                const int code = block->code[c][k / 4][r][k % 4] >> (4 * odd) & 15;
+                out[32 * s + k] = sub_scale * (float)code - sub_min;
+            }
+        }
+    }
+}
+
+static void row_q6_k(const mtp_q6_k_block *block, int64_t n_blocks, int r, float *out)
+{
+    for (; n_blocks > 0; n_blocks--, block++, out += 256)
+        for (int k = 0; k < 256; k++) {
+            const float sub_scale = block->scale[r] * (float)block->sub_scale[k / 16][r];
+            out[k] = sub_scale * (float)mtp_q6_k_code(block, k, r);
+        }
+}
+
+void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
+{
+    const uint8_t *group = (const uint8_t *)w->data +
+                           row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
+    const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
+    const int r = (int)(row % MTP_GROUP_ROWS);
+    switch (w->type) {
+    case MTP_F32:
+        row_f32((const float *)group, n_blocks, r, out);
+        break;
+    case MTP_F16:
+        row_f16((const uint16_t *)group, n_blocks, r, out);
+        break;
+    case MTP_BF16:
+        row_bf16((const uint16_t *)group, n_blocks, r, out);
+        break;
+    case MTP_Q8_0:
+        row_q8_0((const mtp_q8_0_pair *)group, n_blocks, r, out);
+        break;
+    case MTP_Q4_0:
+        row_q4_0((const mtp_q4_0_pair *)group, n_blocks, r, out);
+        break;
+    case MTP_Q4_K:
+        row_q4_k((const mtp_q4_k_block *)group, n_blocks, r, out);
+        break;
+    default: /* MTP_Q6_K */
+        row_q6_k((const mtp_q6_k_block *)group, n_blocks, r, out);
+    }
+}

@@ -1,0 +1,62 @@
+/* Quantise blocks of activations to int8; one plain body, compiled for each instruction set.
+ *
+ * Only exact or correctly rounded operations are used (comparison, division, multiplication,
+ * rounding to nearest even), so every compilation gives the same bits.
+ */
+#ifndef MTPCORE_QUANTISE_H
+#define MTPCORE_QUANTISE_H
+
+#include <float.h>
+
+#include "float16.h"
+
+/* codes[n] and minus the sums of 16 codes each; returns the scale. A block with a NaN or an
+ * infinity gets the scale NaN, which no product can lose. */
+typedef float (*mtp_quantise)(const float *x, int n, int8_t *codes, int32_t *minus_sums);
+
+extern const mtp_quantise mtp_quantise_portable, mtp_quantise_avx2, mtp_quantise_avx512;
+
+/* Adding 1.5 * 2^23 leaves the nearest integer (ties to even) in the low mantissa bits; exact for
+ * |x| < 2^22 and vectorised without an instruction for rounding. */
+static inline int32_t mtp_nearest_integer(float x)
+{
+    return (int32_t)(mtp_bits_from_float(x + 0x1.8p23f) - 0x4b400000u);
+}
+
+static inline __attribute__((always_inline)) float
+mtp_quantise_block(const float *x, const int n, int8_t *codes, int32_t *minus_sums)
+{
+    uint32_t largest = 0; /* bits of |x| order as integers, with NaN above infinity */
+    for (int i = 0; i < n; i++) {
+        const uint32_t magnitude = mtp_bits_from_float(x[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = mtp_float_from_bits(largest) / 127.0f;
+    float inverse = 127.0f / mtp_float_from_bits(largest);
+    if (!(scale >= FLT_MIN && scale <= FLT_MAX)) { /* all but zero, or not finite */
+        memset(codes, 0, (size_t)n);
+        memset(minus_sums, 0, (size_t)n / 16 * sizeof *minus_sums);
+        return largest < 0x7f800000u ? 0.0f : mtp_float_from_bits(0x7fc00000u);
+    }
+    for (int i = 0; i < n; i += 16) {
+        int32_t sum = 0;
+        for (int j = i; j < i + 16; j++) {
+            const int32_t code = mtp_nearest_integer(x[j] * inverse);
+            codes[j] = (int8_t)code;
+            sum += code;
+        }
+        minus_sums[i / 16] = -sum;
+    }
+    return scale;
+}
+
+/* Constant lengths let the compiler unroll. */
+#define MTP_DEFINE_QUANTISE(isa)                                                                   \
+    static float quantise(const float *x, int n, int8_t *codes, int32_t *minus_sums)               \
+    {                                                                                              \
+        return n == 32 ? mtp_quantise_block(x, 32, codes, minus_sums)                              \
+                       : mtp_quantise_block(x, 256, codes, minus_sums);                            \
+    }                                                                                              \
+    const mtp_quantise mtp_quantise_##isa = quantise;
+
+#endif

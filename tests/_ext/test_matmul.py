@@ -1,0 +1,397 @@
+"""Products of packed matrices: values, and bits that depend on nothing but the two rows."""
+
+import math
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize, quantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtpcore._ext import _matmul
+from mtpcore.errors import BackendError, GraphError
+
+FLOATS = (Type.F32, Type.F16, Type.BF16)
+BLOCKS_32 = (Type.Q8_0, Type.Q4_0)
+BLOCKS_256 = (Type.Q4_K, Type.Q6_K)
+TYPES = FLOATS + BLOCKS_32 + BLOCKS_256
+BLOCK_BYTES = {Type.Q8_0: 34, Type.Q4_0: 18, Type.Q4_K: 144, Type.Q6_K: 210}
+SCALES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_K: [0, 2], Type.Q6_K: [208]}
+N_COLS = {t: 77 for t in FLOATS} | {t: 7 * 32 for t in BLOCKS_32} | {t: 3 * 256 for t in BLOCKS_256}
+
+each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
+each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
+small_search = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+@pytest.fixture(autouse=True)
+def isa_unchanged():
+    before = _matmul.isa()
+    yield
+    _matmul.use_isa(before)
+
+
+def random_rows(type_, n_rows, n_cols, seed=0):
+    """Valid rows in file layout; every bit pattern of codes and sub-scales can occur."""
+    rng = np.random.default_rng(seed)
+    if type_ in FLOATS:
+        return quantize(rng.normal(size=(n_rows, n_cols)).astype(np.float32), type_)
+    size = BLOCK_BYTES[type_]
+    rows = rng.integers(0, 256, (n_rows, n_cols // block_of(type_), size), np.uint8)
+    for at in SCALES[type_]:
+        scales = rng.normal(0, 0.01, rows.shape[:2]).astype(np.float16)
+        rows[..., at : at + 2] = scales[..., None].view(np.uint8)
+    return rows.reshape(n_rows, -1)
+
+
+def block_of(type_):
+    return 1 if type_ in FLOATS else 32 if type_ in BLOCKS_32 else 256
+
+
+def random_tokens(n, n_cols, seed=1):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(n, n_cols)) * rng.lognormal(size=(n, 1))).astype(np.float32)
+
+
+def packed_matrix(type_, n_rows, n_cols=0, seed=0):
+    n_cols = n_cols or N_COLS[type_]
+    rows = random_rows(type_, n_rows, n_cols, seed)
+    return _matmul.pack(rows, type_, n_rows, n_cols)
+
+
+def bits(values):
+    return np.ascontiguousarray(values).view(np.uint32)
+
+
+def assert_same_bits(got, wanted):
+    np.testing.assert_array_equal(bits(got), bits(wanted))
+
+
+def fma(a, b, c):
+    """Round a * b + c once to float32; a * b must fit a float64 exactly.
+
+    The float64 sum is rounded to odd, after which rounding to float32 is right.
+    """
+    product = np.float64(a) * np.float64(b)
+    total = product + c
+    rest = total - product
+    lost = (product - (total - rest)) + (c - rest)
+    even = total.view(np.int64) % 2 == 0
+    odd = np.where((lost != 0) & even, np.nextafter(total, np.copysign(np.inf, lost)), total)
+    return odd.astype(np.float32)
+
+
+def quantised_tokens(x, block):
+    """Codes int[n, blocks, block] and float32 scales [n, blocks]."""
+    x = x.reshape(len(x), -1, block)
+    largest = np.abs(x).max(-1)
+    scales = largest / np.float32(127)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(127) / largest
+    usable = scales >= np.finfo(np.float32).tiny
+    scaled = np.where(usable[..., None], x, 0) * np.where(usable, inverse, 0)[..., None]
+    return np.rint(scaled).astype(np.int64), np.where(usable, scales, np.float32(0))
+
+
+def weight_integers(rows, type_):
+    """Weights as integers [rows, blocks, block], with each block's float32 scale.
+
+    For Q4_K also the integers that the block's min is subtracted with.
+    """
+    blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[type_])
+    unit = blocks.copy()  # the same codes with a scale of one: dequantisation gives integers
+    for at in SCALES[type_]:
+        unit[..., at : at + 2] = np.frombuffer(np.float16(at == SCALES[type_][0]).tobytes(), "u1")
+    integers = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
+    parts = [integers.reshape(*blocks.shape[:2], -1)]
+    if type_ == Type.Q4_K:
+        unit[..., 0:2], unit[..., 2:4] = unit[..., 2:4].copy(), unit[..., 0:2].copy()
+        mins = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
+        parts.append(mins.reshape(parts[0].shape))
+    scales = [
+        np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
+        for at in SCALES[type_]
+    ]
+    return list(zip(parts, scales, strict=True))
+
+
+def restated_product(rows, type_, x):
+    """The contract in NumPy: exact integers in a block, one chain of fma over blocks."""
+    codes, x_scales = quantised_tokens(x, block_of(type_))
+    parts = weight_integers(rows, type_)
+    y = np.zeros((len(x), len(rows)), np.float32)
+    for b in range(codes.shape[1]):
+        for integers, scales in parts:
+            sums = (codes[:, b] @ integers[:, b].T).astype(np.float32)
+            y = fma(sums, x_scales[:, b, None] * scales[None, :, b], y)
+    return y
+
+
+@each_type
+@pytest.mark.parametrize("n_rows", [1, 16, 45])
+def test_rows_come_back_as_the_format_defines_them(type_, n_rows):
+    rows = random_rows(type_, n_rows, N_COLS[type_])
+    packed = _matmul.pack(rows, type_, n_rows, N_COLS[type_])
+    assert_same_bits([packed.row(i) for i in range(n_rows)], dequantize(rows, type_))
+
+
+@each_type
+@each_isa
+def test_product_is_near_the_exact_one(type_, isa):
+    _matmul.use_isa(isa)
+    n_rows, n_cols = 37, N_COLS[type_]
+    rows, x = random_rows(type_, n_rows, n_cols), random_tokens(9, n_cols)
+    w = dequantize(rows, type_).astype(np.float64)
+    got = _matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x)
+    # Each of n rounded additions errs by at most 2^-24 of a partial sum of magnitudes.
+    largest = np.abs(w).max() * (2 if type_ == Type.Q4_K else 1)
+    bound = (n_cols + 4) * 2.0**-24 * np.abs(x).sum(1, keepdims=True) * largest
+    if type_ not in FLOATS:  # an activation errs by half a step of its block
+        _, scales = quantised_tokens(x, block_of(type_))
+        steps = np.repeat(scales.astype(np.float64), block_of(type_), axis=1)
+        bound = bound + 0.5001 * steps @ np.abs(w).T
+    assert np.all(np.abs(got - x.astype(np.float64) @ w.T) <= bound)
+
+
+@pytest.mark.parametrize("type_", BLOCKS_32 + BLOCKS_256, ids=lambda t: t.name)
+@each_isa
+def test_quantised_product_repeats_the_contract_bit_for_bit(type_, isa):
+    _matmul.use_isa(isa)
+    n_rows, n_cols = 70, N_COLS[type_]
+    rows, x = random_rows(type_, n_rows, n_cols), random_tokens(8, n_cols)
+    got = _matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x)
+    assert_same_bits(got, restated_product(rows, type_, x))
+
+
+@pytest.mark.parametrize("type_", FLOATS, ids=lambda t: t.name)
+@each_isa
+def test_float_product_is_one_chain_of_fma(type_, isa):
+    _matmul.use_isa(isa)
+    rows, x = random_rows(type_, 50, N_COLS[type_]), random_tokens(8, N_COLS[type_])
+    w = dequantize(rows, type_)
+    wanted = np.zeros((8, 50), np.float32)
+    for k in range(N_COLS[type_]):
+        wanted = fma(x[:, k, None], w[None, :, k], wanted)
+    assert_same_bits(_matmul.matmul(_matmul.pack(rows, type_, 50, N_COLS[type_]), x), wanted)
+
+
+@pytest.mark.parametrize("type_", BLOCKS_32 + BLOCKS_256, ids=lambda t: t.name)
+@each_isa
+@pytest.mark.parametrize("code", [0x00, 0x7F, 0x80, 0xFF])
+def test_extreme_codes_do_not_saturate(type_, isa, code):
+    _matmul.use_isa(isa)
+    rows = random_rows(type_, 32, 512)
+    blocks = rows.reshape(32, -1, BLOCK_BYTES[type_])
+    keep = [at + i for at in SCALES[type_] for i in range(2)]
+    blocks[..., [i for i in range(blocks.shape[-1]) if i not in keep]] = code
+    signs = np.array([[1] * 512, [-1] * 512, [1, -1] * 256], np.float32)
+    got = _matmul.matmul(_matmul.pack(rows, type_, 32, 512), signs)
+    assert_same_bits(got, restated_product(rows, type_, signs))
+
+
+@each_type
+def test_bits_do_not_depend_on_the_instruction_set(type_):
+    packed, x = packed_matrix(type_, 77), random_tokens(17, N_COLS[type_])
+    results = []
+    for isa in _matmul.available_isas():
+        _matmul.use_isa(isa)
+        results.append(_matmul.matmul(packed, x))
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+@each_type
+@each_isa
+def test_bits_do_not_depend_on_the_batch(type_, isa):
+    _matmul.use_isa(isa)
+    packed, x = packed_matrix(type_, 40), random_tokens(17, N_COLS[type_])
+    alone = np.concatenate([_matmul.matmul(packed, row[None]) for row in x])
+    for n in range(1, 18):
+        for offset in {0, 1, 17 - n}:
+            batch = x[offset : offset + n]
+            assert_same_bits(_matmul.matmul(packed, batch), alone[offset : offset + len(batch)])
+
+
+@given(data=st.data())
+@small_search
+def test_bits_survive_any_gather_range_and_scatter(data):
+    type_ = data.draw(st.sampled_from(TYPES))
+    _matmul.use_isa(data.draw(st.sampled_from(_matmul.available_isas())))
+    n_rows = data.draw(st.integers(1, 130))
+    n_cols = block_of(type_) * data.draw(st.integers(1, 5))
+    packed, x = packed_matrix(type_, n_rows, n_cols), random_tokens(11, n_cols)
+    whole = _matmul.matmul(packed, x)
+    begin = 32 * data.draw(st.integers(0, (n_rows - 1) // 32))
+    ends = [*range(begin + 32, n_rows, 32), n_rows]
+    end = data.draw(st.sampled_from(ends))
+    rows = data.draw(st.lists(st.integers(0, 10), min_size=1, max_size=19))
+    out_rows = data.draw(st.permutations(range(20)))[: len(rows)]
+    guarded = np.full((20, end - begin + 7), 123.0, np.float32)
+    _matmul.matmul(
+        packed, x, begin, end, rows=rows, out=guarded[:, 3 : end - begin + 3], out_rows=out_rows
+    )
+    wanted = np.full_like(guarded, 123.0)
+    wanted[out_rows, 3 : end - begin + 3] = whole[rows, begin:end]
+    assert_same_bits(guarded, wanted)
+
+
+@each_type
+@each_isa
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_bad_token_spoils_its_own_row_only(type_, isa, poison):
+    _matmul.use_isa(isa)
+    packed, x = packed_matrix(type_, 40), random_tokens(9, N_COLS[type_])
+    clean = _matmul.matmul(packed, x)
+    x[3, 5] = poison
+    got = _matmul.matmul(packed, x)
+    assert not np.isfinite(got[3]).any()
+    assert_same_bits(np.delete(got, 3, 0), np.delete(clean, 3, 0))
+
+
+@each_type
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_bad_weights_spoil_their_own_output_only(type_, poison):
+    rows, x = random_rows(type_, 40, N_COLS[type_]), random_tokens(9, N_COLS[type_])
+    clean = _matmul.matmul(_matmul.pack(rows, type_, 40, N_COLS[type_]), x)
+    if type_ in FLOATS:
+        rows.reshape(40, -1).view(np.uint8)[21] = quantize(
+            np.full((1, N_COLS[type_]), poison, np.float32), type_
+        ).view(np.uint8)
+    else:
+        at = SCALES[type_][0]
+        rows[21, at : at + 2] = np.frombuffer(np.float16(poison).tobytes(), np.uint8)
+    packed = _matmul.pack(rows, type_, 40, N_COLS[type_])
+    results = []
+    for isa in _matmul.available_isas():
+        _matmul.use_isa(isa)
+        results.append(_matmul.matmul(packed, x))
+    assert not np.isfinite(results[0][:, 21]).any()
+    assert_same_bits(np.delete(results[0], 21, 1), np.delete(clean, 21, 1))
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+@each_type
+@each_isa
+def test_zero_and_tiny_blocks_give_zero(type_, isa):
+    _matmul.use_isa(isa)
+    x = np.zeros((3, N_COLS[type_]), np.float32)
+    if type_ not in FLOATS:
+        x[1] = 1e-40
+        x[2] = np.finfo(np.float32).tiny
+    assert not _matmul.matmul(packed_matrix(type_, 33), x).any()
+
+
+@each_isa
+def test_codes_round_to_nearest_even_at_any_size(isa):
+    _matmul.use_isa(isa)
+    rows = random_rows(Type.Q8_0, 32, 64)
+    halves = np.arange(-32, 32) + np.float32(0.5)
+    halves[[0, 32]] = 127.0, -127.0
+    x = np.outer(np.float32([1, 2e-36, 2e32]), halves).astype(np.float32)
+    got = _matmul.matmul(_matmul.pack(rows, Type.Q8_0, 32, 64), x)
+    assert_same_bits(got, restated_product(rows, Type.Q8_0, x))
+
+
+def test_threads_share_a_matrix():
+    packed, x = packed_matrix(Type.Q4_K, 256, 1024), random_tokens(12, 1024)
+    wanted, results = _matmul.matmul(packed, x), [None] * 4
+
+    def multiply(i):
+        for _ in range(20):
+            results[i] = _matmul.matmul(packed, x)
+
+    threads = [threading.Thread(target=multiply, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for result in results:
+        assert_same_bits(result, wanted)
+
+
+def test_wide_prompts_are_walked_in_blocks():
+    packed, x = packed_matrix(Type.F32, 33, 4096), random_tokens(100, 4096)
+    alone = [_matmul.matmul(packed, x[i : i + 1])[0] for i in (0, 31, 32, 47, 48, 99)]
+    assert_same_bits(_matmul.matmul(packed, x)[[0, 31, 32, 47, 48, 99]], alone)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ((bytes(34), 99, 1, 32), "no kernels"),
+        ((bytes(34), -1, 1, 32), "no kernels"),
+        ((bytes(34), Type.Q8_0, 1, 33), "whole blocks"),
+        ((bytes(33), Type.Q8_0, 1, 32), "number of bytes"),
+        ((bytes(34), Type.Q8_0, 2, 32), "number of bytes"),
+        ((bytes(34), Type.Q8_0, 0, 32), "impossible size"),
+        ((bytes(34), Type.Q8_0, 1, -32), "impossible size"),
+        ((bytes(34), Type.Q8_0, 2**62, 2**62), "impossible size"),
+    ],
+)
+def test_pack_refuses_what_does_not_fit(arguments, what):
+    with pytest.raises(GraphError, match=what):
+        _matmul.pack(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"x": np.zeros((2, 63))}, "do not fit the matrix"),
+        ({"row_begin": 8}, "row range"),
+        ({"row_begin": -32}, "row range"),
+        ({"row_end": 33}, "row range"),
+        ({"row_begin": 32, "row_end": 32}, "row range"),
+        ({"row_end": 96}, "row range"),
+        ({"rows": [2]}, "out of range"),
+        ({"rows": [-1]}, "out of range"),
+        ({"out": np.zeros((1, 70), np.float32)}, "output does not fit"),
+        ({"out": np.zeros((2, 69), np.float32)}, "output does not fit"),
+        ({"out": np.zeros((2, 140), np.float32)[:, ::2]}, "output does not fit"),
+        ({"out_rows": [0, 2]}, "out of range"),
+        ({"out_rows": [0]}, "output does not fit"),
+    ],
+)
+def test_matmul_refuses_what_does_not_fit(changes, what):
+    packed = packed_matrix(Type.Q8_0, 70, 64)
+    with pytest.raises(GraphError, match=what):
+        _matmul.matmul(**({"packed": packed, "x": np.zeros((2, 64))} | changes))
+
+
+def test_no_tokens_give_no_rows():
+    assert _matmul.matmul(packed_matrix(Type.F16, 5, 3), np.zeros((0, 3))).shape == (0, 5)
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_rows_outside_the_matrix_are_refused(index):
+    with pytest.raises(GraphError, match="outside"):
+        packed_matrix(Type.F16, 5, 3).row(index)
+
+
+def test_unknown_instruction_sets_are_refused():
+    before = _matmul.isa()
+    with pytest.raises(BackendError, match="sse9"):
+        _matmul.use_isa("sse9")
+    assert _matmul.isa() == before
+
+
+def import_with(isa):
+    code = "from mtpcore._ext import _matmul; print(_matmul.isa())"
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = os.environ | {"MTPCORE_ISA": isa, "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_environment_names_the_instruction_set():
+    assert import_with("base").stdout.split() == ["base"]
+    assert import_with("").stdout.split() == [_matmul.available_isas()[-1]]
+    refused = import_with("avx3")
+    assert refused.returncode != 0
+    assert "BackendError: environment variable MTPCORE_ISA" in refused.stderr
