@@ -12,6 +12,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 SOURCES = Path("mtpcore/_ext/c")
@@ -80,6 +81,14 @@ def library(name, isa):
     )
 
 
+class BuildExt(build_ext):
+    """Build the C libraries first, also for a bare ``build_ext --inplace``."""
+
+    def run(self):
+        self.run_command("build_clib")
+        super().run()
+
+
 on_x86 = platform.machine() in ("x86_64", "AMD64")
 libraries = [library("mtpcore_base", "")]
 if on_x86:
@@ -118,4 +127,5 @@ setup(
     ext_modules=cythonize(
         modules, build_dir="build", compiler_directives=directives, include_path=["."]
     ),
+    cmdclass={"build_ext": BuildExt},
 )
