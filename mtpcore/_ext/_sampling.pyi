@@ -1,0 +1,165 @@
+"""Types and documentation of the compiled sampler; ``c/sampler.h`` defines what it computes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+class Settings(Protocol):
+    """What `Sampler` reads: the fields of `mtpcore.sampling.Sampling`, already checked."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> Mapping[int, float] | None: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def stream(self) -> int: ...
+
+class Scratch:
+    """Working memory of one choice at a time; samplers of one thread share it.
+
+    Parameters
+    ----------
+    n_vocab : int
+        Longest row of logits.
+    n_ids : int, optional
+        Size of the target's vocabulary; ``n_vocab`` by default.
+
+    Raises
+    ------
+    SamplingError
+        A size is not in 1 .. 2**31 - 1.
+    MemoryError
+        There is no memory for it.
+    """
+
+    n_vocab: int
+    n_ids: int
+    def __init__(self, n_vocab: int, n_ids: int | None = None) -> None: ...
+
+class Sampler:
+    """The choice of tokens under one `mtpcore.sampling.Sampling`.
+
+    A sampler holds no state: what it chooses depends on its settings and arguments only.
+
+    Parameters
+    ----------
+    settings : Settings
+        Sampler settings; `None` for a seed is not allowed here.
+    scratch : Scratch
+        Working memory, large enough for every row.
+    """
+
+    scratch: Scratch
+    def __init__(self, settings: Settings, scratch: Scratch) -> None: ...
+    def choose(
+        self,
+        logits: NDArray[np.float32],
+        history: NDArray[np.int32],
+        n_prompt: int,
+        index: int,
+        token_ids: NDArray[np.int32] | None = None,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> int:
+        """Choose a token.
+
+        Parameters
+        ----------
+        logits : float32[n_vocab]
+            One row. NaN counts as -inf.
+        history : int32[n_history]
+            Tokens before the chosen one; only penalties read them, and pass over ids out of range.
+        n_prompt : int
+            How many of them, from the start, are the prompt.
+        index : int
+            Index of the chosen token in its sequence, 0 .. 2**32 - 1.
+        token_ids : int32[n_vocab], optional
+            The target's token id of each row of a draft vocabulary. Noise, bias, penalties, mask
+            and the result speak of these ids.
+        mask : uint32[ceil(n_ids / 32)], optional
+            Bit ``id % 32`` of word ``id // 32`` allows a token id.
+
+        Returns
+        -------
+        int
+            A token id.
+
+        Raises
+        ------
+        SamplingError
+            A shape, an id or an index is out of range.
+        """
+
+    def choose_with_probability(
+        self,
+        logits: NDArray[np.float32],
+        history: NDArray[np.int32],
+        n_prompt: int,
+        index: int,
+        token_ids: NDArray[np.int32] | None = None,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> tuple[int, float]:
+        """Choose a token as `choose` does; return its probability too.
+
+        The probability is the token's share in the softmax at temperature 1 after bias, penalties
+        and mask, before the cuts; 0 where every logit is -inf.
+        """
+
+    def choose_rows(
+        self,
+        logits: NDArray[np.float32],
+        history: NDArray[np.int32],
+        n_prompt: int,
+        index: int,
+        token_ids: NDArray[np.int32] | None = None,
+    ) -> NDArray[np.int32]:
+        """Choose a token for each row of a verified draft.
+
+        Parameters
+        ----------
+        logits : float32[n, n_vocab]
+            Row 0 is chosen from before any draft, row i after drafts 0 .. i - 1.
+        history : int32[n_history + n - 1]
+            The tokens before row 0's, then the drafts.
+        n_prompt, token_ids
+            As in `choose`.
+        index : int
+            Index of row 0's token in its sequence; row i's is ``index + i``.
+
+        Returns
+        -------
+        int32[n]
+            Token ids.
+
+        Raises
+        ------
+        SamplingError
+            A shape, an id or an index is out of range.
+        """
+
+def gumbel(seed: int, stream: int, index: int, token_id: int) -> float:
+    """Return the noise of one token at one index of a sequence."""
+
+def philox(counter: Sequence[int], key: int) -> tuple[int, int, int, int]:
+    """Return the four words of Philox4x32-10 for four counter words and a 64-bit key."""
+
+def log(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sampler's own logarithm of positive normal numbers."""
+
+def exp(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sampler's own exponential of numbers in (-700, 700)."""

@@ -1,0 +1,160 @@
+"""Checked face of the sampler; ``c/sampler.h`` defines chain, noise and choice.
+
+Compiled modules include ``_sampling.pxd`` and call ``mtp_choose(..., &sampler.settings, ...,
+scratch.pointer, ...)`` without the GIL, with a `Scratch` of their own for each thread.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint32_t
+
+import numpy as np
+
+from mtpcore.errors import SamplingError
+
+cdef extern from "logarithm.h" nogil:
+    double mtp_log(double x) noexcept
+    double mtp_exp(double x) noexcept
+
+cdef extern from "philox.h" nogil:
+    void mtp_philox(uint32_t *counter, unsigned long long key) noexcept
+
+
+cdef class Scratch:
+    def __cinit__(self, int64_t n_vocab, n_ids=None):
+        cdef int64_t ids = n_vocab if n_ids is None else n_ids
+        if not (0 < n_vocab < 2**31 and 0 < ids < 2**31):
+            raise SamplingError(
+                "vocabulary size out of range", where="Scratch", wanted="1 to 2**31 - 1",
+                got=f"n_vocab {n_vocab}, n_ids {ids}")
+        self.pointer = mtp_sampler_scratch_new(n_vocab, ids)
+        if self.pointer == NULL:
+            raise MemoryError("no memory for a sampler's scratch")
+        self.n_vocab = n_vocab
+        self.n_ids = ids
+
+    def __dealloc__(self):
+        mtp_sampler_scratch_free(self.pointer)
+
+
+cdef class Sampler:
+    def __init__(self, settings, Scratch scratch not None):
+        cdef const int32_t[::1] ids
+        cdef const float[::1] bias
+        pairs = sorted((settings.logit_bias or {}).items())
+        self.scratch = scratch
+        self.settings.temperature = settings.temperature
+        self.settings.top_k = settings.top_k
+        self.settings.top_p = settings.top_p
+        self.settings.min_p = settings.min_p
+        self.settings.repetition_penalty = settings.repetition_penalty
+        self.settings.frequency_penalty = settings.frequency_penalty
+        self.settings.presence_penalty = settings.presence_penalty
+        self.settings.seed = settings.seed
+        self.settings.stream = settings.stream
+        if pairs:
+            self.bias_arrays = (np.array([token_id for token_id, _ in pairs], np.int32),
+                                np.array([value for _, value in pairs], np.float32))
+            ids, bias = self.bias_arrays
+            self.settings.bias_ids = &ids[0]
+            self.settings.bias = &bias[0]
+            self.settings.n_bias = len(pairs)
+
+    def choose(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
+               int64_t index, const int32_t[::1] token_ids=None,
+               const uint32_t[::1] mask=None):
+        return self._choose(logits, history, n_prompt, index, token_ids, mask, NULL)
+
+    def choose_with_probability(self, const float[::1] logits, const int32_t[::1] history,
+                                int64_t n_prompt, int64_t index,
+                                const int32_t[::1] token_ids=None,
+                                const uint32_t[::1] mask=None):
+        cdef float probability = 0
+        token_id = self._choose(logits, history, n_prompt, index, token_ids, mask, &probability)
+        return token_id, probability
+
+    def choose_rows(self, const float[:, ::1] logits, const int32_t[::1] history,
+                    int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None):
+        cdef int64_t n_rows = logits.shape[0], i
+        cdef int64_t n_before = history.shape[0] - max(n_rows - 1, 0)
+        if n_before < 0:
+            raise SamplingError(
+                "the history lacks drafts: row i is chosen after all but the last n - 1 - i",
+                where="choose_rows", wanted=f"at least {n_rows - 1} tokens",
+                got=history.shape[0])
+        chosen = np.empty(n_rows, np.int32)
+        for i in range(n_rows):
+            chosen[i] = self._choose(logits[i], history[:n_before + i], n_prompt, index + i,
+                                     token_ids, None, NULL)
+        return chosen
+
+    cdef object _choose(self, const float[::1] logits, const int32_t[::1] history,
+                        int64_t n_prompt, int64_t index, const int32_t[::1] token_ids,
+                        const uint32_t[::1] mask, float *probability):
+        cdef int64_t n_vocab = logits.shape[0], n_history = history.shape[0]
+        cdef const int32_t *ids = NULL
+        self._check(n_vocab, n_history, n_prompt, index, token_ids, mask)
+        if token_ids is not None:
+            ids = &token_ids[0]
+        if mask is not None:
+            self.settings.mask = &mask[0]
+        # The GIL is kept: it is what keeps two threads out of one scratch.
+        cdef int32_t token_id = mtp_choose(
+            &logits[0], n_vocab, &self.settings, &history[0] if n_history else NULL, n_history,
+            n_prompt, index, ids, self.scratch.pointer, probability)
+        self.settings.mask = NULL
+        return token_id
+
+    cdef int _check(self, int64_t n_vocab, int64_t n_history, int64_t n_prompt, int64_t index,
+                    const int32_t[::1] token_ids, const uint32_t[::1] mask) except -1:
+        cdef int64_t n_ids = self.scratch.n_ids, i
+        if not 0 < n_vocab <= self.scratch.n_vocab:
+            raise SamplingError("wrong number of logits", where="Sampler", got=n_vocab,
+                                wanted=f"1 to {self.scratch.n_vocab}")
+        if not 0 <= n_prompt <= n_history:
+            raise SamplingError("the prompt is not a part of the history", where="Sampler",
+                                wanted=f"n_prompt from 0 to {n_history}", got=n_prompt)
+        if not 0 <= index < 2**32:
+            raise SamplingError("index of the chosen token out of range", where="Sampler",
+                                wanted="0 to 2**32 - 1", got=index)
+        if token_ids is None and n_vocab > n_ids:
+            raise SamplingError("more logits than token ids", where="Sampler",
+                                wanted=f"at most {n_ids}", got=n_vocab)
+        if token_ids is not None:
+            if token_ids.shape[0] != n_vocab:
+                raise SamplingError("token_ids does not fit the logits", where="Sampler",
+                                    wanted=f"{n_vocab} ids", got=token_ids.shape[0])
+            for i in range(n_vocab):
+                if not 0 <= token_ids[i] < n_ids:
+                    raise SamplingError("token id out of range", where=f"token_ids[{i}]",
+                                        wanted=f"0 to {n_ids - 1}", got=token_ids[i])
+        if mask is not None and mask.shape[0] < (n_ids + 31) // 32:
+            raise SamplingError("mask too short", where="Sampler", got=mask.shape[0],
+                                wanted=f"{(n_ids + 31) // 32} words of 32 token ids")
+        return 0
+
+
+def gumbel(seed, stream, int64_t index, int32_t token_id):
+    return mtp_gumbel(seed, stream, index, token_id)
+
+
+def philox(counter, key):
+    cdef uint32_t[4] words = counter
+    mtp_philox(words, key)
+    return words[0], words[1], words[2], words[3]
+
+
+def log(const double[::1] x):
+    result = np.empty(x.shape[0])
+    cdef double[::1] out = result
+    cdef int64_t i
+    for i in range(x.shape[0]):
+        out[i] = mtp_log(x[i])
+    return result
+
+
+def exp(const double[::1] x):
+    result = np.empty(x.shape[0])
+    cdef double[::1] out = result
+    cdef int64_t i
+    for i in range(x.shape[0]):
+        out[i] = mtp_exp(x[i])
+    return result

@@ -1,0 +1,62 @@
+/* The sampler: which token a row of logits chooses.
+ *
+ * chain    logit bias, penalties (repetition over prompt and text; frequency and presence over the
+ *          text), mask; then, of p = softmax at temperature 1 over what is left (never normalised
+ *          again): the top_k largest; of these the shortest prefix in descending order whose sum
+ *          of p reaches top_p; of these p >= min_p times the largest p. Equal p: lower row first.
+ * choice   argmax over the survivors of logit / temperature + noise (ties: the lowest row), which
+ *          draws from softmax(logit / temperature). Temperature 0: the largest logit, whatever the
+ *          cuts.
+ * noise    -log(-log u), u = (the upper 52 of 64 bits + 1/2) 2^-52, the bits being the first two
+ *          words of Philox4x32-10 with key = seed, counter = (token id, index, stream low, stream
+ *          high). It depends on nothing else: two models that choose for the same position with
+ *          the same seed share it, and then agree as often as their distributions allow (Daliri,
+ *          Musco, Suresh, "Coupling without communication and drafter-invariant speculative
+ *          decoding", 2024).
+ *
+ * A NaN logit counts as -inf. Where every logit is -inf the lowest row that the mask allows is
+ * chosen (row 0 if it allows none). The result has the same bits on every machine. */
+#ifndef MTPCORE_SAMPLER_H
+#define MTPCORE_SAMPLER_H
+
+#include <stdint.h>
+
+/* Settings, checked by the caller. A token id is always one of the target's vocabulary. */
+typedef struct {
+    double temperature;        /* 0, or at least 1e-30 */
+    int64_t top_k;             /* 0: all */
+    double top_p;              /* in (0, 1]; 1: all */
+    double min_p;              /* in [0, 1] */
+    double repetition_penalty; /* above 0; 1: none */
+    double frequency_penalty, presence_penalty;
+    int64_t n_bias;
+    const int32_t *bias_ids; /* distinct */
+    const float *bias;
+    uint64_t seed, stream;
+    const uint32_t *mask; /* bit id % 32 of word id / 32 allows token id; NULL: all allowed */
+} mtp_sampling;
+
+/* Working memory of one choice at a time; a thread of its own needs one of its own. */
+typedef struct mtp_sampler_scratch mtp_sampler_scratch;
+
+/* For rows of up to n_vocab logits and token ids in [0, n_ids); NULL if there is no memory. */
+mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids);
+void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch);
+
+/* Choose the token with position `index` in its sequence (in [0, 2^32)).
+ *
+ * history      n_history tokens before it, of which the first n_prompt are the prompt; ids out of
+ *              range are passed over. Only penalties read it.
+ * token_ids    NULL, or the target's token id of each row (a draft vocabulary)
+ * probability  NULL, or where to put p of the chosen token: its share in softmax at temperature 1
+ *              after bias, penalties and mask, before the cuts
+ *
+ * Returns a token id. Nothing is allocated. */
+int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
+                   const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
+                   const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
+
+/* The Gumbel noise of one token. */
+double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id);
+
+#endif

@@ -1,0 +1,280 @@
+"""The compiled sampler against its definition, and the rules that the definition states."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtpcore._ext import _sampling
+from mtpcore.errors import SamplingError
+from mtpcore.sampling import Sampler, Sampling, Scratch, reference
+
+NO_HISTORY = np.zeros(0, np.int32)
+
+
+def choose(sampling, logits, history=(), n_prompt=0, index=0, **kwargs):
+    logits = np.asarray(logits, np.float32)
+    token_ids = kwargs.get("token_ids")
+    n_ids = len(logits) if token_ids is None else int(max(token_ids)) + 1
+    sampler = Sampler(sampling, Scratch(len(logits), max(n_ids, len(logits))))
+    return sampler.choose(logits, np.array(history, np.int32), n_prompt, index, **kwargs)
+
+
+def words(allowed):
+    padded = np.zeros(-(-len(allowed) // 32) * 32, np.uint8)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view(np.uint32)
+
+
+@st.composite
+def situations(draw):
+    """Settings and one row, with everything that the chain can meet."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    n_vocab = draw(st.one_of(st.integers(1, 20), st.integers(21, 700)))
+    logits = rng.normal(size=n_vocab) * draw(st.sampled_from([0.01, 1.0, 4.0, 30.0]))
+    if draw(st.booleans()):
+        logits = np.round(logits)  # many ties
+    logits = logits.astype(np.float32)
+    odd = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, n_vocab - 1), st.sampled_from([math.nan, -math.inf, math.inf])
+            ),
+            max_size=3,
+        )
+    )
+    for row, value in odd:
+        logits[row] = value
+    n_ids = n_vocab
+    token_ids = None
+    if draw(st.booleans()):
+        n_ids = n_vocab + draw(st.integers(0, 50))
+        token_ids = np.sort(rng.permutation(n_ids)[:n_vocab]).astype(np.int32)
+    history = rng.integers(-2, n_ids + 2, draw(st.integers(0, 40))).astype(np.int32)
+    allowed = rng.random(n_ids) < 0.7 if draw(st.booleans()) else None
+    sampling = Sampling(
+        temperature=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5, 20.0])),
+        top_k=draw(st.sampled_from([0, 0, 1, 2, 7, 40, 1000])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.999999, 0.95, 0.5, 1e-9])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 1e-13, 0.05, 0.5, 1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.5, -0.5])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.7])),
+        logit_bias=draw(
+            st.one_of(
+                st.none(),
+                st.dictionaries(
+                    st.integers(0, n_ids + 2),
+                    st.sampled_from([-math.inf, -2.0, 0.5, 3.0]),
+                    max_size=6,
+                ),
+            )
+        ),
+        seed=draw(st.integers(0, 2**64 - 1)),
+        stream=draw(st.integers(0, 2**64 - 1)),
+    )
+    n_prompt = draw(st.integers(0, len(history)))
+    return sampling, logits, history, n_prompt, n_ids, token_ids, allowed
+
+
+@settings(max_examples=600)
+@given(situations(), st.integers(0, 2**32 - 1))
+def test_equals_the_definition(situation, index):
+    sampling, logits, history, n_prompt, n_ids, token_ids, allowed = situation
+    sampler = Sampler(sampling, Scratch(len(logits), n_ids))
+    mask = None if allowed is None else words(allowed)
+    wanted = reference.choose(sampling, logits, history, n_prompt, index, token_ids, allowed)
+    got, p = sampler.choose_with_probability(logits, history, n_prompt, index, token_ids, mask)
+    assert got == wanted
+    assert sampler.choose(logits, history, n_prompt, index, token_ids, mask) == wanted
+    ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
+    adjusted = reference.adjust(sampling, logits, history, n_prompt, ids, allowed)
+    if adjusted.max() == -np.inf:
+        assert p == 0
+    else:
+        mass = reference.masses(adjusted)
+        assert p == pytest.approx(mass[ids == got][0] / mass.sum(), rel=1e-6, abs=1e-11)
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_equals_the_definition_on_a_large_vocabulary(scale):
+    rng = np.random.default_rng(5)
+    n_vocab = 151_936
+    scratch = Scratch(n_vocab)
+    logits = (rng.normal(size=n_vocab) * scale).astype(np.float32)
+    cases = [
+        {},
+        {"temperature": 0.6},
+        {"top_k": 40},
+        {"top_k": 5000},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"top_k": 100, "top_p": 0.3, "min_p": 0.5, "temperature": 2.0},
+    ]
+    for index, case in enumerate(cases):
+        sampling = Sampling(seed=3, **case)
+        got = Sampler(sampling, scratch).choose(logits, NO_HISTORY, 0, index)
+        assert got == reference.choose(sampling, logits, NO_HISTORY, 0, index), case
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+def test_noise_equals_the_definition(seed, stream, index):
+    ids = np.array([0, 1, 77, 151_935], np.int32)
+    wanted = reference.gumbel(Sampling(seed=seed, stream=stream), index, ids)
+    got = [_sampling.gumbel(seed, stream, index, int(token_id)) for token_id in ids]
+    np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_t16_penalties_count_over_the_right_tokens():
+    """Repetition reads prompt and text; frequency and presence the text; each token once."""
+    logits = [2.0, 1.9, -1.0, -1.1]
+    greedy = {"temperature": 0.0, "seed": 0}
+    repetition = Sampling(repetition_penalty=1.2, **greedy)
+    assert choose(repetition, logits, [0], n_prompt=1) == 1
+    assert choose(repetition, logits, [0], n_prompt=0) == 1
+    assert choose(repetition, logits, [0, 1, 1, 1], n_prompt=2) == 0  # 2 / 1.2 > 1.9 / 1.2
+    assert choose(repetition, [-9.0, -9.0, -1.0, -1.1], [2], n_prompt=1) == 3
+    presence = Sampling(presence_penalty=0.5, **greedy)
+    assert choose(presence, logits, [0, 0], n_prompt=2) == 0
+    assert choose(presence, logits, [1, 0], n_prompt=1) == 1
+    assert choose(presence, [2.0, 1.4], [0, 0, 0], n_prompt=0) == 0  # once, however often
+    frequency = Sampling(frequency_penalty=0.04, **greedy)
+    assert choose(frequency, logits, [0, 0, 0], n_prompt=1) == 0  # 2 - 0.08 > 1.9
+    assert choose(frequency, logits, [0, 0, 0, 0], n_prompt=1) == 1
+
+
+def test_t16_rows_of_a_draft_see_the_drafts_before_them():
+    """Row i is chosen as plain decoding would after history + drafts[:i]."""
+    rng = np.random.default_rng(8)
+    logits = rng.normal(size=(5, 50)).astype(np.float32)
+    history = rng.integers(0, 50, 12).astype(np.int32)
+    drafts = rng.integers(0, 50, 4).astype(np.int32)
+    sampling = Sampling(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.5, seed=1)
+    sampler = Sampler(sampling, Scratch(50))
+    whole = np.concatenate([history, drafts])
+    got = sampler.choose_rows(logits, whole, 7, 12)
+    for i in range(5):
+        assert got[i] == reference.choose(sampling, logits[i], whole[: 12 + i], 7, 12 + i)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_t17_a_choice_depends_on_no_earlier_choice(temperature):
+    """Chosen alone, in any order, or beside rejected rows: the same tokens."""
+    rng = np.random.default_rng(9)
+    logits = rng.normal(size=(30, 200)).astype(np.float32)
+    sampler = Sampler(Sampling(temperature=temperature, seed=4), Scratch(200))
+    plain = [sampler.choose(logits[i], NO_HISTORY, 0, i) for i in range(30)]
+    for k in range(1, 9):
+        tokens = []
+        while len(tokens) < 30:
+            n = min(k, 30 - len(tokens))
+            n_accepted = int(rng.integers(1, n + 1))
+            begin = len(tokens)
+            rows = sampler.choose_rows(
+                logits[begin : begin + n], np.zeros(begin + n - 1, np.int32), 0, begin
+            )
+            tokens += rows[:n_accepted].tolist()
+        assert tokens == plain
+
+
+@pytest.mark.parametrize("where", [(3, 5), (0, 64), (63, 64), (70, 450), (498, 499)])
+def test_t19_ties_go_to_the_lowest_id(where):
+    logits = np.zeros(500, np.float32)
+    logits[list(where)] = 30.0
+    assert choose(Sampling(temperature=0.0, seed=0), logits) == where[0]
+    for cut in ({"top_k": 1}, {"top_p": 0.4}):
+        for index in range(20):
+            assert choose(Sampling(seed=1, **cut), logits, index=index) == where[0]
+    sampling = Sampling(seed=1, temperature=0.1, top_k=2)
+    assert {choose(sampling, logits, index=i) for i in range(20)} == set(where)
+
+
+def test_cuts_are_not_normalised_again():
+    """p = 0.4, 0.3, 0.2, 0.1: top_k = 2 leaves 0.7; normalised, 0.4 of it would be 0.57."""
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
+
+    def support(**kwargs):
+        return {choose(Sampling(seed=2, **kwargs), logits, index=i) for i in range(200)}
+
+    assert support(top_p=0.5) == {0, 1}
+    assert support(top_k=2, top_p=0.5) == {0, 1}
+    assert support(top_k=2, top_p=0.95) == {0, 1}
+    assert support(min_p=0.45) == {0, 1, 2}
+    # The temperature comes last: it does not move the cuts.
+    assert support(top_p=0.5, temperature=5.0) == {0, 1}
+    assert support(min_p=0.45, temperature=5.0) == {0, 1, 2}
+
+
+def test_what_is_not_a_number_is_never_chosen():
+    nan, inf = math.nan, math.inf
+    for temperature in (0.0, 1.0):
+        for cut in ({}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
+            sampling = Sampling(temperature=temperature, seed=5, **cut)
+            assert choose(sampling, [nan, nan, 1.0, -inf]) == 2
+            assert choose(sampling, [nan, 1.0, inf, inf]) == 2
+            assert choose(sampling, [nan, nan, -inf]) == 0
+            assert choose(sampling, [nan, nan, nan], mask=words([0, 1, 1])) == 1
+            assert choose(sampling, [1.0, 2.0, 3.0], mask=words([0, 0, 0])) == 0
+            assert choose(sampling, [1.0, 2.0, 3.0], mask=words([0, 1, 0])) == 1
+
+
+def test_a_forbidden_token_is_never_chosen():
+    sampling = Sampling(seed=1, logit_bias={1: -math.inf})
+    assert {choose(sampling, [0.0, 50.0, 0.0], index=i) for i in range(40)} == {0, 2}
+
+
+def test_a_draft_vocabulary_speaks_of_the_targets_ids():
+    """Rows of a draft vocabulary choose what the same rows of the whole vocabulary would."""
+    rng = np.random.default_rng(11)
+    token_ids = np.sort(rng.permutation(1000)[:100]).astype(np.int32)
+    whole = np.full(1000, -np.inf, np.float32)
+    whole[token_ids] = rng.normal(size=100)
+    history = rng.integers(0, 1000, 200).astype(np.int32)
+    sampling = Sampling(
+        seed=6,
+        repetition_penalty=1.4,
+        frequency_penalty=0.2,
+        logit_bias={int(token_ids[3]): 2.0, int(token_ids[0]) + 1: 9.0},
+    )
+    sampler = Sampler(sampling, Scratch(1000))
+    for index in range(100):
+        got = sampler.choose(whole[token_ids].copy(), history, 50, index, token_ids=token_ids)
+        assert got == sampler.choose(whole, history, 50, index)
+
+
+def test_another_map_in_between_changes_nothing():
+    scratch = Scratch(4, 100)
+    sampler = Sampler(Sampling(temperature=0.0, seed=0, logit_bias={7: 5.0}), scratch)
+    first, second = np.array([7, 8, 9, 10], np.int32), np.array([1, 2, 3, 7], np.int32)
+    logits = np.array([0.0, 1.0, 2.0, 3.0], np.float32)
+    for token_ids, wanted in ((first, 7), (second, 7), (first, 7)):
+        assert sampler.choose(logits, NO_HISTORY, 0, 0, token_ids=token_ids) == wanted
+    third = np.array([1, 2, 3, 4], np.int32)
+    assert sampler.choose(logits, NO_HISTORY, 0, 0, token_ids=third) == 4
+
+
+def test_what_does_not_fit_is_refused():
+    sampler = Sampler(Sampling(seed=0), Scratch(10, 20))
+    row = np.zeros(10, np.float32)
+    bad = [
+        (np.zeros(11, np.float32), NO_HISTORY, 0, 0),
+        (np.zeros(0, np.float32), NO_HISTORY, 0, 0),
+        (row, NO_HISTORY, 1, 0),
+        (row, NO_HISTORY, -1, 0),
+        (row, NO_HISTORY, 0, -1),
+        (row, NO_HISTORY, 0, 2**32),
+        (row, NO_HISTORY, 0, 0, np.zeros(9, np.int32)),
+        (row, NO_HISTORY, 0, 0, np.full(10, 20, np.int32)),
+        (row, NO_HISTORY, 0, 0, np.full(10, -1, np.int32)),
+        (row, NO_HISTORY, 0, 0, None, np.zeros(0, np.uint32)),
+    ]
+    for arguments in bad:
+        with pytest.raises(SamplingError):
+            sampler.choose(*arguments)
+    with pytest.raises(SamplingError):
+        sampler.choose_rows(np.zeros((3, 10), np.float32), np.zeros(1, np.int32), 0, 0)
+    for sizes in ((0, 1), (1, 0), (2**31, 1)):
+        with pytest.raises(SamplingError):
+            Scratch(*sizes)

@@ -1,0 +1,79 @@
+"""Sampler settings are checked, normalised and recorded."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from mtpcore.errors import SamplingError
+from mtpcore.sampling import Sampling
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", 1e-40),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 1.0),
+        ("top_k", 2**31),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("frequency_penalty", math.nan),
+        ("presence_penalty", -math.inf),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.5),
+        ("stream", -1),
+        ("stream", True),
+        ("logit_bias", [1, 2]),
+        ("logit_bias", {-1: 0.0}),
+        ("logit_bias", {"1": 0.0}),
+        ("logit_bias", {1: math.nan}),
+        ("logit_bias", {1: math.inf}),
+    ],
+)
+def test_values_out_of_range(field, value):
+    with pytest.raises(SamplingError, match=r"Sampling: bad ") as caught:
+        Sampling(**{field: value})
+    assert caught.value.wanted is not None
+
+
+def test_values_become_plain_numbers():
+    sampling = Sampling(
+        temperature=np.float32(0.5), top_k=np.int64(4), logit_bias={np.int32(9): 1, 2: -math.inf}
+    )
+    assert type(sampling.temperature) is float
+    assert type(sampling.top_k) is int
+    assert list(sampling.logit_bias.items()) == [(2, -math.inf), (9, 1.0)]
+
+
+def test_bias_is_a_copy():
+    bias = {3: 1.0}
+    sampling = Sampling(logit_bias=bias)
+    bias[3] = 2.0
+    assert sampling.logit_bias == {3: 1.0}
+
+
+def test_seed_is_drawn_and_recorded():
+    seeds = {Sampling().seed for _ in range(8)}
+    assert len(seeds) == 8
+    assert all(isinstance(seed, int) for seed in seeds)
+    again = msgspec.json.decode(msgspec.json.encode(Sampling()), type=Sampling)
+    assert isinstance(again.seed, int)
+    assert Sampling(seed=7).seed == 7
+
+
+def test_settings_are_frozen():
+    with pytest.raises(AttributeError):
+        Sampling().temperature = 2.0
