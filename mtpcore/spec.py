@@ -185,8 +185,9 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A trunk: which files it fits, its hyper-parameters and its graph.
 
-    ``hparams`` is a msgspec struct type filled from the metadata; ``build(g, inputs, hparams)``
-    returns the graph's outputs. ``trunk_layers(hparams)`` is the trunk's depth without heads.
+    ``hparams(fields, tensors)`` returns a struct filled from the metadata and checked; it has at
+    least ``n_vocab, width, n_layers`` (of the trunk alone), ``n_drafter_blocks`` and
+    ``rotary_axes`` (axes of a position). ``build(g, inputs, hparams)`` returns the graph's outputs.
     """
 
     name: str
@@ -194,7 +195,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     hparams: Callable[..., Any]
     build: Callable[..., Any]
     ties: tuple[Tie, ...] = ()
-    rotary_axes: int = 1
     min_types: tuple[tuple[str, str], ...] = ()
 
 

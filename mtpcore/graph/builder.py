@@ -110,6 +110,10 @@ class GraphBuilder:
     def _expand(self, name: str) -> str:
         return name if self.n is None else name.replace("{n}", str(self.n))
 
+    def _stem(self, name: str) -> str:
+        """Return the node name that a weight's name suggests."""
+        return self._expand(name).removesuffix(".weight")
+
     def resolve(self, name: str) -> Weight | None:
         """Return the weight that ``name`` means, through its tie, or None where it is absent."""
         wanted = self._expand(name)
@@ -188,19 +192,20 @@ class GraphBuilder:
         if rows:
             width = self._weight(table, name or "embed").shape[-1]
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
-        return self.add("embed", inputs, [table], name=name)[0]
+        return self.add("embed", inputs, [table], name=name or self._stem(table))[0]
 
     def matmul(
         self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
     ) -> Value:
         """Multiply rows by a matrix: [T, inputs] -> [T, outputs]; an absent bias is left out."""
         weights = [weight, bias] if bias and self.has(bias) else [weight]
-        return self.add("matmul", [x], weights, name=name)[0]
+        return self.add("matmul", [x], weights, name=name or self._stem(weight))[0]
 
     def rms_norm(
         self, x: Value, weight: str | None, eps: float, *, name: str | None = None
     ) -> Value:
         """Norm the last axis by its root mean square."""
+        name = name or (self._stem(weight) if weight else None)
         return self.add("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
 
     def layer_norm(
@@ -322,7 +327,7 @@ class GraphBuilder:
             "route",
             [x],
             weights,
-            name=name,
+            name=name or self._stem(weight),
             n_used=n_used,
             gate=gate,
             normalise=normalise,
@@ -334,7 +339,7 @@ class GraphBuilder:
 
     def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each row by the matrices of its experts: -> [T, n_used, outputs]."""
-        return self.add("expert_matmul", [x, ids], [weight], name=name)[0]
+        return self.add("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[0]
 
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
         """Sum the experts' rows by their weights, in rank order: -> [T, outputs]."""

@@ -278,8 +278,10 @@ OPS: dict[str, OpRule] = {
         (1, 2),
         "n_used gate normalise scale n_groups n_groups_used",
         _route,
-        "expert ids and weights: the n_used best of gate(w x) + correction (lowest id "
-        "first among equals), weighted by the gate without the correction",
+        "expert ids and weights: the n_used best of gate(w x) + correction (lowest id first "
+        "among equals, NaN last) within the n_groups_used groups whose two best experts sum "
+        "highest; weighted by the gate without the correction, divided by (their sum + 1e-20) if "
+        "normalise, times scale; w x is computed in floating point whatever the type of w",
     ),
     "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),

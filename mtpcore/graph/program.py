@@ -6,14 +6,14 @@ were asked for. It names weights but holds none, and declares the memory that it
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 __all__ = ["OUTPUTS", "TOKENS", "Dim", "MemoryLayer", "Node", "Program", "Shape", "Value", "Weight"]
 
-TOKENS = "n_tokens"
-OUTPUTS = "n_outputs"
+TOKENS: Final = "n_tokens"
+OUTPUTS: Final = "n_outputs"
 Dim = int | Literal["n_tokens", "n_outputs"]
 Shape = tuple[Dim, ...]
 

@@ -1,1 +1,69 @@
 """GLM-4.5, 4.6 and 4.7: the ``glm4moe`` trunk and its NextN head."""
+
+from mtpcore.plugin import (
+    OUTPUT_TIE,
+    DrafterSpec,
+    Feed,
+    Fit,
+    KVPolicy,
+    ModelSpec,
+    first_of,
+    hookimpl,
+)
+from mtpcore_glm_nextn.graph import GlmHparams, head, trunk
+
+ARCHITECTURES = frozenset({"glm4moe"})
+
+TRUNK = ModelSpec(
+    name="glm4moe",
+    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    hparams=GlmHparams.read,
+    build=trunk,
+    ties=(OUTPUT_TIE,),
+)
+
+NEXTN = DrafterSpec(
+    name="glm_nextn",
+    fit=Fit(
+        architectures=ARCHITECTURES,
+        tensors=(
+            "blk.{n}.nextn.eh_proj.weight",
+            "blk.{n}.nextn.enorm.weight",
+            "blk.{n}.nextn.hnorm.weight",
+        ),
+        count_key="{arch}.nextn_predict_layers",
+    ),
+    build=head,
+    feeds=(
+        Feed(
+            slot="hidden",
+            taps=("hidden",),
+            pairing="next-token",
+            first="none",
+            recycle="hidden",
+            evidence="transformers 5.23 MtpModel and llama.cpp draft-mtp give the same drafts with "
+            "the trunk's normed state in and the head's normed state recycled",
+        ),
+    ),
+    ties=(
+        first_of("blk.{n}.nextn.embed_tokens.weight", "token_embd.weight"),
+        first_of("blk.{n}.nextn.shared_head_head.weight", "output.weight", "token_embd.weight"),
+        first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
+    ),
+    kv=KVPolicy(source="own", refresh=True, warm_up=True),
+    acceptance=(0.6, 0.95),
+    evidence="ik_llama.cpp issue 1992, GLM-4.5-Air: first drafts accepted 0.84 of the time, and "
+    "more once the head's memory held the whole prompt",
+)
+
+
+@hookimpl
+def mtpcore_models() -> list[ModelSpec]:
+    """Offer the trunk."""
+    return [TRUNK]
+
+
+@hookimpl
+def mtpcore_drafters() -> list[DrafterSpec]:
+    """Offer the head."""
+    return [NEXTN]

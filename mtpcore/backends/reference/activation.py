@@ -1,0 +1,35 @@
+"""Activations as the integer kernels see them: blocks of int8 with one scale each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
+
+__all__ = ["BLOCK_OF_TYPE", "quantise", "rounded"]
+
+BLOCK_OF_TYPE = {int(Type.Q8_0): 32, int(Type.Q4_0): 32, int(Type.Q4_K): 256, int(Type.Q6_K): 256}
+"""Activations that share a scale, by the type of the matrix that they meet; others stay float."""
+
+
+def quantise(x: NDArray[Any], block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return whole numbers float32[n / block, block] in -127..127 and scales float32[n / block].
+
+    ``d = amax / 127`` and ``q = x * (127 / amax)`` rounded to the nearest, half to even; a block of
+    zeros has scale 0, a block with a NaN or an infinity has scale NaN.
+    """
+    blocks = np.asarray(x, np.float32).reshape(-1, block)
+    amax = np.abs(blocks).max(axis=1)
+    amax = np.where(np.isfinite(amax), amax, np.float32(np.nan))
+    whole: NDArray[np.float32] = np.zeros(blocks.shape, np.float32)
+    used = amax > 0
+    whole[used] = np.rint(blocks[used] * (np.float32(127) / amax[used])[:, None])
+    return whole, np.asarray(amax / np.float32(127), np.float32)
+
+
+def rounded(x: NDArray[Any], block: int) -> NDArray[np.float64]:
+    """Return x as its quantised blocks hold it, float64[n]."""
+    whole, scale = quantise(x, block)
+    return (whole.astype(np.float64) * scale.astype(np.float64)[:, None]).reshape(-1)

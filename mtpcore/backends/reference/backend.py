@@ -1,0 +1,187 @@
+"""The reference backend: programs run node by node and row by row, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+
+from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.reference import formulas
+from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
+from mtpcore.backends.reference.attention import attention, cross_attention
+from mtpcore.backends.reference.matrix import QuantisedMatrix
+from mtpcore.backends.reference.run import Array, Operation, Run, by_row
+from mtpcore.backends.reference.store import ReferenceStore
+from mtpcore.errors import BackendError
+from mtpcore.graph.program import MemoryLayer, Node, Program, Weight
+from mtpcore.memory.base import Memory
+
+__all__ = ["ReferenceBackend", "ReferencePlan"]
+
+_MULTIPLIED = ("matmul", "expert_matmul")
+
+
+def _outputs(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Keep the rows that were asked for."""
+    return (inputs[0][run.rows.outputs],)
+
+
+class ReferenceBackend:
+    """The definition; implements ``mtpcore.backends.base.Backend``.
+
+    Parameters
+    ----------
+    dtype : {"f32", "f64"}
+        Type of every intermediate value, and of the outputs.
+    quantise_activations : bool
+        Round activations to int8 blocks wherever they meet a matrix of a type whose kernels do so.
+    """
+
+    name = "reference"
+    guarantee = "exact"
+
+    operations: ClassVar[dict[str, Operation]] = {
+        "embed": by_row(formulas.embed),
+        "matmul": by_row(formulas.matmul),
+        "rms_norm": by_row(formulas.rms_norm),
+        "layer_norm": by_row(formulas.layer_norm),
+        "add": by_row(formulas.add),
+        "mul": by_row(formulas.mul),
+        "scale": by_row(formulas.scale),
+        "activation": by_row(formulas.activation),
+        "gated": by_row(formulas.gated),
+        "concat": by_row(formulas.concat),
+        "slice": by_row(formulas.slice_),
+        "heads": by_row(formulas.heads),
+        "rows": by_row(formulas.rows),
+        "rope": by_row(formulas.rope),
+        "attention": attention,
+        "cross_attention": cross_attention,
+        "route": by_row(formulas.route),
+        "expert_matmul": by_row(formulas.expert_matmul),
+        "mix": by_row(formulas.mix),
+        "outputs": _outputs,
+    }
+
+    def __init__(self, dtype: str = "f32", quantise_activations: bool = False) -> None:
+        if dtype not in ("f32", "f64"):
+            raise BackendError("unknown number type", wanted="f32, f64", got=dtype)
+        self.dtype: type[np.floating[Any]] = np.float32 if dtype == "f32" else np.float64
+        self.quantise_activations = quantise_activations
+
+    @classmethod
+    def register(cls, op: str, operation: Operation) -> None:
+        """Define an operation; ``by_row`` makes one of a formula for one row."""
+        cls.operations[op] = operation
+
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> ReferenceStore:
+        """Make the pages for these memory layers; ``dtype`` is ``f16``, ``f32`` or ``f64``."""
+        return ReferenceStore(layers, n_pages, dtype)
+
+    def plan(
+        self,
+        program: Program,
+        source: WeightSource,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        threads: int,
+        store: Store | None,
+    ) -> ReferencePlan:
+        """Load the weights; sizes and threads make no difference here.
+
+        Raises
+        ------
+        BackendError
+            The program has an operation that is not defined.
+        """
+        unknown = sorted({node.op for node in program.nodes} - set(self.operations))
+        if unknown:
+            raise BackendError("operations that are not defined", got=", ".join(unknown))
+        if not (store is None or isinstance(store, ReferenceStore)):
+            raise BackendError("memory of another backend", got=type(store).__name__)
+        weights = [
+            [None if w is None else self._load(node, w, source) for w in node.weights]
+            for node in program.nodes
+        ]
+        return ReferencePlan(self, program, weights, store)
+
+    def _load(self, node: Node, weight: Weight, source: WeightSource) -> Any:
+        """Return a weight as the node's formula takes it, shared by all plans of the source."""
+        tensor = source.tensors[weight.tensor]
+        kind = tensor.type
+        if weight.retype is not None:
+            kind = int(GGMLQuantizationType[weight.retype])
+        block = 0
+        if self.quantise_activations and node.op in _MULTIPLIED:
+            block = BLOCK_OF_TYPE.get(kind, 0)
+        key = ("reference", self.dtype, weight.tensor, weight.retype, block)
+        if key not in source.packed:
+            values = tensor.array()
+            if weight.retype is not None:
+                retyped = GGMLQuantizationType(kind)
+                values = quants.dequantize(quants.quantize(values, retyped), retyped)
+            source.packed[key] = (
+                QuantisedMatrix(values.astype(np.float64), block)
+                if block
+                else values.astype(self.dtype)
+            )
+        return source.packed[key]
+
+
+class ReferencePlan:
+    """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
+
+    def __init__(
+        self,
+        backend: ReferenceBackend,
+        program: Program,
+        weights: list[list[Any]],
+        store: ReferenceStore | None,
+    ) -> None:
+        self.program, self.store = program, store
+        self._dtype, self._weights = backend.dtype, weights
+        self._operations = [backend.operations[node.op] for node in program.nodes]
+
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+        """Run all rows and return new arrays by output name, of the backend's number type."""
+        run = Run(rows, memory, self.store, self._dtype)
+        values = {i: self._input(name, rows) for name, i in self.program.inputs.items()}
+        # Weights from outside may hold NaN and Inf; they flow through.
+        with np.errstate(all="ignore"):
+            for node, operation, weights in zip(
+                self.program.nodes, self._operations, self._weights, strict=True
+            ):
+                inputs = [values[i] for i in node.inputs]
+                n_rows = len(rows.outputs) if node.op == "outputs" else len(inputs[0])
+                made = (
+                    operation(run, inputs, weights, node.attrs)
+                    if n_rows
+                    else [self._zeros(i, 0) for i in node.outputs]
+                )
+                values.update(zip(node.outputs, map(self._round, made), strict=True))
+        return {name: values[i].copy() for name, i in self.program.outputs.items()}
+
+    def _round(self, made: Array) -> Array:
+        return made if made.dtype == np.int32 else made.astype(self._dtype, copy=False)
+
+    def _zeros(self, value_id: int, n_rows: int) -> Array:
+        value = self.program.values[value_id]
+        widths = [int(width) for width in value.shape[1:]]
+        return np.zeros((n_rows, *widths), np.int32 if value.dtype == "i32" else self._dtype)
+
+    def _input(self, name: str, rows: Rows) -> Array:
+        if name == "tokens":
+            return rows.tokens
+        if name == "positions":
+            return rows.positions
+        if name == "embeddings":
+            if rows.embeddings is None:
+                return self._zeros(self.program.inputs[name], len(rows.tokens))
+            return rows.embeddings.astype(self._dtype)
+        return rows.slots[name].astype(self._dtype)

@@ -1,0 +1,217 @@
+"""The formulas of all operations that look at one row only.
+
+Each takes row t of its inputs, then its weights, then its attributes, and returns row t of its
+output. ``w`` in ``w @ x`` is an array or a ``QuantisedMatrix``. Results are rounded to the plan's
+number type by the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.reference.run import Array
+
+__all__ = [
+    "activation",
+    "add",
+    "concat",
+    "embed",
+    "expert_matmul",
+    "gated",
+    "heads",
+    "layer_norm",
+    "matmul",
+    "mix",
+    "mul",
+    "rms_norm",
+    "rope",
+    "route",
+    "rows",
+    "scale",
+    "slice_",
+]
+
+SMALLEST_SUM = 1e-20
+"""Added to the sum of chosen gates, which may be zero."""
+
+
+def embed(token: int, *given: Array) -> Array:
+    """Return the token's row of the table, which comes last, or the row given in its place."""
+    *row, table = given
+    return table[token] if token >= 0 else row[0]
+
+
+def matmul(x: Array, w: Any, bias: Array | None = None) -> Array:
+    """Return w x + bias."""
+    y: Array = w @ x
+    return y if bias is None else y + bias
+
+
+def rms_norm(x: Array, w: Array | None = None, *, eps: float) -> Array:
+    """Return w x / sqrt(mean(x^2) + eps)."""
+    y: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return y if w is None else w * y
+
+
+def layer_norm(x: Array, w: Array | None = None, bias: Array | None = None, *, eps: float) -> Array:
+    """Return w (x - mean) / sqrt(var + eps) + bias."""
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    y: Array = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)
+    y = y if w is None else w * y
+    return y if bias is None else y + bias
+
+
+def add(a: Array, b: Array) -> Array:
+    """Return a + b."""
+    return np.asarray(a + b)
+
+
+def mul(a: Array, b: Array) -> Array:
+    """Return a b."""
+    return np.asarray(a * b)
+
+
+def scale(x: Array, *, factor: float) -> Array:
+    """Return factor x."""
+    return np.asarray(x * factor)
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf, "d")(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": sigmoid,
+    "tanh": np.tanh,
+}
+
+
+def activation(x: Array, *, kind: str) -> Array:
+    """Return kind(x)."""
+    return np.asarray(ACTIVATIONS[kind](x))
+
+
+def gated(gate: Array, up: Array, *, kind: str) -> Array:
+    """Return kind(gate) up."""
+    return activation(gate, kind=kind) * up
+
+
+def concat(*parts: Array) -> Array:
+    """Return the parts joined along the last axis."""
+    return np.concatenate(parts, axis=-1)
+
+
+def slice_(x: Array, *, start: int, stop: int) -> Array:
+    """Return x[..., start:stop]."""
+    return x[..., start:stop]
+
+
+def heads(x: Array, *, n_heads: int) -> Array:
+    """See [H * D] as [H, D]."""
+    return x.reshape(n_heads, -1)
+
+
+def rows(x: Array) -> Array:
+    """See [H, D] as [H * D]."""
+    return x.reshape(-1)
+
+
+def rope(
+    x: Array,
+    position: NDArray[np.int32],
+    factors: Array | None = None,
+    *,
+    frequencies: Sequence[float],
+    axes: Sequence[int],
+    style: str,
+    magnitude: float,
+) -> Array:
+    """Turn pair i of each head by position[axes[i]] * frequencies[i] / factors[i].
+
+    Angles and their sines are computed in float64. Dimensions beyond the pairs stay.
+    """
+    turned = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
+    angle = position[np.asarray(axes)].astype(np.float64) * turned
+    cos = (np.cos(angle) * magnitude).astype(x.dtype)
+    sin = (np.sin(angle) * magnitude).astype(x.dtype)
+    n = len(frequencies)
+    if style == "halves":
+        first, second = np.arange(n), np.arange(n, 2 * n)
+    else:
+        first, second = np.arange(0, 2 * n, 2), np.arange(1, 2 * n, 2)
+    y = x.copy()
+    y[:, first] = x[:, first] * cos - x[:, second] * sin
+    y[:, second] = x[:, first] * sin + x[:, second] * cos
+    return y
+
+
+def route(
+    x: Array,
+    w: Array,
+    correction: Array | None = None,
+    *,
+    n_used: int,
+    gate: str,
+    normalise: bool,
+    scale: float,
+    n_groups: int,
+    n_groups_used: int,
+) -> tuple[NDArray[np.int32], Array]:
+    """Return the ids of the n_used best experts, best first, and their weights.
+
+    Experts are compared by gate(w x) + correction, lowest id first among equals, NaN last; only
+    those of the n_groups_used best groups take part, a group being worth the sum of its two best
+    experts. The weights are the gates without the correction.
+    """
+    z = w @ x
+    gates = sigmoid(z) if gate == "sigmoid" else softmax(z)
+    score = gates if correction is None else gates + correction
+    score = np.where(np.isnan(score), -np.inf, score)
+    chosen = np.ones(len(score), bool)
+    if n_groups > 1:
+        grouped = score.reshape(n_groups, -1)
+        worth = np.sort(grouped, axis=1)[:, -2:].sum(axis=1)
+        chosen = np.zeros(grouped.shape, bool)
+        chosen[best_first(worth)[:n_groups_used]] = True
+        chosen = chosen.reshape(-1)
+    ids = best_first(score, chosen)[:n_used]
+    shares = gates[ids]
+    if normalise:
+        shares = shares / (shares.sum() + SMALLEST_SUM)
+    return ids.astype(np.int32), shares * scale
+
+
+def best_first(score: Array, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
+    """Return the indices of scores without NaN, allowed ones first, best first, then lowest."""
+    index = np.arange(len(score))
+    return np.lexsort((index, -score) if allowed is None else (index, -score, ~allowed))
+
+
+def softmax(z: Array) -> Array:
+    """Return exp(z) / sum(exp(z))."""
+    e = np.exp(z - z.max())
+    return np.asarray(e / e.sum())
+
+
+def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any) -> Array:
+    """Return w[id] x for each id, where x is one row for all or one row for each."""
+    each = x if x.ndim == 2 else [x] * len(ids)
+    return np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
+
+
+def mix(x: Array, shares: Array) -> Array:
+    """Return the sum over r of shares[r] x[r], in rank order."""
+    total = shares[0] * x[0]
+    for share, row in zip(shares[1:], x[1:], strict=True):
+        total = total + share * row
+    return np.asarray(total)

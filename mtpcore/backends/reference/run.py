@@ -1,0 +1,50 @@
+"""What an operation sees of the run it is part of, and how a row's formula becomes an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import Rows
+from mtpcore.backends.reference.store import ReferenceStore
+from mtpcore.memory.base import Memory
+
+__all__ = ["Array", "Operation", "Run", "by_row"]
+
+Array = NDArray[Any]
+
+
+class Run(NamedTuple):
+    """One call of ``Plan.run``: its rows, the memory, its store and the number type."""
+
+    rows: Rows
+    memory: Memory | None
+    store: ReferenceStore | None
+    dtype: type[np.floating[Any]]
+
+
+Operation = Callable[..., tuple[Array, ...]]
+"""``operation(run, inputs, weights, attrs) -> outputs``; arrays have rows on their first axis."""
+
+
+def by_row(formula: Callable[..., Any]) -> Operation:
+    """Make an operation of a formula for one row.
+
+    ``formula(*inputs, *weights, **attrs)`` gets row t of each input and returns row t of the output
+    (or a tuple of them). No row can see another, so results cannot depend on the batch.
+    """
+
+    def operation(
+        run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    ) -> tuple[Array, ...]:
+        made = [formula(*row, *weights, **attrs) for row in zip(*inputs, strict=True)]
+        if made and isinstance(made[0], tuple):
+            return tuple(np.stack(column) for column in zip(*made, strict=True))
+        return (np.stack(made),)
+
+    operation.__name__ = formula.__name__
+    operation.__doc__ = formula.__doc__
+    return operation

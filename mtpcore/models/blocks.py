@@ -1,0 +1,137 @@
+"""Blocks that trunks and heads share; plugins get them from ``mtpcore.plugin``.
+
+Tensor names follow GGUF: a layer's weights are ``blk.{layer}.<name>.weight``. What a file leaves
+out (biases, q/k norms, a shared expert) is left out of the graph.
+"""
+
+from __future__ import annotations
+
+from mtpcore.graph import GraphBuilder, Outputs, Value
+from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.rope import Rope
+from mtpcore.spec import Tie, first_of
+
+__all__ = ["OUTPUT_TIE", "attention_block", "moe", "swiglu", "trunk_outputs", "turn"]
+
+OUTPUT_TIE: Tie = first_of("output.weight", "token_embd.weight")
+"""The output matrix is the embedding table where a file has none."""
+
+
+def attention_block(
+    g: GraphBuilder,
+    x: Value,
+    positions: Value,
+    layer: int,
+    h: Hparams,
+    *,
+    window: int = 0,
+    factors: str | None = None,
+) -> Value:
+    """Norm, project, turn, attend, project: what attention adds to the residual stream.
+
+    Parameters
+    ----------
+    x : Value
+        f32[n_tokens, width], the residual stream.
+    layer : int
+        Number of the block, and of its memory layer.
+    window : int
+        Positions that a row sees, itself included; 0 is all.
+    factors : str, optional
+        Tensor by which rotary frequencies are divided, used where the file has it.
+
+    Returns
+    -------
+    Value
+        f32[n_tokens, width]
+    """
+    a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight", h.norm_eps)
+    q, k, v = _project(g, a, layer, h)
+    if g.has(f"blk.{layer}.attn_q_norm.weight"):
+        q = g.rms_norm(q, f"blk.{layer}.attn_q_norm.weight", h.norm_eps)
+        k = g.rms_norm(k, f"blk.{layer}.attn_k_norm.weight", h.norm_eps)
+    q = turn(g, q, positions, h.rope, factors)
+    k = turn(g, k, positions, h.rope, factors)
+    y = g.attention(q, k, v, layer=layer, scale=h.head_width**-0.5, window=window)
+    return g.matmul(g.rows(y), f"blk.{layer}.attn_output.weight", f"blk.{layer}.attn_output.bias")
+
+
+def _project(g: GraphBuilder, a: Value, layer: int, h: Hparams) -> tuple[Value, Value, Value]:
+    """Return q, k and v as heads, from three matrices or a fused one."""
+
+    def matmul(name: str) -> Value:
+        return g.matmul(a, f"blk.{layer}.{name}.weight", f"blk.{layer}.{name}.bias")
+
+    if g.has(f"blk.{layer}.attn_qkv.weight"):
+        fused = matmul("attn_qkv")
+        q_width, k_width = h.n_heads * h.head_width, h.n_kv_heads * h.head_width
+        q = g.slice(fused, 0, q_width)
+        k = g.slice(fused, q_width, q_width + k_width)
+        v = g.slice(fused, q_width + k_width, int(fused.shape[1]))
+    else:
+        q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
+    return g.heads(q, h.n_heads), g.heads(k, h.n_kv_heads), g.heads(v, h.n_kv_heads)
+
+
+def turn(
+    g: GraphBuilder, x: Value, positions: Value, rope: Rope, factors: str | None = None
+) -> Value:
+    """Turn heads by their positions."""
+    return g.rope(
+        x,
+        positions,
+        rope.frequencies,
+        style=rope.style,
+        axes=rope.axes,
+        magnitude=rope.magnitude,
+        factors=factors if factors and g.has(factors) else None,
+    )
+
+
+def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "") -> Value:
+    """Return down(silu(gate x) * up x); tensors ``ffn_gate<suffix>`` and so on."""
+
+    def matmul(rows: Value, name: str) -> Value:
+        name = f"blk.{layer}.{name}{suffix}"
+        return g.matmul(rows, f"{name}.weight", f"{name}.bias")
+
+    return matmul(g.gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up")), "ffn_down")
+
+
+def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
+    """Return the chosen experts' SwiGLU rows, mixed, plus the shared expert's where there is one.
+
+    Tensors: ``ffn_gate_inp`` (router), ``exp_probs_b.bias`` (correction, optional),
+    ``ffn_{gate,up,down}_exps`` or ``ffn_gate_up_exps``, ``ffn_{gate,up,down}_shexp``.
+    """
+    block = f"blk.{layer}"
+    ids, shares = g.route(
+        x,
+        f"{block}.ffn_gate_inp.weight",
+        f"{block}.exp_probs_b.bias",
+        n_used=experts.n_used,
+        gate=experts.gate,
+        normalise=experts.normalise,
+        scale=experts.scale,
+        n_groups=experts.n_groups,
+        n_groups_used=experts.n_groups_used,
+    )
+    if g.has(f"{block}.ffn_gate_up_exps.weight"):
+        fused = g.expert_matmul(x, ids, f"{block}.ffn_gate_up_exps.weight")
+        width = int(fused.shape[2]) // 2
+        gate, up = g.slice(fused, 0, width), g.slice(fused, width, 2 * width)
+    else:
+        gate = g.expert_matmul(x, ids, f"{block}.ffn_gate_exps.weight")
+        up = g.expert_matmul(x, ids, f"{block}.ffn_up_exps.weight")
+    rows = g.expert_matmul(g.gated(gate, up), ids, f"{block}.ffn_down_exps.weight")
+    y = g.mix(rows, shares)
+    if g.has(f"{block}.ffn_gate_shexp.weight"):
+        y = g.plus(y, swiglu(g, x, layer, "_shexp"))
+    return y
+
+
+def trunk_outputs(g: GraphBuilder, x: Value, h: Hparams) -> Outputs:
+    """Offer ``residual`` and ``hidden``, and return logits of the output rows."""
+    g.tap("residual", x)
+    hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", h.norm_eps))
+    return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"))

@@ -1,0 +1,172 @@
+"""Hyper-parameters that decoder families share, read from metadata and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import msgspec
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.metadata import Fields, convert
+from mtpcore.models.rope import Rope, Style
+
+__all__ = ["Count", "Experts", "Hparams", "count_layers"]
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+"""A size: at least one, and small enough that no list of so many things is a danger."""
+
+_GATES: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a mixture of experts routes; the fields are attributes of the verb ``route``."""
+
+    n_used: int
+    gate: Literal["softmax", "sigmoid"]
+    normalise: bool
+    scale: float = 1.0
+    n_groups: int = 1
+    n_groups_used: int = 1
+
+    @classmethod
+    def read(
+        cls, fields: Fields, *, gate: Literal["softmax", "sigmoid"], normalise: bool = False
+    ) -> Experts | None:
+        """Read ``{arch}.expert_*``; None where the model has no experts.
+
+        ``gate`` and ``normalise`` are the family's, where the file does not say.
+        """
+        size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+        if not fields.get("{arch}.expert_count", size, 0):
+            return None
+        code = fields.get("{arch}.expert_gating_func", int, 0)
+        if code and code not in _GATES:
+            raise fields.error("{arch}.expert_gating_func", "unknown gate", wanted=_GATES, got=code)
+        return cls(
+            n_used=fields.require("{arch}.expert_used_count", Count),
+            gate=_GATES[code] if code else gate,
+            normalise=fields.get("{arch}.expert_weights_norm", bool, normalise),
+            scale=fields.get("{arch}.expert_weights_scale", float, 1.0) or 1.0,
+            n_groups=fields.get("{arch}.expert_group_count", size, 1) or 1,
+            n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1) or 1,
+        )
+
+
+class Hparams(msgspec.Struct, frozen=True, kw_only=True):
+    """What decoders have in common; families add fields, and keys by ``msgspec.field(name=...)``.
+
+    Attributes
+    ----------
+    n_vocab, n_layers, n_drafter_blocks, rope
+        Found from tensors and several keys by ``read``: vocabulary, layers of the trunk alone,
+        blocks of heads behind them, rotation.
+    width : int
+        Of a row of the residual stream.
+    n_heads, n_kv_heads, head_width : int
+        Query heads, key and value heads, and the width of one.
+    n_ctx_train : int
+        Positions that the model was trained for.
+    norm_eps : float
+    """
+
+    rope_style: ClassVar[Style] = "halves"
+
+    width: Count = msgspec.field(name="embedding_length")
+    n_blocks: Count = msgspec.field(name="block_count")
+    n_ctx_train: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="context_length")
+    n_heads: Count = msgspec.field(name="attention.head_count")
+    n_kv_heads: Count = msgspec.field(name="attention.head_count_kv", default=0)
+    head_width: Count = msgspec.field(name="attention.key_length", default=0)
+    norm_eps: Annotated[float, msgspec.Meta(ge=0)] = msgspec.field(
+        name="attention.layer_norm_rms_epsilon"
+    )
+    n_vocab: int = 0
+    n_layers: int = 0
+    n_drafter_blocks: int = 0
+    rope: Rope = Rope(frequencies=(), style="halves", axes=())
+
+    def __post_init__(self) -> None:
+        """Fill in what the file may leave out, and check that heads fit."""
+        set_field = msgspec.structs.force_setattr
+        if not self.n_kv_heads:
+            set_field(self, "n_kv_heads", self.n_heads)
+        if not self.head_width:
+            if self.width % self.n_heads:
+                raise ValueError(
+                    f"{self.n_heads} heads do not divide a width of {self.width} evenly"
+                )
+            set_field(self, "head_width", self.width // self.n_heads)
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"{self.n_heads} query heads do not share {self.n_kv_heads} key heads evenly"
+            )
+
+    @property
+    def rotary_axes(self) -> int:
+        """Axes of a position."""
+        return self.rope.n_axes
+
+    @classmethod
+    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
+        """Read a model's metadata; tensors decide where both speak.
+
+        Raises
+        ------
+        ModelFileError
+            A key is missing or out of range, or does not agree with the tensors.
+        """
+        made = convert(fields, cls)
+        n_layers, n_drafter_blocks = count_layers(fields, tensors, made.n_blocks)
+        return msgspec.structs.replace(
+            made,
+            n_vocab=_count_vocabulary(fields, tensors, made.width),
+            n_layers=n_layers,
+            n_drafter_blocks=n_drafter_blocks,
+            rope=Rope.read(fields, made.head_width, cls.rope_style),
+            **cls.read_more(fields),
+        )
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, Any]:
+        """Return a family's fields that are not one key each."""
+        return {}
+
+
+def count_layers(fields: Fields, tensors: Mapping[str, Any], n_blocks: int) -> tuple[int, int]:
+    """Return how many layers the trunk has, and how many head blocks follow.
+
+    ``block_count`` counts both. Blocks with ``nextn.eh_proj`` are heads; where a file lacks them
+    ``nextn_predict_layers`` says how many were left out.
+    """
+    heads = [
+        int(found[1])
+        for name in tensors
+        if (found := re.fullmatch(r"blk\.(\d{1,6})\.nextn\.eh_proj\.weight", name))
+    ]
+    declared = fields.get(
+        "{arch}.nextn_predict_layers", Annotated[int, msgspec.Meta(ge=0, le=1 << 20)], 0
+    )
+    n_layers = min(heads) if heads else n_blocks - declared
+    if not 1 <= n_layers <= n_blocks:
+        raise fields.error(
+            "{arch}.block_count",
+            "no layers are left for the trunk, or heads lie behind the last block",
+            wanted=f"1 to {n_blocks} layers before the first head",
+            got=n_layers,
+        )
+    return n_layers, len(heads)
+
+
+def _count_vocabulary(fields: Fields, tensors: Mapping[str, Any], width: int) -> int:
+    table = tensors.get("token_embd.weight")
+    shape = None if table is None else tuple(table.shape)
+    if shape is None or len(shape) != 2 or shape[1] != width:
+        raise ModelFileError(
+            "no embedding table of the model's width",
+            where=f"{fields.file}: tensor 'token_embd.weight'",
+            wanted=f"[n_vocab, {width}]",
+            got=shape,
+        )
+    return int(shape[0])

@@ -1,0 +1,135 @@
+"""Rotary position embedding: which pairs turn how fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.metadata import Fields
+
+__all__ = ["Rope", "plain_frequencies", "section_axes", "yarn"]
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
+Style = Literal["halves", "pairs"]
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """How heads are turned, as ``GraphBuilder.rope`` takes it.
+
+    ``axes`` holds the axis of the position by which each pair turns.
+    """
+
+    frequencies: tuple[float, ...]
+    style: Style
+    axes: tuple[int, ...]
+    magnitude: float = 1.0
+
+    @property
+    def n_axes(self) -> int:
+        """Axes of a position: 4 where pairs turn by sections, else 1."""
+        return 4 if any(self.axes) else 1
+
+    @classmethod
+    def read(cls, fields: Fields, head_width: int, style: Style) -> Rope:
+        """Read base, scaling and sections from ``{arch}.rope.*``.
+
+        Raises
+        ------
+        ModelFileError
+            A value is out of range, or the kind of scaling is not known.
+        """
+        prefix = "{arch}.rope."
+        width = fields.get(prefix + "dimension_count", Count, head_width)
+        if width % 2 or not 0 < width <= head_width:
+            raise fields.error(
+                prefix + "dimension_count",
+                "not the rotated part of a head",
+                wanted=f"an even number up to {head_width}",
+                got=width,
+            )
+        base = fields.get(prefix + "freq_base", Positive, 10000.0)
+        frequencies = plain_frequencies(base, width)
+        scaling = fields.get(prefix + "scaling.type", str, "none")
+        factor = fields.get(prefix + "scaling.factor", Positive, 1.0)
+        magnitude = fields.get(prefix + "scaling.attn_factor", Positive, 1.0)
+        if scaling == "linear":
+            frequencies = tuple(f / factor for f in frequencies)
+        elif scaling == "yarn":
+            frequencies, rise = yarn(
+                frequencies,
+                base,
+                factor,
+                fields.require(prefix + "scaling.original_context_length", Count),
+                fields.get(prefix + "scaling.yarn_beta_fast", Positive, 32.0),
+                fields.get(prefix + "scaling.yarn_beta_slow", Positive, 1.0),
+            )
+            magnitude *= rise
+        elif scaling != "none":
+            raise fields.error(
+                prefix + "scaling.type", "unknown scaling", wanted="none, linear, yarn", got=scaling
+            )
+        sections: list[int] = fields.get(prefix + "dimension_sections", list[Count], [])
+        return cls(
+            frequencies=frequencies,
+            style=style,
+            axes=section_axes(sections, width // 2),
+            magnitude=magnitude,
+        )
+
+
+def plain_frequencies(base: float, width: int) -> tuple[float, ...]:
+    """Return base^(-2i / width) for each of the width / 2 pairs (Su et al., RoFormer, 2021)."""
+    return tuple(base ** (-2 * i / width) for i in range(width // 2))
+
+
+def yarn(
+    frequencies: Sequence[float],
+    base: float,
+    factor: float,
+    n_ctx_original: int,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+) -> tuple[tuple[float, ...], float]:
+    """Return frequencies and magnitude for a context ``factor`` times longer than trained.
+
+    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency,
+    those that turn less than ``beta_slow`` times are divided by ``factor``, a ramp lies between
+    (Peng et al., YaRN, 2023).
+    """
+    width = 2 * len(frequencies)
+
+    def pair_turning(times: float) -> float:
+        """Return the (fractional) pair that turns so often within the original context."""
+        return width * math.log(n_ctx_original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    if n_ctx_original < 1 or base <= 1:
+        raise ModelFileError(
+            "cannot scale the rotation",
+            where="rope.scaling",
+            wanted="a base above 1 and an original context length of 1 or more",
+            got=(base, n_ctx_original),
+        )
+    low = max(0.0, math.floor(pair_turning(beta_fast)))
+    high = min(width - 1.0, math.ceil(pair_turning(beta_slow)))
+    made = []
+    for i, frequency in enumerate(frequencies):
+        slow = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
+        made.append(frequency * (1 - slow) + frequency / factor * slow)
+    return tuple(made), 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+
+
+def section_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:
+    """Return the position axis of each pair; sections count pairs for each axis in turn."""
+    if not any(sections):
+        return (0,) * n_pairs
+    if len(sections) > 4 or not 0 < sum(sections) <= 1 << 16:
+        raise ModelFileError(
+            "not the sections of a rotation", where="rope.dimension_sections", got=list(sections)
+        )
+    axes = [axis for axis, n in enumerate(sections) for _ in range(n)]
+    return tuple(axes[i % len(axes)] for i in range(n_pairs))

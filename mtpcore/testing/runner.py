@@ -1,0 +1,101 @@
+"""A program with a memory of its own, fed without a context: for tests of single storeys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mtpcore.backends.base import F32, Backend, Rows, WeightTensor
+from mtpcore.graph.program import Program
+from mtpcore.memory import PAGE, PagedKV
+
+__all__ = ["Runner", "Weights"]
+
+
+class Weights:
+    """Tensors with a place for what backends make of them; a ``WeightSource``."""
+
+    def __init__(self, tensors: Mapping[str, WeightTensor]) -> None:
+        self.tensors = tensors
+        self.packed: dict[Any, Any] = {}
+
+
+class Runner:
+    """A plan and its memory.
+
+    Parameters
+    ----------
+    backend : Backend
+    program : Program
+    source : Weights
+    n_seq, n_ctx, n_batch, threads : int
+    kv_dtype : str
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        program: Program,
+        source: Weights,
+        *,
+        n_seq: int = 4,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        threads: int = 1,
+        kv_dtype: str = "f32",
+    ) -> None:
+        n_pages = n_seq * -(-n_ctx // PAGE)
+        store = backend.store(program.memory, n_pages, kv_dtype)
+        self.memory = PagedKV(store, n_seq, n_ctx, n_pages)
+        self.plan = backend.plan(
+            program, source, n_batch=n_batch, n_ctx=n_ctx, threads=threads, store=store
+        )
+
+    def feed(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        *,
+        seq: int = 0,
+        place: int | None = None,
+        outputs: Sequence[int] | None = None,
+        parent: Sequence[int] | None = None,
+        **slots: np.ndarray,
+    ) -> dict[str, F32]:
+        """Append rows to a sequence and return the plan's outputs.
+
+        Parameters
+        ----------
+        tokens : int32[n]
+        place : int, optional
+            Of the first row; where the sequence ends, if left out. Positions are places, or depths
+            in the tree where ``parent`` is given.
+        outputs : rows whose logits are wanted; all, if left out.
+        parent : int32[n], optional
+        **slots : float32[n, width]
+            Rows of the program's slots; ``embeddings`` are rows in place of tokens of -1.
+        """
+        n = len(tokens)
+        begin = self.memory.length(seq) if place is None else place
+        places = np.arange(begin, begin + n, dtype=np.int32)
+        positions = places.copy()
+        for t, above in enumerate(parent or ()):
+            positions[t] = begin if above < 0 else positions[above] + 1
+        program = self.plan.program
+        axes = int(program.values[program.inputs["positions"]].shape[1])
+        embeddings = slots.pop("embeddings", None)
+        rows = Rows(
+            tokens=np.asarray(tokens, np.int32),
+            positions=np.repeat(positions[:, None], axes, axis=1),
+            seq=np.full(n, seq, np.int32),
+            place=places,
+            outputs=np.arange(n, dtype=np.int32)
+            if outputs is None
+            else np.asarray(outputs, np.int32),
+            parent=None if parent is None else np.asarray(parent, np.int32),
+            embeddings=embeddings,
+            slots=slots,
+        )
+        self.memory.reserve({seq: (begin, begin + n)})
+        return self.plan.run(rows, self.memory)

@@ -1,0 +1,58 @@
+"""The graphs of GLM-4.5, 4.6 and 4.7: trunk and NextN head share one layer."""
+
+from mtpcore.plugin import (
+    Experts,
+    Fields,
+    GraphBuilder,
+    Hparams,
+    Inputs,
+    Outputs,
+    Value,
+    attention_block,
+    moe,
+    swiglu,
+    trunk_outputs,
+)
+
+
+class GlmHparams(Hparams, frozen=True, kw_only=True):
+    """What GLM adds: experts, in all blocks but the first ones."""
+
+    experts: Experts | None = None
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, object]:
+        """Read how experts are routed; by sigmoid where the file does not say."""
+        return {"experts": Experts.read(fields, gate="sigmoid")}
+
+
+def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GlmHparams) -> Value:
+    """Add attention and feed-forward of block n to the residual stream.
+
+    ``post_attention_norm`` is the norm before the feed-forward part.
+    """
+    x = g.plus(x, attention_block(g, x, positions, n, h))
+    f = g.rms_norm(x, f"blk.{n}.post_attention_norm.weight", h.norm_eps)
+    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
+    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+
+
+def trunk(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
+    """Build the trunk."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    for n in range(h.n_layers):
+        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    return trunk_outputs(g, x, h)
+
+
+def head(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
+    """Build the NextN head: token p meets the trunk's normed hidden row p - 1."""
+    nextn = "blk.{n}.nextn."
+    token = g.embed(inputs.tokens, nextn + "embed_tokens.weight")
+    token = g.rms_norm(token, nextn + "enorm.weight", h.norm_eps)
+    hidden = g.rms_norm(inputs["hidden"], nextn + "hnorm.weight", h.norm_eps)
+    x = g.matmul(g.concat(token, hidden), nextn + "eh_proj.weight")
+    x = layer(g, x, inputs.positions, g.n, h)
+    x = g.rms_norm(x, nextn + "shared_head_norm.weight", h.norm_eps)
+    logits = g.matmul(g.output_rows(x), nextn + "shared_head_head.weight")
+    return Outputs(logits=logits, hidden=x)
