@@ -3,24 +3,31 @@
 The only place that knows GGUF's reversed order of axes; shapes here are outermost first.
 """
 
+from mtpcore.gguf.chat import ChatTemplate, read_chat_template
 from mtpcore.gguf.file import ModelFile, open_model_file
 from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_header
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.gguf.tensor import Tensor
+from mtpcore.gguf.tokenizer import TextStream, Tokenizer, read_tokenizer
 from mtpcore.gguf.writer import write_model_file
 
 __all__ = [
+    "ChatTemplate",
     "Fields",
     "Header",
     "Metadata",
     "ModelFile",
     "Tensor",
     "TensorInfo",
+    "TextStream",
+    "Tokenizer",
     "Value",
     "convert",
     "merge",
     "open_model_file",
     "parse_header",
+    "read_chat_template",
+    "read_tokenizer",
     "write_model_file",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import GenericAlias
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from mtpcore.gguf.header import Metadata
 __all__ = ["Fields", "convert"]
 
 T = TypeVar("T")
+D = TypeVar("D")
 S = TypeVar("S", bound=msgspec.Struct)
 
 _FIX = "convert the model again, or give the right file"
@@ -49,7 +50,11 @@ class Fields:
     def __contains__(self, key: str) -> bool:
         return self.key(key) in self.metadata
 
-    def require(self, key: str, type: type[T] | Any) -> T:
+    @overload
+    def require(self, key: str, type: type[T]) -> T: ...
+    @overload
+    def require(self, key: str, type: Any) -> Any: ...
+    def require(self, key: str, type: Any) -> Any:
         """Read a key that must be there.
 
         Raises
@@ -59,15 +64,18 @@ class Fields:
         """
         if key not in self:
             raise self.error(key, "the key is missing", wanted=type)
-        value: T = self._convert(key, self.metadata[self.key(key)], type)
-        return value
+        return self._convert(key, self.metadata[self.key(key)], type)
 
-    def get(self, key: str, type: type[T] | Any, default: T) -> T:
+    @overload
+    def get(self, key: str, type: type[T], default: D) -> T | D: ...
+    @overload
+    def get(self, key: str, type: Any, default: Any) -> Any: ...
+    def get(self, key: str, type: Any, default: Any) -> Any:
         """Read a key, or return ``default`` where it is missing."""
         return self.require(key, type) if key in self else default
 
     def per_layer(
-        self, key: str, n_layers: int, type: type[T] | Any, default: T | None = None
+        self, key: str, n_layers: int, type: type[T], default: T | None = None
     ) -> list[T]:
         """Read a key that holds one value for all layers, or a list of one for each.
 
@@ -102,13 +110,12 @@ class Fields:
         where = f"{self.file}: metadata key {self.key(key)!r}"
         return ModelFileError(what, where=where, wanted=wanted, got=got, fix=_FIX)
 
-    def _convert(self, key: str, value: object, type: type[T] | Any) -> T:
+    def _convert(self, key: str, value: object, type: Any) -> Any:
         plain = value.tolist() if isinstance(value, np.ndarray) else value
         try:
-            converted: T = msgspec.convert(plain, type)
+            return msgspec.convert(plain, type)
         except msgspec.ValidationError as error:
             raise self.error(key, f"wrong value: {error}", got=repr(plain)[:80]) from None
-        return converted
 
 
 def convert(fields: Fields, struct: type[S], prefix: str = "{arch}.") -> S:

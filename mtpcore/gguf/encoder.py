@@ -1,0 +1,96 @@
+"""Building an encoder of the ``tokenizers`` library from a vocabulary."""
+
+from __future__ import annotations
+
+import logging
+
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+
+from mtpcore.gguf.vocabulary import ADDED, BYTE, SPACE, SPECIAL, Vocabulary, byte_alphabet
+
+__all__ = ["build_encoder"]
+
+log = logging.getLogger("mtpcore")
+
+_LONGEST_PIECE = 256  # characters; finding how a piece is merged takes the square of its length
+
+
+def build_encoder(vocabulary: Vocabulary) -> Tokenizer:
+    """Build the encoder; special tokens are known to it, BOS and EOS are not added by it."""
+    ids: dict[str, int] = {}
+    for token, text in enumerate(vocabulary.tokens):
+        if _is_text(text):  # the library holds text only; other tokens can be decoded all the same
+            ids.setdefault(text, token)
+    build = _byte_level if vocabulary.kind == "bytes" else _pieces
+    encoder = build(vocabulary, ids)
+    added = [
+        AddedToken(text, special=vocabulary.types[token] in SPECIAL, normalized=False)
+        for text, token in ids.items()
+        if vocabulary.types[token] in ADDED and text
+    ]
+    encoder.add_tokens(added)
+    return encoder
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
+    merges: list[tuple[str, str]] = []
+    for pair in vocabulary.merges:
+        cut = pair.find(" ", 1)
+        left, right = pair[:cut], pair[cut + 1 :]
+        if cut > 0 and left in ids and right in ids and left + right in ids:
+            merges.append((left, right))
+    if len(merges) < len(vocabulary.merges):
+        n_bad = len(vocabulary.merges) - len(merges)
+        log.warning("%d merges of the tokenizer name no tokens: they are left out", n_bad)
+    missing = [byte for char, byte in byte_alphabet().items() if char not in ids]
+    if missing:
+        log.warning("the tokenizer has no token for %d of 256 bytes: they are lost", len(missing))
+    encoder = Tokenizer(
+        models.BPE(vocab=ids, merges=merges, ignore_merges=vocabulary.pretokenizer.whole_words)
+    )
+    encoder.pre_tokenizer = vocabulary.pretokenizer.build()
+    return encoder
+
+
+def _pieces(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
+    unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
+    encoder = Tokenizer(
+        models.BPE(
+            vocab=ids,
+            merges=_merges_by_score(vocabulary, ids),
+            unk_token=unknown if unknown in ids else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", SPACE)
+    prefix = [normalizers.Prepend(SPACE)] if vocabulary.add_space_prefix else []
+    encoder.normalizer = normalizers.Sequence([*prefix, spaces])
+    return encoder
+
+
+def _merges_by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Rank every way to make a piece of two others: the piece with the best score first.
+
+    SentencePiece's BPE joins the neighbours whose joint piece scores best; ranked merges do the
+    same with the score as rank.
+    """
+    plain = {
+        text: token for text, token in ids.items() if vocabulary.types[token] not in (*ADDED, BYTE)
+    }
+    ranked = [
+        (-vocabulary.scores[token], token, plain[text[:cut]], text[:cut], text[cut:])
+        for text, token in plain.items()
+        if len(text) <= _LONGEST_PIECE
+        for cut in range(1, len(text))
+        if text[:cut] in plain and text[cut:] in plain
+    ]
+    return [(left, right) for _, _, _, left, right in sorted(ranked)]

@@ -1,0 +1,193 @@
+"""Text to tokens and back, as the model file defines it."""
+
+from __future__ import annotations
+
+import codecs
+import threading
+from collections.abc import Iterable
+from functools import cached_property
+from operator import index
+
+import tokenizers
+
+from mtpcore.errors import ModelFileError, MtpcoreError
+from mtpcore.gguf.encoder import build_encoder
+from mtpcore.gguf.header import Metadata
+from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
+
+__all__ = ["TextStream", "Tokenizer", "read_tokenizer"]
+
+
+class Tokenizer:
+    """Encodes text and decodes tokens, byte for byte.
+
+    ``decode_bytes(encode(text))`` is ``text`` in UTF-8 for every text that is valid Unicode
+    (vocabularies of the SentencePiece kind turn U+2581 into a space, as they spell spaces so).
+    Safe to use from several threads.
+
+    Attributes
+    ----------
+    vocabulary : Vocabulary
+    n_vocab : int
+    bos, eos : int or None
+    end_tokens : frozenset of int
+        Every token that ends a generation.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.n_vocab = len(vocabulary.tokens)
+        self.bos, self.eos, self.end_tokens = vocabulary.bos, vocabulary.eos, vocabulary.ends
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocabulary.kind}, n_vocab={self.n_vocab})"
+
+    @cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        # Built on first use: it takes longer than the rest of loading a model.
+        try:
+            return build_encoder(self.vocabulary)
+        except Exception as error:  # the library's own kinds, all derived from this only
+            raise ModelFileError("the tokenizer cannot be built", got=error) from error
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Turn text into tokens.
+
+        Parameters
+        ----------
+        text : str
+        add_special : bool
+            Put BOS before and EOS behind where the file asks for them.
+        parse_special : bool
+            Whether control tokens written in the text stand for themselves; leave this off for
+            text from outside.
+
+        Raises
+        ------
+        MtpcoreError
+            If the text is not valid Unicode.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise MtpcoreError("text is not valid Unicode", where="encode", got=error) from None
+        with self._lock:
+            self._encoder.encode_special_tokens = not parse_special
+            tokens: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        if add_special and self.vocabulary.add_bos and self.bos is not None:
+            tokens.insert(0, self.bos)
+        if add_special and self.vocabulary.add_eos and self.eos is not None:
+            tokens.append(self.eos)
+        return tokens
+
+    def decode_bytes(self, tokens: Iterable[int], special: bool = False) -> bytes:
+        """Turn the tokens of a whole text into its bytes.
+
+        Parameters
+        ----------
+        tokens : iterable of int
+        special : bool
+            Whether control tokens are shown.
+
+        Raises
+        ------
+        MtpcoreError
+            If an id is not in the vocabulary.
+        """
+        pieces, after_added = [], True
+        for token in tokens:
+            pieces.append(self._shown_bytes(token, after_added, special))
+            after_added = self.vocabulary.types[token] in ADDED
+        return b"".join(pieces)
+
+    def decode(self, tokens: Iterable[int], special: bool = False) -> str:
+        """Turn the tokens of a whole text into it; bytes that are not UTF-8 become U+FFFD."""
+        return self.decode_bytes(tokens, special).decode("utf-8", "replace")
+
+    def stream(self, special: bool = False, start: bool = False) -> TextStream:
+        """Return a decoder that is fed token by token.
+
+        Parameters
+        ----------
+        special : bool
+            Whether control tokens are shown.
+        start : bool
+            Whether a text starts here; False where the tokens continue a prompt.
+        """
+        return TextStream(self, special, start)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that one token stands for.
+
+        Raises
+        ------
+        MtpcoreError
+            If the id is not in the vocabulary.
+        """
+        return self.vocabulary.token_bytes(self._checked(token))
+
+    def _checked(self, token: int) -> int:
+        try:
+            found = index(token)
+        except TypeError:
+            found = -1
+        if not 0 <= found < self.n_vocab:
+            raise MtpcoreError(
+                "no such token", where="tokenizer", wanted=f"0..{self.n_vocab - 1}", got=token
+            )
+        return found
+
+    def _shown_bytes(self, token: int, after_added: bool, special: bool) -> bytes:
+        """Return the bytes of a token where it stands.
+
+        ``encode`` puts a space before each text that starts or follows an added token, so the
+        first token there has one too many.
+        """
+        piece, kind = self.token_bytes(token), self.vocabulary.types[token]
+        if kind in SPECIAL and not special:
+            return b""
+        if after_added and kind not in ADDED and self.vocabulary.add_space_prefix:
+            return piece.removeprefix(b" ")
+        return piece
+
+
+class TextStream:
+    """Decodes token by token, holding characters back until all their bytes are there."""
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, start: bool) -> None:
+        self._tokenizer, self._special, self._after_added = tokenizer, special, start
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """Take one token and return the text that is certain now."""
+        piece = self._tokenizer._shown_bytes(token, self._after_added, self._special)
+        self._after_added = self._tokenizer.vocabulary.types[token] in ADDED
+        return self._decoder.decode(piece)
+
+    def flush(self) -> str:
+        """Return what is held back, as U+FFFD; the stream can go on after it."""
+        return self._decoder.decode(b"", final=True)
+
+
+def read_tokenizer(metadata: Metadata, file: str = "metadata") -> Tokenizer | None:
+    """Make the tokenizer of a model file.
+
+    Parameters
+    ----------
+    metadata : dict
+    file : str
+        For errors.
+
+    Returns
+    -------
+    Tokenizer or None
+        None where the file has no tokenizer, or one that is not supported (a warning says so).
+
+    Raises
+    ------
+    ModelFileError
+        Naming the metadata key that is missing or wrong.
+    """
+    vocabulary = read_vocabulary(metadata, file)
+    return None if vocabulary is None else Tokenizer(vocabulary)

@@ -1,0 +1,197 @@
+"""The vocabulary of a model file: tokens, their kinds and bytes, and the special ids."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mtpcore.gguf.header import Metadata
+from mtpcore.gguf.metadata import Fields
+from mtpcore.gguf.pretokenizers import Pretokenizer, find_pretokenizer
+
+__all__ = ["ADDED", "BYTE", "SPACE", "SPECIAL", "Vocabulary", "byte_alphabet", "read_vocabulary"]
+
+log = logging.getLogger("mtpcore")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SPECIAL = (UNKNOWN, CONTROL)  # parsed in text only on request, not shown as text
+ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the text is cut
+SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_END_KEYS = ("eos", "eot", "eom")
+# Converters often record only one of several ends of generation; these names are ends wherever
+# they are control tokens.
+_END_NAMES = frozenset(
+    (
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|end_of_turn|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<eos>",
+        "</s>",
+    )
+)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Map the characters that spell bytes in byte-level vocabularies to those bytes.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 onwards.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_ALPHABET = byte_alphabet()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a file says of its tokens, checked.
+
+    Attributes
+    ----------
+    kind : "bytes" or "pieces"
+        Byte-level BPE with ranked merges, or SentencePiece-like with scores.
+    tokens : list of str
+        As stored; bytes that are not UTF-8 as surrogate escapes.
+    types : list of int
+        One of NORMAL .. BYTE for each token.
+    scores : list of float
+        Empty for ``bytes``.
+    merges : list of str
+        Pairs, joined by a space, best first; empty for ``pieces``.
+    pretokenizer : Pretokenizer
+    bos, eos, unknown : int or None
+    ends : frozenset of int
+        Every token that ends a generation.
+    add_bos, add_eos, add_space_prefix : bool
+    """
+
+    kind: Literal["bytes", "pieces"]
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    merges: list[str]
+    pretokenizer: Pretokenizer
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    ends: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        text, kind = self.tokens[token], self.types[token]
+        if kind not in ADDED:
+            if self.kind == "bytes":
+                return b"".join(
+                    bytes((_ALPHABET[c],)) if c in _ALPHABET else _encode(c) for c in text
+                )
+            if kind == BYTE and (byte := _BYTE_TOKEN.fullmatch(text)):
+                return bytes.fromhex(byte[1])
+            text = text.replace(SPACE, " ")
+        return _encode(text)
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | None:
+    """Read the vocabulary; None where there is none, or one of an unsupported kind (warned of).
+
+    Raises
+    ------
+    ModelFileError
+        Naming the key that is missing or wrong.
+    """
+    fields = Fields(metadata, "", file)
+    model = fields.get(_key("model"), str, "none")
+    if model in ("none", "no_vocab"):
+        return None
+    if model not in ("gpt2", "llama"):
+        log.warning("%s: tokenizer %r is not supported: give token ids", file, model[:80])
+        return None
+    is_bytes = model == "gpt2"
+    tokens = fields.require(_key("tokens"), list[str])
+    if not tokens:
+        raise fields.error(_key("tokens"), "an empty vocabulary")
+    types = _one_a_token(fields, "token_type", len(tokens), int, NORMAL)
+    pretokenizer = find_pretokenizer(
+        fields.get(_key("pre"), str, "default") if is_bytes else "gpt-2"
+    )
+    return Vocabulary(
+        kind="bytes" if is_bytes else "pieces",
+        tokens=tokens,
+        types=types,
+        scores=[] if is_bytes else _one_a_token(fields, "scores", len(tokens), float, None),
+        merges=fields.require(_key("merges"), list[str]) if is_bytes else [],
+        pretokenizer=pretokenizer,
+        bos=_token_id(fields, "bos", len(tokens)),
+        eos=_token_id(fields, "eos", len(tokens)),
+        unknown=_token_id(fields, "unknown", len(tokens)),
+        ends=_ends(fields, tokens, types),
+        add_bos=fields.get(_key("add_bos_token"), bool, pretokenizer.add_bos if is_bytes else True),
+        add_eos=fields.get(_key("add_eos_token"), bool, False),
+        add_space_prefix=not is_bytes and fields.get(_key("add_space_prefix"), bool, True),
+    )
+
+
+def _key(name: str) -> str:
+    return f"tokenizer.ggml.{name}"
+
+
+def _one_a_token(fields: Fields, name: str, n: int, kind: Any, default: Any) -> list[Any]:
+    """Read a list with one entry for each token."""
+    key = _key(name)
+    if default is not None and key not in fields:
+        return [default] * n
+    values: list[Any] = fields.require(key, list[kind])
+    if len(values) != n:
+        raise fields.error(key, "not one entry a token", wanted=n, got=len(values))
+    if np.isnan(values).any():
+        raise fields.error(key, "an entry is not a number")
+    return values
+
+
+def _token_id(fields: Fields, name: str, n: int) -> int | None:
+    key = _key(f"{name}_token_id")
+    if key not in fields:
+        return None
+    token = fields.require(key, int)
+    if not 0 <= token < n:
+        raise fields.error(key, "no such token", wanted=f"0..{n - 1}", got=token)
+    return token
+
+
+def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:
+    found = {_token_id(fields, name, len(tokens)) for name in _END_KEYS}
+    named = {
+        text: token
+        for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
+        if text in _END_NAMES and kind in ADDED
+    }
+    if "<|return|>" in named and "<|call|>" in named:
+        named.pop("<|end|>", None)  # there it ends a message, and another follows
+    return frozenset(token for token in (*found, *named.values()) if token is not None)

@@ -1,0 +1,322 @@
+"""Tokenizers: equal to their sources, exact to the byte, safe on bad metadata."""
+
+import itertools
+import json
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mtpcore.errors import ModelFileError, MtpcoreError
+from mtpcore.gguf import open_model_file, read_tokenizer
+from mtpcore.gguf.pretokenizers import find_pretokenizer
+from mtpcore.gguf.vocabulary import byte_alphabet
+
+DATA = Path(__file__).parents[1] / "data" / "glm-11"
+bounded = settings(derandomize=True, max_examples=150, deadline=None)
+NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
+
+
+def fixture():
+    with open_model_file(DATA / "glm-11-f16.gguf") as model:
+        return read_tokenizer(model.metadata, str(model.path))
+
+
+OURS = fixture()
+THEIRS = tokenizers.Tokenizer.from_file(str(DATA / "tokenizer.json"))
+HELD = json.loads((DATA / "held.json").read_text())["held_ids"]
+# Letters of every length in UTF-8, space, digits, signs, and what looks like special tokens.
+TEXT = st.text(st.sampled_from("aé漢🙂 \n\t\r'sT1\uff12.,_=<|>▁́")) | st.text() | st.just("[gMASK]x")
+
+
+def metadata(vocabulary, types=None, **more):
+    found = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": vocabulary}
+    found |= {"tokenizer.ggml.merges": [], "tokenizer.ggml.pre": "gpt-2"}
+    if types is not None:
+        found["tokenizer.ggml.token_type"] = np.array(types, np.int32)
+    found |= {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+ALPHABET = list(byte_alphabet())
+
+
+def test_the_fixture_is_read():
+    assert OURS.n_vocab == 2048
+    assert (OURS.bos, OURS.eos) == (1, 0)
+    assert OURS.end_tokens == {0, 2, 4}
+    text = OURS.decode(HELD, special=True)
+    assert text == THEIRS.decode(HELD, skip_special_tokens=False)
+    assert OURS.encode(text, parse_special=True) == HELD
+
+
+@bounded
+@given(TEXT)
+def test_tokens_equal_those_of_the_source(text):
+    assert OURS.encode(text, parse_special=True) == THEIRS.encode(text).ids
+    assert OURS.decode_bytes(OURS.encode(text)) == text.encode()
+    assert all(OURS.vocabulary.types[token] != CONTROL for token in OURS.encode(text))
+
+
+@bounded
+@given(st.lists(st.integers(0, 2047)))
+def test_streaming_gives_the_text_of_the_whole(tokens):
+    stream = OURS.stream()
+    parts = [stream.push(token) for token in tokens]
+    assert "".join(parts) + stream.flush() == OURS.decode(tokens)
+    assert OURS.decode_bytes(tokens, special=True) == b"".join(map(OURS.token_bytes, tokens))
+
+
+def test_a_character_is_held_back_until_it_is_whole():
+    tokens = OURS.encode("🙂!")
+    assert len(tokens) == 5
+    stream = OURS.stream()
+    assert [stream.push(token) for token in tokens] == ["", "", "", "🙂", "!"]
+    assert stream.push(tokens[0]) == ""
+    assert stream.flush() == "\ufffd"
+    assert stream.push(tokens[4]) == "!"
+
+
+def test_special_tokens_are_shown_and_parsed_on_request():
+    assert OURS.encode("<|user|>", parse_special=True) == [2]
+    assert len(OURS.encode("<|user|>")) > 1
+    assert OURS.decode([2, *OURS.encode("hi")]) == "hi"
+    assert OURS.decode([2, *OURS.encode("hi")], special=True) == "<|user|>hi"
+
+
+@pytest.mark.parametrize("token", [-1, 2048, 1 << 40, 1.5, "a", None])
+def test_ids_out_of_range(token):
+    for call in (OURS.token_bytes, OURS.stream().push, lambda t: OURS.decode([t])):
+        with pytest.raises(MtpcoreError, match="no such token"):
+            call(token)
+
+
+def test_text_that_is_not_unicode_is_refused():
+    with pytest.raises(MtpcoreError, match="not valid Unicode"):
+        OURS.encode("a\ud800")
+
+
+def test_numpy_ids_are_ids():
+    tokens = np.array(OURS.encode("numbers"), np.int32)
+    assert OURS.decode(tokens) == "numbers"
+
+
+REST = [" x", "\n\n", " y", " ", " ++=", "é"]
+SPLITS = {
+    "gpt-2": ["I", "'ll", " don", "'", "T", " 12345", *REST],
+    "llama-bpe": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
+    "glm4": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
+    "qwen2": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
+    "deepseek-v3": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
+}
+
+
+def cut(name, text):
+    inverse = byte_alphabet()
+    words = find_pretokenizer(name).build().pre_tokenize_str(text)
+    return [bytes(inverse[char] for char in word).decode() for word, _ in words]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_pretokenizers_cut_as_published(name):
+    assert cut(name, "I'll don'T 12345 x\n\n y  ++=é") == SPLITS[name]
+
+
+def test_pretokenizers_differ_where_published_ones_do():
+    assert cut("deepseek-v3", "漢字かな(abc") == ["漢字かな", "(abc"]
+    assert cut("qwen2", "漢字かな(abc") == ["漢字かな", "(abc"]
+    assert cut("deepseek-v3", "1漢字a#!\n\nx") == ["1", "漢字", "a", "#!\n\n", "x"]
+    assert cut("qwen2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!\n\n", "x"]
+    assert cut("gpt-2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!", "\n", "\n", "x"]
+
+
+def test_an_unknown_pretokenizer_is_warned_of(caplog):
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        read_tokenizer(metadata(ALPHABET, pre="martian")).encode("a b")
+    assert "martian" in caplog.text
+
+
+def test_whole_words_are_taken_where_the_pretokenizer_says_so():
+    tokens = [*ALPHABET, "ab", "abc"]
+    merges = ["a b"]
+    by_merges = read_tokenizer(metadata(tokens, pre="qwen2", merges=merges))
+    whole = read_tokenizer(metadata(tokens, pre="llama-bpe", merges=merges))
+    assert [by_merges.token_bytes(t) for t in by_merges.encode("abc")] == [b"ab", b"c"]
+    assert [whole.token_bytes(t) for t in whole.encode("abc")] == [b"abc"]
+
+
+def test_bos_and_eos_are_added_where_the_file_asks():
+    tokens, types = [*ALPHABET, "<s>", "</s>"], [NORMAL] * 256 + [CONTROL] * 2
+    ids = {"bos_token_id": 256, "eos_token_id": 257}
+    a = ALPHABET.index("a")
+    for more, expected in (
+        ({}, [a]),
+        ({"pre": "llama-bpe"}, [256, a]),
+        ({"pre": "llama-bpe", "add_bos_token": False}, [a]),
+        ({"add_bos_token": True, "add_eos_token": True}, [256, a, 257]),
+    ):
+        tokenizer = read_tokenizer(metadata(tokens, types, **ids, **more))
+        assert tokenizer.encode("a") == expected
+        assert tokenizer.encode("a", add_special=False) == [a]
+        assert tokenizer.decode(expected) == "a"
+
+
+def test_every_end_of_generation_is_known():
+    names = ["<|im_end|>", "<|end|>", "</s>", "<|endoftext|>", "<tool>"]
+    tokens = [*ALPHABET, *names]
+    types = [NORMAL] * 256 + [CONTROL, CONTROL, NORMAL, USER, CONTROL]
+    found = read_tokenizer(metadata(tokens, types, eot_token_id=260))
+    assert found.end_tokens == {256, 257, 259, 260}  # "</s>" is ordinary text here
+    harmony = [*tokens, "<|return|>", "<|call|>"]
+    found = read_tokenizer(metadata(harmony, [*types, CONTROL, CONTROL]))
+    assert found.end_tokens == {256, 259, 261, 262}
+
+
+def test_tokens_that_are_not_utf8_decode_to_their_bytes(caplog):
+    odd = b"\xff\xc3".decode("utf-8", "surrogateescape")
+    tokenizer = read_tokenizer(metadata([*ALPHABET, odd, "", "a"], merges=["a b", "x", ""]))
+    assert tokenizer.token_bytes(256) == b"\xff\xc3"
+    assert tokenizer.token_bytes(257) == b""
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        assert tokenizer.encode("a") == [ALPHABET.index("a")]
+    assert "3 merges" in caplog.text
+
+
+def test_bytes_without_a_token_are_warned_of(caplog):
+    tokenizer = read_tokenizer(metadata(["a", "b"]))
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        assert tokenizer.encode("ab") == [0, 1]
+    assert "no token for 254 of 256 bytes" in caplog.text
+
+
+# --- vocabularies of pieces with scores ---
+
+WORDS = ["▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "▁abc", "▁▁", "ca", "aa", "é", "bca"]
+
+
+def pieces(**more):
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * len(WORDS) + [USER]
+    scores = [0.0] * 259 + [-float(i) for i in random.Random(3).sample(range(50), len(WORDS))]
+    found = metadata([*tokens, *WORDS, "<tool>"], types, bos_token_id=1, eos_token_id=2)
+    del found["tokenizer.ggml.pre"], found["tokenizer.ggml.merges"]
+    found |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.scores": np.array([*scores, 0.0], np.float32),
+    }
+    return found | {f"tokenizer.ggml.{key}": value for key, value in more.items()}
+
+
+def join_by_score(text, tokens, scores):
+    """The definition: join the neighbours whose joint piece scores best, leftmost first."""
+    ids = {token: i for i, token in enumerate(tokens)}
+    parts = list(text)
+    while True:
+        joint = [
+            (-scores[ids[a + b]], i)
+            for i, (a, b) in enumerate(itertools.pairwise(parts))
+            if a + b in WORDS
+        ]
+        if not joint:
+            break
+        i = min(joint)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    found = []
+    for part in parts:
+        found += [ids[part]] if part in WORDS else [ids[f"<0x{b:02X}>"] for b in part.encode()]
+    return found
+
+
+SCORED = {prefix: read_tokenizer(pieces(add_space_prefix=prefix)) for prefix in (True, False)}
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+@bounded
+@given(text=st.text("abc é漢", max_size=30) | st.text(max_size=8))
+def test_pieces_are_joined_by_score(prefix, text):
+    tokenizer = SCORED[prefix]
+    vocabulary = tokenizer.vocabulary
+    spelled = ("▁" if prefix and text else "") + text.replace(" ", "▁")
+    expected = join_by_score(spelled, vocabulary.tokens, vocabulary.scores)
+    found = tokenizer.encode(text)
+    assert found == [1, *expected]
+    assert tokenizer.decode_bytes(found) == text.replace("▁", " ").encode()
+
+
+@bounded
+@given(st.lists(st.sampled_from(["a", " ab", "é", "<tool>", "<s>", " ", "漢"])).map("".join))
+def test_spaces_survive_added_tokens(text):
+    for tokenizer in SCORED.values():
+        found = tokenizer.encode(text, add_special=False, parse_special=True)
+        assert tokenizer.decode(found, special=True) == text
+        stream = tokenizer.stream(special=True, start=True)
+        assert "".join(map(stream.push, found)) + stream.flush() == text
+
+
+def test_a_stream_continues_a_prompt():
+    tokenizer = SCORED[True]
+    first = tokenizer.encode("ab", add_special=False)
+    assert tokenizer.stream().push(first[0]) == " ab"
+    assert tokenizer.stream(start=True).push(first[0]) == "ab"
+
+
+# --- bad metadata ---
+
+
+def test_no_tokenizer_is_none(caplog):
+    assert read_tokenizer({}) is None
+    assert read_tokenizer({"tokenizer.ggml.model": "none"}) is None
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        assert read_tokenizer({"tokenizer.ggml.model": "bert"}) is None
+    assert "bert" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"model": 3}, "model"),
+        ({"tokens": None}, "tokens"),
+        ({"tokens": []}, "tokens"),
+        ({"tokens": np.arange(3)}, "tokens"),
+        ({"merges": None}, "merges"),
+        ({"merges": np.arange(3)}, "merges"),
+        ({"pre": 1}, "pre"),
+        ({"token_type": np.ones(3, np.int32)}, "token_type"),
+        ({"token_type": ["a"] * 256}, "token_type"),
+        ({"bos_token_id": 256}, "bos_token_id"),
+        ({"eot_token_id": -1}, "eot_token_id"),
+        ({"eos_token_id": "a"}, "eos_token_id"),
+        ({"add_bos_token": 1}, "add_bos_token"),
+        ({"model": "llama"}, "scores"),
+        ({"model": "llama", "scores": np.full(256, np.nan)}, "scores"),
+        ({"model": "llama", "scores": np.zeros(255)}, "scores"),
+    ],
+)
+def test_bad_metadata_names_its_key(change, key):
+    with pytest.raises(ModelFileError, match=rf"tokenizer\.ggml\.{key}'"):
+        read_tokenizer(metadata(ALPHABET, **change))
+
+
+def test_random_vocabularies_end_in_success_or_refusal():
+    chance = random.Random(11)
+    letters = ["a", "b", "▁", " ", "<0x41>", "", "\udcff", "Ġ", "é", "<s>", "\0"]
+    for _ in range(300):
+        n = chance.randint(1, 12)
+        word = lambda: "".join(chance.choices(letters, k=chance.randint(0, 3)))  # noqa: E731
+        types = [chance.randint(-1, 8) for _ in range(n)]
+        found = metadata([word() for _ in range(n)], types, unknown_token_id=chance.randint(0, n))
+        found["tokenizer.ggml.model"] = chance.choice(["gpt2", "llama"])
+        found["tokenizer.ggml.merges"] = [word() + " " + word() for _ in range(5)]
+        found["tokenizer.ggml.scores"] = np.array([chance.choice([0, 1, np.inf]) for _ in range(n)])
+        try:
+            tokenizer = read_tokenizer(found)
+            tokenizer.decode(tokenizer.encode("ab <s>é", parse_special=chance.random() < 0.5))
+            tokenizer.decode(range(n))
+        except MtpcoreError:
+            pass
