@@ -25,6 +25,7 @@ CFLAGS = [
     "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-fno-trapping-math",  # nobody reads the exception flags; loops that compare get vectorised
     "-fvisibility=hidden",
     "-fno-lto",
     "-Wall",

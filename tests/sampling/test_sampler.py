@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtpcore._ext import _sampling
-from mtpcore.errors import SamplingError
+from mtpcore._ext import _matmul, _sampling
+from mtpcore.errors import BackendError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 
 NO_HISTORY = np.zeros(0, np.int32)
@@ -117,6 +117,33 @@ def test_equals_the_definition_on_a_large_vocabulary(scale):
         sampling = Sampling(seed=3, **case)
         got = Sampler(sampling, scratch).choose(logits, NO_HISTORY, 0, index)
         assert got == reference.choose(sampling, logits, NO_HISTORY, 0, index), case
+
+
+def test_every_instruction_set_chooses_the_same():
+    """Tokens and probabilities, on rows that end inside a chunk."""
+    rng = np.random.default_rng(6)
+    cases = [{}, {"temperature": 1.5}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.01}]
+    rows = [(rng.normal(size=n) * 3).astype(np.float32) for n in (1, 63, 64, 65, 1000, 32_001)]
+    rows.append(np.where(rng.random(777) < 0.1, np.nan, np.float32(1)).astype(np.float32))
+    rows.append(np.array([1.0, np.inf, np.nan, np.inf, -np.inf], np.float32))
+    results = {}
+    before = _sampling.use_isa("base")
+    try:
+        for isa in _matmul.available_isas():
+            _sampling.use_isa(isa)
+            results[isa] = [
+                Sampler(
+                    Sampling(seed=2**63 + 5, stream=2**40 + 1, **case), Scratch(len(row))
+                ).choose_with_probability(row, NO_HISTORY, 0, index)
+                for row in rows
+                for case in cases
+                for index in (0, 1, 2**32 - 1)
+            ]
+    finally:
+        _sampling.use_isa(before)
+    assert all(result == results["base"] for result in results.values())
+    with pytest.raises(BackendError):
+        _sampling.use_isa("none")
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))

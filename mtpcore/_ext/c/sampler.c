@@ -9,13 +9,13 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "cpu.h"
 #include "philox.h"
 #include "sampler_passes.h"
 
 #define LARGEST_NOISE 36.8 /* -log(2^-53) and a little */
 
 struct mtp_sampler_scratch {
-    const mtp_sampler_passes *passes;
     int64_t n_ids;
     float *logits;   /* [n_vocab] after bias, penalties and mask */
     float *maxima;   /* [chunks] */
@@ -24,11 +24,20 @@ struct mtp_sampler_scratch {
     int32_t *rows;   /* [n_ids] row of a token id, valid if token_ids maps it back */
 };
 
+static const mtp_sampler_passes *passes(void) {
+#if defined(__x86_64__)
+    static const mtp_sampler_passes *const table[MTP_ISA_COUNT] = {
+        &mtp_sampler_passes_base, &mtp_sampler_passes_avx2, &mtp_sampler_passes_avx512};
+    return table[mtp_isa()];
+#else
+    return &mtp_sampler_passes_base;
+#endif
+}
+
 mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) {
     mtp_sampler_scratch *scratch = calloc(1, sizeof *scratch);
     if (!scratch) return NULL;
     const size_t n = (size_t)n_vocab;
-    scratch->passes = &mtp_sampler_passes_base;
     scratch->n_ids = n_ids;
     scratch->logits = malloc(n * sizeof(float));
     scratch->maxima = malloc((n / MTP_CHUNK + 1) * sizeof(float));
@@ -247,21 +256,27 @@ static void run_chunk(race *state, const logits_row *row, const int32_t *rows, i
                       int64_t n) {
     float logits[MTP_CHUNK];
     uint32_t ids[MTP_CHUNK];
-    uint64_t bits[MTP_CHUNK];
-    for (int64_t j = 0; j < n; j++) {
-        const int64_t i = rows ? rows[j] : begin + j;
-        logits[j] = row->logits[i];
-        ids[j] = (uint32_t)token_id(row, i);
+    uint32_t lower[MTP_CHUNK], upper[MTP_CHUNK];
+    if (rows) {
+        for (int64_t j = 0; j < n; j++) {
+            logits[j] = row->logits[rows[j]];
+            ids[j] = (uint32_t)token_id(row, rows[j]);
+        }
+    } else {
+        memcpy(logits, row->logits + begin, (size_t)n * sizeof(float));
+        for (int64_t j = 0; j < n; j++) ids[j] = (uint32_t)token_id(row, begin + j);
     }
     for (int64_t j = n; j < MTP_CHUNK; j++) {
         logits[j] = -INFINITY;
         ids[j] = 0;
     }
-    const mtp_sampler_passes *passes = row->scratch->passes;
-    if (!passes->draw(logits, ids, state->noise, state->inverse, state->score, bits)) return;
+    if (!passes()->draw(logits, ids, state->noise, state->inverse, state->score, lower, upper))
+        return;
     for (int64_t j = 0; j < n; j++) {
+        const double scaled = (double)logits[j] * state->inverse;
+        if (!(scaled + mtp_noise_bound(upper[j]) >= state->score)) continue;
         const int64_t i = rows ? rows[j] : begin + j;
-        const double score = (double)logits[j] * state->inverse + gumbel(bits[j]);
+        const double score = scaled + gumbel((uint64_t)upper[j] << 32 | lower[j]);
         if (score > state->score || (score == state->score && i < state->row)) {
             state->score = score;
             state->row = i;
@@ -295,7 +310,7 @@ static int64_t choose_row(const logits_row *row, const mtp_sampling *sampling, i
 /* The lowest row with the largest logit, -1 if every one is -inf or NaN. */
 static int64_t argmax(const logits_row *row) {
     float *maxima = row->scratch->maxima;
-    row->scratch->passes->maxima(row->logits, row->n_vocab, maxima);
+    passes()->maxima(row->logits, row->n_vocab, maxima);
     const int64_t n_chunks = (row->n_vocab + MTP_CHUNK - 1) / MTP_CHUNK;
     int64_t best = 0;
     for (int64_t chunk = 1; chunk < n_chunks; chunk++)
@@ -325,7 +340,7 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
     const float max = row.logits[top];
     uint64_t total = 0;
     if (probability || (sampling->temperature > 0.0 && sampling->top_p < 1.0))
-        total = scratch->passes->total_mass(row.logits, n_vocab, max);
+        total = passes()->total_mass(row.logits, n_vocab, max);
     const int64_t chosen =
         sampling->temperature > 0.0 ? choose_row(&row, sampling, index, top, total) : top;
     if (probability)
