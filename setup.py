@@ -47,9 +47,11 @@ ISA_FLAGS = {
         "-mprefer-vector-width=512",
     ],
 }
+MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"]
 LINK = ["-pthread"]
 if SANITIZE:
-    CFLAGS = [*CFLAGS, f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    watch = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    CFLAGS, MODULE_CFLAGS = [*CFLAGS, *watch], [*MODULE_CFLAGS, *watch]
     LINK = [*LINK, f"-fsanitize={SANITIZE}"]
 
 
@@ -102,7 +104,7 @@ modules = [
         include_dirs=[str(SOURCES)],
         define_macros=macros,
         extra_link_args=LINK,
-        extra_compile_args=["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"],
+        extra_compile_args=MODULE_CFLAGS,
         depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.[ch]")],
     )
     for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))

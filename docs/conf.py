@@ -1,0 +1,21 @@
+"""Sphinx settings; pages are Markdown (MyST), API pages come from docstrings."""
+
+from importlib.metadata import version as installed_version
+
+project = "mtpcore"
+author = "the mtpcore authors"
+release = version = installed_version("mtpcore")
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxcontrib.mermaid",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 3
+napoleon_google_docstring = False
+autodoc_typehints = "description"
+html_theme = "alabaster"
+html_theme_options = {"description": "Drafters as small graphs on another context's hidden states"}

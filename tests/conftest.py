@@ -1,0 +1,24 @@
+"""How long hypothesis searches: HYPOTHESIS_PROFILE=deep, or the bounded ``ci`` by default."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Derandomised, so that a run says the same about the same commit; a slow machine is no failure.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    max_examples=50,
+    stateful_step_count=30,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "deep",
+    max_examples=3000,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

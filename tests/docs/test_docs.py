@@ -1,0 +1,66 @@
+"""The documentation builds without a warning, and its Python code runs."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import types
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [
+    page
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "_build" not in page.parts and BLOCK.search(page.read_text("utf-8"))
+]
+
+
+def run_page(page, monkeypatch):
+    """Execute a page's Python blocks in order, in one namespace, with the page's line numbers."""
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    text = page.read_text("utf-8")
+    for block in BLOCK.finditer(text):
+        blank = "\n" * text.count("\n", 0, block.start(1))
+        exec(compile(blank + block[1], str(page), "exec"), module.__dict__)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_code_runs(page, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run_page(page, monkeypatch)
+
+
+def test_blocks_share_names_and_fail_at_their_line(monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 2\n```\ntext\n\n```python\nx *= 3\nx[0]\n```\n")
+    with pytest.raises(TypeError) as caught:
+        run_page(page, monkeypatch)
+    assert sys.modules["page"].x == 6
+    assert caught.traceback[-1].lineno + 1 == 8
+
+
+def test_documentation_builds_without_warnings(tmp_path):
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(tmp_path / "html")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "html" / "index.html").exists()
+
+
+def test_every_dependency_is_explained():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    listed = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        listed += extra
+    names = {re.match(r"[\w-]+", requirement)[0] for requirement in listed}
+    page = (ROOT / "docs" / "dependencies.md").read_text("utf-8")
+    assert names == set(re.findall(r"^\| `([\w-]+)`", page, re.MULTILINE))

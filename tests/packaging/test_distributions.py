@@ -1,0 +1,106 @@
+"""What a release ships: sdist to wheel to an import elsewhere, and the plugins' own wheels."""
+
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+INSTALLED = """
+import importlib, json, sys
+import mtpcore
+from importlib.metadata import distribution
+found = distribution("mtpcore")
+compiled = [f.stem.split(".")[0] for f in found.files if f.suffix == ".so"]
+for name in compiled:
+    importlib.import_module("mtpcore._ext." + name)
+points = {p.name: p.load().__file__ for p in found.entry_points if p.group == "mtpcore"}
+print(json.dumps({"mtpcore": mtpcore.__file__, "compiled": compiled, "plugins": points}))
+"""
+
+
+def run(*command, cwd, path=None):
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(path or "")},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+def install(wheel, target):
+    run("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", target, wheel, cwd="/")
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Build the sdist, and the wheel from nothing but the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run("-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_sdist_carries_every_source(dist):
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+    wanted = {f for f in tracked if not f.startswith(".")} or {"setup.py", "pyproject.toml"}
+    assert wanted - shipped == set()
+    assert not [name for name in shipped if name.endswith((".so", ".o", ".pyc"))]
+
+
+@pytest.mark.slow
+def test_wheel_works_where_it_is_installed(dist, tmp_path):
+    wheel = next(dist.glob("*.whl"))
+    install(wheel, tmp_path / "site")
+    found = json.loads(run("-c", INSTALLED, cwd=tmp_path, path=tmp_path / "site"))
+    assert Path(found["mtpcore"]).is_relative_to(tmp_path)
+    assert set(found["compiled"]) == {f.stem for f in (ROOT / "mtpcore/_ext").glob("*.pyx")}
+    assert "glm_nextn" in found["plugins"]
+    assert all(Path(file).is_relative_to(tmp_path) for file in found["plugins"].values())
+
+
+@pytest.mark.slow
+def test_wheel_holds_modules_and_data_and_nothing_else(dist):
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
+        shipped = {name for name in archive.namelist() if ".dist-info/" not in name}
+    suffixes = {".py", ".pyi", ".pxd", ".cu", ".gguf", ".typed"}
+    wanted = {
+        str(file.relative_to(ROOT))
+        for file in (ROOT / "mtpcore").rglob("*")
+        if file.suffix in suffixes or file.name == "py.typed"
+    }
+    ours = {name for name in shipped if name.startswith("mtpcore/") and not name.endswith(".so")}
+    assert ours == wanted
+    assert {name.split("/")[0] for name in shipped} == {"mtpcore"} | {
+        folder.name for folder in (ROOT / "plugins").glob("*/mtpcore_*")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plugin", PLUGINS, ids=lambda path: path.name)
+def test_plugin_is_a_distribution_of_its_own(plugin, tmp_path):
+    copy = tmp_path / plugin.name
+    for file in plugin.rglob("*"):
+        if file.is_file() and not {"build", "__pycache__"} & set(file.parts):
+            (copy / file.relative_to(plugin)).parent.mkdir(parents=True, exist_ok=True)
+            (copy / file.relative_to(plugin)).write_bytes(file.read_bytes())
+    run("-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, copy, cwd=tmp_path)
+    wheel = next(tmp_path.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        points = next(n for n in names if n.endswith("entry_points.txt"))
+        assert "[mtpcore]" in archive.read(points).decode()
+    assert any(name.startswith(f"mtpcore_{plugin.name}/") for name in names)

@@ -1,0 +1,24 @@
+"""Formatting, lint and types: each tool is one test, so that pytest alone is the verdict."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CYTHON_LINT = "import sys; from cython_lint.cython_lint import main; sys.exit(main())"
+TOOLS = {
+    "ruff format": ["-m", "ruff", "format", "--check", "--no-cache", "."],
+    "ruff check": ["-m", "ruff", "check", "--no-cache", "."],
+    "cython-lint": ["-c", CYTHON_LINT, "mtpcore"],
+    "mypy": ["-m", "mypy", "--no-error-summary"],
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tool_finds_nothing(tool):
+    done = subprocess.run(
+        [sys.executable, *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{tool}:\n{done.stdout}{done.stderr}"
