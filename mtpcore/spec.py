@@ -3,6 +3,10 @@
 Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
 a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
 norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors``.
+
+Where a number may differ from file to file a field also takes the metadata key that holds it: a
+plain string is a key that must be there, ``Key`` one with a default. ``{arch}`` in a key stands
+for the file's architecture. Contexts and links see the numbers: keys are read once, at load.
 """
 
 from __future__ import annotations
@@ -17,16 +21,20 @@ from mtpcore.errors import PluginError
 
 __all__ = [
     "Block",
+    "Checkpoint",
     "DrafterSpec",
     "Feed",
     "Fit",
     "Heads",
     "KVPolicy",
+    "Key",
     "Link",
     "ModelSpec",
     "Pairing",
+    "Rename",
     "Tap",
     "Tie",
+    "Tree",
     "VocabularyMap",
     "first_of",
 ]
@@ -36,7 +44,23 @@ Pairing = Literal["next-token", "same-token", "none"]
 
 ``next-token``: token p with the source's row p - 1 (the row that predicted it).
 ``same-token``: token p with row p. ``none``: rows without a token (encoders, injected states).
+An entry is always counted by its token, p; some engines count the same pairs by the hidden row's
+position, which turns every RoPE by one more step and so changes no attention score.
 """
+
+Builder = Callable[..., Any]
+"""A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A metadata key whose value stands in a declaration, and what holds where it is missing."""
+
+    name: str
+    default: bool | int | None = None
+
+
+Number = int | str | Key | None
+Flag = bool | str | Key
 
 
 class Tap(msgspec.Struct, frozen=True):
@@ -82,27 +106,34 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot of a drafter's graph and where its rows come from.
+    """A slot of a graph and where its rows come from.
 
-    ``taps`` are joined in order along the last axis. ``first`` says what the first entry of a
-    sequence gets where the pairing leaves it without a row: no entry at all (the default), a row
-    of zeros, or the row itself is kept. ``recycle`` names the graph output that takes the slot's
-    place in later draft steps; None where nothing is recycled.
+    ``taps`` are joined in order along the last axis; ``layer_input:`` with a metadata key instead
+    of a number stands for one tap for each layer listed there. ``src`` is whose taps they are: the
+    ``target`` or one of the drafter's own graphs; ``graph`` is whose slot it is (empty: the graph
+    that drafts). ``first`` says what the first entry of a sequence gets where the pairing leaves it
+    without a row: no entry at all (the default), a row of zeros, or the row itself is ``kept``
+    unpaired. ``recycle`` names the graph output that takes the slot's place in later draft steps,
+    None where nothing is recycled; ``recycle_width`` is its width where that is not the taps'.
+    ``evidence`` says where the choice of tap and pairing comes from.
     """
 
     slot: str
     taps: tuple[str, ...] = ("hidden",)
+    src: str = "target"
+    graph: str = ""
     pairing: Pairing = "next-token"
     first: Literal["none", "zeros", "kept"] = "none"
     recycle: str | None = None
+    recycle_width: Number = None
     evidence: str = ""
 
 
 class Tie(msgspec.Struct, frozen=True):
     """A weight that may live under several names: the first present one is used.
 
-    ``{n}`` in a name stands for the head's block. ``retype`` lets the borrowed matrix be packed in
-    another type for drafting only.
+    ``{n}`` in a name stands for the head's block; a candidate ``target:name`` lies in the linked
+    target's file. ``retype`` lets a borrowed matrix be packed in another type for drafting only.
     """
 
     tensor: str
@@ -122,14 +153,14 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
     drafter layer's kind to the target's layer counted from its end); entries ``injected`` from
     hidden states; or ``none``. ``refresh``: positions written while drafting are recomputed from
     the target's true hidden states after verification. ``warm_up``: entries for the whole prompt.
-    ``window``: metadata key or number of positions that are kept. ``per_head``: one memory for
-    each head instead of a common one.
+    ``window``: how many positions are kept (None: all). ``per_head``: one memory for each head
+    instead of a common one; every head then gets the entries of all accepted positions.
     """
 
     source: Literal["own", "shared", "injected", "none"] = "own"
     refresh: bool = True
     warm_up: bool = True
-    window: int | str | None = None
+    window: Number = None
     per_head: bool = False
     layer_map: tuple[tuple[str, int], ...] = ()
 
@@ -137,13 +168,14 @@ class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
     """How many heads there are and which one drafts which step.
 
-    ``count``: a number or the metadata key that holds it. ``order``: one head ``repeated``, a
-    head ``each-step`` or all heads at once (``parallel``). ``rereads``: in a later step the head
+    ``count``: where the fit's tensors have ``{n}`` in their names the blocks that are there decide
+    and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step`` or
+    all heads at once (``parallel``: head i guesses the token i + 1 places on). ``rereads``: in a later step the head
     reads all rows drafted so far again, because its own memory lacks them. ``hidden_from``: what
     later heads are fed: the ``previous`` step's output or the ``target`` again.
     """
 
-    count: int | str = 1
+    count: int | str | Key = 1
     order: Literal["repeated", "each-step", "parallel"] = "repeated"
     rereads: bool = False
     hidden_from: Literal["previous", "target"] = "previous"
@@ -152,14 +184,37 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a block drafter: slots drafted in one pass.
 
-    ``size`` and ``mask_token`` are numbers or metadata keys. ``anchor_predicts``: whether slot 0
-    (the last committed token) already predicts a draft.
+    ``size`` counts the slots, the last committed token's included. ``mask_token`` fills the others;
+    its embedding is the row of ``mask_tensor`` where the file has that. ``causal``: whether a slot
+    sees only those before it. ``anchor_predicts``: whether slot 0 already predicts a draft (slot i
+    then predicts the token after it, otherwise the token at its own place). ``chain``: one of the
+    drafter's graphs, run from slot to slot on the token just chosen; its logits are added to the
+    slot's. ``candidates``: how many tokens of a slot the chain chooses among (0: all).
+    ``confidence``: the graph output that ``p_min`` is compared with instead of a probability.
     """
 
-    size: int | str
-    mask_token: int | str
-    causal: bool = False
-    anchor_predicts: bool = False
+    size: int | str | Key
+    mask_token: int | str | Key
+    mask_tensor: str | None = None
+    causal: Flag = False
+    anchor_predicts: Flag = False
+    chain: str | None = None
+    candidates: int | str | Key = 0
+    confidence: str | None = None
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a draft tree.
+
+    Either ``paths``, fixed: each the ranks chosen from the root on, as ``(0, 2)`` for the third
+    best child of the best child. Or grown: at each of ``depth`` levels the ``width`` best children
+    of the ``width`` best nodes, of which the ``n_nodes`` best by probability are verified.
+    """
+
+    paths: tuple[tuple[int, ...], ...] = ()
+    depth: int = 0
+    width: int = 0
+    n_nodes: int = 0
 
 
 class VocabularyMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,58 +228,147 @@ class VocabularyMap(msgspec.Struct, frozen=True, kw_only=True):
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Which model files a spec fits: by architecture and by the tensors that are there.
 
-    ``tensors`` must all be present; ``{n}`` stands for the first head's block. Presence of tensors
-    decides; a metadata key that disagrees is a warning (``count_key`` names it).
+    ``architectures``: empty means all. ``tensors`` must all be present and those of ``absent`` all
+    missing; ``{n}`` stands for the first head's block. Presence of tensors decides; a metadata key
+    that disagrees is a warning (``count_key`` names it: how many of ``{arch}.block_count`` layers
+    are heads). ``targets``: architectures that a standalone drafter was made for (empty: any that
+    offers its taps).
+    """
+
+    architectures: frozenset[str] = frozenset()
+    tensors: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    count_key: str | None = None
+    targets: frozenset[str] = frozenset()
+
+
+class Rename(msgspec.Struct, frozen=True):
+    """How a published checkpoint's tensor becomes the file's; ``convert`` applies it.
+
+    ``{n}`` in both names counts layers. ``change`` gets the checkpoint's array and returns the
+    file's: a split, a permutation, swapped halves, a norm that is stored minus one.
+    """
+
+    source: str
+    tensor: str
+    change: Callable[..., Any] | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How published checkpoints spell a model.
+
+    ``architectures`` are the names in their configuration; ``tensors`` and ``metadata`` map their
+    names to the file's.
     """
 
     architectures: frozenset[str]
-    tensors: tuple[str, ...] = ()
-    count_key: str | None = None
+    tensors: tuple[Rename, ...] = ()
+    metadata: tuple[tuple[str, str], ...] = ()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A trunk: which files it fits, its hyper-parameters and its graph.
 
-    ``hparams(fields, tensors)`` returns a struct filled from the metadata and checked; it has at
-    least ``n_vocab, width, n_layers`` (of the trunk alone), ``n_drafter_blocks`` and
-    ``rotary_axes`` (axes of a position). ``build(g, inputs, hparams)`` returns the graph's outputs.
+    Attributes
+    ----------
+    name : str
+    fit : Fit
+    hparams : callable
+        ``hparams(fields, tensors)`` returns a struct filled from the metadata and checked; it has
+        at least ``n_vocab``, ``width``, ``n_layers`` (of the trunk alone), ``n_drafter_blocks`` and
+        ``rotary_axes`` (axes of a position).
+    build : callable
+        ``build(g, inputs, hparams)`` returns the graph's outputs.
+    graphs : tuple of (str, callable)
+        Further graphs by the name of their type (an encoder), built alike.
+    feeds : tuple of Feed
+        Slots that the graphs read, where another context feeds them.
+    ties : tuple of Tie
+    min_types : tuple of (str, str)
+        Pattern of tensor names and the smallest type in which ``quantize`` may store them.
+    checkpoint : Checkpoint, optional
+    plugin : str
+        Who declared it; filled in at load.
     """
 
     name: str
     fit: Fit
     hparams: Callable[..., Any]
-    build: Callable[..., Any]
+    build: Builder
+    graphs: tuple[tuple[str, Builder], ...] = ()
+    feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
     min_types: tuple[tuple[str, str], ...] = ()
+    checkpoint: Checkpoint | None = None
+    plugin: str = ""
 
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A drafter: everything the core must know, and its graph.
 
-    ``shape``: ``chain`` (token by token), ``block`` (all slots in one pass), ``tree`` (several
-    continuations of one parent) or ``proposer`` (no graph). ``build(g, inputs, hparams)`` returns
-    the graph's outputs; it may be None for data-only declarations and proposers. ``limit`` is the
-    longest draft that makes sense. ``positions``: drafted rows ``advance`` or all carry the
-    ``same`` position. ``acceptance``: the first draft's expected rate (low, high) on ordinary
-    text. ``graph_type`` names the graph; further graphs (an encoder of taps) stand in ``graphs``.
+    Attributes
+    ----------
+    name : str
+    fit : Fit
+    build : callable or None
+        ``build(g, inputs, hparams)`` returns the outputs of the graph that drafts.
+    proposer : callable or None
+        For the shape ``proposer``: gets the model, returns a Proposer.
+    shape : str
+        ``chain`` (token by token), ``block`` (all slots in one pass), ``tree`` (several
+        continuations of one parent) or ``proposer`` (no graph).
+    feeds : tuple of Feed
+    ties : tuple of Tie
+    kv : KVPolicy
+    heads : Heads
+    block : Block, optional
+    tree : Tree, optional
+    vocabulary : VocabularyMap, optional
+    limit : int
+        The longest draft that makes sense. One head for each step, heads in parallel and the size
+        of a block bound it further.
+    positions : str
+        Drafted rows ``advance`` or all carry the ``same`` position.
+    first_embedding : str
+        Whether the token of a sequence's first entry is ``kept`` or its embedding is ``zeros``.
+    acceptance : (float, float)
+        The first draft's expected rate on ordinary text, low and high.
+    graph_type : str
+        Name of the graph that drafts.
+    graphs : tuple of (str, callable)
+        Further graphs (a fusion of taps, an injection of states, a chain inside a block).
+    hparams : callable, optional
+        As a ModelSpec's; default: the trunk's hyper-parameters. With ``standalone`` it also gives
+        ``target_width``, the width of the target's taps.
+    standalone : bool
+        Whether the drafter is a model file of its own, with an architecture of its own.
+    min_types, checkpoint, plugin
+        As a ModelSpec's.
+    evidence : str
+        Where the declaration comes from: paper, source, measurement with its size.
     """
 
     name: str
     fit: Fit
-    build: Callable[..., Any] | None = None
+    build: Builder | None = None
+    proposer: Callable[..., Any] | None = None
     shape: Literal["chain", "block", "tree", "proposer"] = "chain"
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
     kv: KVPolicy = KVPolicy()
     heads: Heads = Heads()
     block: Block | None = None
+    tree: Tree | None = None
     vocabulary: VocabularyMap | None = None
     limit: int = 8
     positions: Literal["advance", "same"] = "advance"
+    first_embedding: Literal["kept", "zeros"] = "kept"
     acceptance: tuple[float, float] = (0.0, 1.0)
     graph_type: str = "draft"
-    graphs: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    graphs: tuple[tuple[str, Builder], ...] = ()
     hparams: Callable[..., Any] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
+    checkpoint: Checkpoint | None = None
+    plugin: str = ""
     evidence: str = ""

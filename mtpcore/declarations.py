@@ -1,0 +1,139 @@
+"""What holds for every declaration: types of all fields, and rules between them.
+
+Python does not check a struct's fields when a plugin fills it in; this does, at the door, so that
+nothing behind it has to.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from mtpcore.errors import PluginError
+from mtpcore.spec import DrafterSpec, ModelSpec, Tap
+
+__all__ = ["check_spec"]
+
+
+def check_spec(spec: ModelSpec | DrafterSpec) -> None:
+    """Check a declaration.
+
+    Raises
+    ------
+    PluginError
+        Naming the field; ``where`` starts with the declaration's name.
+    """
+    try:
+        _check_types(spec, type(spec).__name__)
+        if not spec.name.replace("-", "_").isidentifier():
+            raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+        _check_feeds(spec)
+        if isinstance(spec, DrafterSpec):
+            _check_drafter(spec)
+        elif not spec.fit.architectures:
+            raise PluginError("a trunk names its architectures", where="fit.architectures")
+    except PluginError as error:
+        where = f"{spec.name!r}: {error.where}"
+        raise PluginError(
+            error.what, where=where, wanted=error.wanted, got=error.got, fix=error.fix
+        ) from None
+
+
+def _check_types(struct: msgspec.Struct, where: str) -> None:
+    for field in msgspec.structs.fields(type(struct)):
+        value = getattr(struct, field.name)
+        inside = f"{where}.{field.name}"
+        if not _matches(value, field.type, inside):
+            raise PluginError(
+                "wrong type", where=inside, wanted=_spell(field.type), got=repr(value)[:80]
+            )
+
+
+def _spell(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("mtpcore.spec.", "")
+
+
+def _matches(value: object, hint: Any, where: str) -> bool:
+    """Say whether a value is of a type; structs inside are checked and raise their own error."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in args
+    if origin in (Union, types.UnionType):
+        return any(_matches(value, one, where) for one in args)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        return len(value) == len(hints) and all(
+            _matches(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, hints, strict=True))
+        )
+    if origin is frozenset:
+        return isinstance(value, frozenset) and all(_matches(v, args[0], where) for v in value)
+    if origin is Callable:
+        return callable(value)
+    if hint in (int, float):
+        kinds = (int,) if hint is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    if not isinstance(value, hint):
+        return False
+    if isinstance(value, msgspec.Struct):
+        _check_types(value, where)
+    return True
+
+
+def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
+    graphs = dict(spec.graphs)
+    for (graph, slot), count in Counter((f.graph, f.slot) for f in spec.feeds).items():
+        if count > 1:
+            raise PluginError("two feeds of one slot", where=f"slot {slot!r} of {graph or 'build'}")
+    for feed in spec.feeds:
+        where = f"feed of slot {feed.slot!r}"
+        for name, known in ((feed.graph, {"", *graphs}), (feed.src, {"target", *graphs})):
+            if name not in known:
+                raise PluginError(
+                    "a feed names a graph that is not declared",
+                    where=where,
+                    wanted=", ".join(sorted(known - {""})),
+                    got=repr(name),
+                )
+        if not feed.taps:
+            raise PluginError("a feed without taps", where=where)
+        for tap in feed.taps:
+            point, _, layer = tap.partition(":")
+            listed = point == "layer_input" and layer and not layer.isdigit()
+            if not listed:  # otherwise the layers stand in the metadata
+                Tap.parse(tap)
+
+
+def _check_drafter(spec: DrafterSpec) -> None:
+    for shape, value in (
+        ("block", spec.block),
+        ("tree", spec.tree),
+        ("proposer", spec.proposer),
+    ):
+        if (spec.shape == shape) != (value is not None):
+            raise PluginError(
+                f"the field {shape!r} goes with the shape {shape!r}",
+                where=shape,
+                got=f"shape {spec.shape!r}",
+            )
+    if spec.limit < 1:
+        raise PluginError("the longest draft has a token", where="limit", wanted=">= 1", got=0)
+    low, high = spec.acceptance
+    if not 0 <= low <= high <= 1:
+        raise PluginError(
+            "rates rise within 0..1", where="acceptance", wanted="(low, high)", got=spec.acceptance
+        )
+    if spec.block and spec.block.chain is not None and spec.block.chain not in dict(spec.graphs):
+        raise PluginError(
+            "names a graph that is not declared", where="block.chain", got=spec.block.chain
+        )
+    for tie in spec.ties:
+        if not tie.candidates:
+            raise PluginError("a tie without candidates", where=tie.tensor)

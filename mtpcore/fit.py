@@ -1,0 +1,170 @@
+"""Which drafters a model file holds, by its tensors, and what their declarations mean for it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from mtpcore.gguf import Fields
+from mtpcore.spec import DrafterSpec, Feed, Fit, Key, ModelSpec, Number
+
+__all__ = ["FittedDrafter", "block_of", "count_heads", "fit_drafter", "fits", "resolve_feeds"]
+
+log = logging.getLogger("mtpcore")
+
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
+
+
+class FittedDrafter(msgspec.Struct, frozen=True):
+    """A drafter that a file holds.
+
+    ``spec`` has numbers in place of metadata keys; ``first_block`` is the block of head 0;
+    ``hparams`` are what its graphs are built with.
+    """
+
+    spec: DrafterSpec
+    first_block: int
+    hparams: Any
+
+
+def block_of(tensor: str) -> int | None:
+    """Return the block that a tensor belongs to, or None."""
+    found = _BLOCK.match(tensor)
+    return int(found[1]) if found else None
+
+
+def count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
+    """Return how many blocks from ``first_block`` on hold all tensors that have a block."""
+    patterns = [name for name in fit.tensors if "{n}" in name]
+    n = 0
+    while patterns and all(p.replace("{n}", str(first_block + n)) in tensors for p in patterns):
+        n += 1
+    return n
+
+
+def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[str]) -> bool:
+    """Say whether architecture and tensors without a block are a spec's."""
+    fit = spec.fit
+    if fit.architectures and architecture not in fit.architectures:
+        return False
+    present = all(name in tensors for name in fit.tensors if "{n}" not in name)
+    return present and not any(name in tensors for name in fit.absent)
+
+
+def fit_drafter(
+    spec: DrafterSpec, fields: Fields, tensors: Collection[str], first_block: int, hparams: Any
+) -> FittedDrafter | None:
+    """Return the drafter as this file holds it, or None where its tensors are not there.
+
+    A file that counts heads in its metadata but holds none, or only parts of one, is warned
+    about.
+
+    Parameters
+    ----------
+    first_block : int
+        The block after the trunk's last.
+    hparams : object
+        The trunk's hyper-parameters, used where the spec reads none of its own.
+
+    Raises
+    ------
+    ModelFileError
+        A metadata key that the declaration names is missing or wrong.
+    """
+    if not fits(spec, fields.architecture, tensors):
+        return None
+    in_blocks = any("{n}" in name for name in spec.fit.tensors)
+    n_heads = count_heads(spec.fit, tensors, first_block)
+    _warn(spec, fields, tensors, first_block, n_heads if in_blocks else None)
+    if in_blocks and not n_heads:
+        return None
+    if spec.hparams is not None:
+        hparams = spec.hparams(fields, tensors)
+    return FittedDrafter(_resolve(spec, fields, n_heads), first_block, hparams)
+
+
+def _warn(
+    spec: DrafterSpec,
+    fields: Fields,
+    tensors: Collection[str],
+    first_block: int,
+    n_heads: int | None,
+) -> None:
+    if n_heads is None:
+        return
+    needed = [name.replace("{n}", str(first_block + n_heads)) for name in spec.fit.tensors]
+    missing = [name for name in needed if name not in tensors]
+    if len(missing) < len(needed):
+        log.warning(
+            "%s: block %d is not a whole head of %s and is left out: %s is missing",
+            fields.file,
+            first_block + n_heads,
+            spec.name,
+            ", ".join(missing),
+        )
+    key = spec.fit.count_key
+    declared = fields.get(key, int, 0) if key else n_heads
+    if declared != n_heads:
+        log.warning(
+            "%s: metadata key %r says %d heads, the tensors of %d are there: tensors decide",
+            fields.file,
+            fields.key(key or ""),
+            declared,
+            n_heads,
+        )
+
+
+def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
+    """Put the file's numbers in place of metadata keys, and draw the limit from them."""
+    count = n_heads or _number(spec.heads.count, fields)
+    heads = msgspec.structs.replace(spec.heads, count=count)
+    kv = msgspec.structs.replace(spec.kv, window=_number(spec.kv.window, fields))
+    limit = spec.limit if heads.order == "repeated" else min(spec.limit, count or 1)
+    block = spec.block
+    if block is not None:
+        block = msgspec.structs.replace(
+            block,
+            size=_number(block.size, fields),
+            mask_token=_number(block.mask_token, fields),
+            candidates=_number(block.candidates, fields),
+            causal=_number(block.causal, fields, bool),
+            anchor_predicts=_number(block.anchor_predicts, fields, bool),
+        )
+        limit = min(limit, block.size if block.anchor_predicts else block.size - 1)  # type: ignore[type-var,operator,assignment]
+        if limit < 1:
+            raise fields.error("block", "a block of drafts has two slots", wanted=2, got=block.size)
+    feeds = resolve_feeds(spec.feeds, fields)
+    return msgspec.structs.replace(
+        spec, heads=heads, kv=kv, limit=limit, block=block, feeds=feeds
+    )
+
+
+def resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
+    """Put the layers that a metadata key lists in place of it."""
+    return tuple(
+        msgspec.structs.replace(
+            feed,
+            taps=tuple(one for tap in feed.taps for one in _taps(tap, fields)),
+            recycle_width=_number(feed.recycle_width, fields),
+        )
+        for feed in feeds
+    )
+
+
+def _taps(tap: str, fields: Fields) -> list[str]:
+    point, _, layer = tap.partition(":")
+    if not layer or layer.isdigit():
+        return [tap]
+    return [f"{point}:{i}" for i in fields.require(layer, list[int])]
+
+
+def _number(value: Number | bool, fields: Fields, kind: type = int) -> Any:
+    if isinstance(value, str):
+        return fields.require(value, kind)
+    if isinstance(value, Key):
+        return fields.get(value.name, kind, value.default)
+    return value

@@ -1,0 +1,161 @@
+"""From a path to a model: which plugin's trunk it is, and which drafters it holds."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from mtpcore.errors import ModelFileError, MtpcoreError
+from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits
+from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
+from mtpcore.model import Model
+from mtpcore.registry import Registry, registry
+from mtpcore.spec import DrafterSpec, ModelSpec
+
+__all__ = ["find_model", "load_model"]
+
+log = logging.getLogger("mtpcore")
+
+_PACKAGED = {"demo": Path(__file__).parent / "data" / "demo.gguf"}
+
+
+def load_model(
+    path: str | PathLike[str],
+    *,
+    mtp: bool = True,
+    mtp_path: str | PathLike[str] | None = None,
+    plugins: Registry | None = None,
+) -> Model:
+    """Open a model file.
+
+    A file may hold a trunk with its head, a trunk alone, or a head or drafter alone; its tensors
+    decide, and a metadata key that disagrees is a warning of the logger ``mtpcore``. A head that
+    cannot be used is left out with a warning: the trunk loads all the same.
+
+    Parameters
+    ----------
+    path : path
+        A GGUF file (of a split one the first part), or ``demo``, the model in the package.
+    mtp : bool
+        Whether heads are loaded; without, their tensors are neither packed nor counted.
+    mtp_path : path, optional
+        A file that holds the head which ``path`` lacks.
+    plugins : Registry, optional
+        Who may know the model; default: everybody who is installed.
+
+    Raises
+    ------
+    ModelFileError
+        A malformed file, an architecture that no plugin knows, files that do not belong together.
+    PluginError
+        As ``registry``.
+    """
+    known = registry() if plugins is None else plugins
+    if mtp_path is not None and not mtp:
+        raise ModelFileError("mtp=False and mtp_path contradict each other", where=str(mtp_path))
+    file = open_model_file(find_model(path))
+    try:
+        if mtp_path is not None:
+            _refuse_second_head(file, known)
+            file = merge(file, open_model_file(find_model(mtp_path)))
+        return _make(file, known, mtp)
+    except BaseException:
+        file.close()
+        raise
+
+
+def find_model(name: str | PathLike[str]) -> Path:
+    """Return the path of a model in the package by its name, or any other path as it is."""
+    return _PACKAGED.get(str(name), Path(name))
+
+
+def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
+    fields = Fields.of(file)
+    spec = known.architectures.get(file.architecture)
+    if spec is None:
+        return _make_standalone(file, fields, known)
+    if not fits(spec, file.architecture, file.tensors):
+        raise ModelFileError(
+            f"tensors of the architecture {file.architecture!r} are missing",
+            where=str(file.path),
+            wanted=", ".join(name for name in spec.fit.tensors if name not in file.tensors),
+        )
+    hparams = spec.hparams(fields, file.tensors)
+    fitted = _fit(known, fields, file, hparams) if mtp else []
+    tensors = dict(file.tensors)
+    if not mtp:
+        for name in file.tensors:
+            if (block_of(name) or 0) >= hparams.n_layers:
+                del tensors[name]
+    return Model(file, spec, hparams, fitted, tensors=tensors)
+
+
+def _fit(
+    known: Registry, fields: Fields, file: ModelFile, hparams: Any
+) -> list[FittedDrafter]:
+    """Return the drafters that the file holds, the most promising first."""
+    found = []
+    for spec in known.drafters:
+        if spec.standalone:
+            continue
+        try:
+            one = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
+        except Exception as error:  # a plugin's hparams may raise anything
+            log.warning(
+                "%s: drafter %r of plugin %r cannot be used: %s",
+                file.path,
+                spec.name,
+                spec.plugin,
+                error if isinstance(error, MtpcoreError) else repr(error),
+            )
+            continue
+        if one is not None:
+            found.append(one)
+    return sorted(found, key=lambda one: _rank(one.spec))
+
+
+def _rank(spec: DrafterSpec) -> tuple[bool, float, str]:
+    return spec.shape == "proposer", -sum(spec.acceptance), spec.name
+
+
+def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
+    mine = [s for s in known.drafters if s.standalone and s.fit.architectures]
+    fitted = []
+    for spec in mine:
+        if spec.hparams is None or not fits(spec, file.architecture, file.tensors):
+            continue
+        hparams = spec.hparams(fields, file.tensors)
+        one = fit_drafter(spec, fields, file.tensors, 0, hparams)
+        if one is not None:
+            fitted.append(one)
+    if fitted:
+        return Model(file, None, fitted[0].hparams, fitted)
+    architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
+    broken = [f"{p.name} ({p.error.what})" for p in known.broken if p.error]
+    raise ModelFileError(
+        "no plugin knows this architecture",
+        where=str(file.path),
+        wanted=", ".join(sorted(architectures)) or "a plugin that declares a trunk",
+        got=repr(file.architecture),
+        fix="install the plugin that declares it, or convert the model to a supported architecture"
+        + (f"; left out: {', '.join(broken)}" if broken else ""),
+    )
+
+
+def _refuse_second_head(file: ModelFile, known: Registry) -> None:
+    spec: ModelSpec | None = known.architectures.get(file.architecture)
+    if spec is None:
+        return
+    fields = Fields.of(file)
+    hparams = spec.hparams(fields, file.tensors)
+    held = [
+        one.spec.name for one in _fit(known, fields, file, hparams) if one.spec.shape != "proposer"
+    ]
+    if held:
+        raise ModelFileError(
+            f"the file already holds a head: {', '.join(held)}",
+            where=str(file.path),
+            fix="leave mtp_path out, or give a file with the trunk alone",
+        )

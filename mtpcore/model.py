@@ -1,0 +1,305 @@
+"""Models: mapped files, hyper-parameters, and the graphs that can be built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from mtpcore.errors import GraphError, ModelFileError, MtpcoreError, PluginError
+from mtpcore.fit import FittedDrafter, block_of
+from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
+from mtpcore.gguf.tokenizer import Tokenizer
+from mtpcore.graph import GraphBuilder, GraphType, Program
+from mtpcore.spec import DrafterSpec, Feed, ModelSpec, Tap
+
+__all__ = ["Layout", "Model", "TieUse"]
+
+Layout = Literal["combined", "trunk-only", "mtp-only"]
+"""What a file holds: a trunk with a head, a trunk alone, or a drafter alone."""
+
+
+class TieUse(msgspec.Struct, frozen=True):
+    """Where a tied weight comes from: ``own``, ``borrowed`` or ``missing``.
+
+    ``tensor`` is the name that was found, ``type`` the name of its type in the file (and of the
+    type that it is packed in, where that is another one).
+    """
+
+    wanted: str
+    source: Literal["own", "borrowed", "missing"]
+    tensor: str | None = None
+    shape: tuple[int, ...] = ()
+    type: str = ""
+
+
+class Model:
+    """A model file that is open; ``load_model`` makes one. A context manager.
+
+    Attributes
+    ----------
+    spec : ModelSpec or None
+        The trunk's declaration; None where the file holds a drafter alone.
+    hparams : struct
+        ``n_vocab``, ``width``, ``n_layers``, and what the family adds.
+    tensors : mapping of str to Tensor
+        Those of heads are not among them where the model was loaded with ``mtp=False``.
+    packed : dict
+        Packed weights by (backend, layout, tensor); contexts share them.
+    file_layout : str
+        ``combined``, ``trunk-only`` or ``mtp-only``.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        spec: ModelSpec | None,
+        hparams: Any,
+        fitted: Sequence[FittedDrafter] = (),
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._file, self.spec, self.hparams = file, spec, hparams
+        self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
+        self._fitted = {one.spec.name: one for one in fitted}
+        self.packed: dict[Any, Any] = {}
+        self._programs: dict[Any, Program] = {}
+        trunk = spec is not None and any(
+            block is not None and block < hparams.n_layers for block in map(block_of, self.tensors)
+        )
+        in_file = any(one.spec.shape != "proposer" for one in fitted)
+        self.file_layout: Layout = (
+            "mtp-only" if not trunk else "combined" if in_file else "trunk-only"
+        )
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}, {self.architecture}, {self.file_layout})"
+
+    @property
+    def path(self) -> Path:
+        """The file, the first of several."""
+        return self._file.path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(file.path for file in self._file.files)
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``."""
+        return self._file.architecture
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The files' metadata."""
+        return MappingProxyType(self._file.metadata)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of ``tensors`` in the file."""
+        return sum(tensor.n_bytes for tensor in self.tensors.values())
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None where the file has none that is supported."""
+        return read_tokenizer(self._file.metadata, str(self.path))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the file's chat template, or None."""
+        found = self._file.metadata.get("tokenizer.chat_template")
+        return found if isinstance(found, str) else None
+
+    @property
+    def drafters(self) -> tuple[DrafterSpec, ...]:
+        """The drafters that fit, best first, with the file's numbers in place of keys."""
+        return tuple(one.spec for one in self._fitted.values())
+
+    def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
+        """Return a drafter by name, or the best one.
+
+        Raises
+        ------
+        PluginError
+            The model has none, or none of that name.
+        """
+        name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
+        if name is None and self._fitted:
+            return self.drafters[0]
+        if name is not None and name in self._fitted:
+            return self._fitted[name].spec
+        raise PluginError(
+            "the model has no drafter" + (f" {name!r}" if name else ""),
+            where=str(self.path),
+            wanted=", ".join(self._fitted) or None,
+            fix="load a file with its head (mtp=True), complete it with mtp_path=, or install the "
+            "drafter's plugin",
+        )
+
+    def program(
+        self,
+        graph_type: GraphType | str = GraphType.LLM,
+        *,
+        taps: Sequence[Tap | str] = (),
+        drafter: DrafterSpec | str | None = None,
+        head: int = 0,
+    ) -> Program:
+        """Build a graph, or return the one that was built with the same arguments.
+
+        Parameters
+        ----------
+        graph_type : GraphType or str
+        taps : sequence of Tap
+            Hidden states to hand out besides logits.
+        drafter : DrafterSpec or str, optional
+            Whose graph; default: the trunk's, and for ``GraphType.DRAFT`` the best drafter's.
+        head : int
+            Which of several heads.
+
+        Raises
+        ------
+        GraphError, PluginError, ModelFileError
+            No such graph, or it breaks the grammar, or the plugin fails; names the plugin.
+        """
+        kind, points = GraphType(graph_type), tuple(map(Tap.parse, taps))
+        if drafter is None and kind is not GraphType.DRAFT:
+            fitted, spec = None, self._trunk()
+        else:
+            fitted = self._fitted[self.find_drafter(drafter).name]
+            spec = fitted.spec
+            if not 0 <= head < int(spec.heads.count):  # type: ignore[arg-type]
+                raise GraphError(
+                    "no such head", where=spec.name, wanted=f"0..{spec.heads.count}", got=head
+                )
+        key = (kind.name, points, spec.name, fitted is None, head)
+        if key not in self._programs:
+            self._programs[key] = self._build(kind, points, spec, fitted, head)
+        return self._programs[key]
+
+    def _trunk(self) -> ModelSpec:
+        if self.spec is None or self.file_layout == "mtp-only":
+            raise ModelFileError(
+                "the file holds a drafter alone",
+                where=str(self.path),
+                fix="load the trunk's file, with this one as mtp_path= or linked as draft_model=",
+            )
+        return self.spec
+
+    def _build(
+        self,
+        kind: GraphType,
+        taps: tuple[Tap, ...],
+        spec: ModelSpec | DrafterSpec,
+        fitted: FittedDrafter | None,
+        head: int,
+    ) -> Program:
+        where = f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+        main = spec.graph_type if isinstance(spec, DrafterSpec) else GraphType.LLM.name
+        build = spec.build if kind.name == main else dict(spec.graphs).get(kind.name)
+        if build is None:
+            known = ([main] if spec.build else []) + [name for name, _ in spec.graphs]
+            raise GraphError(
+                "no graph of this type", where=where, wanted=", ".join(known), got=kind.name
+            )
+        graph = "" if kind.name == main else kind.name
+        g = self._builder(spec, fitted, head, taps, graph)
+        try:
+            return g.finish(build(g, g.inputs, fitted.hparams if fitted else self.hparams))
+        except MtpcoreError as error:
+            raise type(error)(
+                error.what,
+                where=f"{where}: {error.where}",
+                wanted=error.wanted,
+                got=error.got,
+                fix=error.fix,
+            ) from error
+        except Exception as error:  # whatever a plugin's build raises
+            raise PluginError(
+                f"build raised {type(error).__name__}: {error}", where=where
+            ) from error
+
+    def _builder(
+        self,
+        spec: ModelSpec | DrafterSpec,
+        fitted: FittedDrafter | None,
+        head: int,
+        taps: tuple[Tap, ...] = (),
+        graph: str = "",
+    ) -> GraphBuilder:
+        hparams = fitted.hparams if fitted else self.hparams
+        trunk_ties = self.spec.ties if self.spec and fitted else ()
+        return GraphBuilder(
+            spec.name if not graph else f"{spec.name}.{graph}",
+            self.tensors,
+            ties=(*trunk_ties, *spec.ties),
+            slots={f.slot: self._width(f, fitted, head) for f in spec.feeds if f.graph == graph},
+            taps=taps,
+            n=fitted.first_block + head if fitted else None,
+            axes=getattr(hparams, "rotary_axes", 1),
+        )
+
+    def _width(self, feed: Feed, fitted: FittedDrafter | None, head: int) -> int:
+        """Return the width of a slot: of its taps together, or of what is recycled into it."""
+        if feed.recycle_width is not None and head:
+            return int(feed.recycle_width)  # type: ignore[arg-type]
+        if feed.src != "target" and fitted is not None:
+            made = self.program(GraphType(feed.src), drafter=fitted.spec)
+            return sum(int(made.shape(tap)[1]) for tap in feed.taps)
+        hparams = fitted.hparams if fitted else self.hparams
+        return sum(self._tap_width(Tap.parse(tap), hparams) for tap in feed.taps)
+
+    def _tap_width(self, tap: Tap, hparams: Any) -> int:
+        if tap.point in ("hidden", "residual", "layer_input") or self.file_layout == "mtp-only":
+            return int(getattr(hparams, "target_width", hparams.width))
+        return int(self.program(GraphType.LLM, taps=(tap,)).shape(str(tap))[1])
+
+    def tie_report(self, drafter: DrafterSpec | str | None = None) -> tuple[TieUse, ...]:
+        """Return where each tied weight of a drafter comes from, head by head.
+
+        Raises
+        ------
+        PluginError
+            As ``find_drafter``.
+        """
+        fitted = self._fitted[self.find_drafter(drafter).name]
+        report = []
+        for head in range(int(fitted.spec.heads.count)):  # type: ignore[arg-type]
+            g = self._builder(fitted.spec, fitted, head)
+            for tie in fitted.spec.ties:
+                wanted = tie.tensor.replace("{n}", str(fitted.first_block + head))
+                found = g.resolve(tie.tensor)
+                if found is None:
+                    report.append(TieUse(wanted, "missing"))
+                    continue
+                stored = self.tensors[found.tensor].type_name
+                report.append(
+                    TieUse(
+                        wanted,
+                        "own" if found.tensor == wanted else "borrowed",
+                        found.tensor,
+                        found.shape,
+                        f"{stored} as {found.retype}" if found.retype else stored,
+                    )
+                )
+        return tuple(dict.fromkeys(report))
+
+    def close(self) -> None:
+        """Give up the files and packed weights; contexts of this model cannot run afterwards."""
+        self.packed.clear()
+        self._file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
