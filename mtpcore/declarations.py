@@ -71,7 +71,8 @@ def _matches(value: object, hint: Any, where: str) -> bool:
             return False
         hints = args[:1] * len(value) if args[-1] is Ellipsis else args
         return len(value) == len(hints) and all(
-            _matches(v, h, f"{where}[{i}]") for i, (v, h) in enumerate(zip(value, hints, strict=True))
+            _matches(v, h, f"{where}[{i}]")
+            for i, (v, h) in enumerate(zip(value, hints, strict=True))
         )
     if origin is frozenset:
         return isinstance(value, frozenset) and all(_matches(v, args[0], where) for v in value)
@@ -123,8 +124,18 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 where=shape,
                 got=f"shape {spec.shape!r}",
             )
+    if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
+        raise PluginError("a head names tensors by which it is found", where="fit.tensors")
+    if spec.standalone and not (spec.fit.architectures and spec.hparams):
+        raise PluginError(
+            "a file of its own has an architecture and hyper-parameters of its own",
+            where="standalone",
+            wanted="fit.architectures and hparams",
+        )
     if spec.limit < 1:
-        raise PluginError("the longest draft has a token", where="limit", wanted=">= 1", got=0)
+        raise PluginError(
+            "the longest draft has a token", where="limit", wanted=">= 1", got=spec.limit
+        )
     low, high = spec.acceptance
     if not 0 <= low <= high <= 1:
         raise PluginError(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 
 from mtpcore.gguf import Fields
 from mtpcore.spec import DrafterSpec, Feed, Fit, Key, ModelSpec, Number
 
-__all__ = ["FittedDrafter", "block_of", "count_heads", "fit_drafter", "fits", "resolve_feeds"]
+__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds"]
 
 log = logging.getLogger("mtpcore")
 
@@ -30,20 +30,16 @@ class FittedDrafter(msgspec.Struct, frozen=True):
     first_block: int
     hparams: Any
 
+    @property
+    def n_heads(self) -> int:
+        """How many heads there are."""
+        return cast(int, self.spec.heads.count)
+
 
 def block_of(tensor: str) -> int | None:
     """Return the block that a tensor belongs to, or None."""
     found = _BLOCK.match(tensor)
     return int(found[1]) if found else None
-
-
-def count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
-    """Return how many blocks from ``first_block`` on hold all tensors that have a block."""
-    patterns = [name for name in fit.tensors if "{n}" in name]
-    n = 0
-    while patterns and all(p.replace("{n}", str(first_block + n)) in tensors for p in patterns):
-        n += 1
-    return n
 
 
 def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[str]) -> bool:
@@ -55,8 +51,27 @@ def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[s
     return present and not any(name in tensors for name in fit.absent)
 
 
+def holds(spec: DrafterSpec, architecture: str, tensors: Collection[str], first_block: int) -> bool:
+    """Say whether all tensors of a drafter are there; ``first_block`` follows the trunk's last."""
+    if not fits(spec, architecture, tensors):
+        return False
+    return not _in_blocks(spec.fit) or _count_heads(spec.fit, tensors, first_block) > 0
+
+
+def _in_blocks(fit: Fit) -> list[str]:
+    return [name for name in fit.tensors if "{n}" in name]
+
+
+def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
+    """Return how many blocks from ``first_block`` on hold all tensors that have a block."""
+    names, n = _in_blocks(fit), 0
+    while names and all(name.replace("{n}", str(first_block + n)) in tensors for name in names):
+        n += 1
+    return n
+
+
 def fit_drafter(
-    spec: DrafterSpec, fields: Fields, tensors: Collection[str], first_block: int, hparams: Any
+    spec: DrafterSpec, fields: Fields, tensors: Mapping[str, Any], first_block: int, hparams: Any
 ) -> FittedDrafter | None:
     """Return the drafter as this file holds it, or None where its tensors are not there.
 
@@ -77,10 +92,10 @@ def fit_drafter(
     """
     if not fits(spec, fields.architecture, tensors):
         return None
-    in_blocks = any("{n}" in name for name in spec.fit.tensors)
-    n_heads = count_heads(spec.fit, tensors, first_block)
-    _warn(spec, fields, tensors, first_block, n_heads if in_blocks else None)
-    if in_blocks and not n_heads:
+    n_heads = _count_heads(spec.fit, tensors, first_block)
+    if _in_blocks(spec.fit):
+        _warn(spec, fields, tensors, first_block + n_heads, n_heads)
+    if not holds(spec, fields.architecture, tensors, first_block):
         return None
     if spec.hparams is not None:
         hparams = spec.hparams(fields, tensors)
@@ -88,31 +103,26 @@ def fit_drafter(
 
 
 def _warn(
-    spec: DrafterSpec,
-    fields: Fields,
-    tensors: Collection[str],
-    first_block: int,
-    n_heads: int | None,
+    spec: DrafterSpec, fields: Fields, tensors: Collection[str], block: int, n_heads: int
 ) -> None:
-    if n_heads is None:
-        return
-    needed = [name.replace("{n}", str(first_block + n_heads)) for name in spec.fit.tensors]
+    """Warn where ``block``, the first that is no whole head, holds parts, or a key disagrees."""
+    needed = [name.replace("{n}", str(block)) for name in _in_blocks(spec.fit)]
     missing = [name for name in needed if name not in tensors]
     if len(missing) < len(needed):
         log.warning(
             "%s: block %d is not a whole head of %s and is left out: %s is missing",
             fields.file,
-            first_block + n_heads,
+            block,
             spec.name,
             ", ".join(missing),
         )
     key = spec.fit.count_key
     declared = fields.get(key, int, 0) if key else n_heads
-    if declared != n_heads:
+    if key and declared != n_heads:
         log.warning(
-            "%s: metadata key %r says %d heads, the tensors of %d are there: tensors decide",
+            "%s: metadata key %r says %d heads, tensors of %d are there: the tensors decide",
             fields.file,
-            fields.key(key or ""),
+            fields.key(key),
             declared,
             n_heads,
         )
@@ -126,24 +136,23 @@ def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     limit = spec.limit if heads.order == "repeated" else min(spec.limit, count or 1)
     block = spec.block
     if block is not None:
+        size = _number(block.size, fields)
         block = msgspec.structs.replace(
             block,
-            size=_number(block.size, fields),
+            size=size,
             mask_token=_number(block.mask_token, fields),
             candidates=_number(block.candidates, fields),
             causal=_number(block.causal, fields, bool),
             anchor_predicts=_number(block.anchor_predicts, fields, bool),
         )
-        limit = min(limit, block.size if block.anchor_predicts else block.size - 1)  # type: ignore[type-var,operator,assignment]
+        limit = min(limit, size if block.anchor_predicts else size - 1)
         if limit < 1:
-            raise fields.error("block", "a block of drafts has two slots", wanted=2, got=block.size)
-    feeds = resolve_feeds(spec.feeds, fields)
-    return msgspec.structs.replace(
-        spec, heads=heads, kv=kv, limit=limit, block=block, feeds=feeds
-    )
+            raise fields.error("block", "a block of drafts has two slots", wanted=2, got=size)
+    feeds = _resolve_feeds(spec.feeds, fields)
+    return msgspec.structs.replace(spec, heads=heads, kv=kv, limit=limit, block=block, feeds=feeds)
 
 
-def resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
+def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
     """Put the layers that a metadata key lists in place of it."""
     return tuple(
         msgspec.structs.replace(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from mtpcore.errors import ModelFileError, MtpcoreError
-from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits
+from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits, holds
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
-from mtpcore.model import Model
+from mtpcore.model import Layout, Model
 from mtpcore.registry import Registry, registry
-from mtpcore.spec import DrafterSpec, ModelSpec
+from mtpcore.spec import DrafterSpec
 
 __all__ = ["find_model", "load_model"]
 
@@ -84,17 +84,17 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         )
     hparams = spec.hparams(fields, file.tensors)
     fitted = _fit(known, fields, file, hparams) if mtp else []
-    tensors = dict(file.tensors)
-    if not mtp:
-        for name in file.tensors:
-            if (block_of(name) or 0) >= hparams.n_layers:
-                del tensors[name]
-    return Model(file, spec, hparams, fitted, tensors=tensors)
+    blocks = {name: block_of(name) for name in file.tensors}
+    in_head = {name for name, block in blocks.items() if block and block >= hparams.n_layers}
+    layout: Layout = "combined" if in_head else "trunk-only"
+    if in_head and not any(b is not None and b < hparams.n_layers for b in blocks.values()):
+        layout = "mtp-only"
+    left_out = set() if mtp else in_head
+    tensors = {name: tensor for name, tensor in file.tensors.items() if name not in left_out}
+    return Model(file, spec, hparams, fitted, tensors=tensors, layout=layout)
 
 
-def _fit(
-    known: Registry, fields: Fields, file: ModelFile, hparams: Any
-) -> list[FittedDrafter]:
+def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
     """Return the drafters that the file holds, the most promising first."""
     found = []
     for spec in known.drafters:
@@ -131,7 +131,7 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
         if one is not None:
             fitted.append(one)
     if fitted:
-        return Model(file, None, fitted[0].hparams, fitted)
+        return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only")
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
     broken = [f"{p.name} ({p.error.what})" for p in known.broken if p.error]
     raise ModelFileError(
@@ -145,17 +145,15 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
 
 
 def _refuse_second_head(file: ModelFile, known: Registry) -> None:
-    spec: ModelSpec | None = known.architectures.get(file.architecture)
+    spec = known.architectures.get(file.architecture)
     if spec is None:
         return
-    fields = Fields.of(file)
-    hparams = spec.hparams(fields, file.tensors)
-    held = [
-        one.spec.name for one in _fit(known, fields, file, hparams) if one.spec.shape != "proposer"
-    ]
-    if held:
-        raise ModelFileError(
-            f"the file already holds a head: {', '.join(held)}",
-            where=str(file.path),
-            fix="leave mtp_path out, or give a file with the trunk alone",
-        )
+    n_layers = spec.hparams(Fields.of(file), file.tensors).n_layers
+    for drafter in known.drafters:
+        graph = drafter.shape != "proposer"
+        if graph and holds(drafter, file.architecture, file.tensors, n_layers):
+            raise ModelFileError(
+                f"the file already holds the head {drafter.name!r}",
+                where=str(file.path),
+                fix="leave mtp_path out, or give a file with the trunk alone",
+            )

@@ -6,14 +6,20 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
 from mtpcore.errors import GraphError, ModelFileError, MtpcoreError, PluginError
-from mtpcore.fit import FittedDrafter, block_of
-from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
-from mtpcore.gguf.tokenizer import Tokenizer
+from mtpcore.fit import FittedDrafter
+from mtpcore.gguf import (
+    ChatTemplate,
+    ModelFile,
+    Tensor,
+    Tokenizer,
+    read_chat_template,
+    read_tokenizer,
+)
 from mtpcore.graph import GraphBuilder, GraphType, Program
 from mtpcore.spec import DrafterSpec, Feed, ModelSpec, Tap
 
@@ -51,7 +57,7 @@ class Model:
     packed : dict
         Packed weights by (backend, layout, tensor); contexts share them.
     file_layout : str
-        ``combined``, ``trunk-only`` or ``mtp-only``.
+        ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     """
 
     def __init__(
@@ -62,19 +68,14 @@ class Model:
         fitted: Sequence[FittedDrafter] = (),
         *,
         tensors: Mapping[str, Tensor] | None = None,
+        layout: Layout = "combined",
     ) -> None:
         self._file, self.spec, self.hparams = file, spec, hparams
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {one.spec.name: one for one in fitted}
         self.packed: dict[Any, Any] = {}
         self._programs: dict[Any, Program] = {}
-        trunk = spec is not None and any(
-            block is not None and block < hparams.n_layers for block in map(block_of, self.tensors)
-        )
-        in_file = any(one.spec.shape != "proposer" for one in fitted)
-        self.file_layout: Layout = (
-            "mtp-only" if not trunk else "combined" if in_file else "trunk-only"
-        )
+        self.file_layout = layout
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}, {self.architecture}, {self.file_layout})"
@@ -109,11 +110,10 @@ class Model:
         """The tokenizer, or None where the file has none that is supported."""
         return read_tokenizer(self._file.metadata, str(self.path))
 
-    @property
-    def chat_template(self) -> str | None:
-        """The source of the file's chat template, or None."""
-        found = self._file.metadata.get("tokenizer.chat_template")
-        return found if isinstance(found, str) else None
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template, or None where the file has none."""
+        return read_chat_template(self._file.metadata, self.tokenizer, str(self.path))
 
     @property
     def drafters(self) -> tuple[DrafterSpec, ...]:
@@ -167,14 +167,16 @@ class Model:
             No such graph, or it breaks the grammar, or the plugin fails; names the plugin.
         """
         kind, points = GraphType(graph_type), tuple(map(Tap.parse, taps))
+        fitted: FittedDrafter | None = None
+        spec: ModelSpec | DrafterSpec
         if drafter is None and kind is not GraphType.DRAFT:
-            fitted, spec = None, self._trunk()
+            spec = self._trunk()
         else:
             fitted = self._fitted[self.find_drafter(drafter).name]
-            spec = fitted.spec
-            if not 0 <= head < int(spec.heads.count):  # type: ignore[arg-type]
+            spec, n_heads = fitted.spec, fitted.n_heads
+            if not 0 <= head < n_heads:
                 raise GraphError(
-                    "no such head", where=spec.name, wanted=f"0..{spec.heads.count}", got=head
+                    "no such head", where=spec.name, wanted=f"0..{n_heads - 1}", got=head
                 )
         key = (kind.name, points, spec.name, fitted is None, head)
         if key not in self._programs:
@@ -246,7 +248,7 @@ class Model:
     def _width(self, feed: Feed, fitted: FittedDrafter | None, head: int) -> int:
         """Return the width of a slot: of its taps together, or of what is recycled into it."""
         if feed.recycle_width is not None and head:
-            return int(feed.recycle_width)  # type: ignore[arg-type]
+            return cast(int, feed.recycle_width)
         if feed.src != "target" and fitted is not None:
             made = self.program(GraphType(feed.src), drafter=fitted.spec)
             return sum(int(made.shape(tap)[1]) for tap in feed.taps)
@@ -268,7 +270,7 @@ class Model:
         """
         fitted = self._fitted[self.find_drafter(drafter).name]
         report = []
-        for head in range(int(fitted.spec.heads.count)):  # type: ignore[arg-type]
+        for head in range(fitted.n_heads):
             g = self._builder(fitted.spec, fitted, head)
             for tie in fitted.spec.ties:
                 wanted = tie.tensor.replace("{n}", str(fitted.first_block + head))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import pluggy
-
-from mtpcore.gguf.metadata import Fields
+from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, Outputs, Value
+from mtpcore.hookspecs import hookimpl
 from mtpcore.models.blocks import OUTPUT_TIE, attention_block, moe, swiglu, trunk_outputs, turn
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.rope import Rope
+from mtpcore.proposer import Proposer
 from mtpcore.spec import (
     Block,
+    Checkpoint,
     DrafterSpec,
     Feed,
     Fit,
     Heads,
+    Key,
     KVPolicy,
     Link,
     ModelSpec,
+    Rename,
     Tap,
     Tie,
+    Tree,
     VocabularyMap,
     first_of,
 )
@@ -27,6 +31,7 @@ from mtpcore.spec import (
 __all__ = [
     "OUTPUT_TIE",
     "Block",
+    "Checkpoint",
     "DrafterSpec",
     "Experts",
     "Feed",
@@ -38,15 +43,20 @@ __all__ = [
     "Hparams",
     "Inputs",
     "KVPolicy",
+    "Key",
     "Link",
     "ModelSpec",
     "Outputs",
+    "Proposer",
+    "Rename",
     "Rope",
     "Tap",
     "Tie",
+    "Tree",
     "Value",
     "VocabularyMap",
     "attention_block",
+    "convert",
     "first_of",
     "hookimpl",
     "moe",
@@ -54,5 +64,3 @@ __all__ = [
     "trunk_outputs",
     "turn",
 ]
-
-hookimpl = pluggy.HookimplMarker("mtpcore")

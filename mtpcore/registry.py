@@ -143,11 +143,11 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
                     fix=_without(plugin.name),
                 )
             claims[claim] = plugin.name
-    for spec in (*found.models, *found.drafters):
-        for name, _ in spec.graphs:
-            GraphType.register(name)
-        if isinstance(spec, DrafterSpec):
-            GraphType.register(spec.graph_type)
+    graphs = [*(s.graphs for s in found.models), *(s.graphs for s in found.drafters)]
+    for name in [name for some in graphs for name, _ in some]:
+        GraphType.register(name)
+    for spec in found.drafters:
+        GraphType.register(spec.graph_type)
     return found
 
 
@@ -160,17 +160,13 @@ def _find(selected: str | None) -> Iterable[Plugin]:
     wanted = None if selected is None else {n.strip() for n in selected.split(",") if n.strip()}
     groups: dict[str, list[EntryPoint]] = {_BUILT_IN.value: [_BUILT_IN]}
     names: dict[str, EntryPoint] = {_BUILT_IN.name: _BUILT_IN}
+    clashes: list[tuple[EntryPoint, EntryPoint]] = []
     for entry in sorted(entry_points(group="mtpcore"), key=lambda e: (e.name, e.value)):
         other = names.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise PluginError(
-                f"two plugins are called {entry.name!r}",
-                where=f"distributions {_distribution(other)} and {_distribution(entry)}",
-                wanted="one",
-                got=f"{other.value} and {entry.value}",
-                fix="uninstall one",
-            )
-        groups.setdefault(entry.value, []).append(entry)
+        if other.value == entry.value:
+            groups.setdefault(entry.value, []).append(entry)
+        else:
+            clashes.append((other, entry))
     if wanted is not None and wanted - names.keys():
         raise PluginError(
             "no such plugin",
@@ -183,6 +179,25 @@ def _find(selected: str | None) -> Iterable[Plugin]:
         own = any(e.dist is None or _normal(e.dist.name) == "mtpcore" for e in entries)
         if own or wanted is None or wanted & {e.name for e in entries}:
             yield _load(entries, own)
+    for other, entry in clashes:
+        if wanted is None or entry.name in wanted:
+            yield _clash(other, entry)
+
+
+def _clash(one: EntryPoint, other: EntryPoint) -> Plugin:
+    error = PluginError(
+        f"two plugins are called {one.name!r}",
+        where=f"distributions {_distribution(one)} and {_distribution(other)}",
+        wanted="one",
+        got=f"{one.value} and {other.value}",
+        fix="uninstall one",
+    )
+    return Plugin(
+        name=other.name,
+        module=other.value,
+        distributions=(_distribution(other),),
+        error=error,
+    )
 
 
 def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:

@@ -141,9 +141,9 @@ class Tie(msgspec.Struct, frozen=True):
     retype: str | None = None
 
 
-def first_of(*names: str) -> Tie:
+def first_of(*names: str, retype: str | None = None) -> Tie:
     """Return the tie whose own name is the first of ``names`` and which falls back in order."""
-    return Tie(names[0], names)
+    return Tie(names[0], names, retype)
 
 
 class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +170,10 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
 
     ``count``: where the fit's tensors have ``{n}`` in their names the blocks that are there decide
     and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step`` or
-    all heads at once (``parallel``: head i guesses the token i + 1 places on). ``rereads``: in a later step the head
-    reads all rows drafted so far again, because its own memory lacks them. ``hidden_from``: what
-    later heads are fed: the ``previous`` step's output or the ``target`` again.
+    all heads at once (``parallel``: head i guesses the token i + 1 places on). ``rereads``: in a
+    later step the head reads all rows drafted so far again, because its own memory lacks them.
+    ``hidden_from``: what later heads are fed: the ``previous`` step's output, or the ``target``'s
+    again.
     """
 
     count: int | str | Key = 1
