@@ -6,7 +6,7 @@
 #include "cpu.h"
 #include "matmul_kernels.h"
 
-/* Prepared activations that one row pair is multiplied with before the next; they stay in L2. */
+/* Prepared activations that one group is multiplied with before the next; they stay in L2. */
 enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 
 #define TABLE(isa)                                                                                 \
@@ -38,20 +38,17 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
     const int64_t token_bytes = mtp_token_bytes(activation, w->n_cols);
     const int64_t group_bytes = mtp_group_bytes(w->type, w->n_cols);
     const int64_t tiles_in_block = TOKEN_BLOCK_BYTES / (token_bytes * MTP_TILE + 1) + 1;
-    mtp_row_pair rows = {.n_blocks = w->n_cols / mtp_type_block(w->type)};
-    _Alignas(64) float out[MTP_TILE][32];
+    const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
+    _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
 
     for (int64_t block = 0; block < n_tokens; block += tiles_in_block * MTP_TILE) {
         const int64_t block_end = smaller(block + tiles_in_block * MTP_TILE, n_tokens);
-        for (int64_t row = row_begin; row < row_end; row += 32) {
+        for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
             const char *group = (const char *)w->data + row / MTP_GROUP_ROWS * group_bytes;
-            const int second_exists = row + MTP_GROUP_ROWS < w->n_rows;
-            rows.group[0] = group;
-            rows.group[1] = second_exists ? group + group_bytes : group;
-            const size_t row_bytes = (size_t)smaller(32, row_end - row) * sizeof(float);
+            const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
             for (int64_t first = block; first < block_end; first += width) {
                 const int64_t n = smaller(width, n_tokens - first);
-                products[n - 1](&rows, (const char *)prepared + first * token_bytes, out);
+                products[n - 1](group, n_blocks, (const char *)prepared + first * token_bytes, out);
                 for (int64_t t = 0; t < n; t++) {
                     const int64_t token = out_rows ? out_rows[first + t] : first + t;
                     memcpy(y + token * y_stride + row, out[t], row_bytes);

@@ -31,7 +31,7 @@ enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 /* Tokens in a full tile of prepared activations. */
 enum { MTP_TILE = 8 };
 
-/* A packed matrix: groups of 16 output rows (the last one padded with zero rows), 64-byte aligned. */
+/* A packed matrix: groups of 32 output rows (the last one padded with zero rows), 64-byte aligned. */
 typedef struct {
     int32_t type;
     int64_t n_rows;   /* outputs */
@@ -46,7 +46,7 @@ int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
 
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 
-/* Pack GGUF rows [row_begin, row_end) (row_begin a multiple of 16) of a matrix; `rows` points at
+/* Pack GGUF rows [row_begin, row_end) (row_begin a multiple of 32) of a matrix; `rows` points at
  * row `row_begin` in file layout, `packed` at the start of the packed matrix. */
 void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin, int64_t row_end,
               int64_t n_rows, void *packed);

@@ -59,18 +59,16 @@ static inline __m256 mtp_add_block(__m256 sum, __m256i integers, __m256 scale, _
 }
 
 /* Run `eight_rows(n_tokens, first, count, group, n_blocks, row, words, out)` for the 32 rows of a
- * pair, on at most four tokens of the tile at once: the accumulators of more would not fit. */
+ * group, on at most four tokens of the tile at once: the accumulators of more would not fit. */
 #define MTP_EIGHT_ROWS_AT_ONCE(name, eight_rows)                                                   \
-    MTP_ALWAYS_INLINE void name(const int n_tokens, const mtp_row_pair *rows, const void *tile,    \
-                                float (*out)[32])                                                  \
+    MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
+                                const void *tile, float (*out)[32])                                \
     {                                                                                              \
         const int half = n_tokens < 4 ? n_tokens : 4;                                              \
         for (int row = 0; row < 32; row += 8) {                                                    \
-            const void *group = rows->group[row / 16];                                             \
-            eight_rows(n_tokens, 0, half, group, rows->n_blocks, row, tile, out);                  \
+            eight_rows(n_tokens, 0, half, group, n_blocks, row, tile, out);                        \
             if (n_tokens > half)                                                                   \
-                eight_rows(n_tokens, half, n_tokens - half, group, rows->n_blocks, row, tile,      \
-                           out);                                                                   \
+                eight_rows(n_tokens, half, n_tokens - half, group, n_blocks, row, tile, out);      \
         }                                                                                          \
     }
 

@@ -24,9 +24,10 @@ MTP_ALWAYS_INLINE __m256i q4_k_min(const mtp_q4_k_block *block, int c, int odd, 
 }
 
 MTP_ALWAYS_INLINE void q4_k_eight_rows(const int n_tokens, const int first, const int count,
-                                       const mtp_q4_k_block *block, int64_t n_blocks, int row,
+                                       const mtp_q4_k_block *blocks, int64_t n_blocks, int row,
                                        const int32_t *words, float (*out)[32])
 {
+    const mtp_q4_k_block *block = blocks + row / 16 * n_blocks;
     const int r = row % 16;
     __m256 sum[4];
     MTP_UNROLL for (int t = 0; t < count; t++)
@@ -97,9 +98,10 @@ MTP_ALWAYS_INLINE __m256i q6_k_codes(const uint8_t (*lines)[16][4], const int q,
 }
 
 MTP_ALWAYS_INLINE void q6_k_eight_rows(const int n_tokens, const int first, const int count,
-                                       const mtp_q6_k_block *block, int64_t n_blocks, int row,
+                                       const mtp_q6_k_block *blocks, int64_t n_blocks, int row,
                                        const int32_t *words, float (*out)[32])
 {
+    const mtp_q6_k_block *block = blocks + row / 16 * n_blocks;
     const int r = row % 16;
     __m256 sum[4];
     MTP_UNROLL for (int t = 0; t < count; t++)

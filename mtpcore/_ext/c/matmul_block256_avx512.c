@@ -29,7 +29,7 @@ MTP_ALWAYS_INLINE chunk_scales unpack_scales(const mtp_q4_k_block *block, int c)
                           _mm512_or_si512(_mm512_cvtepu8_epi32(min0), odd_min)};
 }
 
-MTP_ALWAYS_INLINE void q4_k_group(const int n_tokens, const mtp_q4_k_block *block,
+MTP_ALWAYS_INLINE void q4_k_half(const int n_tokens, const mtp_q4_k_block *block,
                                   int64_t n_blocks, int row, const int32_t *words,
                                   float (*out)[32])
 {
@@ -82,11 +82,12 @@ MTP_ALWAYS_INLINE void q4_k_group(const int n_tokens, const mtp_q4_k_block *bloc
         mtp_store_rows(out[t] + row, sum[t]);
 }
 
-MTP_ALWAYS_INLINE void q4_k(const int n_tokens, const mtp_row_pair *rows, const void *tile,
-                            float (*out)[32])
+MTP_ALWAYS_INLINE void q4_k(const int n_tokens, const void *group, int64_t n_blocks,
+                            const void *tile, float (*out)[32])
 {
-    for (int g = 0; g < 2; g++)
-        q4_k_group(n_tokens, rows->group[g], rows->n_blocks, 16 * g, tile, out);
+    const mtp_q4_k_block *blocks = group;
+    q4_k_half(n_tokens, blocks, n_blocks, 0, tile, out);
+    q4_k_half(n_tokens, blocks + n_blocks, n_blocks, 16, tile, out);
 }
 MTP_PRODUCTS_4(q4_k, avx512)
 
@@ -106,7 +107,7 @@ MTP_ALWAYS_INLINE void unpack_quarters(const uint8_t (*lines)[16][4], __m512i qu
                                            upper, or_masked);
 }
 
-MTP_ALWAYS_INLINE void q6_k_group(const int n_tokens, const mtp_q6_k_block *block,
+MTP_ALWAYS_INLINE void q6_k_half(const int n_tokens, const mtp_q6_k_block *block,
                                   int64_t n_blocks, int row, const int32_t *words,
                                   float (*out)[32])
 {
@@ -159,10 +160,11 @@ MTP_ALWAYS_INLINE void q6_k_group(const int n_tokens, const mtp_q6_k_block *bloc
         mtp_store_rows(out[t] + row, sum[t]);
 }
 
-MTP_ALWAYS_INLINE void q6_k(const int n_tokens, const mtp_row_pair *rows, const void *tile,
-                            float (*out)[32])
+MTP_ALWAYS_INLINE void q6_k(const int n_tokens, const void *group, int64_t n_blocks,
+                            const void *tile, float (*out)[32])
 {
-    for (int g = 0; g < 2; g++)
-        q6_k_group(n_tokens, rows->group[g], rows->n_blocks, 16 * g, tile, out);
+    const mtp_q6_k_block *blocks = group;
+    q6_k_half(n_tokens, blocks, n_blocks, 0, tile, out);
+    q6_k_half(n_tokens, blocks + n_blocks, n_blocks, 16, tile, out);
 }
 MTP_PRODUCTS_4(q6_k, avx512)

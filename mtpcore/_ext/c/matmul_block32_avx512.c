@@ -5,17 +5,15 @@
  */
 #include "matmul_avx512.h"
 
-MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const mtp_row_pair *rows, const void *tile,
-                            float (*out)[32])
+MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blocks,
+                            const void *tile, float (*out)[32])
 {
-    const mtp_q8_0_pair *group0 = rows->group[0], *group1 = rows->group[1];
+    const mtp_q8_0_block *block = group;
     const int32_t *words = tile;
     __m512 sum0[MTP_TILE], sum1[MTP_TILE];
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         sum0[t] = sum1[t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
-        const mtp_q8_0_pair *pair0 = group0 + b / 2, *pair1 = group1 + b / 2;
-        const int64_t half = b % 2;
+    for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
@@ -24,8 +22,8 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const mtp_row_pair *rows, const 
         }
         MTP_UNROLL for (int j = 0; j < 8; j++)
         {
-            const __m512i w0 = mtp_load_line(pair0->code[half][j]);
-            const __m512i w1 = mtp_load_line(pair1->code[half][j]);
+            const __m512i w0 = mtp_load_line(block->code[j]);
+            const __m512i w1 = mtp_load_line(block->code[j] + 16);
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             {
                 const __m512i x = mtp_broadcast(words + j * n_tokens + t);
@@ -33,8 +31,8 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const mtp_row_pair *rows, const 
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], w1, x);
             }
         }
-        const __m512 scale0 = mtp_load_halves(pair0->scale[half]);
-        const __m512 scale1 = mtp_load_halves(pair1->scale[half]);
+        const __m512 scale0 = mtp_load_halves(block->scale);
+        const __m512 scale1 = mtp_load_halves(block->scale + 16);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT32_SCALE * n_tokens + t);
@@ -50,17 +48,15 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const mtp_row_pair *rows, const 
 }
 MTP_PRODUCTS_8(q8_0, avx512)
 
-MTP_ALWAYS_INLINE void q4_0(const int n_tokens, const mtp_row_pair *rows, const void *tile,
-                            float (*out)[32])
+MTP_ALWAYS_INLINE void q4_0(const int n_tokens, const void *group, int64_t n_blocks,
+                            const void *tile, float (*out)[32])
 {
-    const mtp_q4_0_pair *group0 = rows->group[0], *group1 = rows->group[1];
+    const mtp_q4_0_block *block = group;
     const int32_t *words = tile;
     __m512 sum0[MTP_TILE], sum1[MTP_TILE];
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         sum0[t] = sum1[t] = _mm512_setzero_ps();
-    for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
-        const mtp_q4_0_pair *pair0 = group0 + b / 2, *pair1 = group1 + b / 2;
-        const int64_t half = b % 2;
+    for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
@@ -69,8 +65,8 @@ MTP_ALWAYS_INLINE void q4_0(const int n_tokens, const mtp_row_pair *rows, const 
         }
         MTP_UNROLL for (int j = 0; j < 4; j++)
         {
-            const __m512i line0 = mtp_load_line(pair0->code[half][j]);
-            const __m512i line1 = mtp_load_line(pair1->code[half][j]);
+            const __m512i line0 = mtp_load_line(block->code[j]);
+            const __m512i line1 = mtp_load_line(block->code[j] + 16);
             const __m512i low0 = mtp_low_nibbles(line0), high0 = mtp_high_nibbles(line0);
             const __m512i low1 = mtp_low_nibbles(line1), high1 = mtp_high_nibbles(line1);
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
@@ -86,8 +82,8 @@ MTP_ALWAYS_INLINE void q4_0(const int n_tokens, const mtp_row_pair *rows, const 
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], high1, x);
             }
         }
-        const __m512 scale0 = mtp_load_halves(pair0->scale[half]);
-        const __m512 scale1 = mtp_load_halves(pair1->scale[half]);
+        const __m512 scale0 = mtp_load_halves(block->scale);
+        const __m512 scale1 = mtp_load_halves(block->scale + 16);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT32_SCALE * n_tokens + t);

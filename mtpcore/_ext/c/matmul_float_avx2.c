@@ -21,18 +21,17 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
 
 #define FLOAT_PRODUCT(name, type)                                                                  \
     MTP_ALWAYS_INLINE void name##_tokens(const int n_tokens, const int first, const int count,     \
-                                         const mtp_row_pair *rows, const float *x,                 \
+                                         const type *weights, int64_t n_blocks, const float *x,    \
                                          float (*out)[32])                                         \
     {                                                                                              \
         __m256 sum[4][TOKENS_AT_ONCE];                                                             \
         MTP_UNROLL for (int part = 0; part < 4; part++)                                            \
             MTP_UNROLL for (int t = 0; t < count; t++)                                             \
                 sum[part][t] = _mm256_setzero_ps();                                                \
-        for (int64_t k = 0; k < rows->n_blocks; k++, x += n_tokens) {                              \
+        for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
             MTP_UNROLL for (int part = 0; part < 4; part++)                                        \
             {                                                                                      \
-                const type *group = rows->group[part / 2];                                         \
-                const __m256 w = load_##name(group + 16 * k + part % 2 * 8);                       \
+                const __m256 w = load_##name(weights + 8 * part);                                  \
                 MTP_UNROLL for (int t = 0; t < count; t++)                                         \
                     sum[part][t] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[first + t]), sum[part][t]); \
             }                                                                                      \
@@ -41,14 +40,14 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
             MTP_UNROLL for (int t = 0; t < count; t++)                                             \
                 mtp_store_rows(out[first + t] + 8 * part, sum[part][t]);                           \
     }                                                                                              \
-    MTP_ALWAYS_INLINE void name(const int n_tokens, const mtp_row_pair *rows, const void *tile,    \
-                                float (*out)[32])                                                  \
+    MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
+                                const void *tile, float (*out)[32])                                \
     {                                                                                              \
         MTP_UNROLL for (int t = 0; t < n_tokens; t += TOKENS_AT_ONCE)                              \
         {                                                                                          \
             const int left = n_tokens - t;                                                         \
-            name##_tokens(n_tokens, t, left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE, rows, tile,  \
-                          out);                                                                    \
+            name##_tokens(n_tokens, t, left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE, group,       \
+                          n_blocks, tile, out);                                                    \
         }                                                                                          \
     }                                                                                              \
     MTP_PRODUCTS_8(name, avx2)

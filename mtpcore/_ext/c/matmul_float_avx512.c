@@ -18,16 +18,16 @@ MTP_ALWAYS_INLINE __m512 load_bf16(const uint16_t *row)
 }
 
 #define FLOAT_PRODUCT(name, type)                                                                  \
-    MTP_ALWAYS_INLINE void name(const int n_tokens, const mtp_row_pair *rows, const void *tile,    \
-                                float (*out)[32])                                                  \
+    MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
+                                const void *tile, float (*out)[32])                                \
     {                                                                                              \
-        const type *group0 = rows->group[0], *group1 = rows->group[1];                             \
+        const type *weights = group;                                                               \
         const float *x = tile;                                                                     \
         __m512 sum0[MTP_TILE], sum1[MTP_TILE];                                                     \
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)                                              \
             sum0[t] = sum1[t] = _mm512_setzero_ps();                                               \
-        for (int64_t k = 0; k < rows->n_blocks; k++, x += n_tokens) {                              \
-            const __m512 w0 = load_##name(group0 + 16 * k), w1 = load_##name(group1 + 16 * k);     \
+        for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
+            const __m512 w0 = load_##name(weights), w1 = load_##name(weights + 16);                \
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)                                          \
             {                                                                                      \
                 const __m512 value = _mm512_set1_ps(x[t]);                                         \

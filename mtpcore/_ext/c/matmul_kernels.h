@@ -4,14 +4,10 @@
 
 #include "matmul_layout.h"
 
-/* Two packed groups of 16 rows; the second may be the first again where a matrix ends. */
-typedef struct {
-    const void *group[2];
-    int64_t n_blocks; /* in a row; columns for the float types */
-} mtp_row_pair;
-
-/* out[t][r] for the T tokens of a tile and 32 rows; `out` is 64-byte aligned. */
-typedef void (*mtp_product)(const mtp_row_pair *rows, const void *tile, float (*out)[32]);
+/* out[t][r] for the T tokens of a tile and the 32 rows of a group whose rows are `n_blocks` blocks
+ * (columns for the float types); `out` is 64-byte aligned. */
+typedef void (*mtp_product)(const void *group, int64_t n_blocks, const void *tile,
+                            float (*out)[32]);
 
 /* Kernel T - 1 serves tiles of T tokens. */
 #define MTP_DECLARE_PRODUCTS(isa)                                                                  \
@@ -25,12 +21,13 @@ MTP_DECLARE_PRODUCTS(avx2)
 MTP_DECLARE_PRODUCTS(avx512)
 #endif
 
-/* Make the kernels of one body `name(n_tokens, rows, tile, out)`: with n_tokens a constant, its
- * loops over tokens unroll and its accumulators become registers. */
+/* Make the kernels of one body `name(n_tokens, group, n_blocks, tile, out)`: with n_tokens a
+ * constant, its loops over tokens unroll and its accumulators become registers. */
 #define MTP_PRODUCT(name, n)                                                                       \
-    static void name##_##n(const mtp_row_pair *rows, const void *tile, float (*out)[32])           \
+    static void name##_##n(const void *group, int64_t n_blocks, const void *tile,                  \
+                           float (*out)[32])                                                       \
     {                                                                                              \
-        name(n, rows, tile, out);                                                                  \
+        name(n, group, n_blocks, tile, out);                                                       \
     }
 #define MTP_PRODUCTS_4(name, isa)                                                                  \
     MTP_PRODUCT(name, 1) MTP_PRODUCT(name, 2) MTP_PRODUCT(name, 3) MTP_PRODUCT(name, 4)            \

@@ -1,8 +1,9 @@
 /* How packed weights and prepared activations lie in memory; private to the kernels.
  *
- * Weights come in groups of 16 output rows, one vector lane a row. A line is 64 bytes: 16 rows
+ * Weights come in groups of 32 output rows, one vector lane a row. A line is 64 bytes: 16 rows
  * times 4 consecutive columns. Lines are 64-byte aligned and stored in the order in which the
- * kernels read them, so that each group is one ascending stream.
+ * kernels read them, so that each group is one ascending stream, which memory delivers fastest.
+ * Groups of the float types are plain [column][32 rows].
  *
  * Activations come in tiles of at most 8 (MTP_ACT_Q8_256: 4) tokens, the tokens interleaved: word
  * `w` of token `t` in a tile of T tokens is at [w * T + t]. A tile of tokens t, t+1, ... begins at
@@ -13,21 +14,23 @@
 
 #include "matmul.h"
 
-enum { MTP_GROUP_ROWS = 16, MTP_LINE = 64 };
+enum { MTP_GROUP_ROWS = 32 };
 
-/* Two blocks of 32 columns share a line of scales. When the number of blocks is odd, the last
- * record ends after the codes of its first block. */
+/* 32 columns of 32 rows. */
 typedef struct {
-    uint16_t scale[2][16];     /* float16 */
-    uint8_t code[2][8][16][4]; /* code + 128, column 4j + i at [j][row][i] */
-} mtp_q8_0_pair;
+    uint16_t scale[32];     /* float16 */
+    uint8_t code[8][32][4]; /* code + 128, column 4j + i at [j][row][i] */
+} mtp_q8_0_block;
 
 typedef struct {
-    uint16_t scale[2][16];
-    uint8_t code[2][4][16][4]; /* low nibble: code + 8 of column 4j + i; high: of 16 + 4j + i */
-} mtp_q4_0_pair;
+    uint16_t scale[32];
+    uint8_t code[4][32][4]; /* low nibble: code + 8 of column 4j + i; high: of 16 + 4j + i */
+} mtp_q4_0_block;
 
-/* 256 columns = 4 chunks of 64 = 8 sub-blocks of 32, two in a chunk. */
+/* Blocks of 256 columns hold 16 rows: their kernels take the halves of a group one after the
+ * other, all blocks of rows 0-15 and then all of rows 16-31.
+ *
+ * 256 columns = 4 chunks of 64 = 8 sub-blocks of 32, two in a chunk. */
 typedef struct {
     uint16_t scale[16], min[16];
     uint8_t low[4][2][16];     /* per sub-block: scale bits 0-3 | min bits 0-3 << 4 */
@@ -94,28 +97,22 @@ static inline int64_t mtp_token_bytes(int activation, int64_t n_cols)
     }
 }
 
-/* Bytes of one packed group of 16 rows, a multiple of 64. */
+/* Bytes of one packed group, a multiple of 64. */
 static inline int64_t mtp_group_bytes(int32_t type, int64_t n_cols)
 {
     const int64_t n_blocks = n_cols / mtp_type_block(type);
-    int64_t bytes;
     switch (type) {
     case MTP_Q8_0:
-        bytes = (n_blocks + 1) / 2 * MTP_LINE + n_blocks * 8 * MTP_LINE;
-        break;
+        return n_blocks * (int64_t)sizeof(mtp_q8_0_block);
     case MTP_Q4_0:
-        bytes = (n_blocks + 1) / 2 * MTP_LINE + n_blocks * 4 * MTP_LINE;
-        break;
+        return n_blocks * (int64_t)sizeof(mtp_q4_0_block);
     case MTP_Q4_K:
-        bytes = n_blocks * (int64_t)sizeof(mtp_q4_k_block);
-        break;
+        return 2 * n_blocks * (int64_t)sizeof(mtp_q4_k_block);
     case MTP_Q6_K:
-        bytes = n_blocks * (int64_t)sizeof(mtp_q6_k_block);
-        break;
+        return 2 * n_blocks * (int64_t)sizeof(mtp_q6_k_block);
     default:
-        bytes = n_cols * MTP_GROUP_ROWS * mtp_type_block_bytes(type);
+        return n_cols * MTP_GROUP_ROWS * mtp_type_block_bytes(type);
     }
-    return (bytes + MTP_LINE - 1) / MTP_LINE * MTP_LINE;
 }
 
 #endif

@@ -32,15 +32,15 @@ static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, in
 }
 
 #define FLOAT_PRODUCT(name, type, to_float)                                                        \
-    static void name(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])   \
+    static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])   \
     {                                                                                              \
         for (int row = 0; row < 32; row++) {                                                       \
-            const type *weights = (const type *)rows->group[row / 16] + row % 16;                  \
+            const type *weights = (const type *)group + row;                 \
             for (int t = 0; t < n_tokens; t++) {                                                   \
                 const float *x = (const float *)tile + t;                                          \
                 float sum = 0.0f;                                                                  \
-                for (int64_t k = 0; k < rows->n_blocks; k++)                                       \
-                    sum = fmaf(to_float(weights[k * 16]), x[k * n_tokens], sum);                   \
+                for (int64_t k = 0; k < n_blocks; k++)                                       \
+                    sum = fmaf(to_float(weights[k * 32]), x[k * n_tokens], sum);                   \
                 store(sum, &out[t][row]);                                                          \
             }                                                                                      \
         }                                                                                          \
@@ -52,19 +52,17 @@ FLOAT_PRODUCT(f16, uint16_t, mtp_float_from_half)
 FLOAT_PRODUCT(bf16, uint16_t, mtp_float_from_bfloat16)
 
 /* sum over blocks of (weight scale * activation scale) * exact integer sum */
-static void q8_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+static void q8_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
-        const mtp_q8_0_pair *group = rows->group[row / 16];
+        const mtp_q8_0_block *block = group;
         const int32_t *words = tile;
-        const int r = row % 16;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
-            const mtp_q8_0_pair *pair = group + b / 2;
-            const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
+            const float scale = mtp_float_from_half(block->scale[row]);
             int8_t weights[32];
             for (int k = 0; k < 32; k++)
-                weights[k] = (int8_t)(pair->code[b % 2][k / 4][r][k % 4] - 128);
+                weights[k] = (int8_t)(block->code[k / 4][row][k % 4] - 128);
             for (int t = 0; t < n_tokens; t++) {
                 const float x_scale = word_as_float(words + MTP_ACT32_SCALE * n_tokens + t);
                 const int32_t integers = dot(weights, words + t, n_tokens, 32);
@@ -77,19 +75,17 @@ static void q8_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float
 }
 MTP_PRODUCTS_8(q8_0, portable)
 
-static void q4_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
-        const mtp_q4_0_pair *group = rows->group[row / 16];
+        const mtp_q4_0_block *block = group;
         const int32_t *words = tile;
-        const int r = row % 16;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < rows->n_blocks; b++, words += MTP_ACT32_WORDS * n_tokens) {
-            const mtp_q4_0_pair *pair = group + b / 2;
-            const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
+            const float scale = mtp_float_from_half(block->scale[row]);
             int8_t weights[32];
             for (int k = 0; k < 16; k++) {
-                const int codes = pair->code[b % 2][k / 4][r][k % 4];
+                const int codes = block->code[k / 4][row][k % 4];
                 weights[k] = (int8_t)((codes & 15) - 8);
                 weights[16 + k] = (int8_t)((codes >> 4) - 8);
             }
@@ -106,14 +102,14 @@ static void q4_0(int n_tokens, const mtp_row_pair *rows, const void *tile, float
 MTP_PRODUCTS_8(q4_0, portable)
 
 /* Per block of 256: scale * sum of (sub-block scale * codes) - min * sum of (sub-block min * 1) */
-static void q4_k(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+static void q4_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
-        const mtp_q4_k_block *block = rows->group[row / 16];
+        const mtp_q4_k_block *block = (const mtp_q4_k_block *)group + row / 16 * n_blocks;
         const int32_t *words = tile;
         const int r = row % 16;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < rows->n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
+        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
             const float scale = mtp_float_from_half(block->scale[r]);
             const float min = mtp_float_from_half(block->min[r]);
             int8_t weights[256];
@@ -139,14 +135,14 @@ static void q4_k(int n_tokens, const mtp_row_pair *rows, const void *tile, float
 }
 MTP_PRODUCTS_4(q4_k, portable)
 
-static void q6_k(int n_tokens, const mtp_row_pair *rows, const void *tile, float (*out)[32])
+static void q6_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
-        const mtp_q6_k_block *block = rows->group[row / 16];
+        const mtp_q6_k_block *block = (const mtp_q6_k_block *)group + row / 16 * n_blocks;
         const int32_t *words = tile;
         const int r = row % 16;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < rows->n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
+        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
             int8_t weights[256];
             for (int k = 0; k < 256; k++)
                 weights[k] = (int8_t)mtp_q6_k_code(block, k, r);

@@ -11,23 +11,23 @@ static void copy_offset_codes(uint8_t *to, const uint8_t *from)
         to[i] = from[i] ^ 0x80;
 }
 
-static void pack_q8_0(const uint8_t *row, int64_t n_blocks, int r, mtp_q8_0_pair *packed)
+static void pack_q8_0(const uint8_t *row, int64_t n_blocks, int r, mtp_q8_0_block *packed)
 {
     for (int64_t b = 0; b < n_blocks; b++, row += 34) {
-        mtp_q8_0_pair *pair = packed + b / 2;
-        memcpy(&pair->scale[b % 2][r], row, 2);
+        mtp_q8_0_block *block = packed + b;
+        memcpy(&block->scale[r], row, 2);
         for (int j = 0; j < 8; j++)
-            copy_offset_codes(pair->code[b % 2][j][r], row + 2 + 4 * j);
+            copy_offset_codes(block->code[j][r], row + 2 + 4 * j);
     }
 }
 
-static void pack_q4_0(const uint8_t *row, int64_t n_blocks, int r, mtp_q4_0_pair *packed)
+static void pack_q4_0(const uint8_t *row, int64_t n_blocks, int r, mtp_q4_0_block *packed)
 {
     for (int64_t b = 0; b < n_blocks; b++, row += 18) {
-        mtp_q4_0_pair *pair = packed + b / 2;
-        memcpy(&pair->scale[b % 2][r], row, 2);
+        mtp_q4_0_block *block = packed + b;
+        memcpy(&block->scale[r], row, 2);
         for (int j = 0; j < 4; j++)
-            memcpy(pair->code[b % 2][j][r], row + 2 + 4 * j, 4);
+            memcpy(block->code[j][r], row + 2 + 4 * j, 4);
     }
 }
 
@@ -43,10 +43,11 @@ static void unpack_scale_min(const uint8_t *bytes, int s, int *scale, int *min)
     }
 }
 
-static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int r, mtp_q4_k_block *packed)
+static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int row_in_group, mtp_q4_k_block *packed)
 {
-    for (int64_t b = 0; b < n_blocks; b++, row += 144) {
-        mtp_q4_k_block *block = packed + b;
+    mtp_q4_k_block *block = packed + row_in_group / 16 * n_blocks;
+    const int r = row_in_group % 16;
+    for (int64_t b = 0; b < n_blocks; b++, block++, row += 144) {
         memcpy(&block->scale[r], row, 2);
         memcpy(&block->min[r], row + 2, 2);
         for (int s = 0; s < 8; s++) {
@@ -61,10 +62,11 @@ static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int r, mtp_q4_k_bloc
     }
 }
 
-static void pack_q6_k(const uint8_t *row, int64_t n_blocks, int r, mtp_q6_k_block *packed)
+static void pack_q6_k(const uint8_t *row, int64_t n_blocks, int row_in_group, mtp_q6_k_block *packed)
 {
-    for (int64_t b = 0; b < n_blocks; b++, row += 210) {
-        mtp_q6_k_block *block = packed + b;
+    mtp_q6_k_block *block = packed + row_in_group / 16 * n_blocks;
+    const int r = row_in_group % 16;
+    for (int64_t b = 0; b < n_blocks; b++, block++, row += 210) {
         uint16_t scale;
         memcpy(&scale, row + 208, 2);
         block->scale[r] = mtp_float_from_half(scale);

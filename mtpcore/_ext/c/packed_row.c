@@ -22,23 +22,21 @@ static void row_bf16(const uint16_t *group, int64_t n_cols, int r, float *out)
         out[k] = mtp_float_from_bfloat16(group[k * MTP_GROUP_ROWS + r]);
 }
 
-static void row_q8_0(const mtp_q8_0_pair *group, int64_t n_blocks, int r, float *out)
+static void row_q8_0(const mtp_q8_0_block *block, int64_t n_blocks, int r, float *out)
 {
-    for (int64_t b = 0; b < n_blocks; b++, out += 32) {
-        const mtp_q8_0_pair *pair = group + b / 2;
-        const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+    for (; n_blocks > 0; n_blocks--, block++, out += 32) {
+        const float scale = mtp_float_from_half(block->scale[r]);
         for (int k = 0; k < 32; k++)
-            out[k] = scale * (float)(pair->code[b % 2][k / 4][r][k % 4] - 128);
+            out[k] = scale * (float)(block->code[k / 4][r][k % 4] - 128);
     }
 }
 
-static void row_q4_0(const mtp_q4_0_pair *group, int64_t n_blocks, int r, float *out)
+static void row_q4_0(const mtp_q4_0_block *block, int64_t n_blocks, int r, float *out)
 {
-    for (int64_t b = 0; b < n_blocks; b++, out += 32) {
-        const mtp_q4_0_pair *pair = group + b / 2;
-        const float scale = mtp_float_from_half(pair->scale[b % 2][r]);
+    for (; n_blocks > 0; n_blocks--, block++, out += 32) {
+        const float scale = mtp_float_from_half(block->scale[r]);
         for (int k = 0; k < 16; k++) {
-            const int codes = pair->code[b % 2][k / 4][r][k % 4];
+            const int codes = block->code[k / 4][r][k % 4];
             out[k] = scale * (float)((codes & 15) - 8);
             out[16 + k] = scale * (float)((codes >> 4) - 8);
         }
@@ -88,15 +86,15 @@ void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
         row_bf16((const uint16_t *)group, n_blocks, r, out);
         break;
     case MTP_Q8_0:
-        row_q8_0((const mtp_q8_0_pair *)group, n_blocks, r, out);
+        row_q8_0((const mtp_q8_0_block *)group, n_blocks, r, out);
         break;
     case MTP_Q4_0:
-        row_q4_0((const mtp_q4_0_pair *)group, n_blocks, r, out);
+        row_q4_0((const mtp_q4_0_block *)group, n_blocks, r, out);
         break;
     case MTP_Q4_K:
-        row_q4_k((const mtp_q4_k_block *)group, n_blocks, r, out);
+        row_q4_k((const mtp_q4_k_block *)group + r / 16 * n_blocks, n_blocks, r % 16, out);
         break;
     default: /* MTP_Q6_K */
-        row_q6_k((const mtp_q6_k_block *)group, n_blocks, r, out);
+        row_q6_k((const mtp_q6_k_block *)group + r / 16 * n_blocks, n_blocks, r % 16, out);
     }
 }

@@ -1,0 +1,90 @@
+"""Time products of packed matrices: what 2..8 token rows cost beside one.
+
+    python benchmarks/matmul.py --threads 2 --megabytes 256
+
+prints, for each weight type and number of rows, milliseconds (best of several), the cost relative
+to one row, and weight bytes and multiply-adds per second. Rows of the matrix are split between
+threads. A small --megabytes shows matrices that stay in a cache.
+"""
+
+import argparse
+import threading
+import time
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf.constants import GGML_QUANT_SIZES
+
+from mtpcore._ext import _matmul
+
+TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32")
+
+
+def random_matrix(type_, megabytes, n_cols):
+    block, block_bytes = GGML_QUANT_SIZES[type_]
+    row_bytes = n_cols // block * block_bytes
+    n_rows = max(64, int(megabytes * 1e6) // row_bytes // 64 * 64)
+    # Bytes up to 59 are finite numbers in every format.
+    data = np.random.default_rng(0).integers(0, 60, n_rows * row_bytes, np.uint8)
+    return _matmul.pack(data, type_, n_rows, n_cols)
+
+
+def seconds_per_product(packed, x, n_threads, repeats, inner):
+    n_rows = packed.shape[0]
+    step = -(-n_rows // (32 * n_threads)) * 32
+    ranges = [(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step)]
+    outs = [np.empty((len(x), end - begin), np.float32) for begin, end in ranges]
+    best = float("inf")
+    for _ in range(repeats):
+        line = threading.Barrier(len(ranges) + 1)
+
+        def work(rows, out, line=line):
+            line.wait()
+            for _ in range(inner):
+                _matmul.matmul(packed, x, *rows, out=out)
+            line.wait()
+
+        threads = [
+            threading.Thread(target=work, args=job) for job in zip(ranges, outs, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        line.wait()
+        begin = time.perf_counter()
+        line.wait()
+        best = min(best, (time.perf_counter() - begin) / inner)
+        for thread in threads:
+            thread.join()
+    return best
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
+    parser.add_argument("--megabytes", type=float, default=256)
+    parser.add_argument("--columns", type=int, default=2048)
+    parser.add_argument("--rows", nargs="+", type=int, default=range(1, 9))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--isa", default=_matmul.isa(), choices=_matmul.available_isas())
+    options = parser.parse_args()
+    _matmul.use_isa(options.isa)
+    print(f"{options.isa}, {options.threads} threads, {options.columns} columns")
+    for name in options.types:
+        packed = random_matrix(Type[name], options.megabytes, options.columns)
+        inner = max(1, int(32e6 / packed.nbytes))
+        one = None
+        for n in options.rows:
+            x = np.random.default_rng(1).normal(size=(n, options.columns)).astype(np.float32)
+            seconds = seconds_per_product(packed, x, options.threads, options.repeats, inner)
+            one = one or seconds
+            products = packed.shape[0] * packed.shape[1] * n
+            print(
+                f"{name:5} n={n:<3} {seconds * 1e3:9.4f} ms  {seconds / one:5.2f} of n={options.rows[0]}"
+                f"  {packed.nbytes / seconds / 1e9:6.1f} GB/s  {products / seconds / 1e9:6.1f} GMAC/s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
