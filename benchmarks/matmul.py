@@ -7,6 +7,8 @@ to one row, and weight bytes and multiply-adds per second. Rows of the matrix ar
 threads. A small --megabytes shows matrices that stay in a cache.
 """
 
+from __future__ import annotations
+
 import argparse
 import threading
 import time
@@ -14,13 +16,14 @@ import time
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
+from numpy.typing import NDArray
 
 from mtpcore._ext import _matmul
 
 TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32")
 
 
-def random_matrix(type_, megabytes, n_cols):
+def random_matrix(type_: Type, megabytes: float, n_cols: int) -> _matmul.PackedMatrix:
     block, block_bytes = GGML_QUANT_SIZES[type_]
     row_bytes = n_cols // block * block_bytes
     n_rows = max(64, int(megabytes * 1e6) // row_bytes // 64 * 64)
@@ -29,21 +32,23 @@ def random_matrix(type_, megabytes, n_cols):
     return _matmul.pack(data, type_, n_rows, n_cols)
 
 
-def seconds_per_product(packed, x, n_threads, repeats, inner):
+def seconds_per_product(
+    packed: _matmul.PackedMatrix, x: NDArray[np.float32], n_threads: int, repeats: int, inner: int
+) -> float:
     n_rows = packed.shape[0]
     step = -(-n_rows // (32 * n_threads)) * 32
     ranges = [(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step)]
     outs = [np.empty((len(x), end - begin), np.float32) for begin, end in ranges]
     best = float("inf")
+    line = threading.Barrier(len(ranges) + 1)
+
+    def work(rows: tuple[int, int], out: NDArray[np.float32]) -> None:
+        line.wait()
+        for _ in range(inner):
+            _matmul.matmul(packed, x, *rows, out=out)
+        line.wait()
+
     for _ in range(repeats):
-        line = threading.Barrier(len(ranges) + 1)
-
-        def work(rows, out, line=line):
-            line.wait()
-            for _ in range(inner):
-                _matmul.matmul(packed, x, *rows, out=out)
-            line.wait()
-
         threads = [
             threading.Thread(target=work, args=job) for job in zip(ranges, outs, strict=True)
         ]
@@ -58,7 +63,7 @@ def seconds_per_product(packed, x, n_threads, repeats, inner):
     return best
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--megabytes", type=float, default=256)
@@ -78,10 +83,11 @@ def main():
             x = np.random.default_rng(1).normal(size=(n, options.columns)).astype(np.float32)
             seconds = seconds_per_product(packed, x, options.threads, options.repeats, inner)
             one = one or seconds
-            products = packed.shape[0] * packed.shape[1] * n
+            gigabytes = packed.nbytes / seconds / 1e9
+            gigamacs = packed.shape[0] * packed.shape[1] * n / seconds / 1e9
             print(
-                f"{name:5} n={n:<3} {seconds * 1e3:9.4f} ms  {seconds / one:5.2f} of n={options.rows[0]}"
-                f"  {packed.nbytes / seconds / 1e9:6.1f} GB/s  {products / seconds / 1e9:6.1f} GMAC/s",
+                f"{name:5} n={n:<3} {seconds * 1e3:9.4f} ms {seconds / one:6.2f} of one row"
+                f" {gigabytes:7.1f} GB/s {gigamacs:7.1f} GMAC/s",
                 flush=True,
             )
 

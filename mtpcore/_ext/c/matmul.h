@@ -31,7 +31,7 @@ enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 /* Tokens in a full tile of prepared activations. */
 enum { MTP_TILE = 8 };
 
-/* A packed matrix: groups of 32 output rows (the last one padded with zero rows), 64-byte aligned. */
+/* A packed matrix: groups of 32 output rows, the last padded with zero rows; 64-byte aligned. */
 typedef struct {
     int32_t type;
     int64_t n_rows;   /* outputs */

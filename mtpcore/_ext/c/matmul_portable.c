@@ -32,14 +32,15 @@ static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, in
 }
 
 #define FLOAT_PRODUCT(name, type, to_float)                                                        \
-    static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])   \
+    static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
+                     float (*out)[32])                                                             \
     {                                                                                              \
         for (int row = 0; row < 32; row++) {                                                       \
-            const type *weights = (const type *)group + row;                 \
+            const type *weights = (const type *)group + row;                                       \
             for (int t = 0; t < n_tokens; t++) {                                                   \
                 const float *x = (const float *)tile + t;                                          \
                 float sum = 0.0f;                                                                  \
-                for (int64_t k = 0; k < n_blocks; k++)                                       \
+                for (int64_t k = 0; k < n_blocks; k++)                                             \
                     sum = fmaf(to_float(weights[k * 32]), x[k * n_tokens], sum);                   \
                 store(sum, &out[t][row]);                                                          \
             }                                                                                      \
@@ -52,7 +53,8 @@ FLOAT_PRODUCT(f16, uint16_t, mtp_float_from_half)
 FLOAT_PRODUCT(bf16, uint16_t, mtp_float_from_bfloat16)
 
 /* sum over blocks of (weight scale * activation scale) * exact integer sum */
-static void q8_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
+static void q8_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
+                 float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
         const mtp_q8_0_block *block = group;
@@ -75,7 +77,8 @@ static void q8_0(int n_tokens, const void *group, int64_t n_blocks, const void *
 }
 MTP_PRODUCTS_8(q8_0, portable)
 
-static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
+static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
+                 float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
         const mtp_q4_0_block *block = group;
@@ -102,7 +105,8 @@ static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *
 MTP_PRODUCTS_8(q4_0, portable)
 
 /* Per block of 256: scale * sum of (sub-block scale * codes) - min * sum of (sub-block min * 1) */
-static void q4_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
+static void q4_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
+                 float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
         const mtp_q4_k_block *block = (const mtp_q4_k_block *)group + row / 16 * n_blocks;
@@ -135,7 +139,8 @@ static void q4_k(int n_tokens, const void *group, int64_t n_blocks, const void *
 }
 MTP_PRODUCTS_4(q4_k, portable)
 
-static void q6_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile, float (*out)[32])
+static void q6_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
+                 float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
         const mtp_q6_k_block *block = (const mtp_q6_k_block *)group + row / 16 * n_blocks;

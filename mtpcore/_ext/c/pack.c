@@ -43,7 +43,8 @@ static void unpack_scale_min(const uint8_t *bytes, int s, int *scale, int *min)
     }
 }
 
-static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int row_in_group, mtp_q4_k_block *packed)
+static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int row_in_group,
+                      mtp_q4_k_block *packed)
 {
     mtp_q4_k_block *block = packed + row_in_group / 16 * n_blocks;
     const int r = row_in_group % 16;
@@ -62,7 +63,8 @@ static void pack_q4_k(const uint8_t *row, int64_t n_blocks, int row_in_group, mt
     }
 }
 
-static void pack_q6_k(const uint8_t *row, int64_t n_blocks, int row_in_group, mtp_q6_k_block *packed)
+static void pack_q6_k(const uint8_t *row, int64_t n_blocks, int row_in_group,
+                      mtp_q6_k_block *packed)
 {
     mtp_q6_k_block *block = packed + row_in_group / 16 * n_blocks;
     const int r = row_in_group % 16;

@@ -24,7 +24,8 @@ static inline int32_t mtp_nearest_integer(float x)
 }
 
 static inline __attribute__((always_inline)) float
-mtp_quantise_block(const float *x, const int n, int8_t *codes, int32_t *minus_sums)
+mtp_quantise_block(const float *restrict x, const int n, int8_t *restrict codes,
+                   int32_t *restrict minus_sums)
 {
     uint32_t largest = 0; /* bits of |x| order as integers, with NaN above infinity */
     for (int i = 0; i < n; i++) {
@@ -32,20 +33,22 @@ mtp_quantise_block(const float *x, const int n, int8_t *codes, int32_t *minus_su
         largest = magnitude > largest ? magnitude : largest;
     }
     const float scale = mtp_float_from_bits(largest) / 127.0f;
-    float inverse = 127.0f / mtp_float_from_bits(largest);
+    const float inverse = 127.0f / mtp_float_from_bits(largest);
     if (!(scale >= FLT_MIN && scale <= FLT_MAX)) { /* all but zero, or not finite */
         memset(codes, 0, (size_t)n);
         memset(minus_sums, 0, (size_t)n / 16 * sizeof *minus_sums);
         return largest < 0x7f800000u ? 0.0f : mtp_float_from_bits(0x7fc00000u);
     }
-    for (int i = 0; i < n; i += 16) {
+    int32_t rounded[256]; /* separate plain loops, which compilers vectorise */
+    for (int i = 0; i < n; i++)
+        rounded[i] = mtp_nearest_integer(x[i] * inverse);
+    for (int i = 0; i < n; i++)
+        codes[i] = (int8_t)rounded[i];
+    for (int s = 0; s < n / 16; s++) {
         int32_t sum = 0;
-        for (int j = i; j < i + 16; j++) {
-            const int32_t code = mtp_nearest_integer(x[j] * inverse);
-            codes[j] = (int8_t)code;
-            sum += code;
-        }
-        minus_sums[i / 16] = -sum;
+        for (int i = 0; i < 16; i++)
+            sum += rounded[16 * s + i];
+        minus_sums[s] = -sum;
     }
     return scale;
 }
