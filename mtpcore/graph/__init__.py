@@ -1,6 +1,7 @@
 """Graphs: their types, the verbs that build them, their grammar and their pictures."""
 
 from mtpcore.graph.builder import GraphBuilder, Inputs, Outputs
+from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.program import OUTPUTS, TOKENS, MemoryLayer, Node, Program, Value, Weight
 from mtpcore.graph.types import GraphType
 
@@ -16,4 +17,6 @@ __all__ = [
     "Program",
     "Value",
     "Weight",
+    "to_dot",
+    "to_mermaid",
 ]

@@ -1,0 +1,27 @@
+"""Qwen3 (dense): as Qwen2, with norms on the heads of q and k in place of biases."""
+
+from __future__ import annotations
+
+from mtpcore.models.blocks import OUTPUT_TIE
+from mtpcore.models.hparams import Hparams
+from mtpcore.models.qwen2 import build
+from mtpcore.spec import Fit, ModelSpec
+
+__all__ = ["QWEN3"]
+
+# The attention block norms q and k, and adds biases, where the file has them.
+QWEN3 = ModelSpec(
+    name="qwen3",
+    fit=Fit(
+        architectures=frozenset({"qwen3"}),
+        tensors=(
+            "token_embd.weight",
+            "output_norm.weight",
+            "blk.0.attn_q_norm.weight",
+            "blk.0.attn_k_norm.weight",
+        ),
+    ),
+    hparams=Hparams.read,
+    build=build,
+    ties=(OUTPUT_TIE,),
+)
