@@ -13,7 +13,8 @@ from mtpcore.gguf.metadata import Fields
 
 __all__ = ["Rope", "plain_frequencies", "section_axes", "yarn"]
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Base = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
+Factor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 Style = Literal["halves", "pairs"]
 
@@ -52,11 +53,11 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 wanted=f"an even number up to {head_width}",
                 got=width,
             )
-        base = fields.get(prefix + "freq_base", Positive, 10000.0)
+        base = fields.get(prefix + "freq_base", Base, 10000.0)
         frequencies = plain_frequencies(base, width)
         scaling = fields.get(prefix + "scaling.type", str, "none")
-        factor = fields.get(prefix + "scaling.factor", Positive, 1.0)
-        magnitude = fields.get(prefix + "scaling.attn_factor", Positive, 1.0)
+        factor = fields.get(prefix + "scaling.factor", Factor, 1.0)
+        magnitude = fields.get(prefix + "scaling.attn_factor", Factor, 1.0)
         if scaling == "linear":
             frequencies = tuple(f / factor for f in frequencies)
         elif scaling == "yarn":
@@ -65,8 +66,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 base,
                 factor,
                 fields.require(prefix + "scaling.original_context_length", Count),
-                fields.get(prefix + "scaling.yarn_beta_fast", Positive, 32.0),
-                fields.get(prefix + "scaling.yarn_beta_slow", Positive, 1.0),
+                fields.get(prefix + "scaling.yarn_beta_fast", Factor, 32.0),
+                fields.get(prefix + "scaling.yarn_beta_slow", Factor, 1.0),
             )
             magnitude *= rise
         elif scaling != "none":

@@ -17,16 +17,18 @@ BLOCK_OF_TYPE = {int(Type.Q8_0): 32, int(Type.Q4_0): 32, int(Type.Q4_K): 256, in
 def quantise(x: NDArray[Any], block: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return whole numbers float32[n / block, block] in -127..127 and scales float32[n / block].
 
-    ``d = amax / 127`` and ``q = x * (127 / amax)`` rounded to the nearest, half to even; a block of
-    zeros has scale 0, a block with a NaN or an infinity has scale NaN.
+    ``d = amax / 127`` and ``q = x * (127 / amax)`` rounded to the nearest, half to even. A block
+    whose scale would be subnormal counts as zeros, with scale 0; one that holds a NaN or an
+    infinity has scale NaN.
     """
     blocks = np.asarray(x, np.float32).reshape(-1, block)
     amax = np.abs(blocks).max(axis=1)
-    amax = np.where(np.isfinite(amax), amax, np.float32(np.nan))
+    scale = np.where(np.isfinite(amax), amax / np.float32(127), np.float32(np.nan))
+    scale[scale < np.finfo(np.float32).tiny] = 0
     whole: NDArray[np.float32] = np.zeros(blocks.shape, np.float32)
-    used = amax > 0
+    used = scale > 0
     whole[used] = np.rint(blocks[used] * (np.float32(127) / amax[used])[:, None])
-    return whole, np.asarray(amax / np.float32(127), np.float32)
+    return whole, scale
 
 
 def rounded(x: NDArray[Any], block: int) -> NDArray[np.float64]:

@@ -1,0 +1,171 @@
+"""What a row sees: causal, windows, trees, blocks, other rows of a batch; and how it is stored."""
+
+import numpy as np
+import pytest
+
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.testing import Runner, Weights
+
+H, G, DK, DV, WIDTH = 4, 2, 6, 5, 12
+N_VOCAB = 30
+
+
+class Array:
+    """A tensor that is no file's."""
+
+    type = 0
+
+    def __init__(self, *shape, seed=0):
+        self._values = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+        self.shape = shape
+
+    def array(self):
+        return self._values
+
+    def raw(self):
+        return self._values.view(np.uint8)
+
+
+TENSORS = {
+    "embd.weight": Array(N_VOCAB, WIDTH, seed=1),
+    "q.weight": Array(H * DK, WIDTH, seed=2),
+    "k.weight": Array(G * DK, WIDTH, seed=3),
+    "v.weight": Array(G * DV, WIDTH, seed=4),
+    "sinks.weight": Array(H, seed=5),
+}
+SCALE = 0.05
+
+
+def program(*, mask="causal", window=0, sinks=False, cross=False):
+    g = GraphBuilder("attention", TENSORS)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    q = g.heads(g.matmul(x, "q.weight"), H)
+    k = g.heads(g.matmul(x, "k.weight"), G)
+    v = g.heads(g.matmul(x, "v.weight"), G)
+    if cross:
+        y = g.add("cross_attention", [q, k, v], scale=SCALE)[0]
+    else:
+        y = g.attention(
+            q, k, v, layer=3, scale=SCALE, mask=mask, window=window,
+            sinks="sinks.weight" if sinks else None,
+        )  # fmt: skip
+    return g.finish(Outputs(y=g.rows(y)))
+
+
+def runner(dtype="f32", kv_dtype=None, **options):
+    backend = ReferenceBackend(dtype)
+    return Runner(backend, program(**options), Weights(TENSORS), kv_dtype=kv_dtype or dtype)
+
+
+def wanted(tokens, sees, sinks=False, stored=np.float64):
+    """Attention over all rows at once in float64, where ``sees[t, j]`` says that t sees j."""
+    x = TENSORS["embd.weight"].array()[tokens].astype(np.float64)
+    q = (x @ TENSORS["q.weight"].array().T).reshape(-1, H, DK)
+    k = (x @ TENSORS["k.weight"].array().T).reshape(-1, G, DK).astype(stored).repeat(H // G, axis=1)
+    v = (x @ TENSORS["v.weight"].array().T).reshape(-1, G, DV).astype(stored).repeat(H // G, axis=1)
+    e = np.exp(SCALE * np.einsum("ihd,jhd->hij", q, k)) * sees
+    total = e.sum(axis=2, keepdims=True)
+    if sinks:
+        total = total + np.exp(TENSORS["sinks.weight"].array().astype(np.float64))[:, None, None]
+    return np.einsum("hij,jhd->ihd", e / total, v).reshape(len(tokens), -1)
+
+
+TOKENS = np.random.default_rng(6).integers(0, N_VOCAB, 100)
+CAUSAL = np.tri(100, dtype=bool)
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 7, 64, 99, 200])
+def test_causal(window, sinks):
+    sees = CAUSAL & ~np.tri(100, k=-window, dtype=bool) if window else CAUSAL
+    r = runner("f64", window=window, sinks=sinks)
+    made = np.concatenate([r.feed(TOKENS[:63])["y"], r.feed(TOKENS[63:])["y"]])
+    assert np.abs(made - wanted(TOKENS, sees, sinks)).max() < 1e-12
+
+
+def test_first_place_need_not_be_zero():
+    made = runner("f64").feed(TOKENS[:20], place=61)["y"]
+    assert np.abs(made - wanted(TOKENS[:20], CAUSAL[:20, :20])).max() < 1e-12
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_block_sees_what_is_stored_and_the_whole_batch(window):
+    sees = np.zeros((30, 30), bool)
+    sees[:10, :10] = sees[10:, :] = True
+    if window:
+        sees &= ~np.tri(30, k=-window, dtype=bool)
+    r = runner("f64", mask="block", window=window)
+    made = np.concatenate([r.feed(TOKENS[:10])["y"], r.feed(TOKENS[10:30])["y"]])
+    assert np.abs(made - wanted(TOKENS[:30], sees)).max() < 1e-12
+
+
+def test_cross_attention_sees_the_batch_only():
+    r = runner("f64", cross=True)
+    r.feed(TOKENS[50:60])
+    made = r.feed(TOKENS[:9])["y"]
+    assert np.abs(made - wanted(TOKENS[:9], np.ones((9, 9), bool))).max() < 1e-12
+
+
+PARENT = [-1, 0, 0, 1, 2, 3, -1, 6]
+
+
+def path_to(row):
+    path = []
+    while row >= 0:
+        path.append(row)
+        row = PARENT[row]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_each_row_of_a_tree_equals_a_chain(window):
+    """Bitwise: a row sees the stored text, its ancestors and itself, as a chain of them would."""
+    tree_tokens = TOKENS[60 : 60 + len(PARENT)]
+    r = runner(window=window)
+    r.feed(TOKENS[:59])
+    tree = r.feed(tree_tokens, parent=PARENT)["y"]
+    for row in range(len(PARENT)):
+        chain = runner(window=window)
+        chain.feed(TOKENS[:59])
+        assert np.array_equal(chain.feed(tree_tokens[path_to(row)])["y"][-1], tree[row])
+
+
+def test_kept_path_is_a_chain():
+    """Places 62, 63 | 64...: the kept rows move from one page to another."""
+    tree_tokens = TOKENS[60 : 60 + len(PARENT)]
+    r, chain = runner(), runner()
+    r.feed(TOKENS[:62])
+    r.feed(tree_tokens, parent=PARENT)
+    r.memory.keep(0, 62, path_to(5))
+    chain.feed(np.concatenate([TOKENS[:62], tree_tokens[path_to(5)]]))
+    assert r.memory.digest(0) == chain.memory.digest(0)
+    assert np.array_equal(r.feed([7])["y"], chain.feed([7])["y"])
+
+
+def test_rewound_and_forked_memory():
+    r, fresh = runner(), runner()
+    r.feed(TOKENS[:70])
+    r.memory.fork(0, 2)
+    r.memory.rewind(0, 60)
+    r.feed(TOKENS[80:90])
+    fresh.feed(np.concatenate([TOKENS[:60], TOKENS[80:90]]))
+    assert r.memory.digest(0) == fresh.memory.digest(0)
+    fresh.feed(TOKENS[:70], seq=2)
+    assert r.memory.digest(2) == fresh.memory.digest(2)
+    assert np.array_equal(r.feed([3], seq=2)["y"], fresh.feed([3], seq=2)["y"])
+
+
+def test_f16_memory_rounds_keys_and_values():
+    exact, rounded = runner("f64"), runner("f64", kv_dtype="f16")
+    made = rounded.feed(TOKENS[:20])["y"]
+    assert np.abs(made - wanted(TOKENS[:20], CAUSAL[:20, :20], stored=np.float16)).max() < 1e-12
+    assert np.abs(made - exact.feed(TOKENS[:20])["y"]).max() > 1e-4
+    assert rounded.memory.store.n_bytes * 4 == exact.memory.store.n_bytes
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40])
+def test_batches_do_not_change_bits(n):
+    whole, split = runner().feed(TOKENS)["y"], runner()
+    made = [split.feed(TOKENS[t : t + n])["y"] for t in range(0, 100, n)]
+    assert np.array_equal(np.concatenate(made), whole)

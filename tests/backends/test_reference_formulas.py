@@ -1,0 +1,194 @@
+"""Formulas of the reference against other ways to write them."""
+
+import math
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mtpcore.backends.reference import formulas
+from mtpcore.backends.reference.activation import quantise, rounded
+from mtpcore.backends.reference.matrix import QuantisedMatrix
+
+RNG = np.random.default_rng(5)
+ROUTE = {"normalise": False, "scale": 1.0, "n_groups": 1, "n_groups_used": 1}
+
+
+def test_norms():
+    x, w, b = RNG.normal(size=(3, 7))
+    eps = 1e-3
+    rms = math.sqrt(sum(v * v for v in x) / 7 + eps)
+    assert formulas.rms_norm(x, w, eps=eps) == pytest.approx([w[i] * x[i] / rms for i in range(7)])
+    mean = sum(x) / 7
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in x) / 7 + eps)
+    assert formulas.layer_norm(x, w, b, eps=eps) == pytest.approx(
+        [w[i] * (x[i] - mean) / deviation + b[i] for i in range(7)]
+    )
+
+
+def test_norms_take_each_head_alone():
+    x, w = RNG.normal(size=(4, 6)), RNG.normal(size=6)
+    alone = [formulas.rms_norm(head, w, eps=1e-6) for head in x]
+    assert np.array_equal(formulas.rms_norm(x, w, eps=1e-6), alone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_one", "at_minus_two"),
+    [
+        ("silu", 0.7310585786, -0.2384058440),
+        ("gelu", 0.8413447461, -0.0455002639),
+        ("gelu_tanh", 0.8411919906, -0.0454023059),
+        ("relu", 1.0, 0.0),
+        ("sigmoid", 0.7310585786, 0.1192029220),
+        ("tanh", 0.7615941560, -0.9640275801),
+    ],
+)
+def test_activations(kind, at_one, at_minus_two):
+    """Values from tables of the normal distribution and of tanh."""
+    x = np.array([1.0, -2.0])
+    assert formulas.activation(x, kind=kind) == pytest.approx([at_one, at_minus_two], abs=1e-9)
+    assert formulas.gated(x, np.array([3.0, 5.0]), kind=kind) == pytest.approx(
+        [3 * at_one, 5 * at_minus_two], abs=1e-8
+    )
+
+
+@pytest.mark.parametrize("style", ["halves", "pairs"])
+def test_rope_is_a_product_of_complex_numbers(style):
+    x = RNG.normal(size=(3, 10))  # the last two dimensions are not turned
+    position = np.array([11, 5, -2], np.int32)
+    frequencies, axes = (1.0, 0.3, 0.09, 0.027), (0, 2, 1, 1)
+    factors = np.array([1.0, 2.0, 4.0, 8.0])
+    made = formulas.rope(
+        x, position, factors, frequencies=frequencies, axes=axes, style=style, magnitude=1.5
+    )
+    for i in range(4):
+        a, b = (i, i + 4) if style == "halves" else (2 * i, 2 * i + 1)
+        angle = position[axes[i]] * frequencies[i] / factors[i]
+        turned = (x[:, a] + 1j * x[:, b]) * 1.5 * np.exp(1j * angle)
+        assert made[:, a] == pytest.approx(turned.real)
+        assert made[:, b] == pytest.approx(turned.imag)
+    assert np.array_equal(made[:, 8:], x[:, 8:])
+
+
+# Routing
+
+
+def test_route_by_sigmoid_with_correction():
+    gates = np.array([0.1, 0.8, 0.5, 0.6])
+    w = np.log(gates / (1 - gates))[:, None]
+    correction = np.array([0.9, 0.0, 0.0, -0.5])
+    ids, shares = formulas.route(
+        np.ones(1), w, correction, n_used=2, gate="sigmoid", **(ROUTE | {"scale": 2.5})
+    )
+    assert ids.tolist() == [0, 1]
+    assert shares == pytest.approx([0.25, 2.0])
+    _, shares = formulas.route(
+        np.ones(1), w, correction, n_used=2, gate="sigmoid", **(ROUTE | {"normalise": True})
+    )
+    assert shares == pytest.approx([1 / 9, 8 / 9])
+
+
+def test_route_by_softmax():
+    w = np.log(np.array([1.0, 5.0, 2.0]))[:, None]
+    ids, shares = formulas.route(np.ones(1), w, n_used=2, gate="softmax", **ROUTE)
+    assert ids.tolist() == [1, 2]
+    assert shares == pytest.approx([5 / 8, 2 / 8])
+
+
+def test_route_ties_go_to_the_lowest_id():
+    w = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])[:, None]
+    ids, _ = formulas.route(np.ones(1), w, n_used=5, gate="sigmoid", **ROUTE)
+    assert ids.tolist() == [1, 3, 2, 4, 5]
+
+
+def test_route_by_groups():
+    """The best group is the one whose two best experts sum highest, not that of the best expert."""
+    w = np.array([2.0, -9, -9, 1.0, 1.1, -9, 0.5, 0.5, 0.5])[:, None]
+    ids, _ = formulas.route(
+        np.ones(1), w, n_used=2, gate="sigmoid", normalise=False, scale=1.0, n_groups=3,
+        n_groups_used=1,
+    )  # fmt: skip
+    assert ids.tolist() == [4, 3]
+
+
+@given(
+    hnp.arrays(np.float32, 8, elements=st.floats(width=32, allow_nan=True, allow_infinity=True)),
+    st.sampled_from(["sigmoid", "softmax"]),
+    st.sampled_from([(1, 1), (4, 2)]),
+)
+def test_route_gives_distinct_experts_whatever_the_weights(scores, gate, groups):
+    with np.errstate(all="ignore"):
+        ids, _ = formulas.route(
+            np.ones(1, np.float32), scores[:, None], n_used=4, gate=gate, normalise=True, scale=1.0,
+            n_groups=groups[0], n_groups_used=groups[1],
+        )  # fmt: skip
+    assert len(set(ids.tolist())) == 4
+    assert all(0 <= i < 8 for i in ids)
+
+
+def test_nan_is_chosen_last():
+    w = np.array([np.nan, -5.0, np.nan, 1.0])[:, None]
+    ids, _ = formulas.route(np.ones(1), w, n_used=3, gate="sigmoid", **ROUTE)
+    assert ids.tolist() == [3, 1, 0]
+
+
+def test_experts_and_mix():
+    stack, x = RNG.normal(size=(3, 5, 4)), RNG.normal(size=4)
+    rows = formulas.expert_matmul(x, np.array([2, 0]), stack)
+    assert np.array_equal(rows, [stack[2] @ x, stack[0] @ x])
+    each = formulas.expert_matmul(RNG.normal(size=(2, 4)), np.array([1, 1]), stack)
+    assert not np.array_equal(each[0], each[1])
+    assert formulas.mix(rows, np.array([0.25, 4.0])) == pytest.approx(0.25 * rows[0] + 4 * rows[1])
+
+
+# Quantised activations
+
+
+@given(
+    hnp.arrays(np.float32, 64, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
+    st.sampled_from([32, 64]),
+)
+def test_quantised_rows_are_half_a_step_away_at_most(x, block):
+    whole, scale = quantise(x, block)
+    assert (np.abs(whole) <= 127).all()
+    assert (whole == np.rint(whole)).all()
+    error = np.abs(rounded(x, block) - x).reshape(-1, block)
+    step = np.maximum(scale.astype(np.float64), np.finfo(np.float32).tiny * 128 * 2)
+    assert (error <= 0.5001 * step[:, None]).all()
+
+
+def test_quantise_rounds_half_to_even_and_keeps_zeros():
+    x = np.zeros(64, np.float32)
+    x[:5] = 127, 0.5, 1.5, 2.5, -3.5
+    whole, scale = quantise(x, 32)
+    assert whole[0, :6].tolist() == [127, 0, 2, 2, -4, 0]
+    assert scale.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_quantise_shows_what_is_not_finite(bad):
+    x = np.ones(64, np.float32)
+    x[40] = bad
+    made = rounded(x, 32)
+    assert np.isfinite(made[:32]).all()
+    assert not np.isfinite(made[32:]).any()
+
+
+def test_quantised_product_is_the_sum_over_whole_blocks():
+    """Q8_0: sum over blocks of d_w d_a (whole dot whole), from the bytes of the file."""
+    raw = quants.quantize(RNG.normal(size=(6, 96)).astype(np.float32), Type.Q8_0)
+    x = RNG.normal(size=96).astype(np.float32)
+    blocks = raw.reshape(6, 3, 34)
+    d_w = blocks[..., :2].copy().view(np.float16)[..., 0].astype(np.float64)
+    whole_w = blocks[..., 2:].copy().view(np.int8).astype(np.int64)
+    amax = np.abs(x.reshape(3, 32)).max(axis=1)
+    whole_a = np.rint(x.reshape(3, 32) * (np.float32(127) / amax)[:, None]).astype(np.int64)
+    d_a = (amax / np.float32(127)).astype(np.float64)
+    wanted = ((whole_w * whole_a).sum(axis=2) * d_w * d_a).sum(axis=1)
+    matrix = QuantisedMatrix(quants.dequantize(raw, Type.Q8_0).astype(np.float64), 32)
+    assert matrix @ x == pytest.approx(wanted, rel=1e-13)
+    assert np.abs(matrix @ x - matrix.values @ x).max() > 1e-4

@@ -1,0 +1,202 @@
+"""Metadata is read with types, ranges and agreement with the tensors; anything else is an error."""
+
+import numpy as np
+import pytest
+
+from mtpcore.errors import GraphError, ModelFileError
+from mtpcore.gguf import Fields
+from mtpcore.graph import GraphBuilder
+from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.llama import LLAMA
+from mtpcore.models.rope import Rope, plain_frequencies, section_axes, yarn
+
+GOOD = {
+    "block_count": 3,
+    "context_length": 512,
+    "embedding_length": 32,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+TENSORS = {"token_embd.weight": np.zeros((50, 32))}
+
+
+def fields(**changed):
+    values = {key.replace("__", "."): value for key, value in changed.items()}
+    merged = {k: v for k, v in (GOOD | values).items() if v is not None}
+    return Fields({f"toy.{key}": value for key, value in merged.items()}, "toy")
+
+
+def nextn(*blocks):
+    return {**TENSORS, **{f"blk.{n}.nextn.eh_proj.weight": np.zeros((32, 64)) for n in blocks}}
+
+
+def test_read():
+    h = Hparams.read(fields(), TENSORS)
+    assert (h.n_vocab, h.width, h.n_layers, h.n_drafter_blocks) == (50, 32, 3, 0)
+    assert (h.n_heads, h.n_kv_heads, h.head_width) == (4, 2, 8)
+    assert h.rope.frequencies == plain_frequencies(10000.0, 8)
+    assert h.rotary_axes == 1
+
+
+def test_what_a_file_may_leave_out():
+    h = Hparams.read(
+        fields(attention__head_count_kv=None, attention__key_length=6, rope__dimension_count=4),
+        TENSORS,
+    )
+    assert (h.n_kv_heads, h.head_width, len(h.rope.frequencies)) == (4, 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "declared", "layers", "heads"),
+    [
+        (TENSORS, None, 3, 0),
+        (TENSORS, 1, 2, 0),  # a trunk-only file that still has the key
+        (nextn(2), 1, 2, 1),
+        (nextn(2), None, 2, 1),  # tensors decide
+        (nextn(1, 2), 1, 1, 2),
+        (nextn(3), None, 3, 1),  # a trunk-only file, completed by another
+    ],
+)
+def test_layers_of_the_trunk(tensors, declared, layers, heads):
+    h = Hparams.read(fields(nextn_predict_layers=declared), tensors)
+    assert (h.n_layers, h.n_drafter_blocks) == (layers, heads)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"block_count": None},
+        {"block_count": 0},
+        {"block_count": 1 << 40},
+        {"block_count": "three"},
+        {"embedding_length": 33},
+        {"embedding_length": 64},
+        {"attention__head_count": 0},
+        {"attention__head_count": 3},
+        {"attention__head_count": [4, 4, 4]},
+        {"attention__head_count_kv": 3},
+        {"attention__head_count_kv": -1},
+        {"attention__key_length": 1 << 30},
+        {"attention__layer_norm_rms_epsilon": -1.0},
+        {"attention__layer_norm_rms_epsilon": None},
+        {"nextn_predict_layers": 3},
+        {"nextn_predict_layers": -1},
+        {"rope__dimension_count": 10},
+        {"rope__dimension_count": 3},
+        {"rope__dimension_count": 0},
+        {"rope__freq_base": 0.0},
+        {"rope__freq_base": 1e-300},
+        {"rope__freq_base": float("nan")},
+        {"rope__freq_base": float("inf")},
+        {"rope__scaling.factor": float("nan")},
+        {"attention__layer_norm_rms_epsilon": float("nan")},
+        {"rope__scaling.type": "spiral"},
+        {"rope__scaling.type": "yarn"},
+        {"rope__scaling.type": "yarn", "rope__scaling.original_context_length": 0},
+        {"rope__scaling.factor": -2.0},
+        {"rope__dimension_sections": [1 << 20, 1, 1, 1]},
+        {"rope__dimension_sections": [-4, 4, 4, 4]},
+        {"rope__dimension_sections": [1, 1, 1, 1, 1]},
+    ],
+    ids=repr,
+)
+def test_bad_metadata(changed):
+    with pytest.raises(ModelFileError):
+        Hparams.read(fields(**changed), TENSORS)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"token_embd.weight": np.zeros(50)},
+        {"token_embd.weight": np.zeros((50, 31))},
+        nextn(0),
+        nextn(4),
+        nextn(99999),
+    ],
+    ids=["none", "vector", "narrow", "first block", "behind the last", "far away"],
+)
+def test_tensors_that_do_not_agree(tensors):
+    with pytest.raises(ModelFileError):
+        Hparams.read(fields(), tensors)
+
+
+def test_experts():
+    assert Experts.read(fields(), gate="sigmoid") is None
+    made = Experts.read(
+        fields(expert_count=8, expert_used_count=2, expert_weights_scale=0.0), gate="softmax"
+    )
+    assert made == Experts(n_used=2, gate="softmax", normalise=False)
+    made = Experts.read(
+        fields(
+            expert_count=8,
+            expert_used_count=3,
+            expert_gating_func=2,
+            expert_weights_norm=True,
+            expert_weights_scale=2.5,
+            expert_group_count=4,
+            expert_group_used_count=2,
+        ),
+        gate="softmax",
+    )
+    assert made == Experts(
+        n_used=3, gate="sigmoid", normalise=True, scale=2.5, n_groups=4, n_groups_used=2
+    )
+    for bad in ({"expert_used_count": 0}, {"expert_gating_func": 7}, {"expert_weights_norm": 3.5}):
+        with pytest.raises(ModelFileError):
+            Experts.read(
+                fields(**({"expert_count": 8, "expert_used_count": 2} | bad)), gate="softmax"
+            )
+
+
+def test_a_graph_of_wrong_tensors_names_them():
+    h = LLAMA.hparams(fields(), TENSORS)
+    g = GraphBuilder("llm", TENSORS, ties=LLAMA.ties)
+    with pytest.raises(GraphError, match=r"blk\.0\.attn_norm\.weight"):
+        LLAMA.build(g, g.inputs, h)
+    tensors = {
+        **TENSORS,
+        "blk.0.attn_norm.weight": np.zeros(32),
+        "blk.0.attn_q.weight": np.zeros((40, 32)),
+        "blk.0.attn_k.weight": np.zeros((16, 32)),
+        "blk.0.attn_v.weight": np.zeros((16, 32)),
+    }
+    g = GraphBuilder("llm", tensors, ties=LLAMA.ties)
+    with pytest.raises(GraphError, match="q and k widths differ"):
+        LLAMA.build(g, g.inputs, h)
+
+
+# Rotation
+
+
+def test_linear_scaling():
+    rope = Rope.read(
+        fields(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}), 8, "pairs"
+    )
+    assert rope.frequencies == tuple(f / 4 for f in plain_frequencies(10000.0, 8))
+    assert rope.style == "pairs"
+
+
+def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
+    plain = plain_frequencies(10000.0, 64)
+    made, magnitude = yarn(plain, 10000.0, 16.0, 4096)
+    kept = [a == b for a, b in zip(plain, made, strict=True)]
+    slowed = [b == pytest.approx(a / 16) for a, b in zip(plain, made, strict=True)]
+    assert all(kept[:8])
+    assert all(slowed[-8:])
+    assert not any(k and s for k, s in zip(kept, slowed, strict=True))
+    assert magnitude == pytest.approx(1.2772588722)
+    unscaled, magnitude = yarn(plain, 10000.0, 1.0, 4096)
+    assert unscaled == pytest.approx(plain)
+    assert magnitude == 1
+
+
+def test_sections_give_pairs_their_axes():
+    assert section_axes([2, 1, 1, 0], 6) == (0, 0, 1, 2, 0, 0)
+    assert section_axes([0, 0, 0, 0], 3) == (0, 0, 0)
+    assert section_axes([], 2) == (0, 0)
+    made = Rope.read(fields(**{"rope.dimension_sections": [1, 2, 1, 0]}), 8, "halves")
+    assert made.axes == (0, 1, 1, 2)
+    assert made.n_axes == 4
