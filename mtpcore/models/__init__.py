@@ -1,1 +1,15 @@
 """Trunks and shared blocks, registered through the same hooks as any plugin's."""
+
+from mtpcore.hookspecs import hookimpl
+from mtpcore.models.llama import LLAMA
+from mtpcore.models.qwen2 import QWEN2
+from mtpcore.models.qwen3 import QWEN3
+from mtpcore.spec import ModelSpec
+
+__all__ = ["LLAMA", "QWEN2", "QWEN3", "mtpcore_models"]
+
+
+@hookimpl
+def mtpcore_models() -> list[ModelSpec]:
+    """Offer the trunks that come with mtpcore."""
+    return [LLAMA, QWEN2, QWEN3]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import F32, Backend, Rows, WeightTensor
+from mtpcore.backends.base import F32, Backend, Rows, WeightSource, WeightTensor
 from mtpcore.graph.program import Program
 from mtpcore.memory import PAGE, PagedKV
 
@@ -29,7 +29,8 @@ class Runner:
     ----------
     backend : Backend
     program : Program
-    source : Weights
+    source : WeightSource
+        A model, or ``Weights``.
     n_seq, n_ctx, n_batch, threads : int
     kv_dtype : str
     """
@@ -38,7 +39,7 @@ class Runner:
         self,
         backend: Backend,
         program: Program,
-        source: Weights,
+        source: WeightSource,
         *,
         n_seq: int = 4,
         n_ctx: int = 512,

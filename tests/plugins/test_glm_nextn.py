@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 
+import mtpcore_glm_nextn
 import numpy as np
 import pytest
-from mtpcore_glm_nextn import NEXTN, TRUNK
 
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.gguf import Fields, open_model_file
-from mtpcore.graph import GraphBuilder
-from mtpcore.spec import Tap
-from mtpcore.testing import Runner, Weights
+from mtpcore.loading import load_model
+from mtpcore.registry import Registry
+from mtpcore.testing import Runner
 
 FIXTURE = Path(__file__).parents[1] / "data" / "glm-11"
 N_PROMPT = 48
@@ -28,26 +27,14 @@ def refs():
 class Glm:
     """Trunk and head of one file, with memories of their own."""
 
-    def __init__(self, name="glm-11-f16.gguf", backend=None, kv_dtype="f32"):
-        self.file = open_model_file(FIXTURE / name)
-        self.hparams = TRUNK.hparams(Fields.of(self.file), self.file.tensors)
-        self.source = Weights(self.file.tensors)
+    def __init__(self, name="glm-11-f16.gguf", backend=None):
+        self.model = load_model(FIXTURE / name, plugins=Registry.of(mtpcore_glm_nextn))
         self.backend = backend or ReferenceBackend()
-        self.kv_dtype = kv_dtype
-        self.trunk = self.runner(TRUNK, ["hidden"])
-        self.head = self.runner(NEXTN)
+        self.trunk, self.head = self.runner("llm", ["hidden"]), self.runner("draft")
 
-    def runner(self, spec, taps=()):
-        g = GraphBuilder(
-            spec.name,
-            self.file.tensors,
-            ties=spec.ties,
-            slots={feed.slot: self.hparams.width for feed in getattr(spec, "feeds", ())},
-            taps=[Tap.parse(tap) for tap in taps],
-            n=self.hparams.n_layers if spec is NEXTN else None,
-        )
-        program = g.finish(spec.build(g, g.inputs, self.hparams))
-        return Runner(self.backend, program, self.source, n_seq=6, kv_dtype=self.kv_dtype)
+    def runner(self, graph_type, taps=()):
+        program = self.model.program(graph_type, taps=taps)
+        return Runner(self.backend, program, self.model, n_seq=6)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +52,7 @@ def texts(glm, refs):
 
 
 def test_hparams(glm):
-    h = glm.hparams
+    h = glm.model.hparams
     assert (h.n_layers, h.n_drafter_blocks, h.n_vocab, h.width) == (4, 1, 2048, 160)
     assert h.experts.n_used == 2
     assert h.experts.normalise
@@ -85,7 +72,7 @@ def test_greedy_text(texts, refs):
 
 def test_one_by_one_gives_the_same_bits(glm, texts, refs):
     """Row by row, in a sequence of its own, with outputs of some rows only."""
-    runner = glm.runner(TRUNK, ["hidden"])
+    runner = glm.runner("llm", ["hidden"])
     tokens = np.concatenate([refs["prompts"][1], refs["greedy"][1, :8]])
     runner.feed(tokens[:20], seq=3, outputs=[])
     for t in range(20, len(tokens)):
