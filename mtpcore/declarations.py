@@ -93,9 +93,10 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
     for (graph, slot), count in Counter((f.graph, f.slot) for f in spec.feeds).items():
         if count > 1:
             raise PluginError("two feeds of one slot", where=f"slot {slot!r} of {graph or 'build'}")
+    main = spec.graph_type if isinstance(spec, DrafterSpec) else "llm"
     for feed in spec.feeds:
         where = f"feed of slot {feed.slot!r}"
-        for name, known in ((feed.graph, {"", *graphs}), (feed.src, {"target", *graphs})):
+        for name, known in ((feed.graph, {"", *graphs}), (feed.src, {"target", main, *graphs})):
             if name not in known:
                 raise PluginError(
                     "a feed names a graph that is not declared",

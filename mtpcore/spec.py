@@ -110,11 +110,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     ``taps`` are joined in order along the last axis; ``layer_input:`` with a metadata key instead
     of a number stands for one tap for each layer listed there. ``src`` is whose taps they are: the
-    ``target`` or one of the drafter's own graphs; ``graph`` is whose slot it is (empty: the graph
-    that drafts). ``first`` says what the first entry of a sequence gets where the pairing leaves it
-    without a row: no entry at all (the default), a row of zeros, or the row itself is ``kept``
-    unpaired. ``recycle`` names the graph output that takes the slot's place in later draft steps,
-    None where nothing is recycled; ``recycle_width`` is its width where that is not the taps'.
+    ``target`` or one of the drafter's own graphs, by the name of its type; ``graph`` is whose slot
+    it is (empty: the graph that drafts). ``first`` says what the first entry of a sequence gets
+    where the pairing leaves it without a row: no entry at all (the default), a row of zeros, or the
+    row itself is ``kept`` unpaired. ``recycle`` names the graph output that takes the slot's place
+    in later draft steps, None where nothing is recycled; ``recycle_width`` is its width where that
+    is not the taps'.
     ``evidence`` says where the choice of tap and pairing comes from.
     """
 

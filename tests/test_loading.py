@@ -1,54 +1,22 @@
-"""Files with heads, without, with heads alone; what is tied to what; what a program is built of."""
+"""Files with heads, without, with heads alone, and drafters that break."""
 
+import functools
 import logging
 
 import numpy as np
 import pytest
 import toy
 
-from mtpcore.errors import GraphError, ModelFileError, PluginError
-from mtpcore.gguf import Fields
+from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.loading import find_model, load_model
-from mtpcore.plugin import Feed, Heads, Key, first_of, hookimpl
-from mtpcore.registry import Registry
-from mtpcore.spec import Block, DrafterSpec, Fit
+from mtpcore.loading import find_model
+from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key
 
 
 @pytest.fixture
-def plugins():
-    return Registry.of(toy)
-
-
-@pytest.fixture
-def load(tmp_path, plugins):
+def load(tmp_path):
     """Write a toy file and load it."""
-
-    def load(tensors, *, mtp=True, mtp_path=None, plugins=plugins, name="toy.gguf", **written):
-        path = toy.write(tmp_path / name, tensors, **written)
-        return load_model(path, mtp=mtp, mtp_path=mtp_path, plugins=plugins)
-
-    return load
-
-
-def plugin_with(*drafters):
-    """Return a plugin that declares these drafters beside the toy trunk."""
-
-    class Plugin:
-        __name__ = "other"
-
-        @staticmethod
-        @hookimpl
-        def mtpcore_drafters():
-            return list(drafters)
-
-    return Plugin()
-
-
-def replaced(**changes):
-    import msgspec
-
-    return msgspec.structs.replace(toy.HEAD, **changes)
+    return functools.partial(toy.load, tmp_path)
 
 
 def warnings_of(caplog):
@@ -183,104 +151,19 @@ def test_a_broken_drafter_does_not_stop_the_trunk(load, caplog):
         raise KeyError("nothing here")
 
     for broken in (
-        replaced(name="raising", hparams=raise_key_error),
-        replaced(
+        toy.replaced(name="raising", hparams=raise_key_error),
+        toy.replaced(
             name="keyless",
             heads=Heads(count="{arch}.no_such_key"),
             fit=Fit(tensors=("output_norm.weight",)),
         ),
     ):
         caplog.clear()
-        plugins = Registry.of(toy, plugin_with(broken))
-        model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1, plugins=plugins)
+        model = load({**toy.trunk_tensors(), **toy.head_tensors()}, broken, heads=1)
         assert [d.name for d in model.drafters] == ["toy_head"]
         (warning,) = warnings_of(caplog)
         assert repr(broken.name) in warning
         assert "'other'" in warning
-
-
-def test_errors_of_a_graph_name_the_plugin(load):
-    def reads_undeclared(g, inputs, h):
-        inputs["elsewhere"]
-
-    def fails(g, inputs, h):
-        raise AttributeError("oops")
-
-    drafters = (
-        replaced(name="undeclared", build=reads_undeclared),
-        replaced(name="failing", build=fails),
-        replaced(name="data_only", build=None),
-    )
-    plugins = Registry.of(toy, plugin_with(*drafters))
-    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1, plugins=plugins)
-    for name, kind in (
-        ("undeclared", GraphError),
-        ("failing", PluginError),
-        ("data_only", GraphError),
-    ):
-        with pytest.raises(kind) as caught:
-            model.program(GraphType.DRAFT, drafter=name)
-        assert repr(name) in caught.value.where
-        assert "plugin 'other'" in caught.value.where
-
-
-def test_taps_that_a_graph_does_not_offer(load):
-    model = load(toy.trunk_tensors())
-    with pytest.raises(GraphError) as caught:
-        model.program(taps=["layer_input:9"])
-    assert "plugin 'toy'" in caught.value.where
-
-
-# Programs
-
-
-def test_programs_are_built_once(load):
-    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1)
-    assert model.program(taps=["hidden"]) is model.program(taps=["hidden"])
-    assert model.program(taps=["hidden"]) is not model.program()
-    assert model.program("draft") is model.program("draft", drafter="toy_head", head=0)
-    with pytest.raises(GraphError, match="no such head"):
-        model.program("draft", head=1)
-
-
-def test_slots_are_as_wide_as_their_taps_together(load):
-    def wide(g, inputs, h):
-        x = g.matmul(g.slice(inputs["wide"], 0, 2 * toy.WIDTH), "blk.{n}.join.weight")
-        return toy.Outputs(logits=g.matmul(g.output_rows(x), "output.weight"))
-
-    feed = Feed(slot="wide", taps=("layer_input:1", "hidden", "wide"))
-    plugins = Registry.of(toy, plugin_with(replaced(name="wide", build=wide, feeds=(feed,))))
-    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1, plugins=plugins)
-    program = model.program("draft", drafter="wide")
-    assert program.values[program.inputs["wide"]].shape == ("n_tokens", 4 * toy.WIDTH)
-
-
-def test_a_graph_of_taps_feeds_the_graph_that_drafts(load):
-    def fuse(g, inputs, h):
-        return toy.Outputs(fused=g.matmul(inputs["taps"], "blk.{n}.join.weight"))
-
-    spec = replaced(
-        name="fused",
-        graphs=(("toy_fusion", fuse),),
-        feeds=(
-            Feed(
-                slot="taps",
-                graph="toy_fusion",
-                taps=("layer_input:0", "layer_input:1"),
-                pairing="none",
-            ),
-            Feed(slot="hidden", src="toy_fusion", taps=("fused",), recycle="hidden"),
-        ),
-    )
-    model = load(
-        {**toy.trunk_tensors(), **toy.head_tensors()},
-        heads=1,
-        plugins=Registry.of(toy, plugin_with(spec)),
-    )
-    fusion = model.program("toy_fusion", drafter="fused")
-    assert fusion.shape("fused") == ("n_tokens", toy.WIDTH)
-    draft = model.program("draft", drafter="fused")
-    assert draft.values[draft.inputs["hidden"]].shape == ("n_tokens", toy.WIDTH)
 
 
 def test_numbers_stand_in_place_of_keys(load):
@@ -289,7 +172,7 @@ def test_numbers_stand_in_place_of_keys(load):
         mask_token=Key("tokenizer.mask", 7),
         causal=Key("{arch}.causal", False),
     )
-    spec = replaced(
+    spec = toy.replaced(
         name="block",
         shape="block",
         block=block,
@@ -299,8 +182,8 @@ def test_numbers_stand_in_place_of_keys(load):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     model = load(
         tensors,
+        spec,
         heads=1,
-        plugins=Registry.of(toy, plugin_with(spec)),
         **{"toy.block_size": 6, "toy.causal": True, "toy.layers": np.array([0, 1])},
     )
     found = model.find_drafter("block")
@@ -311,9 +194,10 @@ def test_numbers_stand_in_place_of_keys(load):
 
 def test_heads_are_counted_by_their_tensors(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors(), **toy.head_tensors(n=toy.N_LAYERS + 1)}
-    spec = replaced(name="chained", heads=Heads(count="{arch}.n_heads_behind", order="each-step"))
-    plugins = Registry.of(toy, plugin_with(spec))
-    model = load(tensors, heads=2, plugins=plugins)
+    spec = toy.replaced(
+        name="chained", heads=Heads(count="{arch}.n_heads_behind", order="each-step")
+    )
+    model = load(tensors, spec, heads=2)
     found = model.find_drafter("chained")
     assert (found.heads.count, found.limit) == (2, 2)
     second = model.program("draft", drafter=found, head=1)
@@ -335,12 +219,11 @@ def test_a_drafter_in_a_file_of_its_own(load):
         hparams=lambda fields, tensors: Own(),
         standalone=True,
     )
-    plugins = Registry.of(toy, plugin_with(spec))
     tensors = {
         "token_embd.weight": toy.trunk_tensors()["token_embd.weight"],
         **toy.head_tensors(n=0),
     }
-    model = load(tensors, architecture="toy_apart", plugins=plugins)
+    model = load(tensors, spec, architecture="toy_apart")
     assert (model.spec, model.file_layout) == (None, "mtp-only")
     assert model.program("draft").shape("logits") == ("n_outputs", toy.N_VOCAB)
     with pytest.raises(ModelFileError):
@@ -348,7 +231,7 @@ def test_a_drafter_in_a_file_of_its_own(load):
 
 
 def test_the_most_promising_drafter_comes_first(load):
-    better = replaced(name="better", acceptance=(0.8, 0.95))
+    better = toy.replaced(name="better", acceptance=(0.8, 0.95))
     script = DrafterSpec(
         name="script",
         fit=Fit(),
@@ -356,78 +239,6 @@ def test_the_most_promising_drafter_comes_first(load):
         proposer=lambda model: None,
         acceptance=(0.9, 1.0),
     )
-    plugins = Registry.of(toy, plugin_with(script, better))
-    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1, plugins=plugins)
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, script, better, heads=1)
     assert [d.name for d in model.drafters] == ["better", "toy_head", "script"]
     assert model.find_drafter().name == "better"
-
-
-# T30: tied weights
-
-
-@pytest.mark.parametrize("output", [True, False])
-@pytest.mark.parametrize("own", [(), ("embed",), ("head",), ("embed", "head")])
-def test_T30_tied_weights_come_from_where_the_file_has_them(load, own, output):
-    made = np.random.default_rng(5)
-    tables = {n: made.normal(size=(toy.N_VOCAB, toy.WIDTH)).astype(np.float32) for n in own}
-    model = load({**toy.trunk_tensors(output=output), **toy.head_tensors(**tables)}, heads=1)
-    embed, head = model.tie_report()
-    fallback = {
-        "embed": "token_embd.weight",
-        "head": "output.weight" if output else "token_embd.weight",
-    }
-    read = model.program("draft").weights()
-    for use, name in ((embed, "embed"), (head, "head")):
-        wanted = f"blk.{toy.N_LAYERS}.{name}.weight"
-        assert use.wanted == wanted
-        assert use.source == ("own" if name in own else "borrowed")
-        assert use.tensor == (wanted if name in own else fallback[name])
-        assert use.tensor in read
-        values = tables[name] if name in own else toy.trunk_tensors(output=output)[use.tensor]
-        assert np.array_equal(model.tensors[use.tensor].array(), values)
-
-
-def test_T30_a_weight_of_another_width_is_refused(load):
-    narrow = np.ones((toy.N_VOCAB, toy.WIDTH // 2), np.float32)
-    model = load({**toy.trunk_tensors(), **toy.head_tensors(head=narrow)}, heads=1)
-    with pytest.raises(GraphError) as caught:
-        model.program("draft")
-    assert f"blk.{toy.N_LAYERS}.head.weight" in caught.value.where
-    assert model.program().shape("logits") == ("n_outputs", toy.N_VOCAB)
-
-
-def test_T30_another_type_is_kept_or_asked_for(load):
-    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
-    types = {"output.weight": "Q8_0", "token_embd.weight": "F16"}
-    retyped = replaced(
-        name="retyped",
-        ties=(toy.HEAD.ties[0], first_of("blk.{n}.head.weight", "output.weight", retype="Q4_0")),
-    )
-    model = load(tensors, heads=1, types=types, plugins=Registry.of(toy, plugin_with(retyped)))
-    assert [use.type for use in model.tie_report("toy_head")] == ["F16", "Q8_0"]
-    assert [use.type for use in model.tie_report("retyped")] == ["F16", "Q8_0 as Q4_0"]
-    assert model.program("draft", drafter="retyped").weights()["output.weight"].retype == "Q4_0"
-
-
-def test_T30_a_missing_tied_weight_is_reported(load):
-    spec = replaced(name="lost", ties=(*toy.HEAD.ties, first_of("blk.{n}.gone.weight")))
-    model = load(
-        {**toy.trunk_tensors(), **toy.head_tensors()},
-        heads=1,
-        plugins=Registry.of(toy, plugin_with(spec)),
-    )
-    assert model.tie_report("lost")[-1].source == "missing"
-
-
-def test_a_closed_model_says_so(load):
-    model = load(toy.trunk_tensors())
-    array = model.tensors["token_embd.weight"].array()
-    model.close()
-    assert array.shape == (toy.N_VOCAB, toy.WIDTH)
-    with pytest.raises(ModelFileError, match="closed"):
-        model.tensors["token_embd.weight"].raw()
-
-
-def test_fields_of_the_toy(load):
-    model = load(toy.trunk_tensors())
-    assert Fields(dict(model.metadata), "toy").require("{arch}.block_count", int) == toy.N_LAYERS

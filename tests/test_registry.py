@@ -18,22 +18,6 @@ from mtpcore.spec import Block
 ROOT = Path(__file__).parents[1]
 
 
-def replaced(**changes):
-    return msgspec.structs.replace(toy.HEAD, **changes)
-
-
-def offering(*drafters, name="other"):
-    class Plugin:
-        __name__ = name
-
-        @staticmethod
-        @hookimpl
-        def mtpcore_drafters():
-            return list(drafters)
-
-    return Plugin()
-
-
 def refused(*modules):
     with pytest.raises(PluginError) as caught:
         Registry.of(*modules)
@@ -74,7 +58,7 @@ def test_two_claims_of_one_model_name_both():
 
 
 def test_two_drafters_of_one_name():
-    error = refused(toy, offering(toy.HEAD))
+    error = refused(toy, toy.offering(toy.HEAD))
     assert "'toy'" in error.where
     assert "'other'" in error.where
 
@@ -173,14 +157,14 @@ def test_a_hook_that_raises():
     ],
 )
 def test_declarations_are_checked_field_by_field(changes, where):
-    error = refused(offering(replaced(**{"name": "checked", **changes})))
+    error = refused(toy.offering(toy.replaced(**{"name": "checked", **changes})))
     assert "'other'" in error.where
     assert where in error.where
 
 
 def test_a_proposer_is_a_declaration_too():
     spec = DrafterSpec(name="script", fit=Fit(), shape="proposer", proposer=lambda model: None)
-    assert Registry.of(offering(spec)).drafters[0].name == "script"
+    assert Registry.of(toy.offering(spec)).drafters[0].name == "script"
 
 
 # Installed distributions

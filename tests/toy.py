@@ -1,9 +1,12 @@
 """A toy family for tests of the door: a trunk of square matrices and a head of one."""
 
+import msgspec
 import numpy as np
 
 from mtpcore.gguf import write_model_file
+from mtpcore.loading import load_model
 from mtpcore.plugin import DrafterSpec, Feed, Fit, ModelSpec, Outputs, first_of, hookimpl
+from mtpcore.registry import Registry
 
 WIDTH, N_VOCAB, N_LAYERS, EPS = 32, 64, 2, 1e-5
 
@@ -70,6 +73,25 @@ def mtpcore_drafters():
     return [HEAD]
 
 
+def replaced(**changes):
+    """Return the head's declaration with some fields changed."""
+    return msgspec.structs.replace(HEAD, **changes)
+
+
+def offering(*drafters, name="other"):
+    """Return a plugin that declares these drafters."""
+
+    class Plugin:
+        __name__ = name
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_drafters():
+            return list(drafters)
+
+    return Plugin()
+
+
 def trunk_tensors(seed=0, output=True):
     made = np.random.default_rng(seed)
     tensors = {"token_embd.weight": made.normal(size=(N_VOCAB, WIDTH))}
@@ -99,3 +121,12 @@ def write(path, tensors, *, heads=0, n_blocks=None, architecture="toy", types="F
     }
     write_model_file(path, architecture, counts | metadata, tensors, types)
     return path
+
+
+def load(folder, tensors, *drafters, mtp=True, mtp_path=None, name="toy.gguf", **written):
+    """Write a file and load it, with the toy plugin and another one of these drafters."""
+    import toy
+
+    plugins = Registry.of(toy, offering(*drafters))
+    path = write(folder / name, tensors, **written)
+    return load_model(path, mtp=mtp, mtp_path=mtp_path, plugins=plugins)

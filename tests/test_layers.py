@@ -1,0 +1,165 @@
+"""The house: imports go down only, the core names no architecture, files stay short.
+
+Read from source text and syntax trees, so that nothing needs to be built.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "mtpcore"
+
+STOREYS = [
+    "errors spec",
+    "declarations",
+    "_ext",
+    "gguf",
+    "graph",
+    "memory",
+    "backends",
+    "fit model",
+    "sampling",
+    "batch output",
+    "rows context",
+    "proposer cross",
+    "hookspecs registry",
+    "data",
+    "loading",
+    "models",
+    "plugin",
+    "decoding",
+    "testing",
+    "cli __main__",
+    "__init__",
+]
+"""Modules and packages from the ground up; those of one storey may import each other."""
+
+FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
+
+ARCHITECTURE = re.compile(
+    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral", re.I
+)
+FORMAT_CONSTANTS = {
+    "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",
+    "gguf/vocabulary.py": "names by which model files name kinds of vocabulary",
+}
+"""Files below and beside ``models/`` that may hold such names, and why."""
+
+
+def sources(*patterns, below=CORE):
+    return sorted(p for pattern in patterns for p in below.rglob(pattern))
+
+
+def relative(path):
+    return str(path.relative_to(CORE))
+
+
+def storey_of(module):
+    """Return the floor of ``mtpcore.x.y``; the package itself is the roof."""
+    parts = module.split(".")
+    return FLOOR[parts[1] if len(parts) > 1 else "__init__"]
+
+
+def imported(path):
+    """Yield every module of mtpcore that a Python file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "mtpcore":
+                yield from (f"mtpcore.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+@pytest.mark.parametrize("path", sources("*.py", "*.pyi"), ids=relative)
+def test_imports_go_down_only(path):
+    mine = storey_of(module_of(path))
+    higher = [
+        name
+        for name in imported(path)
+        if name.split(".")[0] == "mtpcore" and storey_of(name) > mine
+    ]
+    assert higher == []
+
+
+def test_every_module_has_a_storey():
+    found = {p.stem for p in CORE.iterdir() if p.suffix == ".py"}
+    found |= {p.name for p in CORE.iterdir() if (p / "__init__.py").exists()}
+    assert found <= FLOOR.keys()
+
+
+CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", re.M)
+MAY_CIMPORT = re.compile(r"(libc|cpython|cython|numpy|mtpcore\._ext|mtpcore\.errors)(\.|$)")
+
+
+@pytest.mark.parametrize("path", sources("*.pyx", "*.pxd"), ids=relative)
+def test_compiled_floor_knows_only_itself(path):
+    names = [a or b for a, b in CIMPORT.findall(path.read_text())]
+    assert [n for n in names if not MAY_CIMPORT.match(n) and n.split(".")[0] == "mtpcore"] == []
+    cimports = re.findall(
+        r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", path.read_text(), re.M
+    )
+    assert [a or b for a, b in cimports if not MAY_CIMPORT.match(a or b)] == []
+
+
+TEXTS = sources("*.py", "*.pyi", "*.pyx", "*.pxd", "*.c", "*.h", "*.inc", "*.cu")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in TEXTS if relative(p).split("/")[0] != "models"], ids=relative
+)
+def test_core_names_no_architecture(path):
+    found = sorted({found.group().lower() for found in ARCHITECTURE.finditer(path.read_text())})
+    if relative(path) in FORMAT_CONSTANTS:
+        assert found, "needs no exception any more"
+    else:
+        assert found == []
+
+
+AUTHORS = [
+    p
+    for folder in ("plugins", "examples")
+    for p in sources("*.py", below=ROOT / folder)
+    if "tests" not in p.relative_to(ROOT).parts
+]
+
+
+@pytest.mark.parametrize("path", AUTHORS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_plugins_import_only_the_one_module_for_authors(path):
+    names = {name for name in imported(path) if name.split(".")[0] == "mtpcore"}
+    assert names <= {"mtpcore.plugin"}
+
+
+def test_only_the_cuda_backend_imports_cuda():
+    users = {
+        relative(path)
+        for path in sources("*.py")
+        if any(name.split(".")[0] == "cuda" for name in imported(path))
+    }
+    assert all(user.startswith("backends/cuda") for user in users)
+
+
+def test_no_file_is_longer_than_400_lines():
+    everything = [*TEXTS, *AUTHORS, *sources("*.py", below=ROOT / "tests")]
+    lengths = {str(p.relative_to(ROOT)): p.read_text().count("\n") for p in everything}
+    assert {name: n for name, n in lengths.items() if n > 400} == {}
+
+
+def test_the_rules_see_violations(tmp_path):
+    """The checks above on planted faults."""
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from mtpcore import cross\n    import mtpcore.cli.main\n")
+    assert [storey_of(name) > FLOOR["graph"] for name in imported(planted)] == [True, True]
+    assert ARCHITECTURE.search("a Qwen3 head")
+    assert not ARCHITECTURE.search("as llama.cpp does")
+    assert not MAY_CIMPORT.match("mtpcore.context")

@@ -1,0 +1,161 @@
+"""What programs of a model are built of, and which tensors its tied weights mean."""
+
+import functools
+
+import numpy as np
+import pytest
+import toy
+
+from mtpcore.errors import GraphError, ModelFileError, PluginError
+from mtpcore.graph import GraphType
+from mtpcore.plugin import Feed, first_of
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Write a toy file and load it."""
+    return functools.partial(toy.load, tmp_path)
+
+
+def test_errors_of_a_graph_name_the_plugin(load):
+    def reads_undeclared(g, inputs, h):
+        inputs["elsewhere"]
+
+    def fails(g, inputs, h):
+        raise AttributeError("oops")
+
+    drafters = (
+        toy.replaced(name="undeclared", build=reads_undeclared),
+        toy.replaced(name="failing", build=fails),
+        toy.replaced(name="data_only", build=None),
+    )
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, *drafters, heads=1)
+    for name, kind in (
+        ("undeclared", GraphError),
+        ("failing", PluginError),
+        ("data_only", GraphError),
+    ):
+        with pytest.raises(kind) as caught:
+            model.program(GraphType.DRAFT, drafter=name)
+        assert repr(name) in caught.value.where
+        assert "plugin 'other'" in caught.value.where
+
+
+def test_taps_that_a_graph_does_not_offer(load):
+    model = load(toy.trunk_tensors())
+    with pytest.raises(GraphError) as caught:
+        model.program(taps=["layer_input:9"])
+    assert "plugin 'toy'" in caught.value.where
+
+
+# Programs
+
+
+def test_programs_are_built_once(load):
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1)
+    assert model.program(taps=["hidden"]) is model.program(taps=["hidden"])
+    assert model.program(taps=["hidden"]) is not model.program()
+    assert model.program("draft") is model.program("draft", drafter="toy_head", head=0)
+    with pytest.raises(GraphError, match="no such head"):
+        model.program("draft", head=1)
+
+
+def test_slots_are_as_wide_as_their_taps_together(load):
+    def wide(g, inputs, h):
+        x = g.matmul(g.slice(inputs["wide"], 0, 2 * toy.WIDTH), "blk.{n}.join.weight")
+        return toy.Outputs(logits=g.matmul(g.output_rows(x), "output.weight"))
+
+    feed = Feed(slot="wide", taps=("layer_input:1", "hidden", "wide"))
+    model = load(
+        {**toy.trunk_tensors(), **toy.head_tensors()},
+        toy.replaced(name="wide", build=wide, feeds=(feed,)),
+        heads=1,
+    )
+    program = model.program("draft", drafter="wide")
+    assert program.values[program.inputs["wide"]].shape == ("n_tokens", 4 * toy.WIDTH)
+
+
+def test_a_graph_of_taps_feeds_the_graph_that_drafts(load):
+    def fuse(g, inputs, h):
+        return toy.Outputs(fused=g.matmul(inputs["taps"], "blk.{n}.join.weight"))
+
+    spec = toy.replaced(
+        name="fused",
+        graphs=(("toy_fusion", fuse),),
+        feeds=(
+            Feed(
+                slot="taps",
+                graph="toy_fusion",
+                taps=("layer_input:0", "layer_input:1"),
+                pairing="none",
+            ),
+            Feed(slot="hidden", src="toy_fusion", taps=("fused",), recycle="hidden"),
+        ),
+    )
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
+    fusion = model.program("toy_fusion", drafter="fused")
+    assert fusion.shape("fused") == ("n_tokens", toy.WIDTH)
+    draft = model.program("draft", drafter="fused")
+    assert draft.values[draft.inputs["hidden"]].shape == ("n_tokens", toy.WIDTH)
+
+
+# T30: tied weights
+
+
+@pytest.mark.parametrize("output", [True, False])
+@pytest.mark.parametrize("own", [(), ("embed",), ("head",), ("embed", "head")])
+def test_T30_tied_weights_come_from_where_the_file_has_them(load, own, output):
+    made = np.random.default_rng(5)
+    tables = {n: made.normal(size=(toy.N_VOCAB, toy.WIDTH)).astype(np.float32) for n in own}
+    model = load({**toy.trunk_tensors(output=output), **toy.head_tensors(**tables)}, heads=1)
+    embed, head = model.tie_report()
+    fallback = {
+        "embed": "token_embd.weight",
+        "head": "output.weight" if output else "token_embd.weight",
+    }
+    read = model.program("draft").weights()
+    for use, name in ((embed, "embed"), (head, "head")):
+        wanted = f"blk.{toy.N_LAYERS}.{name}.weight"
+        assert use.wanted == wanted
+        assert use.source == ("own" if name in own else "borrowed")
+        assert use.tensor == (wanted if name in own else fallback[name])
+        assert use.tensor in read
+        values = tables[name] if name in own else toy.trunk_tensors(output=output)[use.tensor]
+        assert np.array_equal(model.tensors[use.tensor].array(), values)
+
+
+def test_T30_a_weight_of_another_width_is_refused(load):
+    narrow = np.ones((toy.N_VOCAB, toy.WIDTH // 2), np.float32)
+    model = load({**toy.trunk_tensors(), **toy.head_tensors(head=narrow)}, heads=1)
+    with pytest.raises(GraphError) as caught:
+        model.program("draft")
+    assert f"blk.{toy.N_LAYERS}.head.weight" in caught.value.where
+    assert model.program().shape("logits") == ("n_outputs", toy.N_VOCAB)
+
+
+def test_T30_another_type_is_kept_or_asked_for(load):
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
+    types = {"output.weight": "Q8_0", "token_embd.weight": "F16"}
+    retyped = toy.replaced(
+        name="retyped",
+        ties=(toy.HEAD.ties[0], first_of("blk.{n}.head.weight", "output.weight", retype="Q4_0")),
+    )
+    model = load(tensors, retyped, heads=1, types=types)
+    assert [use.type for use in model.tie_report("toy_head")] == ["F16", "Q8_0"]
+    assert [use.type for use in model.tie_report("retyped")] == ["F16", "Q8_0 as Q4_0"]
+    assert model.program("draft", drafter="retyped").weights()["output.weight"].retype == "Q4_0"
+
+
+def test_T30_a_missing_tied_weight_is_reported(load):
+    spec = toy.replaced(name="lost", ties=(*toy.HEAD.ties, first_of("blk.{n}.gone.weight")))
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
+    assert model.tie_report("lost")[-1].source == "missing"
+
+
+def test_a_closed_model_says_so(load):
+    model = load(toy.trunk_tensors())
+    array = model.tensors["token_embd.weight"].array()
+    model.close()
+    assert array.shape == (toy.N_VOCAB, toy.WIDTH)
+    with pytest.raises(ModelFileError, match="closed"):
+        model.tensors["token_embd.weight"].raw()
