@@ -12,15 +12,17 @@ __all__ = ["build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
+_IN_UTF_8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 _LONGEST_PIECE = 256  # characters; finding how a piece is merged takes the square of its length
 
 
 def build_encoder(vocabulary: Vocabulary) -> Tokenizer:
     """Build the encoder; special tokens are known to it, BOS and EOS are not added by it."""
-    ids: dict[str, int] = {}
-    for token, text in enumerate(vocabulary.tokens):
-        if _is_text(text):  # the library holds text only; other tokens can be decoded all the same
-            ids.setdefault(text, token)
+    tokens = vocabulary.tokens
+    ids = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # first wins
+    if not _is_text("".join(tokens)):
+        # The library holds text only; other tokens can be decoded all the same.
+        ids = {text: token for text, token in ids.items() if _is_text(text)}
     build = _byte_level if vocabulary.kind == "bytes" else _pieces
     encoder = build(vocabulary, ids)
     added = [
@@ -41,18 +43,20 @@ def _is_text(text: str) -> bool:
 
 
 def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
-    merges: list[tuple[str, str]] = []
-    for pair in vocabulary.merges:
-        cut = pair.find(" ", 1)
-        left, right = pair[:cut], pair[cut + 1 :]
-        if cut > 0 and left in ids and right in ids and left + right in ids:
-            merges.append((left, right))
-    if len(merges) < len(vocabulary.merges):
-        n_bad = len(vocabulary.merges) - len(merges)
+    pairs = [pair.partition(" ") for pair in vocabulary.merges]
+    merges = [
+        (left, right)
+        for left, _, right in pairs
+        if left and right and left + right in ids and left in ids and right in ids
+    ]
+    if len(merges) < len(pairs):
+        n_bad = len(pairs) - len(merges)
         log.warning("%d merges of the tokenizer name no tokens: they are left out", n_bad)
-    missing = [byte for char, byte in byte_alphabet().items() if char not in ids]
+    missing = [
+        byte for char, byte in byte_alphabet().items() if char not in ids and byte in _IN_UTF_8
+    ]
     if missing:
-        log.warning("the tokenizer has no token for %d of 256 bytes: they are lost", len(missing))
+        log.warning("the tokenizer has no token for %d bytes: they are lost", len(missing))
     encoder = Tokenizer(
         models.BPE(vocab=ids, merges=merges, ignore_merges=vocabulary.pretokenizer.whole_words)
     )

@@ -56,6 +56,12 @@ _GPT_2 = Pretokenizer(
     (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
 )
 _THREE_DIGITS = _words(r"\p{N}{1,3}")
+_QWEN_35 = Pretokenizer(
+    (
+        rf"{_ENGLISH_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}",
+    )
+)
 _LLAMA_BPE = Pretokenizer((_THREE_DIGITS,), whole_words=True, add_bos=True)
 _GLM_4 = Pretokenizer((_THREE_DIGITS,))
 _QWEN_2 = Pretokenizer((_words(r"\p{N}"),))
@@ -76,6 +82,7 @@ _BY_NAME = {
     "llama-v3": _LLAMA_BPE,
     "qwen2": _QWEN_2,
     "deepseek-r1-qwen": _QWEN_2,
+    "qwen35": _QWEN_35,
     "chatglm-bpe": _GLM_4,
     "glm4": _GLM_4,
     "deepseek-v3": _DEEPSEEK_3,

@@ -49,7 +49,9 @@ class Tokenizer:
         try:
             return build_encoder(self.vocabulary)
         except Exception as error:  # the library's own kinds, all derived from this only
-            raise ModelFileError("the tokenizer cannot be built", got=error) from error
+            raise ModelFileError(
+                "the tokenizer cannot be built", where="tokenizer", got=error
+            ) from error
 
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Turn text into tokens.

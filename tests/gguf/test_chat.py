@@ -72,6 +72,7 @@ HOSTILE = {
     "calls": "{% macro f(n) %}{% if n > 0 %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}"
     "{{ f(40) }}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "power": "{{ 2 ** 2 }}",
     "product": "{{ 'a' * 1000000000 }}",
     "product of lists": "{{ 1000000000 * [1] }}",
     "format": "{{ '%1000000000s' % 'a' }}",
