@@ -29,8 +29,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
     """
     try:
         _check_types(spec, type(spec).__name__)
-        if not spec.name.replace("-", "_").isidentifier():
-            raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+        _check_names(spec)
         _check_feeds(spec)
         if isinstance(spec, DrafterSpec):
             _check_drafter(spec)
@@ -86,6 +85,19 @@ def _matches(value: object, hint: Any, where: str) -> bool:
     if isinstance(value, msgspec.Struct):
         _check_types(value, where)
     return True
+
+
+def _check_names(spec: ModelSpec | DrafterSpec) -> None:
+    if not spec.name.replace("-", "_").isidentifier():
+        raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+    types_of_graphs = [name for name, _ in spec.graphs]
+    if isinstance(spec, DrafterSpec):
+        types_of_graphs.append(spec.graph_type)
+    for name in types_of_graphs:
+        if not name.isidentifier() or name == "target" or types_of_graphs.count(name) > 1:
+            raise PluginError(
+                "types of graphs have identifiers of their own", where="graphs", got=repr(name)
+            )
 
 
 def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:

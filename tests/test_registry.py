@@ -154,6 +154,8 @@ def test_a_hook_that_raises():
         ({"standalone": True}, "standalone"),
         ({"build": "build"}, "build"),
         ({"name": "two words"}, "name"),
+        ({"graph_type": "two words"}, "graphs"),
+        ({"graphs": (("draft", toy.head),)}, "graphs"),
     ],
 )
 def test_declarations_are_checked_field_by_field(changes, where):

@@ -4,6 +4,9 @@ import msgspec
 import numpy as np
 import published_drafters as published
 import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtpcore.declarations import check_spec
 from mtpcore.errors import PluginError
@@ -15,6 +18,49 @@ from mtpcore.registry import Registry
 @pytest.mark.parametrize("spec", published.ALL, ids=lambda spec: spec.name)
 def test_declaration_is_well_formed(spec):
     check_spec(spec)
+
+
+JUNK = [
+    None,
+    True,
+    -1,
+    1e9,
+    "",
+    "{n}",
+    "two words",
+    b"x",
+    (),
+    ("",),
+    [],
+    {},
+    frozenset({1}),
+    len,
+    object(),
+]
+
+
+@given(
+    spec=st.sampled_from(published.ALL),
+    field=st.sampled_from([f.name for f in msgspec.structs.fields(DrafterSpec)]),
+    inner=st.integers(0, 20),
+    junk=st.sampled_from(JUNK),
+)
+def test_junk_in_a_declaration_is_refused_or_harmless(spec, field, inner, junk):
+    """Nothing but PluginError leaves the door, wherever the junk lies, one struct deep."""
+    value = getattr(spec, field)
+    if isinstance(value, msgspec.Struct):
+        names = [f.name for f in msgspec.structs.fields(type(value))]
+        junk = msgspec.structs.replace(value, **{names[inner % len(names)]: junk})
+    spec = msgspec.structs.replace(spec, **{field: junk})
+    other, refusal = toy.offering(spec), None
+    try:
+        (found,) = Registry.of(other).drafters
+    except PluginError as error:
+        refusal = error
+    if refusal is None:
+        assert msgspec.structs.replace(found, plugin=spec.plugin) == spec
+    else:
+        assert "'other'" in refusal.where
 
 
 def test_all_of_them_live_in_one_process():

@@ -1,0 +1,70 @@
+"""Third-party plugins: each example is built into a wheel, installed elsewhere and tested there."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.toml"))
+
+
+def run(*command, cwd, path):
+    keep = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        env={**keep, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda folder: folder.name)
+def installed(request, tmp_path_factory):
+    """Build the example's wheel from a copy, install it alone; return name, tests and site."""
+    folder, space = request.param, tmp_path_factory.mktemp(request.param.name)
+    copy, site = space / "source", space / "site"
+    for file in folder.rglob("*"):
+        if file.is_file() and not {"build", "__pycache__"} & set(file.parts):
+            target = copy / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    pip = ("-m", "pip", "-q", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", space, copy, cwd=space, path=[])
+    wheel = next(space.glob("*.whl"))
+    run(*pip, "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=space, path=[])
+    return folder.name, copy / "tests", site
+
+
+PLUGINS = """
+from mtpcore.registry import describe_plugins
+for plugin in describe_plugins():
+    if not plugin.first_party:
+        print(plugin.name, *plugin.distributions, *(d.name for d in plugin.drafters), plugin.error)
+"""
+
+
+@pytest.mark.slow
+def test_example_is_listed(installed, tmp_path):
+    name, _, site = installed
+    listed = run("-c", PLUGINS, cwd=tmp_path, path=[site, ROOT, ROOT / "plugins/glm_nextn"])
+    (line,) = (line for line in listed.splitlines() if f" {name} " in line)
+    plugin, _, version, *drafters, error = line.split()
+    assert name == "mtpcore-" + plugin.replace("_", "-")
+    assert (version, error) == ("0.1.0", "None")
+    assert drafters
+
+
+@pytest.mark.slow
+def test_example_passes_its_own_tests(installed, tmp_path):
+    _, tests, site = installed
+    quiet = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
+    where = ("--rootdir", tmp_path, "--import-mode=importlib", tests)
+    path = [site, ROOT, ROOT / "plugins/glm_nextn"]
+    assert " passed" in run(*quiet, *where, cwd=tmp_path, path=path)
