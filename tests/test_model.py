@@ -124,6 +124,15 @@ def test_T30_tied_weights_come_from_where_the_file_has_them(load, own, output):
         assert np.array_equal(model.tensors[use.tensor].array(), values)
 
 
+def test_T30_a_head_may_read_the_output_matrix_by_the_trunks_tie(load):
+    def plain(g, inputs, h):
+        return toy.Outputs(logits=g.matmul(g.output_rows(inputs["hidden"]), "output.weight"))
+
+    spec = toy.replaced(name="plain", build=plain, ties=())
+    model = load({**toy.trunk_tensors(output=False), **toy.head_tensors()}, spec, heads=1)
+    assert set(model.program("draft", drafter="plain").weights()) == {"token_embd.weight"}
+
+
 def test_T30_a_weight_of_another_width_is_refused(load):
     narrow = np.ones((toy.N_VOCAB, toy.WIDTH // 2), np.float32)
     model = load({**toy.trunk_tensors(), **toy.head_tensors(head=narrow)}, heads=1)
