@@ -62,6 +62,7 @@ class Runner:
         place: int | None = None,
         outputs: Sequence[int] | None = None,
         parent: Sequence[int] | None = None,
+        positions: np.ndarray | None = None,
         **slots: np.ndarray,
     ) -> dict[str, F32]:
         """Append rows to a sequence and return the plan's outputs.
@@ -70,25 +71,28 @@ class Runner:
         ----------
         tokens : int32[n]
         place : int, optional
-            Of the first row; where the sequence ends, if left out. Positions are places, or depths
-            in the tree where ``parent`` is given.
+            Of the first row; where the sequence ends, if left out.
         outputs : rows whose logits are wanted; all, if left out.
         parent : int32[n], optional
+        positions : int32[n, axes], optional
+            Places on every axis, or depths in the tree where ``parent`` is given, if left out.
         **slots : float32[n, width]
             Rows of the program's slots; ``embeddings`` are rows in place of tokens of -1.
         """
         n = len(tokens)
         begin = self.memory.length(seq) if place is None else place
         places = np.arange(begin, begin + n, dtype=np.int32)
-        positions = places.copy()
-        for t, above in enumerate(parent or ()):
-            positions[t] = begin if above < 0 else positions[above] + 1
-        program = self.plan.program
-        axes = int(program.values[program.inputs["positions"]].shape[1])
+        if positions is None:
+            depths = places.copy()
+            for t, above in enumerate(parent or ()):
+                depths[t] = begin if above < 0 else depths[above] + 1
+            program = self.plan.program
+            axes = int(program.values[program.inputs["positions"]].shape[1])
+            positions = np.repeat(depths[:, None], axes, axis=1)
         embeddings = slots.pop("embeddings", None)
         rows = Rows(
             tokens=np.asarray(tokens, np.int32),
-            positions=np.repeat(positions[:, None], axes, axis=1),
+            positions=np.asarray(positions, np.int32),
             seq=np.full(n, seq, np.int32),
             place=places,
             outputs=np.arange(n, dtype=np.int32)
