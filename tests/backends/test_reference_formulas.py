@@ -136,6 +136,15 @@ def test_nan_is_chosen_last():
     assert ids.tolist() == [3, 1, 0]
 
 
+def test_nan_does_not_spoil_its_group():
+    w = np.array([3.0, 2.0, np.nan, 1.0, 1.0, 1.0])[:, None]
+    ids, _ = formulas.route(
+        np.ones(1), w, n_used=2, gate="sigmoid", normalise=False, scale=1.0, n_groups=2,
+        n_groups_used=1,
+    )  # fmt: skip
+    assert ids.tolist() == [0, 1]
+
+
 def test_experts_and_mix():
     stack, x = RNG.normal(size=(3, 5, 4)), RNG.normal(size=4)
     rows = formulas.expert_matmul(x, np.array([2, 0]), stack)
