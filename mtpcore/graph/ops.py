@@ -117,7 +117,7 @@ def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 
 def _heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(
-        len(x[0]) == 2 and int(x[0][1]) % a["n_heads"] == 0,
+        len(x[0]) == 2 and a["n_heads"] > 0 and int(x[0][1]) % a["n_heads"] == 0,
         "rows do not split into heads",
         f"a width divisible by {a['n_heads']}",
         x[0],
@@ -141,7 +141,7 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     _want(a["style"] in ("halves", "pairs"), "unknown rope style", "halves, pairs", a["style"])
     _want(
-        len(a["axes"]) == pairs and max(a["axes"]) < int(x[1][1]),
+        len(a["axes"]) == pairs and 0 <= min(a["axes"]) <= max(a["axes"]) < int(x[1][1]),
         "each pair turns by one of the position's axes",
         f"{pairs} axes below {x[1][1]}",
         a["axes"],
@@ -164,13 +164,14 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
         q[1],
     )
     _want(a["mask"] in ("causal", "block"), "unknown mask", "causal, block", a["mask"])
+    _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
         _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
     return _f32(q[0], q[1], v[2])
 
 
 def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
-    return _attention(x, w, {**a, "mask": "block"})
+    return _attention(x, w, {**a, "mask": "block", "window": 0})
 
 
 def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -188,7 +189,8 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(1 <= a["n_used"] <= n, "experts used", f"1..{n}", a["n_used"])
     _want(a["gate"] in ("sigmoid", "softmax"), "unknown gate", "sigmoid, softmax", a["gate"])
     _want(
-        n % a["n_groups"] == 0
+        a["n_groups"] > 0
+        and n % a["n_groups"] == 0
         and 1 <= a["n_groups_used"] <= a["n_groups"]
         and n // a["n_groups"] * a["n_groups_used"] >= a["n_used"],
         "groups do not fit",

@@ -49,6 +49,10 @@ def test_protocols_hold():
     assert plan.program.outputs
 
 
+def test_every_operation_of_the_grammar_is_defined():
+    assert set(ReferenceBackend.operations) == set(OPS)
+
+
 def test_rows_without_outputs():
     def make(g, x):
         return g.matmul(g.output_rows(x), "w.weight")

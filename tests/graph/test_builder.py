@@ -1,0 +1,209 @@
+"""The grammar: what does not fit is refused while building, by an error that names it."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from mtpcore.errors import GraphError
+from mtpcore.graph import GraphBuilder, GraphType, Outputs
+from mtpcore.graph.ops import OPS, check
+from mtpcore.spec import Tap, first_of
+
+W, V = 12, 20
+TENSORS = {
+    "embd.weight": np.zeros((V, W)),
+    "square.weight": np.zeros((W, W)),
+    "square.bias": np.zeros(W),
+    "narrow.weight": np.zeros((W, W - 1)),
+    "vector.weight": np.zeros(W - 1),
+    "stack.weight": np.zeros((3, 7, W)),
+    "router.weight": np.zeros((3, W)),
+    "blk.4.own.weight": np.zeros((W, W)),
+}
+
+
+def builder(**options):
+    g = GraphBuilder("toy", TENSORS, **options)
+    return g, g.embed(g.inputs.tokens, "embd.weight")
+
+
+def heads(g, x, n=3):
+    return g.heads(x, n)
+
+
+WRONG = {
+    "embed, table of one axis": lambda g, x: g.embed(g.inputs.tokens, "vector.weight"),
+    "matmul, width": lambda g, x: g.matmul(x, "narrow.weight"),
+    "matmul, stack": lambda g, x: g.matmul(x, "stack.weight"),
+    "matmul, bias": lambda g, x: g.matmul(x, "square.weight", "vector.weight"),
+    "matmul, heads": lambda g, x: g.matmul(heads(g, x), "square.weight"),
+    "rms_norm": lambda g, x: g.rms_norm(x, "vector.weight", 1e-5),
+    "layer_norm": lambda g, x: g.layer_norm(x, "square.bias", "vector.weight", 1e-5),
+    "add": lambda g, x: g.plus(x, heads(g, x)),
+    "mul": lambda g, x: g.times(x, g.output_rows(x)),
+    "activation": lambda g, x: g.activation(x, "swish"),
+    "gated": lambda g, x: g.gated(x, g.slice(x, 0, 2)),
+    "concat": lambda g, x: g.concat(x, heads(g, x)),
+    "slice, behind": lambda g, x: g.slice(x, 3, W + 1),
+    "slice, empty": lambda g, x: g.slice(x, 3, 3),
+    "heads": lambda g, x: g.heads(x, 5),
+    "rows": lambda g, x: g.rows(x),
+    "rope, too wide": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0] * 3),
+    "rope, axes": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0, 1.0], axes=[0, 1]),
+    "rope, style": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], style="spiral"),
+    "rope, factors": lambda g, x: g.rope(
+        heads(g, x), g.inputs.positions, [1.0], factors="vector.weight"
+    ),
+    "attention, widths": lambda g, x: g.attention(
+        heads(g, x), heads(g, x, 2), heads(g, x, 2), layer=0, scale=1
+    ),
+    "attention, groups": lambda g, x: g.attention(
+        heads(g, x), *[heads(g, g.slice(x, 0, 8), 2)] * 2, layer=0, scale=1
+    ),
+    "attention, mask": lambda g, x: g.attention(*[heads(g, x)] * 3, layer=0, scale=1, mask="tree"),
+    "attention, sinks": lambda g, x: g.attention(
+        *[heads(g, x)] * 3, layer=0, scale=1, sinks="vector.weight"
+    ),
+    "route, used": lambda g, x: g.route(x, "router.weight", n_used=4),
+    "route, gate": lambda g, x: g.route(x, "router.weight", n_used=1, gate="tanh"),
+    "route, groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=2),
+    "route, correction": lambda g, x: g.route(x, "router.weight", "vector.weight", n_used=1),
+    "expert_matmul": lambda g, x: g.expert_matmul(
+        g.slice(x, 0, 5), g.route(x, "router.weight", n_used=1)[0], "stack.weight"
+    ),
+    "mix": lambda g, x: g.mix(heads(g, x), g.route(x, "router.weight", n_used=2)[1]),
+    "outputs, twice": lambda g, x: g.output_rows(g.output_rows(x)),
+    "unknown operation": lambda g, x: g.add("teleport", [x]),
+    "inputs": lambda g, x: g.add("add", [x]),
+    "weights": lambda g, x: g.add("scale", [x], ["square.weight"], factor=1.0),
+    "attributes": lambda g, x: g.add("scale", [x]),
+    "absent tensor": lambda g, x: g.matmul(x, "blk.4.gone.weight"),
+    "undeclared slot": lambda g, x: g.inputs["hidden"],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit(name):
+    g, x = builder()
+    with pytest.raises(GraphError) as caught:
+        WRONG[name](g, x)
+    assert caught.value.where
+
+
+def test_errors_name_node_tensor_and_shapes():
+    g, x = builder()
+    with pytest.raises(GraphError) as caught:
+        g.matmul(x, "narrow.weight", name="projection")
+    error = caught.value
+    assert error.where == "projection (matmul, narrow.weight)"
+    assert error.wanted == "[rows, 11]"
+    assert error.got == ("n_tokens", 12)
+    with pytest.raises(GraphError, match=r"near: blk\.4\.own\.weight"):
+        GraphBuilder("toy", TENSORS).resolve("x") or g.matmul(x, "blk.9.own.weight")
+
+
+def test_nodes_are_named_after_their_weights():
+    g, x = builder(n=4)
+    g.scale(g.matmul(x, "blk.{n}.own.weight"), 2)
+    names = [node.name for node in g.finish(Outputs(y=x)).nodes]
+    assert names == ["embd", "blk.4.own", "scale_2"]
+
+
+def test_ties_and_absent_biases():
+    tie = first_of("blk.{n}.lost.weight", "blk.{n}.own.weight", "square.weight")
+    g, x = builder(ties=[tie], n=4)
+    assert g.resolve("blk.{n}.lost.weight").tensor == "blk.4.own.weight"
+    assert g.resolve("blk.{n}.lost.weight").wanted == "blk.4.lost.weight"
+    g.matmul(x, "blk.{n}.lost.weight", "blk.{n}.lost.bias")
+    assert len(g.finish(Outputs(y=x)).nodes[-1].weights) == 1
+    g, _ = builder(ties=[tie], n=5)
+    assert g.resolve("blk.{n}.lost.weight").tensor == "square.weight"
+    assert not GraphBuilder("toy", {}, ties=[tie], n=5).has("blk.{n}.lost.weight")
+
+
+def test_taps():
+    g, x = builder(taps=[Tap("hidden")])
+    assert g.tap("residual", x) is x
+    g.tap("hidden", g.scale(x, 2))
+    assert list(g.finish(Outputs(y=x)).outputs) == ["y", "hidden"]
+    g, x = builder(taps=[Tap("hidden"), Tap("layer_input", 3)])
+    g.tap("hidden", x)
+    with pytest.raises(GraphError) as caught:
+        g.finish(Outputs(y=x))
+    assert caught.value.wanted == "layer_input:3"
+    assert caught.value.got == "hidden"
+
+
+def test_logits_are_of_output_rows():
+    g, x = builder()
+    with pytest.raises(GraphError, match="output rows only"):
+        g.finish(Outputs(logits=x))
+
+
+def test_memory_layers():
+    g, x = builder()
+    q = heads(g, x)
+    g.attention(q, q, q, layer=2, scale=1, window=9)
+    with pytest.raises(GraphError, match="written twice"):
+        g.attention(q, q, q, layer=2, scale=1)
+    (layer,) = g.finish(Outputs(y=x)).memory
+    assert (layer.layer, layer.n_heads, layer.k_width, layer.v_width, layer.window) == (
+        2,
+        3,
+        4,
+        4,
+        9,
+    )
+
+
+def test_inputs_are_added_once():
+    g = GraphBuilder("toy", TENSORS, slots={"hidden": 5}, axes=3)
+    assert g.inputs["hidden"] is g.inputs["hidden"]
+    assert g.inputs["hidden"].shape == ("n_tokens", 5)
+    assert g.inputs.positions.shape == ("n_tokens", 3)
+    g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    program = g.finish(Outputs(y=g.inputs["hidden"]))
+    assert list(program.inputs) == ["tokens", "positions", "hidden", "embeddings"]
+
+
+def test_programs_are_checked_whatever_made_them():
+    g, x = builder()
+    program = g.finish(Outputs(y=g.matmul(x, "square.weight", "square.bias")))
+    check(program)
+    changed = msgspec.structs.replace
+    embed, matmul = program.nodes
+    for broken in (
+        changed(program, nodes=(matmul, embed)),
+        changed(program, nodes=(embed,)),
+        changed(program, nodes=(embed, changed(matmul, op="rms_norm"))),
+        changed(program, outputs={"y": 99}),
+        changed(program, values=(*program.values[:-1], changed(program.values[-1], dtype="i32"))),
+    ):
+        with pytest.raises(GraphError):
+            check(broken)
+
+
+def test_printed_program():
+    g, x = builder()
+    text = str(g.finish(Outputs(logits=g.matmul(g.output_rows(x), "embd.weight"))))
+    assert text.splitlines() == [
+        "program toy",
+        "  input tokens = %0:i32[n_tokens]",
+        "  input positions = %1:i32[n_tokens, 1]",
+        "  %2:f32[n_tokens, 12] = embed(%0, embd.weight)  # embd",
+        "  %3:f32[n_outputs, 12] = outputs(%2)  # outputs_1",
+        "  %4:f32[n_outputs, 20] = matmul(%3, embd.weight)  # embd",
+        "  output logits = %4",
+    ]
+
+
+def test_every_operation_says_what_it_means():
+    assert all(rule.meaning for rule in OPS.values())
+
+
+def test_graph_types_are_open():
+    assert GraphType("llm") is GraphType.LLM
+    with pytest.raises(GraphError, match="unknown graph type"):
+        GraphType("graph type of nobody")
+    with pytest.raises(GraphError, match="identifier"):
+        GraphType.register("not a name")
