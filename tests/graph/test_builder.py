@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mtpcore.errors import GraphError
-from mtpcore.graph import GraphBuilder, GraphType, Outputs
+from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.ops import OPS, check
 from mtpcore.spec import Tap, first_of
 
@@ -47,6 +47,10 @@ WRONG = {
     "slice, behind": lambda g, x: g.slice(x, 3, W + 1),
     "slice, empty": lambda g, x: g.slice(x, 3, 3),
     "heads": lambda g, x: g.heads(x, 5),
+    "heads, none": lambda g, x: g.heads(x, 0),
+    "attention, window": lambda g, x: g.attention(*[heads(g, x)] * 3, layer=0, scale=1, window=-1),
+    "route, no groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=0),
+    "rope, negative axis": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], axes=[-1]),
     "rows": lambda g, x: g.rows(x),
     "rope, too wide": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0] * 3),
     "rope, axes": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0, 1.0], axes=[0, 1]),
@@ -146,14 +150,8 @@ def test_memory_layers():
     g.attention(q, q, q, layer=2, scale=1, window=9)
     with pytest.raises(GraphError, match="written twice"):
         g.attention(q, q, q, layer=2, scale=1)
-    (layer,) = g.finish(Outputs(y=x)).memory
-    assert (layer.layer, layer.n_heads, layer.k_width, layer.v_width, layer.window) == (
-        2,
-        3,
-        4,
-        4,
-        9,
-    )
+    wanted = MemoryLayer(layer=2, n_heads=3, k_width=4, v_width=4, window=9)
+    assert g.finish(Outputs(y=x)).memory == (wanted,)
 
 
 def test_inputs_are_added_once():
