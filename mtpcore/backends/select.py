@@ -1,0 +1,36 @@
+"""Find a backend by name; a backend's module is imported when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from mtpcore.backends.base import Backend
+from mtpcore.errors import BackendError
+
+__all__ = ["BACKENDS", "select_backend"]
+
+BACKENDS = {
+    "cpu": ("mtpcore.backends.cpu", "CpuBackend"),
+    "reference": ("mtpcore.backends.reference", "ReferenceBackend"),
+    "cuda": ("mtpcore.backends.cuda", "CudaBackend"),
+}
+_made: dict[str, Backend] = {}
+
+
+def select_backend(backend: str | Backend) -> Backend:
+    """Return the backend called so; one object each. A backend object is returned as it is.
+
+    Raises
+    ------
+    BackendError
+        Unknown name, or the backend cannot run here (says what is missing).
+    """
+    if not isinstance(backend, str):
+        return backend
+    if backend not in BACKENDS:
+        raise BackendError("unknown backend", wanted=", ".join(BACKENDS), got=repr(backend))
+    if backend not in _made:
+        module, name = BACKENDS[backend]
+        _made[backend] = cast(Backend, getattr(importlib.import_module(module), name)())
+    return _made[backend]

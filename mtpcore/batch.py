@@ -1,0 +1,214 @@
+"""Rows to process: tokens or embedding rows, where they belong, and which outputs are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mtpcore.errors import BatchError
+
+__all__ = ["Batch"]
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
+
+
+def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
+    """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
+    try:
+        found = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise BatchError(f"{what} are no array of integers", got=str(error)) from None
+    if found.size == 0:
+        return np.zeros(found.shape, np.int32)
+    if found.dtype.kind not in "iu":
+        raise BatchError(f"{what} are integers", got=found.dtype)
+    low, high = int(found.min()), int(found.max())
+    if low < -(2**31) or high >= 2**31:
+        raise BatchError(f"{what} fit 32 bits", got=(low, high))
+    return np.ascontiguousarray(found, dtype=np.int32)
+
+
+def numbers(values: Any, what: str) -> F32:
+    """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
+    try:
+        if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
+            values = np.from_dlpack(values)
+        found = np.asarray(values)
+        if found.dtype.kind not in "fiu":
+            raise BatchError(f"{what} are numbers", got=found.dtype)
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(found, dtype=np.float32)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:
+        if isinstance(error, BatchError):
+            raise
+        raise BatchError(f"{what} are no array of numbers", got=str(error)) from None
+
+
+class Batch:
+    """Rows for ``Context.process``; ``Batch.of`` makes one from tokens.
+
+    Parameters
+    ----------
+    tokens : array_like of int, shape (n,), optional
+        Token ids; -1 where ``embeddings`` holds the row.
+    embeddings : array_like, DLPack, shape (n, width), optional
+        Rows that take the place of looked-up embeddings where ``tokens`` is -1.
+    seq : int or array_like of int, shape (n,)
+        Sequence of each row.
+    pos : int or array_like of int, shape (n,) or (n, axes)
+        Positions; one number is the first row's, the others of that sequence count on from it.
+        With several axes (multi-axis RoPE) rows are stored in the order in which they come.
+    outputs : "all", "last", "none" or array of bool, shape (n,)
+        Rows whose logits are wanted; "last" is the last row of each sequence.
+    parent : array_like of int, shape (n,), optional
+        Draft trees: the row (index in this batch) that this row follows, -1 for the row that
+        follows what is stored. The position is the parent's plus one.
+    slots : mapping of str to array_like, shape (n, width), optional
+        Rows for the slots of a linked graph, where no link delivers them.
+
+    Raises
+    ------
+    BatchError
+        Shapes or numbers that no model could process.
+    """
+
+    def __init__(
+        self,
+        tokens: ArrayLike | None = None,
+        *,
+        embeddings: Any = None,
+        seq: ArrayLike = 0,
+        pos: ArrayLike = 0,
+        outputs: Wanted = "last",
+        parent: ArrayLike | None = None,
+        slots: Mapping[str, Any] | None = None,
+    ) -> None:
+        if tokens is None and embeddings is None:
+            raise BatchError("a batch has tokens or embedding rows", fix="give one of them")
+        self.embeddings: F32 | None = None
+        if embeddings is not None:
+            self.embeddings = numbers(embeddings, "embedding rows")
+            if self.embeddings.ndim != 2:
+                raise BatchError(
+                    "embedding rows have two axes", wanted="[n, width]", got=self.embeddings.shape
+                )
+            if not np.isfinite(self.embeddings).all():
+                row = int(np.argwhere(~np.isfinite(self.embeddings))[0, 0])
+                raise BatchError("embedding row is not finite", where=f"row {row}")
+        if tokens is None:
+            assert self.embeddings is not None
+            self.tokens: I32 = np.full(len(self.embeddings), -1, np.int32)
+        else:
+            self.tokens = integers(tokens, "tokens")
+        if self.tokens.ndim != 1:
+            raise BatchError("tokens have one axis", wanted="[n]", got=self.tokens.shape)
+        n = len(self.tokens)
+        if self.embeddings is not None and len(self.embeddings) != n:
+            raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
+        self.seq = self._column(seq, n, "sequence ids")
+        self.pos = self._positions(pos, n)
+        self.parent = None if parent is None else self._parents(parent, n)
+        self.outputs = self._outputs(outputs, n)
+        self.slots: dict[str, F32] = {}
+        for name, rows in (slots or {}).items():
+            found = numbers(rows, f"rows of slot {name!r}")
+            if found.ndim != 2 or len(found) != n:
+                raise BatchError(
+                    "slot rows do not fit the batch",
+                    where=f"slot {name!r}",
+                    wanted=f"[{n}, width]",
+                    got=found.shape,
+                )
+            if not np.isfinite(found).all():
+                row = int(np.argwhere(~np.isfinite(found))[0, 0])
+                raise BatchError("slot row is not finite", where=f"slot {name!r}, row {row}")
+            self.slots[name] = found
+
+    @classmethod
+    def of(cls, tokens: ArrayLike, seq: int = 0, pos: int = 0, outputs: Wanted = "last") -> Batch:
+        """Return a batch of one sequence's tokens at positions ``pos``, ``pos + 1``, ..."""
+        return cls(tokens, seq=seq, pos=pos, outputs=outputs)
+
+    @classmethod
+    def join(cls, batches: Sequence[Batch]) -> Batch:
+        """Return one batch with the rows of all (plain chains of tokens with one position axis)."""
+        for batch in batches:
+            if batch.parent is not None or batch.embeddings is not None or batch.pos.ndim != 1:
+                raise BatchError("only plain token rows can be joined")
+        joined = cls(
+            np.concatenate([b.tokens for b in batches]),
+            seq=np.concatenate([b.seq for b in batches]),
+            pos=np.concatenate([b.pos for b in batches]),
+            outputs=np.concatenate([b.outputs for b in batches]),
+        )
+        if batches and all(b.slots.keys() == batches[0].slots.keys() for b in batches):
+            joined.slots = {
+                name: np.concatenate([b.slots[name] for b in batches]) for name in batches[0].slots
+            }
+        return joined
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def _column(values: ArrayLike, n: int, what: str) -> I32:
+        found = integers(values, what)
+        if found.ndim == 0:
+            return np.full(n, found, np.int32)
+        if found.shape != (n,):
+            raise BatchError(f"one of the {what} a row", wanted=(n,), got=found.shape)
+        return found
+
+    def _positions(self, pos: ArrayLike, n: int) -> I32:
+        found = integers(pos, "positions")
+        if found.ndim == 0:
+            start, seen, rows = int(found), {}, np.empty(n, np.int32)
+            if start + n >= 2**31:
+                raise BatchError("positions fit 32 bits", got=start)
+            for i, seq in enumerate(self.seq.tolist()):
+                rows[i] = start + seen.setdefault(seq, 0)
+                seen[seq] += 1
+            return rows
+        if found.ndim > 2 or len(found) != n:
+            raise BatchError("one position a row", wanted=f"[{n}] or [{n}, axes]", got=found.shape)
+        return found[:, 0].copy() if found.ndim == 2 and found.shape[1] == 1 else found
+
+    def _parents(self, parent: ArrayLike, n: int) -> I32:
+        found = self._column(parent, n, "parents")
+        rows = np.arange(n)
+        bad = np.flatnonzero((found < -1) | (found >= rows))
+        if len(bad):
+            raise BatchError(
+                "a parent is an earlier row of the batch, or -1",
+                where=f"row {bad[0]}",
+                got=int(found[bad[0]]),
+            )
+        inner = found >= 0
+        bad = np.flatnonzero(inner & (self.seq[found] != self.seq))
+        if len(bad):
+            raise BatchError(
+                "a parent is a row of the same sequence",
+                where=f"row {bad[0]}",
+                got=int(found[bad[0]]),
+            )
+        return found
+
+    def _outputs(self, outputs: Wanted, n: int) -> NDArray[np.bool_]:
+        if isinstance(outputs, str):
+            if outputs not in ("all", "last", "none"):
+                raise BatchError("outputs", wanted="all, last, none or bools", got=outputs)
+            if outputs != "last":
+                return np.full(n, outputs == "all")
+            wanted = np.zeros(n, bool)
+            last = dict(zip(self.seq.tolist(), range(n), strict=True))
+            wanted[list(last.values())] = True
+            return wanted
+        found = np.asarray(outputs)
+        if found.dtype != np.bool_ or found.shape != (n,):
+            raise BatchError("outputs are one bool a row", wanted=(n,), got=found.shape)
+        return found

@@ -1,0 +1,351 @@
+"""Contexts: one graph, its own memory, and ``process``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import Backend, Plan, Rows
+from mtpcore.backends.select import select_backend
+from mtpcore.batch import Batch
+from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.graph import GraphType
+from mtpcore.memory import PAGE, Memory, PagedKV
+from mtpcore.output import Output
+from mtpcore.rows import admit, reserved
+from mtpcore.spec import DrafterSpec, Tap
+
+if TYPE_CHECKING:
+    from mtpcore.model import Model
+
+__all__ = ["Context", "RowSource", "Watcher"]
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+RowSource = Callable[[I32, I32], F32]
+"""Gives a slot's rows float32[n, width] for (seq int32[n], place int32[n])."""
+Watcher = Callable[[Batch, Output], None]
+"""Is told of every batch that was processed; what it raises undoes the batch."""
+
+
+class Context:
+    """One graph of a model with its own memory.
+
+    Parameters
+    ----------
+    model : Model
+        What ``load_model`` returned; it outlives its contexts or is kept alive by them.
+    n_ctx : int
+        Places of each sequence.
+    graph_type : GraphType or str
+        Which graph of the model: LLM, DRAFT, ENCODER, DECODER or a registered one.
+    n_seq_max : int
+        Sequences 0 .. n_seq_max - 1 can be used.
+    n_batch : int
+        Rows that run at once; larger batches are split inside.
+    kv_dtype : {"f16", "f32"}
+        Type of stored keys and values.
+    threads : int, optional
+        Threads of the CPU; default: the processors this process may use.
+    backend : str or Backend
+        "cpu", "reference", "cuda" or a backend object.
+    taps : sequence of str or Tap
+        Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
+    drafter : DrafterSpec or str, optional
+        Whose graph, where the graph type is a drafter's; default: the model's only one.
+
+    Raises
+    ------
+    CapacityError, GraphError, LinkError, BackendError
+        Sizes out of range, taps the graph does not offer, a model without that graph, a backend
+        that cannot run.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        n_ctx: int = 512,
+        *,
+        graph_type: GraphType | str = GraphType.LLM,
+        n_seq_max: int = 1,
+        n_batch: int = 512,
+        kv_dtype: str = "f16",
+        threads: int | None = None,
+        backend: str | Backend = "cpu",
+        taps: Sequence[str | Tap] = (),
+        drafter: DrafterSpec | str | None = None,
+    ) -> None:
+        for name, value, most in (
+            ("n_ctx", n_ctx, 1 << 24),
+            ("n_seq_max", n_seq_max, 1 << 16),
+            ("n_batch", n_batch, 1 << 16),
+            ("threads", 1 if threads is None else threads, 1024),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise CapacityError(
+                    "size out of range",
+                    where=f"Context({name}=...)",
+                    wanted=f"an int in 1..{most}",
+                    got=repr(value),
+                )
+        if kv_dtype not in ("f16", "f32"):
+            raise CapacityError(
+                "unknown type of keys and values",
+                where="Context(kv_dtype=...)",
+                wanted="f16, f32",
+                got=repr(kv_dtype),
+            )
+        self.model, self.graph_type = model, GraphType(graph_type)
+        self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
+        self.kv_dtype, self.threads = kv_dtype, threads or len(os.sched_getaffinity(0))
+        self.backend = select_backend(backend)
+        self.taps = tuple(Tap.parse(t) for t in taps)
+        self.drafter = self._find_drafter(drafter)
+        self.sources: dict[str, RowSource] = {}
+        self.watchers: list[Watcher] = []
+        self.deliver: Watcher | None = None
+        self.before_digest: Callable[[int], None] | None = None
+        self.owner: object | None = None
+        self._build()
+
+    def _find_drafter(self, drafter: DrafterSpec | str | None) -> DrafterSpec | None:
+        if drafter is None and self.graph_type is not GraphType.DRAFT:
+            return None
+        return self.model.find_drafter(drafter)
+
+    def _build(self) -> None:
+        self.program = self.model.program(self.graph_type, taps=self.taps, drafter=self.drafter)
+        self.memory: Memory | None = None
+        store = None
+        if self.program.memory:
+            n_pages = self.n_seq_max * -(-self.n_ctx // PAGE)
+            store = self.backend.store(self.program.memory, n_pages, self.kv_dtype)
+            self.memory = PagedKV(store, self.n_seq_max, self.n_ctx, n_pages)
+        self.plan: Plan = self.backend.plan(
+            self.program,
+            self.model,
+            n_batch=self.n_batch,
+            n_ctx=self.n_ctx,
+            threads=self.threads,
+            store=store,
+        )
+        self._lengths = np.zeros(self.n_seq_max, np.int64)
+        self.undecided: dict[int, tuple[int, int]] = {}
+
+    def add_taps(self, taps: Sequence[Tap]) -> None:
+        """Hand out further taps from now on.
+
+        Raises
+        ------
+        LinkError
+            The context holds tokens already: rows of these taps would be missing.
+        """
+        wanted = tuple(dict.fromkeys((*self.taps, *taps)))
+        if wanted == self.taps:
+            return
+        if any(self.length(seq) for seq in range(self.n_seq_max)):
+            raise LinkError(
+                "the context holds tokens whose hidden states were not kept",
+                wanted=f"taps {', '.join(map(str, wanted))}",
+                got=f"taps {', '.join(map(str, self.taps)) or 'none'}",
+                fix="link before the first process(), or make the context with these taps",
+            )
+        before = self.taps
+        self.taps = wanted
+        try:
+            self._build()
+        except BaseException:
+            self.taps = before
+            raise
+
+    @property
+    def guarantee(self) -> str:
+        """``exact``, ``exact-backend``, ``tie-exact`` or ``fast``; see the guarantees page."""
+        return self.backend.guarantee
+
+    def length(self, seq: int) -> int:
+        """Return the place after the newest row of a sequence; 0 where it is empty."""
+        self.check_seq(seq)
+        return self.memory.length(seq) if self.memory else int(self._lengths[seq])
+
+    def process(self, batch: Batch) -> Output:
+        """Run all rows and store them; all or nothing.
+
+        Parameters
+        ----------
+        batch : Batch
+            Rows of any mix of sequences; those of one sequence continue it in order.
+
+        Returns
+        -------
+        Output
+            Logits of the rows asked for, and every tap's rows.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            Ids, positions, sequences, parents or rows that do not fit; no room; a linked row that
+            is missing. The state is what it was.
+        """
+        rows, ranges = admit(self, batch)
+        before = {seq: self.length(seq) for seq in ranges}
+        with reserved(self, ranges):
+            parts = [self.plan.run(part, self.memory) for part in self._split(rows)]
+            arrays = {
+                name: parts[0][name]
+                if len(parts) == 1
+                else np.concatenate([part[name] for part in parts])
+                for name in self.program.outputs
+            }
+            for array in arrays.values():
+                array.flags.writeable = False
+            output = Output(rows.seq, rows.place, rows.outputs, arrays)
+            for watcher in self.watchers:
+                watcher(batch, output)
+            if self.deliver is not None:
+                self.deliver(batch, output)
+        for seq, (_, end) in ranges.items():
+            self._lengths[seq] = end
+            if rows.parent is not None:
+                self.undecided[seq] = (before[seq], end)
+        return output
+
+    def _split(self, rows: Rows) -> Sequence[Rows]:
+        n = len(rows.tokens)
+        if n <= self.n_batch:
+            return [rows]
+        if rows.parent is not None:
+            raise BatchError(
+                "a draft tree runs in one piece",
+                wanted=f"at most {self.n_batch}",
+                got=n,
+                fix="make n_batch larger",
+            )
+        parts = []
+        for begin in range(0, n, self.n_batch):
+            end = min(begin + self.n_batch, n)
+            chosen = (rows.outputs >= begin) & (rows.outputs < end)
+            parts.append(
+                Rows(
+                    tokens=rows.tokens[begin:end],
+                    positions=rows.positions[begin:end],
+                    seq=rows.seq[begin:end],
+                    place=rows.place[begin:end],
+                    outputs=(rows.outputs[chosen] - begin).astype(np.int32),
+                    embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
+                    slots={name: slot[begin:end] for name, slot in rows.slots.items()},
+                )
+            )
+        return parts
+
+    def keep(self, seq: int, path: Sequence[int]) -> None:
+        """After a draft tree: keep of its rows only this path, as a chain.
+
+        ``path`` counts the tree's rows of that sequence in the order of the batch, ascending.
+        """
+        if seq not in self.undecided:
+            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
+        begin, end = self.undecided[seq]
+        steps = list(path)
+        if sorted(set(steps)) != steps or (steps and not 0 <= steps[0] <= steps[-1] < end - begin):
+            raise BatchError(
+                "a path ascends through the tree's rows",
+                where=f"sequence {seq}",
+                wanted=f"0..{end - begin - 1}",
+                got=steps,
+            )
+        if self.memory:
+            self.memory.keep(seq, begin, steps)
+        self._lengths[seq] = begin + len(steps)
+        del self.undecided[seq]
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows of a sequence from place ``length`` on.
+
+        Raises
+        ------
+        BatchError, LinkError
+            The place lies beyond the sequence; the context belongs to a Cross.
+        """
+        self._check_free("rollback")
+        self.forget(seq, length)
+
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence."""
+        self._check_free("remove")
+        self.forget(seq, 0)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is."""
+        self._check_free("fork")
+        self.copy(seq, new)
+
+    def _check_free(self, act: str) -> None:
+        if self.owner is not None:
+            raise LinkError(
+                "a linked context changes together with the others",
+                fix=f"call {act}() of its Cross",
+            )
+
+    def forget(self, seq: int, length: int) -> None:
+        """Rewind this context alone; for the Cross that owns it."""
+        now = self.length(seq)
+        if not 0 <= length <= now:
+            raise BatchError(
+                "rewinds to a place that is not there",
+                where=f"sequence {seq}",
+                wanted=f"0..{now}",
+                got=length,
+            )
+        if self.memory:
+            self.memory.rewind(seq, length)
+        self._lengths[seq] = length
+        self.undecided.pop(seq, None)
+
+    def copy(self, seq: int, new: int) -> None:
+        """Fork this context alone; for the Cross that owns it."""
+        self.check_seq(new)
+        if seq in self.undecided:
+            raise BatchError(
+                "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
+            )
+        if self.length(new) or seq == new:
+            raise BatchError(
+                "a fork goes to an empty sequence",
+                where=f"sequence {new}",
+                got=f"{self.length(new)} rows",
+                fix="remove it first",
+            )
+        if self.memory:
+            self.memory.fork(seq, new)
+        self._lengths[new] = self.length(seq)
+
+    def digest(self, seq: int) -> bytes:
+        """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
+        self.check_seq(seq)
+        if self.before_digest:
+            self.before_digest(seq)
+        return self.memory.digest(seq) if self.memory else b"\0" * 16
+
+    def check_seq(self, seq: int) -> None:
+        """Raise BatchError where there is no such sequence."""
+        if (
+            isinstance(seq, bool)
+            or not isinstance(seq, (int, np.integer))
+            or not 0 <= seq < self.n_seq_max
+        ):
+            raise BatchError(
+                "no such sequence",
+                wanted=f"0..{self.n_seq_max - 1}",
+                got=seq,
+                fix="make n_seq_max larger",
+            )
+
+    def plan_bytes(self) -> Mapping[str, Any]:
+        """Return bytes by owner: stored keys and values."""
+        store = self.memory.store if isinstance(self.memory, PagedKV) else None
+        return {"memory": store.n_bytes if store else 0}

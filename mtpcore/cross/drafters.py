@@ -1,0 +1,273 @@
+"""Drafters as a Cross sees them: something that proposes tokens and can be taken back."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore._ext._sampling import Sampler
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.cross.inbox import Inbox
+from mtpcore.errors import LinkError
+from mtpcore.proposer import Proposer
+from mtpcore.spec import DrafterSpec, Feed
+
+__all__ = ["DraftJob", "Drafter", "GraphDrafter", "ProposerDrafter"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+class DraftJob(msgspec.Struct, frozen=True):
+    """What is asked of a drafter for one sequence.
+
+    ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
+    are wanted; a draft less probable than ``p_min`` ends them.
+    """
+
+    seq: int
+    history: I32
+    n_prompt: int
+    k: int
+    sampler: Sampler
+    p_min: float = 0.0
+
+
+class Drafter(Protocol):
+    """One role of a Cross that drafts."""
+
+    spec: DrafterSpec | None
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+        """Return drafts by sequence; ids are not trusted."""
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget what depends on tokens from place ``n`` on."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq``."""
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+
+
+class ProposerDrafter:
+    """A drafter without a graph."""
+
+    spec: DrafterSpec | None = None
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+        """Ask the proposer for each sequence in turn."""
+        return {
+            job.seq: list(self.proposer.propose(job.seq, job.history.copy(), job.k)) for job in jobs
+        }
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Do nothing: a proposer is given the whole history each time."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Do nothing."""
+
+    def remove(self, seq: int) -> None:
+        """Do nothing."""
+
+
+class GraphDrafter:
+    """A drafter context fed from inboxes.
+
+    Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
+    the pending token come from the target's true hidden rows; those written while drafting come
+    from the drafter's own and are taken back at once, so that nothing of a draft remains.
+
+    Raises
+    ------
+    LinkError
+        The declaration asks for what this loop cannot do.
+    """
+
+    def __init__(self, name: str, context: Context, inboxes: dict[str, Inbox]) -> None:
+        assert context.drafter is not None
+        self.name, self.context, self.spec = name, context, context.drafter
+        self.inboxes = inboxes
+        self._check()
+        for feed in self.spec.feeds:
+            context.sources[feed.slot] = self._source(feed)
+        self.first = int(
+            any(f.pairing == "next-token" and f.first == "none" for f in self.spec.feeds)
+        )
+        self._ids = self._vocabulary()
+
+    def _check(self) -> None:
+        spec = self.spec
+        wanted = {
+            "shape": "chain",
+            "kv.source": "own",
+            "heads.order": "repeated",
+            "positions": "advance",
+        }
+        got = {
+            "shape": spec.shape,
+            "kv.source": spec.kv.source,
+            "heads.order": spec.heads.order,
+            "positions": spec.positions,
+        }
+        if wanted != got:
+            raise LinkError(
+                "this kind of drafter cannot be run", where=spec.name, wanted=wanted, got=got
+            )
+
+    def _vocabulary(self) -> I32 | None:
+        declared = self.spec.vocabulary
+        tensors = self.context.model.tensors
+        if declared is None or declared.tensor not in tensors:
+            return None
+        ids = np.ascontiguousarray(tensors[declared.tensor].integers(), np.int64)
+        if declared.values == "offset":
+            ids = ids + np.arange(len(ids))
+        n_vocab = self.context.model.hparams.n_vocab
+        if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
+            raise LinkError(
+                "draft vocabulary names unknown tokens",
+                where=declared.tensor,
+                wanted=f"0..{n_vocab - 1}",
+                got=(int(ids.min()), int(ids.max())),
+            )
+        return ids.astype(np.int32)
+
+    def _source(self, feed: Feed):  # noqa: ANN202
+        shift = int(feed.pairing == "next-token")
+        inbox = self.inboxes[feed.slot]
+
+        def rows(seq: I32, place: I32) -> F32:
+            found = np.empty((len(seq), inbox.width), np.float32)
+            for one in dict.fromkeys(seq.tolist()):
+                mine = np.flatnonzero(seq == one)
+                begin, end = int(place[mine[0]]) - shift, int(place[mine[-1]]) + 1 - shift
+                if begin < 0 and feed.first == "zeros":
+                    found[mine[0]] = 0.0
+                    mine, begin = mine[1:], 0
+                found[mine] = inbox.get(one, begin, end)
+            return found
+
+        return rows
+
+    def _entries(self, job: DraftJob) -> range:
+        """Return the places whose entries are missing, up to the pending token's."""
+        begin = self.context.length(job.seq) or self.first
+        return range(begin, len(job.history))
+
+    def _finite(self, job: DraftJob) -> bool:
+        places = np.asarray(self._entries(job), np.int32)
+        seqs = np.full(len(places), job.seq, np.int32)
+        return all(
+            bool(np.isfinite(self.context.sources[f.slot](seqs, places)).all())
+            for f in self.spec.feeds
+        )
+
+    def settle(self, seq: int, history: I32) -> None:
+        """Write the entries of all tokens that the target has processed."""
+        begin = self.context.length(seq) or self.first
+        if begin < len(history):
+            self.context.process(Batch(history[begin:], seq=seq, pos=begin, outputs="none"))
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+        """Draft up to k tokens for each job; sequences leave the loop one by one.
+
+        A sequence with a non-finite hidden row gets no drafts.
+        """
+        drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
+        active = [job for job in jobs if job.k > 0 and self._finite(job)]
+        if not active:
+            return drafts
+        try:
+            self._run(active, drafts)
+        finally:
+            for job in active:
+                if self.spec.kv.refresh:
+                    self.rewind(job.seq, len(job.history))
+        return drafts
+
+    def _run(self, active: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+        tokens = [job.history[self._entries(job).start :] for job in active]
+        places = [np.asarray(self._entries(job), np.int32) for job in active]
+        seqs = [np.full(len(p), job.seq, np.int32) for job, p in zip(active, places, strict=True)]
+        last = np.cumsum([len(p) for p in places]) - 1
+        outputs = np.zeros(last[-1] + 1, bool)
+        outputs[last] = True
+        batch = Batch(
+            np.concatenate(tokens),
+            seq=np.concatenate(seqs),
+            pos=np.concatenate(places),
+            outputs=outputs,
+        )
+        step = 1
+        while True:
+            out = self.context.process(batch)
+            active, rows = self._choose(active, out.logits, drafts, step)
+            if not active:
+                return
+            slots = {}
+            for feed in self.spec.feeds:
+                made = out.tap(feed.recycle)[last] if feed.recycle else None
+                if made is None:
+                    raise LinkError(
+                        "nothing to feed the next step with",
+                        where=f"{self.name}.{feed.slot}",
+                        fix="declare recycle",
+                    )
+                slots[feed.slot] = made[rows]
+            finite = [
+                bool(np.isfinite([s[i] for s in slots.values()]).all()) for i in range(len(active))
+            ]
+            active = [job for job, good in zip(active, finite, strict=True) if good]
+            if not active:
+                return
+            slots = {name: s[finite] for name, s in slots.items()}
+            batch = Batch(
+                [drafts[job.seq][-1] for job in active],
+                seq=[job.seq for job in active],
+                pos=[len(job.history) + step - 1 for job in active],
+                outputs="all",
+                slots=slots,
+            )
+            last = np.arange(len(active))
+            step += 1
+
+    def _choose(
+        self, active: list[DraftJob], logits: F32, drafts: dict[int, list[int]], step: int
+    ) -> tuple[list[DraftJob], list[int]]:
+        """Choose each sequence's next draft; return who goes on, and their rows."""
+        going, rows = [], []
+        for row, job in enumerate(active):
+            mine = drafts[job.seq]
+            history = np.concatenate([job.history, np.asarray(mine, np.int32)])
+            token, probability = job.sampler.choose_with_probability(
+                logits[row], history, job.n_prompt, len(history), self._ids
+            )
+            if probability < job.p_min:
+                continue
+            mine.append(token)
+            if step < job.k:
+                going.append(job)
+                rows.append(row)
+        return going, rows
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the entries from place ``n`` on."""
+        if self.context.length(seq) > n:
+            self.context.forget(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq``."""
+        self.context.copy(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+        self.context.forget(seq, 0)

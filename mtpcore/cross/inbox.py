@@ -1,0 +1,104 @@
+"""Rows that wait between two contexts, addressed by sequence and position."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.errors import LinkError
+
+__all__ = ["Inbox"]
+
+F32 = NDArray[np.float32]
+
+
+class Inbox:
+    """Delivered rows float32[width] of every sequence, one for each position of the source.
+
+    Parameters
+    ----------
+    name : str
+        For messages: ``role.slot``.
+    width : int
+        Width of a row.
+    n_seq : int
+        Sequences.
+    """
+
+    def __init__(self, name: str, width: int, n_seq: int) -> None:
+        self.name, self.width = name, width
+        self._rows: list[F32] = [np.empty((0, width), np.float32) for _ in range(n_seq)]
+        self._first = [0] * n_seq
+        self._length = [0] * n_seq
+
+    def length(self, seq: int) -> int:
+        """Return the position after the newest row."""
+        return self._length[seq]
+
+    def put(self, seq: int, pos: int, rows: F32) -> None:
+        """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
+
+        Raises
+        ------
+        LinkError
+            The rows leave a gap, or have another width.
+        """
+        if rows.ndim != 2 or rows.shape[1] != self.width:
+            raise LinkError(
+                "delivered rows have another width",
+                where=self.name,
+                wanted=f"[n, {self.width}]",
+                got=rows.shape,
+            )
+        first, length = self._first[seq], self._length[seq]
+        if first == length:
+            first = length = pos
+        if not first <= pos <= length:
+            raise LinkError(
+                "delivered rows leave a gap",
+                where=f"{self.name}, sequence {seq}, position {pos}",
+                wanted=f"a position in {first}..{length}",
+            )
+        end = pos + len(rows)
+        held = self._rows[seq]
+        if end - first > len(held):
+            held = np.empty((max(end - first, 2 * len(held), 64), self.width), np.float32)
+            held[: length - first] = self._rows[seq][: length - first]
+            self._rows[seq] = held
+        held[pos - first : end - first] = rows
+        self._first[seq], self._length[seq] = first, end
+
+    def get(self, seq: int, begin: int, end: int) -> F32:
+        """Return rows [begin, end) as a copy.
+
+        Raises
+        ------
+        LinkError
+            A row is missing; names sequence and position.
+        """
+        first, length = self._first[seq], self._length[seq]
+        if begin < end and (begin < first or end > length):
+            missing = begin if begin < first or begin >= length else length
+            raise LinkError(
+                "a hidden row is missing",
+                where=f"{self.name}, sequence {seq}, position {missing}",
+                wanted=f"rows {begin}..{end - 1}",
+                got=f"rows {first}..{length - 1}" if length > first else "no rows",
+                fix="process() the source over these positions, or feed() them",
+            )
+        return self._rows[seq][begin - first : end - first].copy()
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows from position ``length`` on."""
+        self._length[seq] = max(self._first[seq], min(self._length[seq], length))
+
+    def fork(self, seq: int, new: int) -> None:
+        """Copy a sequence's rows to ``new``."""
+        n = self._length[seq] - self._first[seq]
+        self._rows[new] = self._rows[seq][:n].copy()
+        self._first[new], self._length[new] = self._first[seq], self._length[seq]
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+        self._rows[seq] = np.empty((0, self.width), np.float32)
+        self._first[seq] = self._length[seq] = 0

@@ -1,0 +1,108 @@
+"""``link``: from an LLM context and a drafter's name to a Cross that can draft."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from mtpcore.context import Context
+from mtpcore.cross.cross import Cross
+from mtpcore.errors import LinkError, PluginError
+from mtpcore.graph import GraphType
+from mtpcore.model import Model
+from mtpcore.proposer import Proposer
+from mtpcore.spec import DrafterSpec, Tap
+
+__all__ = ["link"]
+
+logger = logging.getLogger("mtpcore")
+OneDrafter = str | DrafterSpec | Proposer
+
+
+def link(
+    llm: Context,
+    drafter: OneDrafter | Sequence[OneDrafter] = "auto",
+    *,
+    draft_model: Model | None = None,
+) -> Cross:
+    """Make the drafter's context, connect it, and return the Cross.
+
+    Parameters
+    ----------
+    llm : Context
+        The target, before its first token (or made with the taps that the drafter needs).
+    drafter : "auto", name, DrafterSpec, Proposer, or several of them
+        "auto" takes the model's drafter and decodes plainly where it has none, saying so in one
+        log line. Of several the first that proposes anything drafts.
+    draft_model : Model, optional
+        The drafter's weights, where they lie in a file of their own.
+
+    Raises
+    ------
+    LinkError
+        No such drafter in the model, or it does not fit; says what to do.
+    """
+    several = [drafter] if _is_one(drafter) else list(drafter)  # type: ignore[arg-type]
+    if llm.owner is not None:
+        raise LinkError("context belongs to another Cross", fix="make a new context")
+    roles: dict[str, Context | Proposer] = {"llm": llm}
+    source = draft_model or llm.model
+    for number, one in enumerate(several):
+        role = "draft" if number == 0 else f"draft{number + 1}"
+        if not isinstance(one, (str, DrafterSpec)):
+            roles[role] = one
+            continue
+        if one == "auto" and not source.drafters:
+            logger.info("%s has no drafter: decoding plainly", source.path)
+            continue
+        roles[role] = _context(llm, source, one)
+    return Cross(**roles)
+
+
+def _is_one(drafter: object) -> bool:
+    return isinstance(drafter, (str, DrafterSpec)) or hasattr(drafter, "propose")
+
+
+def _context(llm: Context, source: Model, drafter: str | DrafterSpec) -> Context:
+    try:
+        spec = source.find_drafter(None if drafter == "auto" else drafter)
+    except PluginError as error:
+        raise LinkError(
+            error.what, where=error.where, wanted=error.wanted, got=error.got, fix=error.fix
+        ) from None
+    if source.hparams.n_vocab != llm.model.hparams.n_vocab and spec.vocabulary is None:
+        raise LinkError(
+            "the drafter's vocabulary is another one",
+            where=str(source.path),
+            wanted=llm.model.hparams.n_vocab,
+            got=source.hparams.n_vocab,
+        )
+    llm.add_taps([Tap.parse(tap) for feed in spec.feeds for tap in feed.taps])
+    recycled = {feed.recycle: None for feed in spec.feeds if feed.recycle}
+    logger.info(
+        "drafting with %s: up to %d tokens, taps %s, entries %s",
+        spec.name,
+        spec.limit,
+        ", ".join(tap for feed in spec.feeds for tap in feed.taps),
+        spec.kv.source,
+    )
+    context = Context(
+        source,
+        llm.n_ctx,
+        graph_type=GraphType(spec.graph_type),
+        n_seq_max=llm.n_seq_max,
+        n_batch=llm.n_batch,
+        kv_dtype=llm.kv_dtype,
+        threads=llm.threads,
+        backend=llm.backend,
+        drafter=spec,
+    )
+    missing = sorted(name for name in recycled if name not in context.program.outputs)
+    if missing:
+        raise LinkError(
+            "the graph does not make what its declaration recycles",
+            where=spec.name,
+            wanted=", ".join(missing),
+            got=", ".join(context.program.outputs),
+        )
+    return context

@@ -1,0 +1,81 @@
+"""What a Cross knows of one sequence; everything per sequence lives here and nowhere else."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SequenceState", "Verdict"]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What the target says of a draft.
+
+    ``accepted`` drafts equal the target's choices; ``next_token`` is its choice after them;
+    ``tokens`` are both together, in order.
+    """
+
+    accepted: int
+    next_token: int
+    tokens: tuple[int, ...]
+
+
+class SequenceState:
+    """History, pending token and undecided draft of one sequence.
+
+    ``history`` int32[n_ctx + 1]: the tokens processed so far at their places (-1 for embedding
+    rows), ``n`` of them, then the pending token. ``n_prompt`` of them count as prompt for the
+    penalties. ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen
+    from it.
+    """
+
+    __slots__ = (
+        "history",
+        "last_logits",
+        "n",
+        "n_prompt",
+        "off",
+        "pending",
+        "samplers",
+        "undecided",
+    )
+
+    def __init__(self, n_ctx: int) -> None:
+        self.samplers: dict[str, tuple[Sampling, Sampler]] = {}
+        self.history: NDArray[np.int32] = np.zeros(n_ctx + 1, np.int32)
+        self.clear()
+
+    def clear(self) -> None:
+        """Become an empty sequence."""
+        self.n = self.n_prompt = 0
+        self.pending: int | None = None
+        self.last_logits: NDArray[np.float32] | None = None
+        self.undecided: Verdict | None = None
+        self.off = ""
+
+    def append(self, place: int, tokens: NDArray[np.int32]) -> None:
+        """Note tokens that the target processed at ``place``."""
+        text = self.pending is not None and len(tokens) and int(tokens[0]) == self.pending
+        self.history[place : place + len(tokens)] = tokens
+        self.n = place + len(tokens)
+        self.pending, self.last_logits = None, None
+        if not text:
+            self.n_prompt = self.n
+
+    def set_pending(self, token: int) -> None:
+        """Note the token that was chosen and not processed."""
+        self.pending, self.last_logits = token, None
+        if self.n < len(self.history):
+            self.history[self.n] = token
+
+    def rewind(self, n: int) -> None:
+        """Forget tokens from place ``n`` on, and what was chosen after them."""
+        self.n, self.n_prompt = n, min(self.n_prompt, n)
+        self.pending = self.last_logits = self.undecided = None
+
+    def copy_from(self, other: SequenceState) -> None:
+        """Become a copy of another sequence."""
+        self.history[:] = other.history
+        self.n, self.n_prompt, self.pending = other.n, other.n_prompt, other.pending
+        self.last_logits, self.undecided, self.off = other.last_logits, None, other.off

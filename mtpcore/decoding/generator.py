@@ -1,0 +1,258 @@
+"""Generator: one or many requests, drafted and verified together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from time import perf_counter
+
+from mtpcore.context import Context
+from mtpcore.cross import Cross, Verdict
+from mtpcore.decoding.request import Request
+from mtpcore.decoding.stats import Stats
+from mtpcore.errors import BatchError, CapacityError
+from mtpcore.sampling import Sampling
+
+__all__ = ["Generator"]
+
+
+class Generator:
+    """Runs requests on a Cross, or plainly on a bare LLM context.
+
+    Parameters
+    ----------
+    source : Cross or Context
+        Where to run; its empty sequences are used.
+    sampling : Sampling, optional
+        Default settings; default: temperature 1 with a seed drawn and recorded.
+    draft : int
+        Default longest draft; 0 decodes plainly. The tokens are the same for every value.
+    draft_sampler : {"coupled", "argmax"}
+        How drafts are chosen.
+    p_min : float
+        A draft less probable than this ends the drafts.
+    """
+
+    def __init__(
+        self,
+        source: Cross | Context,
+        *,
+        sampling: Sampling | None = None,
+        draft: int = 0,
+        draft_sampler: str = "coupled",
+        p_min: float = 0.0,
+    ) -> None:
+        self.cross = source if isinstance(source, Cross) else Cross(llm=source)
+        self.sampling = Sampling() if sampling is None else sampling
+        self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
+        self.stats = Stats()
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+        self._invalid_before = self.cross.invalid
+        llm = self.cross.llm
+        self._free = [s for s in range(llm.n_seq_max - 1, -1, -1) if not llm.length(s)]
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: Sampling | None = None,
+        draft: int | None = None,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        draft_sampler: str | None = None,
+        p_min: float | None = None,
+    ) -> Request:
+        """Queue a request; ``step`` works on it.
+
+        Raises
+        ------
+        BatchError, CapacityError
+            A prompt that cannot be processed, or that fills the context.
+        """
+        llm = self.cross.llm
+        request = Request(
+            prompt,
+            sampling=self.sampling if sampling is None else sampling,
+            draft=self.draft if draft is None else draft,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            draft_sampler=draft_sampler or self.draft_sampler,
+            p_min=self.p_min if p_min is None else p_min,
+            tokenizer=llm.model.tokenizer,
+        )
+        n_vocab = llm.model.hparams.n_vocab
+        bad = [t for t in request.prompt if not 0 <= t < n_vocab]
+        if bad:
+            raise BatchError(
+                "no such token", where="prompt", wanted=f"0..{n_vocab - 1}", got=bad[0]
+            )
+        if len(request.prompt) > llm.n_ctx:
+            raise CapacityError(
+                "the prompt is longer than the context",
+                wanted=llm.n_ctx,
+                got=len(request.prompt),
+                fix="make n_ctx larger",
+            )
+        if max_tokens == 0:
+            request.end("length")
+        else:
+            self._waiting.append(request)
+        return request
+
+    @property
+    def active(self) -> bool:
+        """Whether requests are queued or running."""
+        return bool(self._waiting or self._running)
+
+    def cancel(self, request: Request) -> None:
+        """Stop a request; its sequence is free at once."""
+        if not request.done:
+            request.end("cancelled")
+            if request in self._waiting:
+                self._waiting.remove(request)
+            self._release(request)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        draft: int | None = None,
+    ) -> Iterator[int]:
+        """Yield the tokens of one request; its sequence is freed afterwards."""
+        request = self.add(
+            prompt,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            sampling=sampling,
+            draft=draft,
+        )
+        given = 0
+        try:
+            while not request.done:
+                self.step()
+                yield from request.tokens[given:]
+                given = len(request.tokens)
+        finally:
+            self.cancel(request)
+
+    def step(self) -> None:
+        """Run one round: draft, verify together with chunks of prompts, commit.
+
+        Where something raises (a proposer, a context), every request is as it was before the
+        round and ``step`` may be called again.
+        """
+        self._admit()
+        ready = {s: r for s, r in self._running.items() if self.cross.pending(s) is not None}
+        samplings = {s: r.sampling for s, r in self._running.items()}
+        t0 = perf_counter()
+        drafts = self._draft(ready, samplings)
+        t1 = perf_counter()
+        prefill = self._chunks(sum(len(d) + 1 for d in drafts.values()))
+        verdicts = self.cross.verify(drafts, samplings, prefill=prefill)
+        t2 = perf_counter()
+        for seq, verdict in verdicts.items():
+            self._commit(seq, drafts[seq], verdict)
+        for seq, tokens in prefill.items():
+            self._advance(seq, len(tokens))
+        self.stats.passes += bool(verdicts)
+        self.stats.draft_seconds += t1 - t0
+        if verdicts:
+            self.stats.verify_seconds += t2 - t1
+        else:
+            self.stats.prefill_seconds += t2 - t1
+        self.stats.commit_seconds += perf_counter() - t2
+        self.stats.invalid = self.cross.invalid - self._invalid_before
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            request = self._waiting.popleft()
+            request.seq = self._free.pop()
+            self._running[request.seq] = request
+            self.stats.prompt_tokens += len(request.prompt)
+
+    def _draft(
+        self, ready: Mapping[int, Request], samplings: Mapping[int, Sampling]
+    ) -> dict[int, list[int]]:
+        room = self.cross.llm.n_ctx
+        lengths = {}
+        for seq, request in ready.items():
+            left = min(
+                request.max_tokens - len(request.tokens),
+                room - len(request.prompt) - len(request.tokens) + 1,
+            )
+            lengths[seq] = max(0, min(request.draft, left - 1))
+        drafts: dict[int, list[int]] = {seq: [] for seq in ready}
+        wanted = {seq: k for seq, k in lengths.items() if k}
+        for p_min in {ready[seq].p_min for seq in wanted}:
+            mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
+            drafts |= self.cross.draft(
+                mine,
+                sampling=samplings,
+                p_min=p_min,
+                draft_sampler={seq: ready[seq].draft_sampler for seq in mine},
+            )
+        return drafts
+
+    def _chunks(self, taken: int) -> dict[int, list[int]]:
+        """Share what the batch has left among prompts that are not processed yet."""
+        room = max(self.cross.llm.n_batch - taken, 1)
+        chunks = {}
+        for seq, request in self._running.items():
+            tokens = request.prompt[request.n_prefilled : request.n_prefilled + room]
+            if tokens and room > 0:
+                chunks[seq] = tokens
+                room -= len(tokens)
+        return chunks
+
+    def _advance(self, seq: int, n: int) -> None:
+        request = self._running[seq]
+        request.n_prefilled += n
+        if request.n_prefilled < len(request.prompt):
+            return
+        token = self.cross.pending(seq, request.sampling)
+        assert token is not None
+        self.stats.tokens += 1
+        if self._take(request, token, drafted=False):
+            self._check_room(request)
+
+    def _commit(self, seq: int, drafts: list[int], verdict: Verdict) -> None:
+        request = self._running[seq]
+        accepted = 0
+        for i, token in enumerate(verdict.tokens):
+            accepted += i < verdict.accepted
+            going = self._take(request, token, drafted=i < verdict.accepted)
+            self.stats.tokens += 1
+            if not going:
+                break
+        if drafts:
+            self.stats.count(len(drafts), accepted)
+        if not request.done:
+            self.cross.accept(seq)
+            self._check_room(request)
+
+    def _take(self, request: Request, token: int, *, drafted: bool) -> bool:
+        if request.commit(token, drafted=drafted):
+            return True
+        self._release(request)
+        return False
+
+    def _check_room(self, request: Request) -> None:
+        assert request.seq is not None
+        if self.cross.llm.length(request.seq) >= self.cross.llm.n_ctx:
+            request.end("length")
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        if request.seq is not None:
+            self.cross.remove(request.seq)
+            self._running.pop(request.seq, None)
+            self._free.append(request.seq)
+            request.seq = None

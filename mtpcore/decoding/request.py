@@ -1,0 +1,110 @@
+"""One text in the making."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from mtpcore.errors import BatchError
+from mtpcore.gguf import Tokenizer
+from mtpcore.sampling import Sampling
+
+__all__ = ["FinishReason", "Request"]
+
+FinishReason = Literal["stop", "length", "end", "cancelled"]
+
+
+class Request:
+    """A prompt, its settings, and what was generated so far.
+
+    ``tokens`` are the generated ids without the end-of-text token; ``text`` is their text, cut
+    before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
+    ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        sampling: Sampling,
+        draft: int,
+        max_tokens: int,
+        stop: Sequence[str],
+        ignore_eos: bool,
+        draft_sampler: str,
+        p_min: float,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        if not len(prompt):
+            raise BatchError("a prompt has at least one token")
+        for name, value in (("draft", draft), ("max_tokens", max_tokens)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise BatchError(f"{name} is a number of tokens", wanted=">= 0", got=repr(value))
+        if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
+            raise BatchError("stop is a sequence of texts", got=repr(stop))
+        if stop and tokenizer is None:
+            raise BatchError("stop strings need a tokenizer", fix="the model file has none")
+        self.prompt = [int(t) for t in prompt]
+        self.sampling, self.draft, self.max_tokens = sampling, draft, max_tokens
+        self.stop, self.ignore_eos = tuple(stop), ignore_eos
+        self.draft_sampler, self.p_min = draft_sampler, p_min
+        self.tokens: list[int] = []
+        self.drafted: list[bool] = []
+        self.finish_reason: FinishReason | None = None
+        self.seq: int | None = None
+        self.n_prefilled = 0
+        self._tokenizer = tokenizer
+        self._stream = tokenizer.stream() if tokenizer else None
+        self._text = ""
+        self._cut: int | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has finished."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The generated text; bytes of an unfinished character are held back until the end."""
+        return self._text if self._cut is None else self._text[: self._cut]
+
+    def settled_text(self) -> str:
+        """Return the text that no later stop string can take back."""
+        if self.done or not self.stop:
+            return self.text
+        held = max(
+            (n for s in self.stop for n in range(1, len(s)) if self._text.endswith(s[:n])),
+            default=0,
+        )
+        return self._text[: len(self._text) - held]
+
+    def commit(self, token: int, *, drafted: bool) -> bool:
+        """Take one token in order; return whether the request goes on.
+
+        End-of-text, stop strings and the budget are applied here and nowhere else.
+        """
+        ends = self._tokenizer.end_tokens if self._tokenizer else frozenset()
+        if token in ends and not self.ignore_eos:
+            return self._finish("end")
+        self.tokens.append(token)
+        self.drafted.append(drafted)
+        if self._stream is not None:
+            self._text += self._stream.push(token)
+        found = [at for at in (self._text.find(s) for s in self.stop) if at >= 0]
+        if found:
+            self._cut = min(found)
+            return self._finish("stop")
+        if len(self.tokens) >= self.max_tokens:
+            return self._finish("length")
+        return True
+
+    def end(self, reason: FinishReason) -> None:
+        """Finish without a further token."""
+        if not self.done:
+            self._finish(reason)
+
+    def _finish(self, reason: FinishReason) -> bool:
+        self.finish_reason = reason
+        if self._stream is not None and self._cut is None:
+            self._text += self._stream.flush()
+        return False

@@ -1,0 +1,49 @@
+"""Counts and times of drafting."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Stats"]
+
+
+class Stats(msgspec.Struct):
+    """What was drafted, accepted and spent; times in seconds.
+
+    ``accepted_per_position[i]`` counts the steps in which draft i + 1 was accepted; ``invalid``
+    the drafted ids that were no tokens; ``tokens`` the committed ones, ``passes`` the target's
+    runs after the prompts.
+    """
+
+    tokens: int = 0
+    prompt_tokens: int = 0
+    passes: int = 0
+    verify_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = msgspec.field(default_factory=list)
+    invalid: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count one verified draft of one sequence."""
+        self.verify_steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        missing = drafted - len(self.accepted_per_position)
+        self.accepted_per_position += [0] * missing
+        for i in range(accepted):
+            self.accepted_per_position[i] += 1
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted drafts over drafted ones (0 where nothing was drafted)."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Committed tokens for each run of the target after the prompt."""
+        return self.tokens / self.passes if self.passes else 0.0

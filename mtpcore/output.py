@@ -1,0 +1,76 @@
+"""What ``Context.process`` returns: logits and tapped rows, addressed by sequence and position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.errors import BatchError
+
+__all__ = ["Output"]
+
+F32 = NDArray[np.float32]
+
+
+class Output:
+    """Rows that one call of ``process`` made; its arrays are never written again.
+
+    ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
+    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits.
+    """
+
+    def __init__(
+        self,
+        seq: NDArray[np.int32],
+        pos: NDArray[np.int32],
+        outputs: NDArray[np.int32],
+        arrays: Mapping[str, F32],
+    ) -> None:
+        self.seq, self.pos, self.outputs = seq, pos, outputs
+        self._arrays = arrays
+
+    @property
+    def logits(self) -> F32:
+        """float32[n_outputs, n_vocab], in the order of the batch.
+
+        Raises
+        ------
+        BatchError
+            The graph has no logits.
+        """
+        return self._array("logits")
+
+    def tap(self, name: str) -> F32:
+        """Return float32[n_tokens, width] of a tap that the context was made with.
+
+        Raises
+        ------
+        BatchError
+            The context does not have this tap.
+        """
+        return self._array(name)
+
+    def logits_of(self, seq: int, pos: int) -> F32:
+        """Return float32[n_vocab] of one row; raise BatchError where it was not asked for."""
+        rows = self.outputs
+        found = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
+        if not len(found):
+            raise BatchError(
+                "no logits of this row",
+                where=f"sequence {seq}, position {pos}",
+                fix="ask for its output in the batch",
+            )
+        row: F32 = self.logits[found[-1]]
+        return row
+
+    def _array(self, name: str) -> F32:
+        if name not in self._arrays:
+            raise BatchError(
+                "no such output",
+                where=repr(name),
+                got=", ".join(self._arrays),
+                fix="name it in Context(taps=...)",
+            )
+        return self._arrays[name]

@@ -1,0 +1,192 @@
+"""The border between callers and plans: every row of a batch is checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import Rows
+from mtpcore.batch import Batch
+from mtpcore.errors import BatchError, LinkError
+
+if TYPE_CHECKING:
+    from mtpcore.context import Context
+
+__all__ = ["admit", "reserved"]
+
+I32 = NDArray[np.int32]
+Ranges = dict[int, tuple[int, int]]
+
+
+def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges]:
+    """Check a batch against a context; return its rows and the places they take.
+
+    Raises
+    ------
+    BatchError, LinkError
+        Naming the first row that does not fit.
+    """
+    if not isinstance(batch, Batch):
+        raise BatchError("process() takes a Batch", got=type(batch).__name__)
+    if not len(batch):
+        raise BatchError("an empty batch", fix="leave the call out")
+    _check_seqs(context, batch)
+    place, ranges = _places(context, batch)
+    positions = _positions(context, batch, place)
+    _check_tokens(context, batch)
+    rows = Rows(
+        tokens=batch.tokens,
+        positions=positions,
+        seq=batch.seq,
+        place=place,
+        outputs=np.flatnonzero(batch.outputs).astype(np.int32),
+        parent=batch.parent,
+        embeddings=batch.embeddings,
+        slots=_slots(context, batch, place),
+    )
+    return rows, ranges
+
+
+@contextmanager
+def reserved(context: Context, ranges: Ranges) -> Iterator[None]:
+    """Reserve memory for the rows; give it back where the body fails."""
+    if context.memory is None:
+        yield
+        return
+    before = {seq: context.memory.length(seq) for seq in ranges}
+    context.memory.reserve(ranges)
+    try:
+        yield
+    except BaseException:
+        for seq, length in before.items():
+            context.memory.rewind(seq, length)
+        raise
+
+
+def _check_seqs(context: Context, batch: Batch) -> None:
+    bad = np.flatnonzero((batch.seq < 0) | (batch.seq >= context.n_seq_max))
+    if len(bad):
+        raise BatchError(
+            "no such sequence",
+            where=f"row {bad[0]}",
+            wanted=f"0..{context.n_seq_max - 1}",
+            got=int(batch.seq[bad[0]]),
+            fix="make n_seq_max larger",
+        )
+
+
+def _check_tokens(context: Context, batch: Batch) -> None:
+    n_vocab = context.model.hparams.n_vocab
+    low = 0 if batch.embeddings is None else -1
+    bad = np.flatnonzero((batch.tokens < low) | (batch.tokens >= n_vocab))
+    if len(bad):
+        raise BatchError(
+            "no such token",
+            where=f"row {bad[0]}",
+            wanted=f"{low}..{n_vocab - 1}",
+            got=int(batch.tokens[bad[0]]),
+        )
+    if batch.embeddings is None:
+        return
+    inputs = context.program.inputs
+    if "embeddings" not in inputs:
+        raise BatchError("this graph takes no embedding rows", where=context.program.name)
+    width = context.program.values[inputs["embeddings"]].shape[1]
+    if batch.embeddings.shape[1] != width:
+        raise BatchError(
+            "embedding rows have another width", wanted=width, got=batch.embeddings.shape[1]
+        )
+
+
+def _places(context: Context, batch: Batch) -> tuple[I32, Ranges]:
+    place = np.empty(len(batch), np.int32)
+    ranges: Ranges = {}
+    for seq in dict.fromkeys(batch.seq.tolist()):
+        mine = np.flatnonzero(batch.seq == seq)
+        length = context.length(seq)
+        if seq in context.undecided:
+            raise BatchError(
+                "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
+            )
+        begin = length
+        if length == 0 and batch.pos.ndim == 1:
+            begin = int(batch.pos[mine[0]])
+        place[mine] = begin + np.arange(len(mine))
+        ranges[seq] = (begin, begin + len(mine))
+        if batch.pos.ndim == 1:
+            _check_chain(batch, mine, place, begin, seq)
+    return place, ranges
+
+
+def _check_chain(batch: Batch, mine: NDArray[np.intp], place: I32, begin: int, seq: int) -> None:
+    wanted = place
+    if batch.parent is not None:
+        wanted = place.copy()
+        for row in mine.tolist():
+            parent = int(batch.parent[row])
+            wanted[row] = begin if parent < 0 else wanted[parent] + 1
+    bad = mine[(batch.pos[mine] != wanted[mine]) | (batch.pos[mine] < 0)]
+    if len(bad):
+        raise BatchError(
+            "position does not continue the sequence",
+            where=f"row {bad[0]}, sequence {seq}",
+            wanted=max(int(wanted[bad[0]]), 0),
+            got=int(batch.pos[bad[0]]),
+        )
+
+
+def _positions(context: Context, batch: Batch, place: I32) -> I32:
+    axes = int(context.program.values[context.program.inputs["positions"]].shape[1])
+    pos = batch.pos if batch.pos.ndim == 2 else np.repeat(batch.pos[:, None], axes, axis=1)
+    if pos.shape[1] != axes:
+        raise BatchError("positions have another number of axes", wanted=axes, got=pos.shape[1])
+    bad = np.argwhere((pos < 0) | (pos >= context.n_ctx))
+    if len(bad):
+        raise BatchError(
+            "position lies outside the context",
+            where=f"row {bad[0][0]}",
+            wanted=f"0..{context.n_ctx - 1}",
+            got=int(pos[tuple(bad[0])]),
+            fix="make n_ctx larger",
+        )
+    return np.ascontiguousarray(pos, dtype=np.int32)
+
+
+def _slots(context: Context, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
+    found = {}
+    standard = {"tokens", "positions", "embeddings"}
+    for slot, value in context.program.inputs.items():
+        if slot in standard:
+            continue
+        width = context.program.values[value].shape[1]
+        if slot in batch.slots:
+            rows = batch.slots[slot]
+        elif slot in context.sources:
+            rows = context.sources[slot](batch.seq, place)
+        else:
+            raise LinkError(
+                "rows of a slot are missing",
+                where=f"slot {slot!r}, sequence {batch.seq[0]}, position {place[0]}",
+                fix="link a context to this slot, feed() rows, or give Batch(slots=)",
+            )
+        if rows.shape != (len(batch), width):
+            raise BatchError(
+                "slot rows do not fit",
+                where=f"slot {slot!r}",
+                wanted=(len(batch), width),
+                got=rows.shape,
+            )
+        found[slot] = rows
+    unknown = sorted(set(batch.slots) - set(found))
+    if unknown:
+        raise BatchError(
+            "slots that the graph does not have",
+            where=context.program.name,
+            wanted=", ".join(found) or "none",
+            got=", ".join(unknown),
+        )
+    return found

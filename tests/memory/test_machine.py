@@ -1,0 +1,183 @@
+"""Every memory kind against a plain list of rows, through one rule machine."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+sys.path.insert(0, str(Path(__file__).parent))
+from kinds import ListStore, RunningSum
+
+from mtpcore.errors import CapacityError
+from mtpcore.memory import PAGE, PagedKV
+
+N_SEQ, N_CTX, N_PAGES, DRAFT = 4, 200, 12, 4
+seqs = st.integers(0, N_SEQ - 1)
+
+
+class Machine(RuleBasedStateMachine):
+    """The model is a list of values for each sequence; a fresh memory must agree with it."""
+
+    def make(self):
+        raise NotImplementedError
+
+    def write(self, memory, seq, place, value):
+        raise NotImplementedError
+
+    def __init__(self):
+        super().__init__()
+        self.memory = self.make()
+        self.memory.allow_rewind(DRAFT)
+        self.rows = [[] for _ in range(N_SEQ)]
+        self.starts = [0] * N_SEQ
+        self.settled = [0] * N_SEQ
+        self.stamp = 0
+
+    def append(self, memory, seq, begin, values):
+        memory.reserve({seq: (begin, begin + len(values))})
+        for i, value in enumerate(values):
+            self.write(memory, seq, begin + i, value)
+
+    def values(self, n):
+        self.stamp += n
+        return [float(self.stamp - n + i + 1) for i in range(n)]
+
+    def end(self, seq):
+        return self.starts[seq] + len(self.rows[seq])
+
+    @rule(seq=seqs, n=st.integers(1, 90), start=st.integers(0, 1))
+    def prefill(self, seq, n, start):
+        begin = self.end(seq) if self.rows[seq] else start
+        values = self.values(n)
+        try:
+            self.append(self.memory, seq, begin, values)
+        except CapacityError:
+            return
+        if not self.rows[seq]:
+            self.starts[seq] = begin
+        self.rows[seq] += values
+        self.settled[seq] = self.end(seq)
+        self.memory.commit(seq, self.end(seq))
+
+    @precondition(lambda self: any(self.rows))
+    @rule(data=st.data(), k=st.integers(0, DRAFT))
+    def verify(self, data, k):
+        seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.rows[s]]))
+        begin, values = self.end(seq), self.values(k + 1)
+        try:
+            self.append(self.memory, seq, begin, values)
+        except CapacityError:
+            return
+        accepted = data.draw(st.integers(0, k))
+        self.memory.rewind(seq, begin + 1 + accepted)
+        self.memory.commit(seq, begin + 1 + accepted)
+        self.rows[seq] += values[: accepted + 1]
+
+    @rule(seq=seqs)
+    def remove(self, seq):
+        self.memory.remove(seq)
+        self.rows[seq], self.starts[seq] = [], 0
+
+    @rule(seq=seqs, new=seqs)
+    def fork(self, seq, new):
+        if seq == new or self.rows[new]:
+            return
+        self.memory.fork(seq, new)
+        self.rows[new], self.starts[new] = list(self.rows[seq]), self.starts[seq]
+
+    @invariant()
+    def equals_fresh(self):
+        fresh = self.make()
+        fresh.allow_rewind(DRAFT)
+        for seq in range(N_SEQ):
+            assert self.memory.length(seq) == self.end(seq)
+            assert self.memory.first(seq) == self.starts[seq]
+            if self.rows[seq]:
+                self.append(fresh, seq, self.starts[seq], self.rows[seq])
+            assert self.memory.digest(seq) == fresh.digest(seq)
+            fresh.remove(seq)
+
+
+class PagedMachine(Machine):
+    def make(self):
+        return PagedKV(ListStore(N_PAGES), N_SEQ, N_CTX, N_PAGES)
+
+    def write(self, memory, seq, place, value):
+        page, row = memory.pages.where(seq, place)
+        memory.store.pages[page][row] = value
+
+    @precondition(lambda self: any(self.rows))
+    @rule(data=st.data())
+    def cut_tail(self, data):
+        seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.rows[s]]))
+        keep = data.draw(st.integers(0, len(self.rows[seq])))
+        self.memory.rewind(seq, self.starts[seq] + keep)
+        self.rows[seq] = self.rows[seq][:keep]
+        if not keep:
+            self.starts[seq] = 0
+
+    @precondition(lambda self: any(self.rows))
+    @rule(data=st.data(), k=st.integers(1, 8))
+    def keep_path(self, data, k):
+        seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.rows[s]]))
+        path = sorted(data.draw(st.sets(st.integers(0, k - 1))))
+        begin, values = self.end(seq), self.values(k)
+        try:
+            self.append(self.memory, seq, begin, values)
+        except CapacityError:
+            return
+        self.memory.keep(seq, begin, path)
+        self.rows[seq] += [values[i] for i in path]
+
+    @invariant()
+    def counts_uses(self):
+        tables = self.memory.pages.tables
+        held = tables[tables >= 0]
+        for page in range(N_PAGES):
+            assert (held == page).sum() == self.memory.pages.uses[page]
+        assert self.memory.pages.n_free == (self.memory.pages.uses == 0).sum()
+
+
+class RecurrentMachine(Machine):
+    """T2: a state that rejected rows have advanced is taken back through snapshots."""
+
+    def make(self):
+        return RunningSum(N_SEQ, N_CTX)
+
+    def write(self, memory, seq, place, value):
+        memory.write(seq, place, value)
+
+
+TestPaged = PagedMachine.TestCase
+TestRecurrent = RecurrentMachine.TestCase
+
+
+def test_t4_rewind_beyond_the_snapshots_is_refused():
+    memory = RunningSum(1, N_CTX)
+    memory.allow_rewind(2)
+    memory.reserve({0: (0, 8)})
+    for place in range(8):
+        memory.write(0, place, 1.0)
+    memory.commit(0, 8)
+    memory.rewind(0, 6)
+    with pytest.raises(CapacityError, match="snapshot is gone"):
+        memory.rewind(0, 4)
+    assert memory.length(0) == 6
+    with pytest.raises(CapacityError):
+        memory.allow_rewind(17)
+
+
+def test_full_memory_changes_nothing():
+    memory = PagedKV(ListStore(2), 2, N_CTX, 2)
+    memory.reserve({0: (0, PAGE + 1)})
+    before = memory.digest(0), memory.pages.n_free
+    with pytest.raises(CapacityError) as caught:
+        memory.reserve({0: (PAGE + 1, PAGE + 2), 1: (0, 1)})
+    assert caught.value.got == "0 free"
+    with pytest.raises(CapacityError):
+        memory.reserve({0: (PAGE + 1, N_CTX + 1)})
+    assert (memory.digest(0), memory.pages.n_free) == before
+    assert memory.length(0) == PAGE + 1
+    assert memory.length(1) == 0
