@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.batch import Batch, integers, numbers
-from mtpcore.context import Context
+from mtpcore.batch import Batch, integers
+from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, DraftJob, GraphDrafter, ProposerDrafter
-from mtpcore.cross.inbox import Inbox
+from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState, Verdict
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link, Tap
+from mtpcore.spec import Link
 
 __all__ = ["Cross"]
 
@@ -54,10 +54,8 @@ class Cross:
             raise LinkError("one context in two roles", got=", ".join(contexts))
         self.contexts: dict[str, Context] = contexts
         self.llm = contexts["llm"]
-        self.links: list[Link] = []
+        self.links = Links(contexts)
         self.invalid = 0
-        self._inboxes: dict[tuple[str, str], Inbox] = {}
-        self._joined: dict[tuple[str, str], list[Link]] = {}
         self._states = [SequenceState(self.llm.n_ctx) for _ in range(self.llm.n_seq_max)]
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
         self._verifying = False
@@ -88,83 +86,27 @@ class Cross:
                 wanted=f"n_ctx {self.llm.n_ctx}, n_seq_max {self.llm.n_seq_max}",
                 got=f"n_ctx {context.n_ctx}, n_seq_max {context.n_seq_max}",
             )
-        for feed in context.drafter.feeds:
-            for tap in feed.taps:
-                self.connect(
-                    Link(src="llm", tap=tap, dst=name, slot=feed.slot, pairing=feed.pairing)
-                )
-        inboxes = {slot: box for (role, slot), box in self._inboxes.items() if role == name}
+        self.links.declare(name)
         for one in (self.llm, context):
             if one.memory is not None:
                 one.memory.allow_rewind(context.drafter.limit + 1)
-        drafter = GraphDrafter(name, context, inboxes)
+        drafter = GraphDrafter(name, context)
         context.before_digest = lambda seq: drafter.settle(seq, self._history(seq))
         self.drafters[name] = drafter
 
     def connect(self, link: Link) -> None:
-        """Let the rows of a tap of one role feed a slot of another; links to one slot are joined.
+        """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
+        self.links.connect(link)
 
-        Raises
-        ------
-        LinkError
-            Unknown roles, taps, slots or widths; or the source holds tokens whose rows were not
-            kept.
-        """
-        where = f"{link.src}.{link.tap} -> {link.dst}.{link.slot}"
-        for role in (link.src, link.dst):
-            if role not in self.contexts:
-                raise LinkError(
-                    "no such role", where=where, wanted=", ".join(self.contexts), got=role
-                )
-        src, dst = self.contexts[link.src], self.contexts[link.dst]
-        if link.slot not in dst.program.inputs:
-            raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
-        src.add_taps([Tap.parse(link.tap)])
-        key = (link.dst, link.slot)
-        joined = [*self._joined.get(key, []), link]
-        if any(other.src != link.src or other.pairing != link.pairing for other in joined):
-            raise LinkError("links that join in a slot have one source and pairing", where=where)
-        have = sum(int(src.program.shape(str(Tap.parse(one.tap)))[1]) for one in joined)
-        want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
-        if have > want:
-            raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
-        n_seq = min(src.n_seq_max, dst.n_seq_max)
-        self._joined[key] = joined
-        self._inboxes.setdefault(key, Inbox(f"{link.dst}.{link.slot}", want, n_seq))
-        self.links.append(link)
-        if link.dst == "llm" or dst.drafter is None:
-            shift = int(link.pairing == "next-token")
-            box = self._inboxes[key]
-            dst.sources[link.slot] = lambda seq, place: np.concatenate(
-                [
-                    box.get(int(s), int(p) - shift, int(p) - shift + 1)
-                    for s, p in zip(seq, place, strict=True)
-                ]
-            )
-
-    def _deliverer(self, role: str):  # noqa: ANN202
+    def _deliverer(self, role: str) -> Watcher:
         def deliver(batch: Batch, output: Output) -> None:
             groups = [(int(s), np.flatnonzero(output.seq == s)) for s in np.unique(output.seq)]
-            if role == "llm":
+            target = role == "llm"
+            if target and not self._verifying:
                 for seq, _ in groups:
-                    if self._states[seq].undecided and not self._verifying:
-                        raise LinkError(
-                            "a draft is undecided",
-                            where=f"sequence {seq}",
-                            fix="call accept() or rollback() first",
-                        )
-            posts = []
-            for key, joined in self._joined.items():
-                if joined[0].src != role:
-                    continue
-                rows = np.concatenate(
-                    [output.tap(str(Tap.parse(one.tap))) for one in joined], axis=1
-                )
-                for seq, mine in groups:
-                    posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), rows[mine]))
-            for box, seq, pos, rows in posts:
-                box.put(seq, pos, rows)
-            if role == "llm" and not self._verifying:
+                    self._decided(seq)
+            self.links.post(role, output)
+            if target and not self._verifying:
                 self._note(batch, output, groups)
 
         return deliver
@@ -193,32 +135,23 @@ class Cross:
             Nothing is linked to this tap, or the rows do not fit or are not finite.
         """
         self._state(seq)
-        found = numbers(rows, "fed rows")
-        if found.ndim != 2 or not np.isfinite(found).all():
-            raise BatchError(
-                "fed rows are finite and have two axes",
-                where=f"{role}.{tap}, sequence {seq}, position {pos}",
-                got=found.shape,
-            )
-        boxes = [
-            self._inboxes[key]
-            for key, joined in self._joined.items()
-            if [(one.src, one.tap) for one in joined] == [(role, tap)]
-        ]
-        if not boxes:
-            raise LinkError(
-                "nothing reads this tap alone",
-                where=f"{role}.{tap}",
-                got=", ".join(f"{x.src}.{x.tap}" for x in self.links),
-            )
-        for box in boxes:
-            box.put(seq, pos, found)
+        self.links.feed(role, tap, seq, pos, rows)
 
     # Sequences
 
     def _state(self, seq: int) -> SequenceState:
         self.llm.check_seq(seq)
         return self._states[seq]
+
+    def _decided(self, seq: int) -> SequenceState:
+        state = self._state(seq)
+        if state.undecided:
+            raise LinkError(
+                "a draft is undecided",
+                where=f"sequence {seq}",
+                fix="call accept() or rollback() first",
+            )
+        return state
 
     def _history(self, seq: int) -> NDArray[np.int32]:
         state = self._states[seq]
@@ -265,19 +198,12 @@ class Cross:
         self.llm.forget(seq, min(n, self.llm.length(seq)))
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
-        for (role, _), box in self._inboxes.items():
-            if self._joined[role, _][0].src == "llm":
-                box.rewind(seq, n)
+        self.links.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is, in every role."""
         state, other = self._state(seq), self._state(new)
-        if state.undecided:
-            raise LinkError(
-                "a draft is undecided",
-                where=f"sequence {seq}",
-                fix="call accept() or rollback() first",
-            )
+        self._decided(seq)
         if other.n or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence", where=f"sequence {new}", fix="remove it first"
@@ -287,8 +213,7 @@ class Cross:
         self.llm.copy(seq, new)
         for drafter in self.drafters.values():
             drafter.fork(seq, new)
-        for box in self._inboxes.values():
-            box.fork(seq, new)
+        self.links.fork(seq, new)
         other.copy_from(state)
 
     def remove(self, seq: int) -> None:
@@ -297,8 +222,7 @@ class Cross:
         self.llm.forget(seq, 0)
         for drafter in self.drafters.values():
             drafter.remove(seq)
-        for box in self._inboxes.values():
-            box.remove(seq)
+        self.links.remove(seq)
         state.clear()
 
     # Draft and verify

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.inbox import Inbox
 from mtpcore.errors import LinkError
 from mtpcore.proposer import Proposer
-from mtpcore.spec import DrafterSpec, Feed
+from mtpcore.spec import DrafterSpec
 
 __all__ = ["DraftJob", "Drafter", "GraphDrafter", "ProposerDrafter"]
 
@@ -92,13 +91,10 @@ class GraphDrafter:
         The declaration asks for what this loop cannot do.
     """
 
-    def __init__(self, name: str, context: Context, inboxes: dict[str, Inbox]) -> None:
+    def __init__(self, name: str, context: Context) -> None:
         assert context.drafter is not None
         self.name, self.context, self.spec = name, context, context.drafter
-        self.inboxes = inboxes
         self._check()
-        for feed in self.spec.feeds:
-            context.sources[feed.slot] = self._source(feed)
         self.first = int(
             any(f.pairing == "next-token" and f.first == "none" for f in self.spec.feeds)
         )
@@ -140,23 +136,6 @@ class GraphDrafter:
                 got=(int(ids.min()), int(ids.max())),
             )
         return ids.astype(np.int32)
-
-    def _source(self, feed: Feed):  # noqa: ANN202
-        shift = int(feed.pairing == "next-token")
-        inbox = self.inboxes[feed.slot]
-
-        def rows(seq: I32, place: I32) -> F32:
-            found = np.empty((len(seq), inbox.width), np.float32)
-            for one in dict.fromkeys(seq.tolist()):
-                mine = np.flatnonzero(seq == one)
-                begin, end = int(place[mine[0]]) - shift, int(place[mine[-1]]) + 1 - shift
-                if begin < 0 and feed.first == "zeros":
-                    found[mine[0]] = 0.0
-                    mine, begin = mine[1:], 0
-                found[mine] = inbox.get(one, begin, end)
-            return found
-
-        return rows
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""

@@ -6,6 +6,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import Sampler
+from mtpcore.sampling import Sampling
+
 __all__ = ["SequenceState", "Verdict"]
 
 

@@ -1,0 +1,152 @@
+"""Links between contexts: who reads whose rows, and the inboxes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.batch import numbers
+from mtpcore.context import Context, RowSource
+from mtpcore.cross.inbox import Inbox
+from mtpcore.errors import BatchError, LinkError
+from mtpcore.output import Output
+from mtpcore.spec import Link, Tap
+
+__all__ = ["Links"]
+
+Slot = tuple[str, str]
+
+
+class Links:
+    """The links of a Cross; rows are addressed by (sequence, position), never by batch row."""
+
+    def __init__(self, contexts: Mapping[str, Context]) -> None:
+        self._contexts = contexts
+        self._joined: dict[Slot, list[Link]] = {}
+        self._inboxes: dict[Slot, Inbox] = {}
+
+    def __iter__(self):  # noqa: ANN204
+        return (one for joined in self._joined.values() for one in joined)
+
+    def inboxes(self, role: str) -> dict[str, Inbox]:
+        """Return a role's inboxes by slot."""
+        return {slot: box for (dst, slot), box in self._inboxes.items() if dst == role}
+
+    def connect(self, link: Link) -> None:
+        """Add a link; several to one slot are joined along the last axis, in order.
+
+        Raises
+        ------
+        LinkError
+            Unknown roles, slots or widths, or the source holds tokens whose rows were not kept.
+        GraphError
+            The source's graph does not offer the tap.
+        """
+        where = f"{link.src}.{link.tap} -> {link.dst}.{link.slot}"
+        for role in (link.src, link.dst):
+            if role not in self._contexts:
+                raise LinkError(
+                    "no such role", where=where, wanted=", ".join(self._contexts), got=role
+                )
+        src, dst = self._contexts[link.src], self._contexts[link.dst]
+        if link.slot not in dst.program.inputs:
+            raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
+        src.add_taps([Tap.parse(link.tap)])
+        key = (link.dst, link.slot)
+        joined = [*self._joined.get(key, []), link]
+        if any(one.src != link.src or one.pairing != link.pairing for one in joined):
+            raise LinkError(
+                "links that join in a slot have one source and one pairing", where=where
+            )
+        have = sum(int(src.program.shape(str(Tap.parse(one.tap)))[1]) for one in joined)
+        want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
+        if have > want:
+            raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
+        self._joined[key] = joined
+        if key not in self._inboxes:
+            n_seq = min(src.n_seq_max, dst.n_seq_max)
+            self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
+            dst.sources[link.slot] = source(self._inboxes[key], link.pairing, "none")
+
+    def declare(self, role: str) -> None:
+        """Make the links that a drafter's declaration asks for."""
+        context = self._contexts[role]
+        assert context.drafter is not None
+        for feed in context.drafter.feeds:
+            for tap in feed.taps:
+                self.connect(
+                    Link(src="llm", tap=tap, dst=role, slot=feed.slot, pairing=feed.pairing)
+                )
+            box = self._inboxes[role, feed.slot]
+            context.sources[feed.slot] = source(box, feed.pairing, feed.first)
+
+    def post(self, role: str, output: Output) -> None:
+        """Deliver the rows that ``role`` has made."""
+        posts = []
+        for key, joined in self._joined.items():
+            if joined[0].src != role:
+                continue
+            taps = [output.tap(str(Tap.parse(one.tap))) for one in joined]
+            rows = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
+            for seq in dict.fromkeys(output.seq.tolist()):
+                mine = np.flatnonzero(output.seq == seq)
+                posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), rows[mine]))
+        for box, seq, pos, rows in posts:
+            box.put(seq, pos, rows)
+
+    def feed(self, role: str, tap: str, seq: int, pos: int, rows: Any) -> None:
+        """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
+        found = numbers(rows, "fed rows")
+        where = f"{role}.{tap}, sequence {seq}, position {pos}"
+        if found.ndim != 2 or not np.isfinite(found).all():
+            raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
+        boxes = [
+            self._inboxes[key]
+            for key, joined in self._joined.items()
+            if [(one.src, one.tap) for one in joined] == [(role, tap)]
+        ]
+        if not boxes:
+            raise LinkError(
+                "nothing reads this tap alone",
+                where=where,
+                got=", ".join(f"{one.src}.{one.tap}" for one in self) or "no links",
+            )
+        for box in boxes:
+            box.put(seq, pos, found)
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the rows that the target made from place ``n`` on."""
+        for key, box in self._inboxes.items():
+            if self._joined[key][0].src == "llm":
+                box.rewind(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Copy a sequence's waiting rows."""
+        for box in self._inboxes.values():
+            box.fork(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence's waiting rows."""
+        for box in self._inboxes.values():
+            box.remove(seq)
+
+
+def source(box: Inbox, pairing: str, first: str) -> RowSource:
+    """Return what gives a slot its rows: from the inbox, shifted as the pairing says."""
+    shift = int(pairing == "next-token")
+
+    def rows(seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
+        found = np.empty((len(seq), box.width), np.float32)
+        for one in dict.fromkeys(seq.tolist()):
+            mine = np.flatnonzero(seq == one)
+            begin, end = int(place[mine[0]]) - shift, int(place[mine[-1]]) + 1 - shift
+            if begin < 0 and first == "zeros":
+                found[mine[0]] = 0.0
+                mine, begin = mine[1:], 0
+            found[mine] = box.get(one, begin, end)
+        return found
+
+    return rows
