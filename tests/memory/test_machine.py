@@ -1,14 +1,9 @@
 """Every memory kind against a plain list of rows, through one rule machine."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from harness.memory_kinds import ListStore, RunningSum
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-
-sys.path.insert(0, str(Path(__file__).parent))
-from kinds import ListStore, RunningSum
 
 from mtpcore.errors import CapacityError
 from mtpcore.memory import PAGE, PagedKV

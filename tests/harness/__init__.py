@@ -1,0 +1,1 @@
+"""Test doubles and machines shared by tests; nothing here is collected."""

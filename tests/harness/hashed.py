@@ -1,0 +1,169 @@
+"""A language model made of hashes: exact, instant, and every hidden row carries a tag.
+
+The target's state after tokens t0..tp is a 40-bit hash of them; its logits are a function of that
+state, and its hidden row says which state at which place it is. The drafter's entry p must be the
+pair (token p, row of place p - 1): the plan asserts it, so an off-by-one, a wrong sequence or a
+stale row fails at once. From the pair the drafter can compute the target's next logits; ``skill``
+says how often it does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+
+import numpy as np
+
+from mtpcore.graph import GraphBuilder, GraphType, Outputs
+from mtpcore.memory import PAGE
+from mtpcore.spec import DrafterSpec, Feed, Fit
+
+N_VOCAB, WIDTH = 13, 4
+START = 0x9E3779B97F
+SPEC = DrafterSpec(
+    name="hashed",
+    fit=Fit(architectures=frozenset({"hashed"})),
+    feeds=(Feed(slot="hidden", taps=("hidden",), recycle="carry"),),
+)
+
+
+def advance(state, token):
+    data = hashlib.blake2b(f"{state}/{token}".encode(), digest_size=5).digest()
+    return int.from_bytes(data, "big")
+
+
+def logits_of(state):
+    data = hashlib.blake2b(str(state).encode(), digest_size=2 * N_VOCAB).digest()
+    return (np.frombuffer(data, np.uint16).astype(np.float32) / 8192.0).astype(np.float32)
+
+
+def tag(state, place):
+    """float32[4] that holds a 40-bit state and a place exactly."""
+    return np.array([state >> 20, state & 0xFFFFF, place, 1.0], np.float32)
+
+
+def read_tag(row):
+    return (int(row[0]) << 20) | int(row[1]), int(row[2])
+
+
+class HashStore:
+    """Pages whose rows are states (target) or entry hashes (drafter)."""
+
+    n_bytes = 0
+
+    def __init__(self, n_pages):
+        self.pages = [[None] * PAGE for _ in range(n_pages)]
+
+    def copy(self, src, dst):
+        self.pages[dst] = list(self.pages[src])
+
+    def move(self, src_page, src_row, dst_page, dst_row):
+        self.pages[dst_page][dst_row] = self.pages[src_page][src_row]
+
+    def read(self, page, row, n):
+        return repr(self.pages[page][row : row + n]).encode()
+
+
+class HashPlan:
+    """Runs the target's or the drafter's hashes; ``fail_at`` raises after that many rows."""
+
+    def __init__(self, program, store, backend):
+        self.program, self.store, self.backend = program, store, backend
+
+    def run(self, rows, memory):
+        target = self.program.name == "llm"
+        n = len(rows.tokens)
+        made = np.empty((n, WIDTH), np.float32)
+        logits = np.empty((n, N_VOCAB), np.float32)
+        for i in range(n):
+            self.backend.count_row()
+            seq, place, token = int(rows.seq[i]), int(rows.place[i]), int(rows.tokens[i])
+            begin = memory.first(seq)
+            before = START
+            if place > begin:
+                page, row = memory.pages.where(seq, place - 1)
+                before = self.store.pages[page][row]
+            if target:
+                state = entry = advance(before, token)
+            else:
+                hidden, at = read_tag(rows.slots["hidden"][i])
+                assert at == place - 1, f"token at {place} paired with the row of {at}"
+                state = advance(hidden, token)
+                entry = advance(before, (token, hidden, at))
+                self.backend.pairs.append((token, place, hidden))
+            page, row = memory.pages.where(seq, place)
+            self.store.pages[page][row] = entry
+            made[i] = tag(state, place)
+            logits[i] = logits_of(state)
+            if not target and self.backend.misleads(state):
+                logits[i] = -logits[i]
+            if not target and self.backend.breaks(state):
+                made[i] = np.nan
+        arrays = {name: made.copy() for name in self.program.outputs if name != "logits"}
+        if "logits" in self.program.outputs:
+            arrays["logits"] = logits[rows.outputs]
+        self.backend.scratch[:] = np.nan
+        return arrays
+
+
+class HashBackend:
+    """skill: how many of 16 states the drafter predicts; nan: how many of 16 it breaks at."""
+
+    name, guarantee = "hashed", "exact"
+
+    def __init__(self, skill=12, nan=0):
+        self.skill, self.nan, self.fail_at = skill, nan, None
+        self.pairs, self.scratch = [], np.zeros(8, np.float32)
+
+    def misleads(self, state):
+        return state % 16 >= self.skill
+
+    def breaks(self, state):
+        return (state >> 4) % 16 < self.nan
+
+    def count_row(self):
+        if self.fail_at is not None:
+            self.fail_at -= 1
+            if self.fail_at < 0:
+                self.fail_at = None
+                raise RuntimeError("planted")
+
+    def store(self, layers, n_pages, dtype):
+        return HashStore(n_pages)
+
+    def plan(self, program, source, *, n_batch, n_ctx, threads, store):
+        return HashPlan(program, store, self)
+
+
+class HashModel:
+    """What contexts need of a model."""
+
+    architecture, path, tokenizer = "hashed", "hashed.gguf", None
+    drafters = (SPEC,)
+
+    def __init__(self):
+        self.hparams = SimpleNamespace(n_vocab=N_VOCAB, width=WIDTH)
+        self.packed = {}
+        shapes = {"table": (N_VOCAB, WIDTH), "head": (N_VOCAB, WIDTH), "join": (WIDTH, 2 * WIDTH)}
+        self.tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
+
+    def find_drafter(self, drafter):
+        return SPEC
+
+    def program(self, graph_type, *, taps=(), drafter=None, head=0):
+        draft = graph_type is GraphType.DRAFT
+        g = GraphBuilder(
+            "draft" if draft else "llm",
+            self.tensors,
+            taps=taps,
+            slots={"hidden": WIDTH} if draft else {},
+        )
+        x = g.embed(g.inputs.tokens, "table")
+        if draft:
+            x = g.matmul(g.concat(x, g.inputs["hidden"]), "join")
+        heads = g.heads(x, 1)
+        x = g.rows(g.attention(heads, heads, heads, layer=0, scale=1.0))
+        g.tap("hidden", x)
+        g.tap("residual", x)
+        logits = g.matmul(g.output_rows(x), "head")
+        return g.finish(Outputs(logits, carry=x) if draft else Outputs(logits))
