@@ -30,7 +30,7 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     low, high = int(found.min()), int(found.max())
     if low < -(2**31) or high >= 2**31:
         raise BatchError(f"{what} fit 32 bits", got=(low, high))
-    return np.ascontiguousarray(found, dtype=np.int32)
+    return np.asarray(found, dtype=np.int32, order="C")
 
 
 def numbers(values: Any, what: str) -> F32:

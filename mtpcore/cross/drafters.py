@@ -151,7 +151,12 @@ class GraphDrafter:
         )
 
     def settle(self, seq: int, history: I32) -> None:
-        """Write the entries of all tokens that the target has processed."""
+        """Hold exactly the entries of the tokens that the target has processed.
+
+        The pending token's entry, which a draft may have left, is as true as the others, but
+        nobody has committed to that token yet.
+        """
+        self.rewind(seq, len(history))
         begin = self.context.length(seq) or self.first
         if begin < len(history):
             self.context.process(Batch(history[begin:], seq=seq, pos=begin, outputs="none"))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
 from mtpcore.errors import LinkError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.model import Model
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, Tap
+
+if TYPE_CHECKING:
+    from mtpcore.model import Model
 
 __all__ = ["link"]
 

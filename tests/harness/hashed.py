@@ -37,9 +37,9 @@ def logits_of(state):
     return (np.frombuffer(data, np.uint16).astype(np.float32) / 8192.0).astype(np.float32)
 
 
-def tag(state, place):
-    """float32[4] that holds a 40-bit state and a place exactly."""
-    return np.array([state >> 20, state & 0xFFFFF, place, 1.0], np.float32)
+def tag(state, place, source):
+    """float32[4] that holds a 40-bit state, a place and who made it (1 target, 2 drafter)."""
+    return np.array([state >> 20, state & 0xFFFFF, place, source], np.float32)
 
 
 def read_tag(row):
@@ -89,11 +89,11 @@ class HashPlan:
                 hidden, at = read_tag(rows.slots["hidden"][i])
                 assert at == place - 1, f"token at {place} paired with the row of {at}"
                 state = advance(hidden, token)
-                entry = advance(before, (token, hidden, at))
+                entry = advance(before, (token, hidden, at, rows.slots["hidden"][i, 3]))
                 self.backend.pairs.append((token, place, hidden))
             page, row = memory.pages.where(seq, place)
             self.store.pages[page][row] = entry
-            made[i] = tag(state, place)
+            made[i] = tag(state, place, 1.0 if target else 2.0)
             logits[i] = logits_of(state)
             if not target and self.backend.misleads(state):
                 logits[i] = -logits[i]
