@@ -167,7 +167,8 @@ class Batch:
     def _positions(self, pos: ArrayLike, n: int) -> I32:
         found = integers(pos, "positions")
         if found.ndim == 0:
-            start, seen, rows = int(found), {}, np.empty(n, np.int32)
+            start, rows = int(found), np.empty(n, np.int32)
+            seen: dict[int, int] = {}
             if start + n >= 2**31:
                 raise BatchError("positions fit 32 bits", got=start)
             for i, seq in enumerate(self.seq.tolist()):

@@ -1,7 +1,7 @@
 """Contexts in roles, the links between them, and what a round needs of them."""
 
-from mtpcore.cross.cross import Cross
+from mtpcore.cross.cross import Cross, DraftSampler
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
 
-__all__ = ["Cross", "Verdict", "link"]
+__all__ = ["Cross", "DraftSampler", "Verdict", "link"]

@@ -39,7 +39,9 @@ class DraftJob(msgspec.Struct, frozen=True):
 class Drafter(Protocol):
     """One role of a Cross that drafts."""
 
-    spec: DrafterSpec | None
+    @property
+    def spec(self) -> DrafterSpec | None:
+        """The declaration; None where there is no graph."""
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
         """Return drafts by sequence; ids are not trusted."""
@@ -124,7 +126,7 @@ class GraphDrafter:
         tensors = self.context.model.tensors
         if declared is None or declared.tensor not in tensors:
             return None
-        ids = np.ascontiguousarray(tensors[declared.tensor].integers(), np.int64)
+        ids = tensors[declared.tensor].array(np.int64).astype(np.int64)
         if declared.values == "offset":
             ids = ids + np.arange(len(ids))
         n_vocab = self.context.model.hparams.n_vocab

@@ -45,7 +45,10 @@ def link(
     LinkError
         No such drafter in the model, or it does not fit; says what to do.
     """
-    several = [drafter] if _is_one(drafter) else list(drafter)  # type: ignore[arg-type]
+    if isinstance(drafter, (str, DrafterSpec, Proposer)):
+        several: list[OneDrafter] = [drafter]
+    else:
+        several = list(drafter)
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
     roles: dict[str, Context | Proposer] = {"llm": llm}
@@ -60,10 +63,6 @@ def link(
             continue
         roles[role] = _context(llm, source, one)
     return Cross(**roles)
-
-
-def _is_one(drafter: object) -> bool:
-    return isinstance(drafter, (str, DrafterSpec)) or hasattr(drafter, "propose")
 
 
 def _context(llm: Context, source: Model, drafter: str | DrafterSpec) -> Context:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ class Links:
         self._joined: dict[Slot, list[Link]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self) -> Iterator[Link]:
         return (one for joined in self._joined.values() for one in joined)
 
     def inboxes(self, role: str) -> dict[str, Inbox]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 
 from mtpcore.context import Context
-from mtpcore.cross import Cross, Verdict
+from mtpcore.cross import Cross, DraftSampler, Verdict
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
 from mtpcore.errors import BatchError, CapacityError
@@ -39,7 +39,7 @@ class Generator:
         *,
         sampling: Sampling | None = None,
         draft: int = 0,
-        draft_sampler: str = "coupled",
+        draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
     ) -> None:
         self.cross = source if isinstance(source, Cross) else Cross(llm=source)
@@ -61,7 +61,7 @@ class Generator:
         max_tokens: int = 128,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
-        draft_sampler: str | None = None,
+        draft_sampler: DraftSampler | None = None,
         p_min: float | None = None,
     ) -> Request:
         """Queue a request; ``step`` works on it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from mtpcore.cross import DraftSampler
 from mtpcore.errors import BatchError
 from mtpcore.gguf import Tokenizer
 from mtpcore.sampling import Sampling
@@ -31,7 +32,7 @@ class Request:
         max_tokens: int,
         stop: Sequence[str],
         ignore_eos: bool,
-        draft_sampler: str,
+        draft_sampler: DraftSampler,
         p_min: float,
         tokenizer: Tokenizer | None,
     ) -> None:

@@ -83,16 +83,22 @@ class CrossMachine(RuleBasedStateMachine):
         known.pending = None
 
     @precondition(lambda self: self.ready())
-    @rule(data=st.data(), k=st.integers(0, 8), argmax=st.booleans(), drafting=st.booleans(),
-          finish=st.sampled_from(["accept", "fewer", "rollback"]))
+    @rule(
+        data=st.data(),
+        k=st.integers(0, 8),
+        argmax=st.booleans(),
+        drafting=st.booleans(),
+        finish=st.sampled_from(["accept", "fewer", "rollback"]),
+    )
     def round(self, data, k, argmax, drafting, finish):
         chosen = data.draw(st.sets(st.sampled_from(self.ready()), min_size=1))
         settings_of = {s: self.known[s].sampling for s in chosen}
         kind = "argmax" if argmax else "coupled"
         drafts = {s: [] for s in chosen}
         if drafting:
-            drafts = self.cross.draft(dict.fromkeys(chosen, k), sampling=settings_of,
-                                      draft_sampler=kind)
+            drafts = self.cross.draft(
+                dict.fromkeys(chosen, k), sampling=settings_of, draft_sampler=kind
+            )
         for seq, ids in drafts.items():
             assert len(ids) <= min(k, N_CTX - len(self.known[seq].tokens) - 1)
         verdicts = self.cross.verify(drafts, settings_of)
