@@ -1,1 +1,59 @@
-"""Contexts, linked hidden states and drafters for GGUF models."""
+"""Contexts, linked hidden states and drafters for GGUF models.
+
+Load a model, make a context, link a drafter, generate::
+
+    model = mtpcore.load_model("demo")
+    cross = mtpcore.link(mtpcore.Context(model))
+    gen = mtpcore.Generator(cross, draft=3)
+"""
+
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.cross import Cross, Verdict, link
+from mtpcore.decoding import Generator, Request, Stats
+from mtpcore.errors import (
+    BackendError,
+    BatchError,
+    CapacityError,
+    GraphError,
+    LinkError,
+    ModelFileError,
+    MtpcoreError,
+    PluginError,
+    SamplingError,
+)
+from mtpcore.graph import GraphType
+from mtpcore.loading import load_model
+from mtpcore.model import Model
+from mtpcore.output import Output
+from mtpcore.proposer import Proposer
+from mtpcore.sampling import Sampling
+from mtpcore.spec import Link, Tap
+
+__all__ = [
+    "BackendError",
+    "Batch",
+    "BatchError",
+    "CapacityError",
+    "Context",
+    "Cross",
+    "Generator",
+    "GraphError",
+    "GraphType",
+    "Link",
+    "LinkError",
+    "Model",
+    "ModelFileError",
+    "MtpcoreError",
+    "Output",
+    "PluginError",
+    "Proposer",
+    "Request",
+    "Sampling",
+    "SamplingError",
+    "Stats",
+    "Tap",
+    "Verdict",
+    "link",
+    "load_model",
+]

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross import Cross, link
+from mtpcore.cross import link
 from mtpcore.errors import CapacityError, LinkError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
