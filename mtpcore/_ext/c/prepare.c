@@ -24,6 +24,10 @@ static void store_words(int32_t *to, int stride, const void *words, int n)
 
 static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
 {
+    if (width == 1) {
+        memcpy(out, x, (size_t)n_cols * sizeof *x);
+        return;
+    }
     for (int64_t k = 0; k < n_cols; k++)
         memcpy(out + k * width, x + k, 4);
 }
