@@ -84,10 +84,10 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         )
     hparams = spec.hparams(fields, file.tensors)
     fitted = _fit(known, fields, file, hparams) if mtp else []
-    blocks = {name: block_of(name) for name in file.tensors}
-    in_head = {name for name, block in blocks.items() if block and block >= hparams.n_layers}
+    blocks = {name: block for name in file.tensors if (block := block_of(name)) is not None}
+    in_head = {name for name, block in blocks.items() if block >= hparams.n_layers}
     layout: Layout = "combined" if in_head else "trunk-only"
-    if in_head and not any(b is not None and b < hparams.n_layers for b in blocks.values()):
+    if in_head and len(in_head) == len(blocks):
         layout = "mtp-only"
     left_out = set() if mtp else in_head
     tensors = {name: tensor for name, tensor in file.tensors.items() if name not in left_out}
