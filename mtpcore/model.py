@@ -8,9 +8,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, cast
 
-import msgspec
-
-from mtpcore.errors import GraphError, ModelFileError, MtpcoreError, PluginError
+from mtpcore.errors import GraphError, LinkError, ModelFileError, MtpcoreError, PluginError
 from mtpcore.fit import FittedDrafter
 from mtpcore.gguf import (
     ChatTemplate,
@@ -22,25 +20,12 @@ from mtpcore.gguf import (
 )
 from mtpcore.graph import GraphBuilder, GraphType, Program
 from mtpcore.spec import DrafterSpec, Feed, ModelSpec, Tap
+from mtpcore.ties import TARGET, TieUse, borrow, check_target, report_ties
 
-__all__ = ["Layout", "Model", "TieUse"]
+__all__ = ["Layout", "Model"]
 
 Layout = Literal["combined", "trunk-only", "mtp-only"]
 """What a file holds: a trunk with a head, a trunk alone, or a drafter alone."""
-
-
-class TieUse(msgspec.Struct, frozen=True):
-    """Where a tied weight comes from: ``own``, ``borrowed`` or ``missing``.
-
-    ``tensor`` is the name that was found, ``type`` the name of its type in the file (and of the
-    type that it is packed in, where that is another one).
-    """
-
-    wanted: str
-    source: Literal["own", "borrowed", "missing"]
-    tensor: str | None = None
-    shape: tuple[int, ...] = ()
-    type: str = ""
 
 
 class Model:
@@ -73,6 +58,7 @@ class Model:
         self._file, self.spec, self.hparams = file, spec, hparams
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {one.spec.name: one for one in fitted}
+        self._target: Model | None = None
         self.packed: dict[Any, Any] = {}
         self._programs: dict[Any, Program] = {}
         self.file_layout = layout
@@ -102,8 +88,9 @@ class Model:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of ``tensors`` in the file."""
-        return sum(tensor.n_bytes for tensor in self.tensors.values())
+        """Bytes of ``tensors`` in the file, without borrowed ones."""
+        own = (name for name in self.tensors if not name.startswith(TARGET))
+        return sum(self.tensors[name].n_bytes for name in own)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -140,6 +127,34 @@ class Model:
             fix="load a file with its head (mtp=True), complete it with mtp_path=, or install the "
             "drafter's plugin",
         )
+
+    def borrow_from(self, target: Model) -> None:
+        """Let ``target:name`` in ties mean a tensor of ``target``; linking calls it.
+
+        For a drafter in a file of its own. ``target`` is kept alive by this model.
+
+        Raises
+        ------
+        LinkError
+            The drafter was made for another architecture or width, or it borrows already from
+            another model.
+        """
+        if self._target is target or target is self:
+            return
+        where = f"{self.path} and {target.path}"
+        if self._target is not None:
+            raise LinkError(
+                "the drafter's model borrows from another target",
+                where=where,
+                got=str(self._target.path),
+                fix="load the drafter's file once more",
+            )
+        for one in self._fitted.values():
+            check_target(one, target.architecture, target.hparams.width, where)
+        borrowed = borrow([one.spec for one in self._fitted.values()], target.tensors)
+        self._target = target
+        self.tensors = MappingProxyType({**self.tensors, **borrowed})
+        self._programs.clear()
 
     def program(
         self,
@@ -272,22 +287,7 @@ class Model:
         report = []
         for head in range(fitted.n_heads):
             g = self._builder(fitted.spec, fitted, head)
-            for tie in fitted.spec.ties:
-                wanted = tie.tensor.replace("{n}", str(fitted.first_block + head))
-                found = g.resolve(tie.tensor)
-                if found is None:
-                    report.append(TieUse(wanted, "missing"))
-                    continue
-                stored = self.tensors[found.tensor].type_name
-                report.append(
-                    TieUse(
-                        wanted,
-                        "own" if found.tensor == wanted else "borrowed",
-                        found.tensor,
-                        found.shape,
-                        f"{stored} as {found.retype}" if found.retype else stored,
-                    )
-                )
+            report += report_ties(g, fitted.spec.ties, self.tensors)
         return tuple(dict.fromkeys(report))
 
     def close(self) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import toy
 
-from mtpcore.errors import GraphError, ModelFileError, PluginError
+from mtpcore.errors import GraphError, LinkError, ModelFileError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.plugin import Feed, first_of
+from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of
 
 
 @pytest.fixture
@@ -153,6 +153,66 @@ def test_T30_another_type_is_kept_or_asked_for(load):
     assert [use.type for use in model.tie_report("toy_head")] == ["F16", "Q8_0"]
     assert [use.type for use in model.tie_report("retyped")] == ["F16", "Q8_0 as Q4_0"]
     assert model.program("draft", drafter="retyped").weights()["output.weight"].retype == "Q4_0"
+
+
+class Apart:
+    """Hyper-parameters of a head in a file of its own."""
+
+    rotary_axes, width, n_vocab, n_layers, n_drafter_blocks = 1, toy.WIDTH, toy.N_VOCAB, 0, 1
+    target_width = toy.WIDTH
+
+
+APART = DrafterSpec(
+    name="apart",
+    fit=Fit(
+        architectures=frozenset({"toy_apart"}),
+        tensors=("blk.{n}.join.weight",),
+        targets=frozenset({"toy"}),
+    ),
+    build=toy.head,
+    feeds=toy.HEAD.feeds,
+    ties=(
+        first_of("blk.{n}.embed.weight", "target:token_embd.weight"),
+        first_of("blk.{n}.head.weight", "target:output.weight", "target:token_embd.weight"),
+    ),
+    hparams=lambda fields, tensors: Apart(),
+    standalone=True,
+)
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_T30_a_head_in_its_own_file_borrows_of_its_target(load, output):
+    target = load(toy.trunk_tensors(output=output))
+    own = toy.head_tensors(n=0)
+    drafter = load(own, APART, architecture="toy_apart", name="apart.gguf")
+    with pytest.raises(GraphError):
+        drafter.program("draft")
+    drafter.borrow_from(target)
+    drafter.borrow_from(target)
+    table = "output.weight" if output else "token_embd.weight"
+    assert [use.tensor for use in drafter.tie_report()] == [
+        "target:token_embd.weight",
+        f"target:{table}",
+    ]
+    assert np.array_equal(
+        drafter.tensors[f"target:{table}"].array(), toy.trunk_tensors(output=output)[table]
+    )
+    assert drafter.program("draft").shape("logits") == ("n_outputs", toy.N_VOCAB)
+    assert drafter.n_bytes == sum(values.nbytes for values in own.values())
+    with pytest.raises(LinkError, match="another target"):
+        drafter.borrow_from(load(toy.trunk_tensors(), name="second.gguf"))
+
+
+def test_T30_a_head_made_for_another_target_is_refused(load):
+    drafter = load(toy.head_tensors(n=0), APART, architecture="toy_apart", name="apart.gguf")
+    for changes, wanted in (({"architecture": "toy_two"}, "toy"), ({"width": 16}, toy.WIDTH)):
+        target = load(toy.trunk_tensors())
+        for name, value in changes.items():
+            setattr(target.hparams if name == "width" else target._file, name, value)
+        with pytest.raises(LinkError) as caught:
+            drafter.borrow_from(target)
+        assert caught.value.wanted == wanted
+        assert "target:token_embd.weight" not in drafter.tensors
 
 
 def test_T30_a_missing_tied_weight_is_reported(load):

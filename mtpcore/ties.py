@@ -1,0 +1,86 @@
+"""Tied weights: where each comes from, and what a drafter borrows of its target's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from mtpcore.errors import LinkError
+from mtpcore.fit import FittedDrafter
+from mtpcore.gguf import Tensor
+from mtpcore.graph import GraphBuilder
+from mtpcore.spec import DrafterSpec, Tie
+
+__all__ = ["TARGET", "TieUse", "borrow", "check_target", "report_ties"]
+
+TARGET = "target:"
+"""What the name of a tensor in the target's file starts with."""
+
+
+class TieUse(msgspec.Struct, frozen=True):
+    """Where a tied weight comes from: ``own``, ``borrowed`` or ``missing``.
+
+    ``tensor`` is the name that was found, ``type`` the name of its type in the file (and of the
+    type that it is packed in, where that is another one).
+    """
+
+    wanted: str
+    source: Literal["own", "borrowed", "missing"]
+    tensor: str | None = None
+    shape: tuple[int, ...] = ()
+    type: str = ""
+
+
+def report_ties(
+    g: GraphBuilder, ties: Iterable[Tie], tensors: Mapping[str, Tensor]
+) -> list[TieUse]:
+    """Return where the weights of these ties come from, as a builder resolves them."""
+    report = []
+    for tie in ties:
+        found = g.resolve(tie.tensor)
+        wanted = tie.tensor.replace("{n}", str(g.n))
+        if found is None:
+            report.append(TieUse(wanted, "missing"))
+            continue
+        source: Literal["own", "borrowed"] = "own" if found.tensor == wanted else "borrowed"
+        stored = tensors[found.tensor].type_name
+        packed = f"{stored} as {found.retype}" if found.retype else stored
+        report.append(TieUse(wanted, source, found.tensor, found.shape, packed))
+    return report
+
+
+def borrow(drafters: Iterable[DrafterSpec], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the target's tensors that drafters name in ties, by the names used there."""
+    named = {n for spec in drafters for tie in spec.ties for n in (tie.tensor, *tie.candidates)}
+    return {
+        name: tensors[name.removeprefix(TARGET)]
+        for name in sorted(named)
+        if name.startswith(TARGET) and name.removeprefix(TARGET) in tensors
+    }
+
+
+def check_target(drafter: FittedDrafter, architecture: str, width: int, where: str) -> None:
+    """Check that a drafter was made for a target of this architecture and width.
+
+    Raises
+    ------
+    LinkError
+    """
+    spec = drafter.spec
+    if spec.fit.targets and architecture not in spec.fit.targets:
+        raise LinkError(
+            f"the drafter {spec.name!r} was made for other targets",
+            where=where,
+            wanted=", ".join(sorted(spec.fit.targets)),
+            got=architecture,
+        )
+    wanted = getattr(drafter.hparams, "target_width", width)
+    if wanted != width:
+        raise LinkError(
+            f"the drafter {spec.name!r} was made for a target of another width",
+            where=where,
+            wanted=wanted,
+            got=width,
+        )
