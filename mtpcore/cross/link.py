@@ -61,17 +61,41 @@ def link(
         if one == "auto" and not source.drafters:
             logger.info("%s has no drafter: decoding plainly", source.path)
             continue
-        roles[role] = _context(llm, source, one)
+        spec = _find(source, one)
+        if spec.shape == "proposer":
+            roles[role] = _proposer(llm, spec)
+            continue
+        if draft_model is not None:
+            draft_model.borrow_from(llm.model)
+        roles[role] = _context(llm, source, spec)
     return Cross(**roles)
 
 
-def _context(llm: Context, source: Model, drafter: str | DrafterSpec) -> Context:
+def _find(source: Model, drafter: str | DrafterSpec) -> DrafterSpec:
     try:
-        spec = source.find_drafter(None if drafter == "auto" else drafter)
+        return source.find_drafter(None if drafter == "auto" else drafter)
     except PluginError as error:
         raise LinkError(
             error.what, where=error.where, wanted=error.wanted, got=error.got, fix=error.fix
         ) from None
+
+
+def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
+    where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+    assert spec.proposer is not None
+    try:
+        made = spec.proposer(llm.model)
+    except Exception as error:  # whatever a plugin raises
+        raise PluginError(
+            f"no proposer could be made: {type(error).__name__}: {error}", where=where
+        ) from error
+    if not isinstance(made, Proposer):
+        raise PluginError("made no Proposer", where=where, got=type(made).__name__)
+    logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
+    return made
+
+
+def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
     if source.hparams.n_vocab != llm.model.hparams.n_vocab and spec.vocabulary is None:
         raise LinkError(
             "the drafter's vocabulary is another one",

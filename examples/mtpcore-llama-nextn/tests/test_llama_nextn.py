@@ -1,9 +1,10 @@
-"""The head on a generated model: it is found, borrows what it lacks, computes its formula."""
+"""The head on a generated model: it is found, computes its formula, and changes no token."""
 
 import mtpcore_llama_nextn
 import numpy as np
 import pytest
 
+from mtpcore import Context, Generator, Sampling, link
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.gguf import write_model_file
 from mtpcore.loading import load_model
@@ -122,3 +123,16 @@ def test_layer_of_the_head_sees_earlier_rows(tmp_path):
         [7], place=1, hidden=rows[2:]
     )
     assert np.abs(alone["logits"][0] - together["logits"][2]).max() > 1e-3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_drafting_changes_no_token(tmp_path, temperature):
+    model = load(tmp_path, tensors())
+    sampling, prompt = Sampling(temperature=temperature, seed=7), [5, 6, 7, 5, 6]
+    texts = []
+    for draft in (0, 1, 4):
+        context = Context(model, n_ctx=64, backend="reference", kv_dtype="f32")
+        generator = Generator(link(context, "llama_nextn"), sampling=sampling, draft=draft)
+        texts.append(list(generator.generate(prompt, max_tokens=12, ignore_eos=True)))
+        assert bool(generator.stats.drafted) == bool(draft)
+    assert texts[0] == texts[1] == texts[2]

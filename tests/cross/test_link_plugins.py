@@ -1,0 +1,109 @@
+"""Linking what plugins declare: proposers by name, heads in files of their own."""
+
+import functools
+
+import pytest
+import toy
+
+from mtpcore import Context, Generator, Sampling, link
+from mtpcore.errors import LinkError, PluginError
+from mtpcore.plugin import DrafterSpec, Fit, Proposer, first_of
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Write a toy file and load it."""
+    return functools.partial(toy.load, tmp_path)
+
+
+def context(model):
+    return Context(model, n_ctx=64, backend="reference", kv_dtype="f32", threads=1)
+
+
+def text(model, *drafters, draft=3, temperature=0.8, **options):
+    llm = context(model)
+    source = link(llm, *drafters, **options) if drafters else llm
+    generator = Generator(source, sampling=Sampling(temperature=temperature, seed=5), draft=draft)
+    made = list(generator.generate([1, 2, 3], max_tokens=16, ignore_eos=True))
+    return made, generator.stats
+
+
+class Repeat(Proposer):
+    def propose(self, seq, tokens, k):
+        return [int(tokens[-1])] * k
+
+
+def proposer(name, make):
+    return DrafterSpec(name=name, fit=Fit(), shape="proposer", proposer=make)
+
+
+def test_proposer_of_a_plugin_by_name(load):
+    seen = []
+
+    def make(model):
+        seen.append(model)
+        return Repeat()
+
+    model = load(toy.trunk_tensors(), proposer("repeat", make))
+    plain, _ = text(model, draft=0)
+    for chosen in ("repeat", "auto"):  # nothing better is there
+        drafted, stats = text(model, chosen)
+        assert drafted == plain
+        assert stats.drafted > 0
+    assert seen == [model, model]
+
+
+def test_a_head_is_taken_before_a_proposer(load):
+    spec = proposer("never", lambda model: pytest.fail("asked for a proposer"))
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
+    plain, _ = text(model, draft=0)
+    assert text(model, "auto")[0] == plain
+
+
+def test_a_plugin_that_makes_no_proposer(load):
+    def fails(model):
+        raise KeyError("nothing")
+
+    model = load(toy.trunk_tensors(), proposer("empty", lambda m: None), proposer("fails", fails))
+    for name, what in (("empty", "no Proposer"), ("fails", "KeyError")):
+        with pytest.raises(PluginError, match=what) as caught:
+            link(context(model), name)
+        assert repr(name) in caught.value.where
+        assert "'other'" in caught.value.where
+
+
+def test_a_head_in_a_file_of_its_own(load):
+    class Apart:
+        rotary_axes, width, n_vocab, n_layers, n_drafter_blocks = 1, toy.WIDTH, toy.N_VOCAB, 0, 1
+
+    spec = DrafterSpec(
+        name="apart",
+        fit=Fit(architectures=frozenset({"toy_apart"}), tensors=("blk.{n}.join.weight",)),
+        build=toy.head,
+        feeds=toy.HEAD.feeds,
+        ties=(
+            first_of("blk.{n}.embed.weight", "target:token_embd.weight"),
+            first_of("blk.{n}.head.weight", "target:output.weight"),
+        ),
+        hparams=lambda fields, tensors: Apart(),
+        standalone=True,
+    )
+    model = load(toy.trunk_tensors())
+    head = toy.head_tensors(n=0)
+    drafter = load(head, spec, architecture="toy_apart", name="apart.gguf")
+    plain, _ = text(model, draft=0)
+    drafted, apart = text(model, "apart", draft_model=drafter)
+    assert drafted == plain
+    # The same weights behind the trunk make the same drafts.
+    behind = {name.replace("blk.0.", f"blk.{toy.N_LAYERS}."): w for name, w in head.items()}
+    together = load({**toy.trunk_tensors(), **behind}, heads=1, name="together.gguf")
+    _, combined = text(together, "toy_head")
+    assert apart.drafted == combined.drafted
+    assert apart.accepted_per_position == combined.accepted_per_position
+
+
+def test_no_such_drafter_says_what_there_is(load):
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, heads=1)
+    with pytest.raises(LinkError) as caught:
+        link(context(model), "elsewhere")
+    assert caught.value.wanted == "toy_head"
