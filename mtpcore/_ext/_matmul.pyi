@@ -39,6 +39,10 @@ class PackedMatrix:
         """GGUF's number of the weight type."""
 
     @property
+    def activation(self) -> int:
+        """How the kernels want token rows: 0 float32, 1 int8 by 32 values, 2 int8 by 256."""
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns): outputs and inputs."""
 

@@ -66,6 +66,10 @@ cdef class PackedMatrix:
         return self.matrix.type
 
     @property
+    def activation(self):
+        return mtp_type_activation(self.matrix.type)
+
+    @property
     def shape(self):
         return (self.matrix.n_rows, self.matrix.n_cols)
 

@@ -6,7 +6,7 @@ a plan sees them: ids, positions, places and parents are in range, arrays are C-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -60,6 +60,9 @@ class WeightTensor(Protocol):
 
     def array(self) -> F32:
         """Return the values, float32[shape]."""
+
+    def native(self, native_types: Collection[int]) -> tuple[int, NDArray[np.uint8]]:
+        """Return (type, uint8[*shape[:-1], row bytes]) in one of these types, F32 among them."""
 
 
 class WeightSource(Protocol):

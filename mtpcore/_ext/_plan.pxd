@@ -1,0 +1,94 @@
+"""The executor of plans for other compiled modules."""
+
+from libc.stdint cimport int32_t, int64_t
+
+from mtpcore._ext._matmul cimport mtp_matrix
+
+
+cdef extern from "pool.h" nogil:
+    ctypedef struct mtp_pool:
+        pass
+
+    int MTP_MAX_THREADS
+    mtp_pool *mtp_pool_of(int n_threads)
+
+
+cdef extern from "plan.h" nogil:
+    ctypedef int mtp_kind
+    ctypedef struct mtp_view:
+        int32_t buffer
+        int32_t n_heads
+        int64_t offset
+        int64_t row_stride
+        int64_t head_stride
+        int64_t width
+
+    ctypedef struct mtp_op:
+        mtp_kind kind
+        int32_t barrier
+        int32_t axis
+        mtp_view[3] inputs "in"
+        mtp_view[2] out
+        mtp_matrix *matrices
+        const float *weights[2]
+        const double *numbers
+        const int32_t *axes
+        int64_t[6] n
+        float f
+
+    ctypedef struct mtp_store:
+        char *data
+        int64_t page_bytes
+        int32_t is_half
+
+    ctypedef struct mtp_run:
+        int64_t[2] n_rows
+        const int32_t *tokens
+        const int32_t *positions
+        const int32_t *seq
+        const int32_t *place
+        const int32_t *outputs
+        const int32_t *parent
+        int64_t n_axes
+        void **buffers
+        const int32_t *tables
+        const int32_t *first
+        const int32_t *length
+        int64_t pages_of_seq
+        mtp_store store
+        int32_t *base
+        int32_t *depth
+        int32_t *is_tree
+        int32_t *tiles
+        int64_t n_tiles
+        char **scratch
+
+    ctypedef struct mtp_plan:
+        const mtp_op *ops
+        int64_t n_ops
+        int n_threads
+        mtp_pool *pool
+        double work_of_row
+        double work
+
+    int MTP_UNIT
+    int MTP_PAGE
+    int MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER
+    size_t mtp_scratch_bytes(const mtp_op *op)
+    void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
+
+
+cdef class Executor:
+    cdef mtp_plan plan
+    cdef mtp_run run_state
+    cdef mtp_op *ops
+    cdef void *arena
+    cdef void *scratch_memory
+    cdef list kept          # what records point to
+    cdef list capacities    # bytes of each buffer
+    cdef int64_t n_batch
+    cdef int64_t n_vocab
+    cdef int64_t n_pages
+    cdef bint is_running
+    cdef mtp_view view(self, object found) except *
+    cdef int take_rows(self, object rows, object pages) except -1

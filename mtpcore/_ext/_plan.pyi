@@ -1,0 +1,101 @@
+"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore._ext._matmul import PackedMatrix
+
+__all__ = [
+    "BARRIER",
+    "BARRIER_IF_MANY",
+    "Executor",
+    "KINDS",
+    "MAX_THREADS",
+    "NO_BARRIER",
+    "UNIT",
+    "expert_list_words",
+]
+
+KINDS: dict[str, int]
+NO_BARRIER: int
+BARRIER_IF_MANY: int
+BARRIER: int
+UNIT: int
+"""Rows that one thread keeps together; up to so many rows belong to the first thread."""
+MAX_THREADS: int
+
+def expert_list_words(n_experts: int, n_slots: int) -> int:
+    """Return the int32 words of the lists of rows by expert."""
+
+class Executor:
+    """A plan in compiled form: buffers, and operations on views of them.
+
+    A view is (buffer, n_heads, offset, row_stride, head_stride, width) in values of 4 bytes.
+
+    Parameters
+    ----------
+    n_threads : int
+    n_batch : int
+        Rows of the largest batch.
+    capacities : iterable of int
+        Bytes of each buffer at ``n_batch`` rows.
+    offsets : sequence of int or None
+        Where each buffer lies in the arena; None for those given with each run.
+    arena_bytes, n_ops : int
+    n_vocab : int
+        Token ids are below it; 0 where no operation reads them.
+    store : CpuStore, optional
+    """
+
+    def __init__(
+        self,
+        *,
+        n_threads: int,
+        n_batch: int,
+        capacities: Iterable[int],
+        offsets: Sequence[int | None],
+        arena_bytes: int,
+        n_ops: int,
+        n_vocab: int,
+        store: Any = None,
+    ) -> None: ...
+    def add(
+        self,
+        kind: str,
+        barrier: int,
+        axis: int,
+        inputs: Iterable[tuple[int, ...]],
+        outputs: Iterable[tuple[int, ...]],
+        *,
+        matrices: Sequence[PackedMatrix] = (),
+        weights: Sequence[NDArray[np.float32] | None] = (),
+        numbers: NDArray[np.float64] | None = None,
+        axes: NDArray[np.int32] | None = None,
+        ints: Iterable[int] = (),
+        f: float = 0.0,
+    ) -> None:
+        """Append an operation; what its fields mean stands with each function in C."""
+
+    def finish(self, work: float, work_of_row: float) -> None:
+        """Allocate scratch; ``work`` and ``work_of_row`` estimate nanoseconds of one thread."""
+
+    def run(self, rows: Any, pages: Any, external: Iterable[tuple[int, NDArray[Any]]]) -> None:
+        """Run a batch.
+
+        Parameters
+        ----------
+        rows : Rows
+        pages : PageTables or None
+        external : iterable of (buffer, array)
+            The arrays of the buffers outside the arena.
+
+        Raises
+        ------
+        BatchError
+            An id, place, output or parent is out of range; nothing was run.
+        BackendError
+            Another thread is running this plan.
+        """

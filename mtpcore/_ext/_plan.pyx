@@ -1,0 +1,224 @@
+"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+
+from cpython.buffer cimport (
+    PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
+)
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memset
+
+from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
+
+from mtpcore.errors import BackendError, BatchError, CapacityError
+
+cdef extern from "memory.h" nogil:
+    void *mtp_memory_new(size_t size)
+    void mtp_memory_free(void *memory)
+
+cdef extern from "plan.h" nogil:
+    mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
+    mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
+    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_CROSS_ATTENTION, MTP_ROUTE, MTP_SORT_BY_EXPERT
+    mtp_kind MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
+
+cdef extern from "rows.h" nogil:
+    int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
+
+KINDS = {
+    "embed": MTP_EMBED, "copy": MTP_COPY, "take": MTP_TAKE, "prepare": MTP_PREPARE,
+    "matmul": MTP_MATMUL, "rms_norm": MTP_RMS_NORM, "layer_norm": MTP_LAYER_NORM, "add": MTP_ADD,
+    "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
+    "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
+    "attention": MTP_ATTENTION, "cross_attention": MTP_CROSS_ATTENTION, "route": MTP_ROUTE,
+    "sort_by_expert": MTP_SORT_BY_EXPERT, "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
+    "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
+}
+NO_BARRIER, BARRIER_IF_MANY, BARRIER = MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER
+UNIT = MTP_UNIT
+MAX_THREADS = MTP_MAX_THREADS
+
+
+def expert_list_words(int64_t n_experts, int64_t n_slots):
+    return mtp_expert_list_words(n_experts, n_slots)
+
+
+cdef void *data_of(array, bint writable) except NULL:
+    """Address of a C-contiguous array that the caller keeps alive."""
+    cdef Py_buffer found
+    PyObject_GetBuffer(array, &found, PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
+    cdef void *data = found.buf
+    PyBuffer_Release(&found)
+    return data
+
+
+cdef class Executor:
+    def __cinit__(self):
+        memset(&self.plan, 0, sizeof(mtp_plan))
+        memset(&self.run_state, 0, sizeof(mtp_run))
+
+    def __init__(self, *, int n_threads, int64_t n_batch, capacities, offsets,
+                 size_t arena_bytes, int64_t n_ops, int64_t n_vocab, store=None):
+        cdef int64_t i
+        if not 1 <= n_threads <= MTP_MAX_THREADS:
+            raise BackendError("impossible number of threads", wanted=f"1 to {MTP_MAX_THREADS}",
+                               got=n_threads)
+        self.kept, self.capacities = [], list(capacities)
+        self.n_batch, self.n_vocab = n_batch, n_vocab
+        self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
+        self.arena = mtp_memory_new(arena_bytes)
+        self.run_state.buffers = <void **> calloc(max(len(offsets), 1), sizeof(void *))
+        self.run_state.scratch = <char **> calloc(n_threads, sizeof(char *))
+        self.run_state.base = <int32_t *> calloc(4 * n_batch + 1, sizeof(int32_t))
+        self.plan.pool = mtp_pool_of(n_threads)
+        if (self.ops == NULL or self.arena == NULL or self.run_state.buffers == NULL
+                or self.run_state.scratch == NULL or self.run_state.base == NULL
+                or self.plan.pool == NULL):
+            raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
+        memset(self.arena, 0, arena_bytes)
+        self.run_state.depth = self.run_state.base + n_batch
+        self.run_state.is_tree = self.run_state.depth + n_batch
+        self.run_state.tiles = self.run_state.is_tree + n_batch
+        self.plan.ops, self.plan.n_threads = self.ops, n_threads
+        for i, offset in enumerate(offsets):
+            if offset is not None:
+                if offset + self.capacities[i] > arena_bytes:
+                    raise BackendError("buffer outside the arena", got=offset)
+                self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
+        if store is not None:
+            self.kept.append(store.data)
+            self.n_pages = store.n_pages
+            self.run_state.store.data = <char *> data_of(store.data, True)
+            self.run_state.store.page_bytes = store.page_bytes
+            self.run_state.store.is_half = store.is_half
+
+    def __dealloc__(self):
+        for i in range(self.plan.n_ops):
+            free(self.ops[i].matrices)
+        free(self.ops)
+        free(self.run_state.buffers)
+        free(self.run_state.scratch)
+        free(self.run_state.base)
+        mtp_memory_free(self.arena)
+        mtp_memory_free(self.scratch_memory)
+
+    cdef mtp_view view(self, found) except *:
+        cdef mtp_view view
+        (view.buffer, view.n_heads, view.offset, view.row_stride, view.head_stride,
+         view.width) = found
+        last = (view.offset + (self.n_batch - 1) * view.row_stride
+                + (view.n_heads - 1) * view.head_stride + view.width)
+        if not (0 <= view.offset and 4 * last <= self.capacities[view.buffer]):
+            raise BackendError("view outside its buffer", got=found)
+        return view
+
+    def add(self, str kind not None, int barrier, int axis, inputs, outputs, *, matrices=(),
+            weights=(), numbers=None, axes=None, ints=(), float f=0):
+        cdef mtp_op *op = &self.ops[self.plan.n_ops]
+        cdef mtp_matrix *found
+        op.kind, op.barrier, op.axis, op.f = KINDS[kind], barrier, axis, f
+        for i, view in enumerate(inputs):
+            op.inputs[i] = self.view(view)
+        for i, view in enumerate(outputs):
+            op.out[i] = self.view(view)
+        for i, value in enumerate(ints):
+            op.n[i] = value
+        for i, array in enumerate(weights):
+            if array is not None:
+                op.weights[i] = <const float *> data_of(array, False)
+        if numbers is not None:
+            op.numbers = <const double *> data_of(numbers, False)
+        if axes is not None:
+            op.axes = <const int32_t *> data_of(axes, False)
+        if matrices:
+            found = <mtp_matrix *> calloc(len(matrices), sizeof(mtp_matrix))
+            if found == NULL:
+                raise CapacityError("no memory for a plan")
+            for i, matrix in enumerate(matrices):
+                found[i] = (<PackedMatrix?> matrix).matrix
+            op.matrices = found
+        self.kept.append((matrices, weights, numbers, axes))
+        self.plan.n_ops += 1
+
+    def finish(self, double work, double work_of_row):
+        """Give every thread its scratch; ``work`` estimates nanoseconds of a run."""
+        cdef size_t each = 64
+        cdef int64_t i
+        for i in range(self.plan.n_ops):
+            each = max(each, mtp_scratch_bytes(&self.ops[i]))
+        each = (each + 127) // 64 * 64
+        self.scratch_memory = mtp_memory_new(each * self.plan.n_threads)
+        if self.scratch_memory == NULL:
+            raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
+        memset(self.scratch_memory, 0, each * self.plan.n_threads)
+        for i in range(self.plan.n_threads):
+            self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
+        self.plan.work, self.plan.work_of_row = work, work_of_row
+
+    cdef int take_rows(self, rows, pages) except -1:
+        """Point the run at a batch, after checking all that addresses depend on."""
+        cdef const int32_t[::1] tokens = rows.tokens, seq = rows.seq, place = rows.place
+        cdef const int32_t[::1] outputs = rows.outputs, parent, first, length
+        cdef const int32_t[:, ::1] positions = rows.positions, tables
+        cdef int64_t n = tokens.shape[0], m = outputs.shape[0], t, page
+        cdef int32_t least = 0 if rows.embeddings is None else -1
+        if not (n <= self.n_batch and seq.shape[0] == n and place.shape[0] == n
+                and positions.shape[0] == n and m <= n):
+            raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
+                             got=f"{n} tokens, {m} outputs")
+        self.run_state.n_rows[0], self.run_state.n_rows[1] = n, m
+        self.run_state.n_axes = positions.shape[1]
+        if n == 0:
+            return 0
+        for t in range(n):
+            if self.n_vocab > 0 and not least <= tokens[t] < self.n_vocab:
+                raise BatchError("token id out of range", where=f"row {t}", got=tokens[t],
+                                 wanted=f"{least} to {self.n_vocab - 1}")
+            if place[t] < 0 or seq[t] < 0:
+                raise BatchError("place or sequence below 0", where=f"row {t}",
+                                 got=(place[t], seq[t]))
+        for t in range(m):
+            if not 0 <= outputs[t] < n:
+                raise BatchError("output is not a row", where=f"output {t}", got=outputs[t])
+        self.run_state.tokens, self.run_state.seq = &tokens[0], &seq[0]
+        self.run_state.place, self.run_state.positions = &place[0], &positions[0, 0]
+        self.run_state.outputs = &outputs[0] if m else NULL
+        self.run_state.parent = NULL
+        if rows.parent is not None:
+            parent = rows.parent
+            if parent.shape[0] != n:
+                raise BatchError("one parent a row", wanted=n, got=parent.shape[0])
+            for t in range(n):
+                if not -1 <= parent[t] < t or (parent[t] >= 0 and seq[parent[t]] != seq[t]):
+                    raise BatchError("a parent is an earlier row of the sequence",
+                                     where=f"row {t}", got=parent[t])
+            self.run_state.parent = &parent[0]
+        if pages is None:
+            return 0
+        tables, first, length = pages.tables, pages.first, pages.length
+        for t in range(n):
+            if seq[t] >= tables.shape[0] or not place[t] < length[seq[t]]:
+                raise BatchError("place is not reserved", where=f"row {t}",
+                                 got=f"sequence {seq[t]}, place {place[t]}")
+            page = tables[seq[t], place[t] // MTP_PAGE]
+            if not 0 <= page < self.n_pages:
+                raise BatchError("place has no page", where=f"row {t}", got=place[t])
+        self.run_state.tables, self.run_state.first = &tables[0, 0], &first[0]
+        self.run_state.length, self.run_state.pages_of_seq = &length[0], tables.shape[1]
+        return 0
+
+    def run(self, rows, pages, external):
+        """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
+        if self.is_running:
+            raise BackendError("a plan runs one batch at a time")
+        if pages is None and self.n_pages > 0:
+            raise BackendError("the plan was made with a store, but there is no memory")
+        self.is_running = True
+        try:
+            self.take_rows(rows, pages)
+            for buffer, array in external:
+                self.run_state.buffers[<int> buffer] = data_of(array, False)
+            if self.run_state.n_rows[0] > 0:
+                with nogil:
+                    mtp_plan_run(&self.plan, &self.run_state)
+        finally:
+            self.is_running = False

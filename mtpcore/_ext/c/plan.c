@@ -1,0 +1,99 @@
+#include "plan.h"
+
+#include "cpu.h"
+
+/* Below this much work in nanoseconds waking the other threads costs more than they bring. */
+static const double WORTH_SHARING = 15000;
+
+static const mtp_operation *const operations[MTP_ISA_COUNT] = {
+    [MTP_ISA_BASE] = mtp_operations_portable,
+#if defined(__x86_64__)
+    [MTP_ISA_AVX2] = mtp_operations_avx2,
+    [MTP_ISA_AVX512] = mtp_operations_avx512,
+#endif
+};
+
+/* Rows of one sequence come in the order of their places, so the first has the lowest. */
+static int32_t base_of(const mtp_run *run, int64_t t)
+{
+    for (int64_t row = t - 1; row >= 0; row--)
+        if (run->seq[row] == run->seq[t])
+            return run->base[row];
+    return run->place[t];
+}
+
+void mtp_run_begin(mtp_run *run)
+{
+    const int64_t n = run->n_rows[MTP_TOKENS];
+    run->n_tiles = 0;
+    for (int64_t t = 0; t < n; t++) {
+        const int32_t parent = run->parent ? run->parent[t] : -1;
+        run->base[t] = base_of(run, t);
+        run->depth[t] = run->parent == NULL ? run->place[t] - run->base[t]
+                                            : (parent < 0 ? 0 : run->depth[parent] + 1);
+        run->is_tree[t] = run->place[t] != run->base[t] + run->depth[t] ||
+                          (parent >= 0 && run->is_tree[parent]);
+        if (t == 0 || run->seq[t] != run->seq[t - 1] ||
+            t - run->tiles[run->n_tiles - 1] == MTP_QUERY_ROWS)
+            run->tiles[run->n_tiles++] = (int32_t)t;
+    }
+    run->tiles[run->n_tiles] = (int32_t)n;
+}
+
+static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_queries)
+{
+    const int64_t out_width = (v_width + 15) / 16 * 16;
+    const int64_t values = k_width * MTP_PAGE + v_width * MTP_PAGE + n_queries * out_width;
+    return (size_t)(values * 4 + n_queries * 32);
+}
+
+size_t mtp_scratch_bytes(const mtp_op *op)
+{
+    switch (op->kind) {
+    case MTP_ATTENTION:
+        return attention_bytes(op->in[0].width, op->out[0].width,
+                               MTP_QUERY_ROWS * (op->in[0].n_heads / op->n[2]));
+    case MTP_CROSS_ATTENTION:
+        return attention_bytes(op->in[0].width, op->out[0].width,
+                               op->in[0].n_heads / op->in[1].n_heads);
+    case MTP_ROUTE:
+        return (size_t)op->in[0].width * 14;
+    default:
+        return 0;
+    }
+}
+
+void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
+                   int n_threads)
+{
+    const mtp_operation *table = operations[mtp_isa()];
+    const int least = run->n_rows[MTP_TOKENS] > MTP_UNIT ? MTP_BARRIER_IF_MANY : MTP_BARRIER;
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        const mtp_op *op = &plan->ops[i];
+        if (n_threads > 1 && op->barrier >= least)
+            mtp_pool_wait(pool);
+        table[op->kind](op, run, thread, n_threads);
+    }
+}
+
+typedef struct {
+    const mtp_plan *plan;
+    const mtp_run *run;
+} walk;
+
+static void walk_as_task(void *argument, int thread, int n_threads)
+{
+    const walk *self = argument;
+    mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
+}
+
+void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
+{
+    mtp_run_begin(run);
+    walk self = {plan, run};
+    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+    if (plan->n_threads == 1 || work < WORTH_SHARING)
+        mtp_run_alone(walk_as_task, &self);
+    else
+        mtp_pool_run(plan->pool, walk_as_task, &self);
+}

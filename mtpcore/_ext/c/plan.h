@@ -1,0 +1,158 @@
+/* A plan: operations on buffers, run by all threads of a pool, batch after batch.
+ *
+ * Operations are records of one size, in an order that was settled when the plan was made; a run
+ * walks them without branches on names, without Python and without allocation. The number of rows
+ * is a field of the run.
+ *
+ * How work is shared: operations on rows give each thread whole units of MTP_UNIT rows, so that a
+ * chain of them needs no barrier, and up to MTP_UNIT rows belong to thread 0. Products and attention
+ * are spread over all threads for any number of rows. Which thread computes a value never shows in
+ * its bits.
+ */
+#ifndef MTPCORE_PLAN_H
+#define MTPCORE_PLAN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "matmul.h"
+#include "pool.h"
+
+enum {
+    MTP_UNIT = MTP_TILE, /* rows that stay together */
+    MTP_PAGE = 64,       /* places in a page of memory */
+    MTP_QUERY_ROWS = 8   /* rows of one sequence that share each page of keys */
+};
+
+/* Kinds of operations; `n`, `f` and the pointers of the record are described with each function. */
+typedef enum {
+    MTP_EMBED,
+    MTP_COPY,
+    MTP_TAKE,
+    MTP_PREPARE,
+    MTP_MATMUL,
+    MTP_RMS_NORM,
+    MTP_LAYER_NORM,
+    MTP_ADD,
+    MTP_MUL,
+    MTP_SCALE,
+    MTP_ACTIVATION,
+    MTP_GATED,
+    MTP_ANGLES,
+    MTP_ROPE,
+    MTP_REMEMBER,
+    MTP_ATTENTION,
+    MTP_CROSS_ATTENTION,
+    MTP_ROUTE,
+    MTP_SORT_BY_EXPERT,
+    MTP_PREPARE_BY_EXPERT,
+    MTP_EXPERT_MATMUL,
+    MTP_MIX,
+    MTP_KINDS
+} mtp_kind;
+
+/* What to do before an operation. */
+enum { MTP_NO_BARRIER, MTP_BARRIER_IF_MANY /* more than one unit of rows */, MTP_BARRIER };
+
+/* Which rows: those of the batch, or those whose outputs were asked for. */
+enum { MTP_TOKENS, MTP_OUTPUTS };
+
+/* Rows of heads inside a buffer; offset, strides and width count values of 4 bytes. */
+typedef struct {
+    int32_t buffer, n_heads;
+    int64_t offset, row_stride, head_stride, width;
+} mtp_view;
+
+typedef struct {
+    mtp_kind kind;
+    int32_t barrier, axis;
+    mtp_view in[3], out[2];
+    mtp_matrix *matrices; /* owned */
+    const float *weights[2];
+    const double *numbers;
+    const int32_t *axes;
+    int64_t n[6];
+    float f;
+} mtp_op;
+
+/* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
+ * head V as [MTP_PAGE][v_width]. */
+typedef struct {
+    char *data;
+    int64_t page_bytes;
+    int32_t is_half; /* float16, else float32 */
+} mtp_store;
+
+/* One batch. Everything in it was checked. */
+typedef struct {
+    int64_t n_rows[2]; /* by axis */
+    const int32_t *tokens, *positions, *seq, *place, *outputs;
+    const int32_t *parent; /* or NULL */
+    int64_t n_axes;        /* of a position */
+    void **buffers;
+    const int32_t *tables, *first, *length; /* of the memory */
+    int64_t pages_of_seq;
+    mtp_store store;
+    /* Made by mtp_run_begin from the above: */
+    int32_t *base;    /* [n] first place of the row's sequence in this batch */
+    int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */
+    int32_t *is_tree; /* [n] whether its path lies anywhere else */
+    int32_t *tiles;   /* [n_tiles + 1] runs of rows of one sequence, MTP_QUERY_ROWS at most */
+    int64_t n_tiles;
+    char **scratch; /* by thread */
+} mtp_run;
+
+typedef struct {
+    const mtp_op *ops;
+    int64_t n_ops;
+    int n_threads;
+    mtp_pool *pool;
+    double work_of_row, work; /* estimated nanoseconds of one thread */
+} mtp_plan;
+
+typedef void (*mtp_operation)(const mtp_op *op, const mtp_run *run, int thread, int n_threads);
+
+extern const mtp_operation mtp_operations_portable[MTP_KINDS];
+extern const mtp_operation mtp_operations_avx2[MTP_KINDS];
+extern const mtp_operation mtp_operations_avx512[MTP_KINDS];
+
+/* Fill in what a run derives from its rows. */
+void mtp_run_begin(mtp_run *run);
+
+/* Bytes of scratch that a thread needs for an operation. */
+size_t mtp_scratch_bytes(const mtp_op *op);
+
+/* Run all operations; returns when every output is written. */
+void mtp_plan_run(const mtp_plan *plan, mtp_run *run);
+
+/* The part of it that each thread of a region does; `pool` is NULL where there is one thread. */
+void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
+                   int n_threads);
+
+/* Where part i of `parts` begins when n things are shared out; part `parts` begins at n. */
+static inline int64_t mtp_share(int64_t n, int64_t i, int64_t parts)
+{
+    return (n * i + parts - 1) / parts;
+}
+
+typedef struct {
+    int64_t begin, end;
+} mtp_range;
+
+/* The rows of an operation on rows that belong to this thread. */
+static inline mtp_range mtp_rows_of(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const int64_t n = run->n_rows[op->axis], units = (n + MTP_UNIT - 1) / MTP_UNIT;
+    mtp_range rows = {mtp_share(units, thread, n_threads) * MTP_UNIT,
+                      mtp_share(units, thread + 1, n_threads) * MTP_UNIT};
+    rows.end = rows.end < n ? rows.end : n;
+    return rows;
+}
+
+static inline void *mtp_row(const mtp_run *run, const mtp_view *view, int64_t row, int64_t head)
+{
+    return (float *)run->buffers[view->buffer] + view->offset + row * view->row_stride +
+           head * view->head_stride;
+}
+
+#endif

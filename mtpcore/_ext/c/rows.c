@@ -1,0 +1,79 @@
+#include "rows.h"
+
+#include <math.h>
+#include <string.h>
+
+static void copy_row(const mtp_run *run, const mtp_view *from, int64_t from_row, const mtp_view *to,
+                     int64_t to_row)
+{
+    for (int64_t head = 0; head < to->n_heads; head++)
+        memcpy(mtp_row(run, to, to_row, head), mtp_row(run, from, from_row, head),
+               (size_t)to->width * sizeof(float));
+}
+
+void mtp_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        if (run->tokens[t] >= 0)
+            mtp_packed_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
+        else
+            copy_row(run, &op->in[0], t, &op->out[0], t);
+}
+
+void mtp_copy(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        copy_row(run, &op->in[0], t, &op->out[0], t);
+}
+
+void mtp_take(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        copy_row(run, &op->in[0], run->outputs[t], &op->out[0], t);
+}
+
+void mtp_prepare_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_view *x = &op->in[0];
+    if (rows.begin < rows.end)
+        mtp_prepare((int)op->n[0], mtp_row(run, x, 0, 0), x->row_stride, NULL,
+                    run->n_rows[op->axis], x->width, rows.begin / MTP_TILE,
+                    (rows.end + MTP_TILE - 1) / MTP_TILE, run->buffers[op->out[0].buffer]);
+}
+
+void mtp_matmul_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const int64_t n = run->n_rows[op->axis], n_outputs = op->matrices->n_rows;
+    int64_t begin = (mtp_share(op->n[1], thread, n_threads) - op->n[0]) * 32;
+    int64_t end = (mtp_share(op->n[1], thread + 1, n_threads) - op->n[0]) * 32;
+    begin = begin > 0 ? begin : 0;
+    end = end < n_outputs ? end : n_outputs;
+    if (n == 0 || begin >= end)
+        return;
+    float *y = mtp_row(run, &op->out[0], 0, 0);
+    const int64_t stride = op->out[0].row_stride;
+    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end);
+    if (op->weights[0])
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t i = begin; i < end; i++)
+                y[t * stride + i] += op->weights[0][i];
+}
+
+void mtp_angles(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const int64_t n = op->n[0];
+    const double magnitude = op->numbers[n];
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        float *y = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t i = 0; i < n; i++) {
+            const double angle = run->positions[t * run->n_axes + op->axes[i]] * op->numbers[i];
+            y[i] = (float)(cos(angle) * magnitude);
+            y[n + i] = (float)(sin(angle) * magnitude);
+        }
+    }
+}

@@ -1,0 +1,7 @@
+"""The CPU backend: programs lowered to plans that run without the GIL on threads of our own."""
+
+from mtpcore.backends.cpu.backend import CpuBackend, CpuPlan
+from mtpcore.backends.cpu.store import CpuStore
+from mtpcore.backends.cpu.threads import default_threads
+
+__all__ = ["CpuBackend", "CpuPlan", "CpuStore", "default_threads"]

@@ -1,0 +1,160 @@
+"""The CPU backend and its plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mtpcore._ext._plan import Executor
+from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.cpu.lower import Lowering
+from mtpcore.backends.cpu.schedule import allocate, phases_of, set_barriers, share_products
+from mtpcore.backends.cpu.steps import Step
+from mtpcore.backends.cpu.store import CpuStore
+from mtpcore.backends.cpu.weights import Weights
+from mtpcore.errors import BackendError, BatchError
+from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
+from mtpcore.memory.base import Memory
+from mtpcore.memory.kv import PagedKV
+
+__all__ = ["CpuBackend", "CpuPlan"]
+
+# Rough speeds of one thread, only to decide whether a plan is worth waking the others.
+_BYTES_PER_NS = 16.0
+_PRODUCTS_PER_NS = 60.0
+
+
+class CpuBackend:
+    """Implements ``mtpcore.backends.base.Backend`` with kernels of our own.
+
+    A row's bits depend on its own tokens, positions and memory only: not on the batch around it,
+    the size of batches, the number of threads, page numbers or the instruction set.
+    """
+
+    name = "cpu"
+    guarantee = "exact"
+
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
+        """Make the pages for these memory layers; ``dtype`` is ``f32`` or ``f16``."""
+        return CpuStore(layers, n_pages, dtype)
+
+    def plan(
+        self,
+        program: Program,
+        source: WeightSource,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        threads: int,
+        store: Store | None,
+    ) -> CpuPlan:
+        """Lower a program for batches of at most ``n_batch`` rows.
+
+        Raises
+        ------
+        BackendError
+            An operation is unknown, or attention has no memory.
+        CapacityError
+            There is no memory for packed weights or buffers.
+        """
+        if n_batch < 1:
+            raise BackendError("a batch has at least one row", where="n_batch", got=n_batch)
+        if not (store is None or isinstance(store, CpuStore)):
+            raise BackendError("memory of another backend", got=type(store).__name__)
+        return CpuPlan(Lowering(program, Weights(source), store, n_batch), threads)
+
+
+class CpuPlan:
+    """A lowered program; implements ``mtpcore.backends.base.Plan``."""
+
+    def __init__(self, lowered: Lowering, threads: int) -> None:
+        self.program, self._n_batch = lowered.program, lowered.n_batch
+        phases = phases_of(lowered.steps)
+        self.steps: list[Step] = [step for phase in phases for step in phase]
+        offsets, arena_bytes = allocate(phases, lowered.buffers)
+        set_barriers(self.steps, lowered.buffers, offsets)
+        share_products(self.steps, lambda step: -(-step.matrices[0].shape[0] // 32))
+        self._executor = Executor(
+            n_threads=threads,
+            n_batch=lowered.n_batch,
+            capacities=[buffer.n_bytes for buffer in lowered.buffers],
+            offsets=offsets,
+            arena_bytes=arena_bytes,
+            n_ops=len(self.steps),
+            n_vocab=lowered.n_vocab,
+            store=lowered.store,
+        )
+        for step in self.steps:
+            self._executor.add(
+                step.kind,
+                step.barrier,
+                step.axis,
+                step.inputs,
+                step.outputs,
+                matrices=step.matrices,
+                weights=step.weights,
+                numbers=step.numbers,
+                axes=step.axes,
+                ints=step.ints,
+                f=step.f,
+            )
+        self._executor.finish(*_work(self.steps))
+        shapes = {name: self.program.shape(name) for name in lowered.outputs}
+        self._outputs = [
+            (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
+            for name, buffer in lowered.outputs.items()
+        ]
+        self._slots = [
+            (name, buffer, int(self.program.values[self.program.inputs[name]].shape[1]))
+            for name, buffer in lowered.inputs.items()
+        ]
+
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+        """Run all rows and return new arrays by output name.
+
+        Raises
+        ------
+        BatchError
+            The rows do not fit the plan; nothing was run.
+        BackendError
+            The memory is not paged, or another thread is running this plan.
+        """
+        if not (memory is None or isinstance(memory, PagedKV)):
+            raise BackendError("attention needs paged memory", got=type(memory).__name__)
+        n, n_outputs = len(rows.tokens), len(rows.outputs)
+        if rows.embeddings is not None and "embeddings" not in self.program.inputs:
+            raise BatchError("the graph takes no embedding rows", where=self.program.name)
+        external: list[tuple[int, Any]] = []
+        for name, buffer, width in self._slots:
+            array = rows.embeddings if name == "embeddings" else rows.slots.get(name)
+            if array is None and name == "embeddings":
+                continue
+            if array is None or array.shape != (n, width) or array.dtype != np.float32:
+                raise BatchError(
+                    "slot rows do not fit",
+                    where=f"slot {name!r}",
+                    wanted=f"float32[{n}, {width}]",
+                    got=None if array is None else f"{array.dtype}{list(array.shape)}",
+                )
+            external.append((buffer, array))
+        found: dict[str, F32] = {}
+        for name, buffer, is_output, shape in self._outputs:
+            made = found[name] = np.empty((n_outputs if is_output else n, *shape), np.float32)
+            external.append((buffer, made))
+        self._executor.run(rows, None if memory is None else memory.pages, external)
+        return found
+
+
+def _work(steps: Sequence[Step]) -> tuple[float, float]:
+    """Estimate nanoseconds of one thread: for any batch, and for each row more."""
+    fixed = by_row = 0.0
+    for step in steps:
+        if step.kind == "matmul":
+            n_outputs, n_inputs = step.matrices[0].shape
+            fixed += step.matrices[0].nbytes / _BYTES_PER_NS
+            by_row += n_outputs * n_inputs / _PRODUCTS_PER_NS
+        elif step.kind == "expert_matmul":
+            by_row += step.outputs[0].n_heads * step.matrices[0].nbytes / _BYTES_PER_NS
+    return fixed, by_row

@@ -1,0 +1,85 @@
+"""Weights as the kernels read them, made once for a model and shared by its contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+
+from mtpcore._ext._matmul import PackedMatrix, is_native, pack
+from mtpcore.backends.base import F32, WeightSource
+from mtpcore.errors import BackendError
+from mtpcore.graph.program import Weight
+
+__all__ = ["Weights"]
+
+Made = TypeVar("Made")
+
+_NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
+_F32 = int(GGMLQuantizationType.F32)
+
+
+class Weights:
+    """The packed weights of one model, in its ``packed`` table."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def matrix(self, weight: Weight) -> PackedMatrix:
+        """Return a matrix in its own type, or in the one its tie asks for."""
+
+        def make() -> PackedMatrix:
+            kind, data = self._blocks(weight)
+            return pack(data, kind, *weight.shape)
+
+        return self._once("matrix", weight, make)
+
+    def exact_matrix(self, weight: Weight) -> PackedMatrix:
+        """Return a matrix in float32."""
+        return self._once(
+            "exact matrix", weight, lambda: pack(self._values(weight), _F32, *weight.shape)
+        )
+
+    def experts(self, weight: Weight) -> list[PackedMatrix]:
+        """Return a stack of matrices, packed one by one."""
+
+        def make() -> list[PackedMatrix]:
+            kind, data = self._blocks(weight)
+            return [pack(matrix, kind, *weight.shape[1:]) for matrix in data]
+
+        return self._once("experts", weight, make)
+
+    def vector(self, weight: Weight | None) -> F32 | None:
+        """Return float32 values, or None where there is no weight."""
+        if weight is None:
+            return None
+        return self._once("vector", weight, lambda: self._values(weight))
+
+    def _once(self, form: str, weight: Weight, make: Callable[[], Made]) -> Made:
+        key = ("cpu", form, weight.tensor, weight.retype)
+        if key not in self._source.packed:
+            self._source.packed[key] = make()
+        made: Made = self._source.packed[key]
+        return made
+
+    def _values(self, weight: Weight) -> F32:
+        return np.ascontiguousarray(self._source.tensors[weight.tensor].array(), np.float32)
+
+    def _blocks(self, weight: Weight) -> tuple[int, NDArray[np.uint8]]:
+        """Return a type with kernels and the tensor's bytes in it, uint8[*shape[:-1], n]."""
+        tensor = self._source.tensors[weight.tensor]
+        if weight.retype is None:
+            return (tensor.type, tensor.raw()) if tensor.type in _NATIVE else tensor.native(_NATIVE)
+        kind = GGMLQuantizationType[weight.retype]
+        if int(kind) not in _NATIVE:
+            raise BackendError("no kernels for the type", where=weight.wanted, got=weight.retype)
+        try:
+            data = quants.quantize(self._values(weight), kind)
+        except NotImplementedError as error:
+            raise BackendError(
+                "no quantisation to the type", where=weight.wanted, got=weight.retype
+            ) from error
+        return int(kind), data.view(np.uint8)

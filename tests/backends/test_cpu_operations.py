@@ -1,0 +1,330 @@
+"""Every operation of the table on the CPU against its definition in float64."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from programs import Tensor, random_tensors, trunk
+
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import BackendError, BatchError
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph.ops import ACTIVATIONS, OPS
+from mtpcore.testing import Runner, Weights
+
+WIDTHS = (1, 15, 16, 17, 40)
+
+
+def run_both(make, tensors, slots, *, n=11, threads=2, axes=1, positions=None, **feeding):
+    """Return {output: rows} of the CPU and of the reference in float64."""
+    found = []
+    rng = np.random.default_rng(1)
+    rows = {name: rng.normal(0, 2, (n, width)).astype(np.float32) for name, width in slots.items()}
+    for backend in (CpuBackend(), ReferenceBackend("f64")):
+        g = GraphBuilder("test", tensors, slots=slots, axes=axes)
+        program = g.finish(Outputs(**make(g)))
+        dtype = "f64" if backend.name == "reference" else "f32"
+        runner = Runner(
+            backend, program, Weights(tensors), threads=threads, kv_dtype=dtype, n_batch=n
+        )
+        found.append(runner.feed(np.arange(n) % 5, **feeding, **rows))
+    return found
+
+
+def assert_equal(make, tensors, slots, tolerance=2e-6, **options):
+    made, wanted = run_both(make, tensors, slots, **options)
+    assert made.keys() == wanted.keys()
+    for name in wanted:
+        scale = max(1.0, np.abs(wanted[name]).max())
+        assert made[name].dtype == np.float32
+        assert made[name].shape == wanted[name].shape
+        assert np.abs(made[name] - wanted[name]).max() < tolerance * scale, name
+
+
+def test_every_operation_has_a_lowering():
+    from mtpcore.backends.cpu.lower import Lowering
+
+    assert {op for op in OPS if not hasattr(Lowering, f"_lower_{op}")} == set()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_values_one_by_one(width):
+    def make(g):
+        a, b = g.inputs["a"], g.inputs["b"]
+        kinds = {kind: g.activation(a, kind) for kind in ACTIVATIONS}
+        gated = {"gated_" + kind: g.gated(a, b, kind) for kind in ACTIVATIONS}
+        return {
+            "sum": g.plus(a, b),
+            "product": g.times(a, b),
+            "scaled": g.scale(a, -1.7),
+            "slot": a,
+            **kinds,
+            **gated,
+        }
+
+    assert_equal(make, {}, {"a": width, "b": width})
+
+
+def test_activations_everywhere():
+    """From far below to far above zero, where they saturate."""
+    x = np.linspace(-110, 110, 20001, dtype=np.float32)[:, None]
+    x = np.concatenate([x, x / 1e3, x / 1e6])
+    for backend in (CpuBackend(), ReferenceBackend("f64")):
+        g = GraphBuilder("test", {}, slots={"x": 1})
+        made = {kind: g.activation(g.inputs["x"], kind) for kind in ACTIVATIONS}
+        runner = Runner(
+            backend, g.finish(Outputs(**made)), Weights({}), n_ctx=1 << 16, n_batch=len(x)
+        )
+        found = runner.feed(np.zeros(len(x), np.int32), x=x)
+        if backend.name == "cpu":
+            mine = found
+    for kind in ACTIVATIONS:
+        bound = 4e-7 * np.maximum(np.abs(x), 1)
+        assert (np.abs(mine[kind] - found[kind]) <= bound).all(), kind
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms(width):
+    tensors = random_tensors(1, w=(width,), b=(width,), h=(5,))
+
+    def make(g):
+        a = g.inputs["a"]
+        heads = g.heads(g.inputs["heads"], 3)
+        return {
+            "rms": g.rms_norm(a, "w.weight", 1e-5),
+            "plain": g.rms_norm(a, None, 1e-3),
+            "layer": g.layer_norm(a, "w.weight", "b.weight", 1e-5),
+            "layer_plain": g.layer_norm(a, None, None, 1e-5),
+            "heads": g.rows(g.rms_norm(heads, "h.weight", 1e-5)),
+        }
+
+    assert_equal(make, tensors, {"a": width, "heads": 15}, tolerance=1e-5)
+
+
+def test_views():
+    def make(g):
+        a, b = g.inputs["a"], g.inputs["b"]
+        heads = g.heads(a, 3)
+        nope, rest = g.slice(heads, 0, 5), g.slice(heads, 5, 8)
+        return {
+            "cut": g.slice(a, 3, 20),
+            "joined": g.concat(a, b, g.slice(b, 1, 3)),
+            "turned": g.rows(g.concat(rest, nope)),
+            "cut_of_heads": g.rows(nope),
+            "normed_cut": g.rows(g.rms_norm(rest, None, 1e-5)),
+            "sum_of_cuts": g.plus(g.slice(a, 0, 7), g.slice(b, 2, 9)),
+            "same": a,
+        }
+
+    assert_equal(make, {}, {"a": 24, "b": 9})
+
+
+@pytest.mark.parametrize("style", ["halves", "pairs"])
+def test_rope(style):
+    tensors = random_tensors(3, factors=(9,))
+    tensors["factors.weight"] = Tensor(np.abs(tensors["factors.weight"].array()) + 0.5)
+
+    def make(g):
+        x = g.heads(g.inputs["a"], 2)
+        f = [3.0**-i for i in range(9)]
+        axes = [i % 3 for i in range(9)]
+        p = g.inputs.positions
+        return {
+            "plain": g.rows(g.rope(x, p, f, style=style)),
+            "axes": g.rows(g.rope(x, p, f, style=style, axes=axes, magnitude=1.3)),
+            "factors": g.rows(g.rope(x, p, f[:9], style=style, factors="factors.weight")),
+            "short": g.rows(g.rope(x, p, f[:2], style=style)),
+        }
+
+    assert_equal(make, tensors, {"a": 40}, axes=3, place=300, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_matmul(kind, threads):
+    tensors = random_tensors(4, kind, w=(70, 48), v=(3, 48), b=(70,))
+
+    def make(g):
+        a = g.inputs["a"]
+        return {
+            "plain": g.matmul(a, "w.weight"),
+            "bias": g.matmul(a, "w.weight", "b.weight"),
+            "few": g.matmul(a, "v.weight"),
+            "cut": g.matmul(g.slice(g.concat(a, a), 9, 57), "w.weight"),
+            "outputs": g.matmul(g.output_rows(a), "v.weight"),
+        }
+
+    assert_equal(make, tensors, {"a": 48}, threads=threads, outputs=[1, 2, 10])
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0])
+def test_quantised_matmul(kind):
+    tensors = random_tensors(4, kind, w=(70, 96), e=(4, 40, 96), r=(4, 96))
+
+    def make(g):
+        a = g.inputs["a"]
+        ids, _ = g.route(a, "r.weight", n_used=2)
+        return {
+            "plain": g.matmul(a, "w.weight"),
+            "experts": g.rows(g.expert_matmul(a, ids, "e.weight")),
+        }
+
+    found = run_both(make, tensors, {"a": 96})
+    g = GraphBuilder("test", tensors, slots={"a": 96})
+    runner = Runner(
+        ReferenceBackend("f64", quantise_activations=True),
+        g.finish(Outputs(**make(g))),
+        Weights(tensors),
+        kv_dtype="f64",
+    )
+    rows = np.random.default_rng(1).normal(0, 2, (11, 96)).astype(np.float32)
+    wanted = runner.feed(np.arange(11) % 5, a=rows)
+    for name in wanted:
+        assert np.abs(found[0][name] - wanted[name]).max() < 1e-5
+        assert np.abs(found[0][name] - found[1][name]).max() < 0.1
+
+
+def test_embedding():
+    tensors = random_tensors(5, Type.F16, table=(7, 33))
+
+    def make(g):
+        return {"rows": g.embed(g.inputs.tokens, "table.weight", rows=True)}
+
+    rows = np.random.default_rng(1).normal(size=(11, 33)).astype(np.float32)
+    made, wanted = run_both(make, tensors, {}, embeddings=rows)
+    assert np.array_equal(made["rows"], wanted["rows"])
+
+
+ROUTES = {
+    "sigmoid": {"gate": "sigmoid"},
+    "softmax": {"gate": "softmax", "normalise": False, "scale": 2.5},
+    "groups": {"n_groups": 4, "n_groups_used": 2},
+    "single groups": {"n_groups": 12, "n_groups_used": 5},
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize("n", [1, 8, 9, 30])
+def test_experts(name, n):
+    tensors = random_tensors(6, r=(12, 20), c=(12,), up=(12, 35, 20), down=(12, 20, 35))
+
+    def make(g):
+        a = g.inputs["a"]
+        ids, shares = g.route(a, "r.weight", "c.weight", n_used=3, **ROUTES[name])
+        up = g.activation(g.expert_matmul(a, ids, "up.weight"), "relu")
+        return {"y": g.mix(g.expert_matmul(up, ids, "down.weight"), shares), "shares": shares}
+
+    for threads in (1, 2, 3):
+        assert_equal(make, tensors, {"a": 20}, n=n, threads=threads, tolerance=1e-5)
+
+
+def test_routes_of_ties_and_of_what_is_not_a_number():
+    """Ids stay valid, distinct and as the definition has them."""
+    router = np.zeros((6, 4), np.float32)
+    router[4] = np.nan
+    tensors = {"r.weight": Tensor(router), "c.weight": Tensor(np.array([0, 1, 1, 0, 9, -np.inf]))}
+    marks = np.arange(6, dtype=np.float32).reshape(6, 1, 1) * np.ones((6, 1, 4), np.float32) / 4
+    tensors["mark.weight"] = Tensor(marks)
+
+    def make(g):
+        a = g.inputs["a"]
+        ids, shares = g.route(a, "r.weight", "c.weight", n_used=6, normalise=False)
+        ones = g.activation(g.scale(g.plus(a, a), 0.0), "sigmoid")
+        return {"ids": g.rows(g.expert_matmul(ones, ids, "mark.weight")), "shares": shares}
+
+    made, _ = run_both(make, tensors, {"a": 4})
+    assert np.array_equal(np.rint(made["ids"] * 2), np.tile([1, 2, 0, 3, 4, 5], (11, 1)))
+
+
+def attention_program(options, tensors):
+    def make(g):
+        x = g.embed(g.inputs.tokens, "embd.weight")
+        q = g.heads(g.matmul(x, "q.weight"), 6)
+        k = g.heads(g.matmul(x, "k.weight"), 2)
+        v = g.heads(g.matmul(x, "v.weight"), 2)
+        if options.get("cross"):
+            y = g.add("cross_attention", [q, k, v], scale=0.1)[0]
+        else:
+            y = g.attention(q, k, v, layer=0, scale=0.1, **options)
+        return g.finish(Outputs(y=g.rows(y)))
+
+    g = GraphBuilder("attention", tensors)
+    return make(g)
+
+
+ATTENTIONS = {
+    "causal": {},
+    "window": {"window": 37},
+    "sinks": {"sinks": "sinks.weight"},
+    "block": {"mask": "block"},
+    "block, window": {"mask": "block", "window": 70},
+    "cross": {"cross": True},
+}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("widths", [(24, 16), (5, 7), (64, 80)], ids=str)
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def test_attention(name, widths, kv_dtype):
+    tensors = random_tensors(
+        7, embd=(20, 32), q=(6 * widths[0], 32), k=(2 * widths[0], 32), v=(2 * widths[1], 32),
+        sinks=(6,),
+    )  # fmt: skip
+    program = attention_program(ATTENTIONS[name], tensors)
+    rng = np.random.default_rng(8)
+    cpu = Runner(CpuBackend(), program, Weights(tensors), threads=2, kv_dtype=kv_dtype)
+    reference = Runner(ReferenceBackend("f32"), program, Weights(tensors), kv_dtype=kv_dtype)
+    tolerance = 1e-5 if kv_dtype == "f32" else 1e-3  # keys on the edge of two halves
+    for n in (1, 3, 66, 70, 9):
+        tokens = rng.integers(0, 20, n)
+        place = 30 if n == 1 else None  # places below the first do not exist
+        made, wanted = (r.feed(tokens, seq=1, place=place)["y"] for r in (cpu, reference))
+        assert np.abs(made - wanted).max() < tolerance
+
+
+def test_trunk():
+    program, weights = trunk()
+    tokens = np.random.default_rng(2).integers(0, 40, 100)
+    cpu = Runner(CpuBackend(), program, weights, threads=2).feed(tokens)
+    wanted = Runner(ReferenceBackend("f64"), program, weights, kv_dtype="f64").feed(tokens)
+    for name in wanted:
+        assert np.abs(cpu[name] - wanted[name]).max() < 1e-4
+
+
+def test_outputs_are_new_each_time():
+    program, weights = trunk(layers=1)
+    runner = Runner(CpuBackend(), program, weights)
+    first = runner.feed([1, 2])
+    kept = {name: rows.copy() for name, rows in first.items()}
+    runner.feed([3, 4])
+    assert all(np.array_equal(first[name], kept[name]) for name in kept)
+
+
+def test_wrong_rows_are_errors():
+    program, weights = trunk(layers=1)
+    runner = Runner(CpuBackend(), program, weights, n_batch=4)
+    runner.feed([1, 2])
+    before = runner.memory.digest(0)
+    for wrong in (
+        {"tokens": [40]},
+        {"tokens": [-1]},
+        {"tokens": [1, 2], "outputs": [2]},
+        {"tokens": [1, 2], "parent": [-1, 1]},
+        {"tokens": [1] * 5},
+        {"tokens": [-1], "embeddings": np.zeros((1, 63), np.float32)},
+    ):
+        with pytest.raises(BatchError):
+            runner.feed(**wrong)
+        runner.memory.rewind(0, 2)
+    assert runner.memory.digest(0) == before
+    assert runner.feed([])["logits"].shape == (0, 40)
+
+
+def test_programs_that_cannot_be_lowered():
+    program, weights = trunk(layers=1)
+    with pytest.raises(BackendError, match="memory"):
+        CpuBackend().plan(program, weights, n_batch=1, n_ctx=8, threads=1, store=None)
+    with pytest.raises(BackendError, match="threads"):
+        Runner(CpuBackend(), program, weights, threads=0)
+    with pytest.raises(BackendError, match="type of memory"):
+        CpuBackend().store([], 1, "q8")

@@ -1,0 +1,85 @@
+"""Programs and weights for tests of backends: single operations, and a small trunk with experts."""
+
+import numpy as np
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.testing import Weights
+
+
+class Tensor:
+    """A tensor that is no file's."""
+
+    def __init__(self, values, kind=Type.F32):
+        self._raw = quants.quantize(np.asarray(values, np.float32), kind).view(np.uint8)
+        self.type, self.shape = int(kind), np.shape(values)
+
+    def array(self):
+        return quants.dequantize(self._raw, Type(self.type)).reshape(self.shape)
+
+    def raw(self):
+        return self._raw
+
+
+def random_tensors(seed, kind=Type.F32, **shapes):
+    """Return tensors by name; those of two axes and more are stored as ``kind``."""
+    rng = np.random.default_rng(seed)
+    return {
+        name + ".weight": Tensor(
+            rng.normal(0, 1 / np.sqrt(shape[-1] if len(shape) > 1 else 1), shape),
+            kind if len(shape) > 1 else Type.F32,
+        )
+        for name, shape in shapes.items()
+    }
+
+
+N_VOCAB, WIDTH, N_HEADS, N_KEY_HEADS, HEAD, N_FF = 40, 64, 4, 2, 24, 96
+N_EXPERTS, N_USED = 5, 2
+
+
+def trunk(
+    *, kind=Type.F32, layers=2, window=0, mask="causal", experts=True, seed=0, styles="halves"
+):
+    """Return a program and its weights: embedding, layers with attention and experts, logits."""
+    shapes = {"embd": (N_VOCAB, WIDTH), "norm": (WIDTH,), "head": (N_VOCAB, WIDTH)}
+    for i in range(layers):
+        shapes |= {
+            f"{i}.norm": (WIDTH,),
+            f"{i}.q": (N_HEADS * HEAD, WIDTH),
+            f"{i}.k": (N_KEY_HEADS * HEAD, WIDTH),
+            f"{i}.v": (N_KEY_HEADS * HEAD, WIDTH),
+            f"{i}.k_bias": (N_KEY_HEADS * HEAD,),
+            f"{i}.sinks": (N_HEADS,),
+            f"{i}.o": (WIDTH, N_HEADS * HEAD),
+            f"{i}.ff_norm": (WIDTH,),
+            f"{i}.router": (N_EXPERTS, WIDTH),
+            f"{i}.gate": (N_EXPERTS, N_FF, WIDTH),
+            f"{i}.up": (N_EXPERTS, N_FF, WIDTH),
+            f"{i}.down": (N_EXPERTS, WIDTH, N_FF),
+        }
+    tensors = random_tensors(seed, kind, **shapes)
+    g = GraphBuilder("trunk", tensors)
+    frequencies = [10000.0 ** (-i / 8) for i in range(8)]
+    x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    for i in range(layers):
+        a = g.rms_norm(x, f"{i}.norm.weight", 1e-5)
+        q = g.heads(g.matmul(a, f"{i}.q.weight"), N_HEADS)
+        k = g.heads(g.matmul(a, f"{i}.k.weight", f"{i}.k_bias.weight"), N_KEY_HEADS)
+        v = g.heads(g.matmul(a, f"{i}.v.weight"), N_KEY_HEADS)
+        q, k = (g.rope(y, g.inputs.positions, frequencies, style=styles) for y in (q, k))
+        y = g.attention(
+            q, k, v, layer=i, scale=HEAD**-0.5, mask=mask, window=window,
+            sinks=f"{i}.sinks.weight",
+        )  # fmt: skip
+        x = g.plus(x, g.matmul(g.rows(y), f"{i}.o.weight"))
+        if experts:
+            f = g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5)
+            ids, shares = g.route(f, f"{i}.router.weight", n_used=N_USED)
+            gate = g.expert_matmul(f, ids, f"{i}.gate.weight")
+            up = g.expert_matmul(f, ids, f"{i}.up.weight")
+            down = g.expert_matmul(g.gated(gate, up), ids, f"{i}.down.weight")
+            x = g.plus(x, g.mix(down, shares))
+    hidden = g.rms_norm(x, "norm.weight", 1e-5)
+    logits = g.matmul(g.output_rows(hidden), "head.weight")
+    return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors)
