@@ -104,21 +104,29 @@ class GraphDrafter:
 
     def _check(self) -> None:
         spec = self.spec
-        wanted = {
+        can = {
             "shape": "chain",
             "kv.source": "own",
             "heads.order": "repeated",
             "positions": "advance",
+            "first_embedding": "token",
+            "graphs": (),
         }
-        got = {
+        asks = {
             "shape": spec.shape,
             "kv.source": spec.kv.source,
             "heads.order": spec.heads.order,
             "positions": spec.positions,
+            "first_embedding": spec.first_embedding,
+            "graphs": spec.graphs,
         }
-        if wanted != got:
+        beyond = {name: asked for name, asked in asks.items() if asked != can[name]}
+        if beyond:
             raise LinkError(
-                "this kind of drafter cannot be run", where=spec.name, wanted=wanted, got=got
+                "this draft loop cannot do what the declaration asks for",
+                where=spec.name,
+                wanted={name: can[name] for name in beyond},
+                got=beyond,
             )
 
     def _vocabulary(self) -> I32 | None:

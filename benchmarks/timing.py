@@ -1,0 +1,58 @@
+"""Medians with their spread, and the read bandwidth of this machine."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+
+__all__ = ["Sample", "alternate", "bandwidth", "once"]
+
+
+class Sample(list[float]):
+    """Seconds of several runs."""
+
+    def __str__(self) -> str:
+        ms = [1e3 * x for x in (statistics.median(self), min(self), max(self))]
+        return f"{ms[0]:9.3f} ms  ({ms[1]:.3f} .. {ms[2]:.3f}, n={len(self)})"
+
+    @property
+    def median(self) -> float:
+        """The middle run, in seconds."""
+        return statistics.median(self)
+
+
+def once(run: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    begin = perf_counter()
+    run()
+    return perf_counter() - begin
+
+
+def alternate(runs: Sequence[Callable[[], object]], n: int, warm: int = 1) -> list[Sample]:
+    """Time several calls in turn, so that a slow minute hits all of them alike."""
+    samples = [Sample() for _ in runs]
+    for turn in range(warm + n):
+        for run, sample in zip(runs, samples, strict=True):
+            seconds = once(run)
+            if turn >= warm:
+                sample.append(seconds)
+    return samples
+
+
+def bandwidth(threads: int, n_bytes: int = 1 << 30, n: int = 7) -> float:
+    """Return the best bytes per second at which ``threads`` threads read memory once."""
+    parts = np.array_split(np.ones(n_bytes // 8, np.int64), threads)
+
+    def read() -> None:
+        workers = [threading.Thread(target=part.sum) for part in parts]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    read()
+    return n_bytes / min(once(read) for _ in range(n))
