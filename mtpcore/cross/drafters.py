@@ -109,7 +109,7 @@ class GraphDrafter:
             "kv.source": "own",
             "heads.order": "repeated",
             "positions": "advance",
-            "first_embedding": "token",
+            "first_embedding": "kept",
             "graphs": (),
         }
         asks = {
