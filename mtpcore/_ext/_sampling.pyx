@@ -42,7 +42,7 @@ cdef class Scratch:
 
 
 cdef class Sampler:
-    def __init__(self, settings, Scratch scratch not None):
+    def __cinit__(self, settings, Scratch scratch not None):
         cdef const int32_t[::1] ids
         cdef const float[::1] bias
         pairs = sorted((settings.logit_bias or {}).items())

@@ -154,6 +154,14 @@ def test_noise_equals_the_definition(seed, stream, index):
     np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_noise_is_accurate_where_it_is_large():
+    """Of a million tokens the largest noise is near 14, of u near 1 - 1e-6."""
+    ids = np.arange(2**20, dtype=np.int32)
+    wanted = reference.gumbel(Sampling(seed=1), 5, ids)
+    for token_id in np.argsort(wanted)[-4:].tolist():
+        assert abs(_sampling.gumbel(1, 0, 5, token_id) - wanted[token_id]) < 1e-13
+
+
 def test_t16_penalties_count_over_the_right_tokens():
     """Repetition reads prompt and text; frequency and presence the text; each token once."""
     logits = [2.0, 1.9, -1.0, -1.1]
@@ -216,6 +224,12 @@ def test_t19_ties_go_to_the_lowest_id(where):
             assert choose(Sampling(seed=1, **cut), logits, index=index) == where[0]
     sampling = Sampling(seed=1, temperature=0.1, top_k=2)
     assert {choose(sampling, logits, index=i) for i in range(20)} == set(where)
+
+
+def test_top_p_ends_where_the_sum_reaches_it():
+    sampling = Sampling(seed=2, top_p=0.5)
+    assert {choose(sampling, [0.0] * 4, index=i) for i in range(100)} == {0, 1}
+    assert {choose(sampling, [0.0] * 2, index=i) for i in range(100)} == {0}
 
 
 def test_cuts_are_not_normalised_again():
@@ -302,6 +316,9 @@ def test_what_does_not_fit_is_refused():
             sampler.choose(*arguments)
     with pytest.raises(SamplingError):
         sampler.choose_rows(np.zeros((3, 10), np.float32), np.zeros(1, np.int32), 0, 0)
+    for incomplete in (Sampler, Scratch):
+        with pytest.raises(TypeError):
+            incomplete.__new__(incomplete)
     for sizes in ((0, 1), (1, 0), (2**31, 1)):
         with pytest.raises(SamplingError):
             Scratch(*sizes)
