@@ -181,17 +181,21 @@ def test_t16_penalties_count_over_the_right_tokens():
 
 
 def test_t16_rows_of_a_draft_see_the_drafts_before_them():
-    """Row i is chosen as plain decoding would after history + drafts[:i]."""
+    """Row i is chosen as plain decoding would after history + drafts[:i].
+
+    Every draft is right, so that a row which saw its own draft, or missed the one before it, would
+    be penalised away from it.
+    """
     rng = np.random.default_rng(8)
-    logits = rng.normal(size=(5, 50)).astype(np.float32)
-    history = rng.integers(0, 50, 12).astype(np.int32)
-    drafts = rng.integers(0, 50, 4).astype(np.int32)
-    sampling = Sampling(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.5, seed=1)
+    logits = np.repeat(rng.normal(size=(1, 50)), 6, axis=0).astype(np.float32)
+    whole = rng.integers(0, 50, 12).astype(np.int32)
+    sampling = Sampling(temperature=0.0, presence_penalty=5.0, seed=1)
     sampler = Sampler(sampling, Scratch(50))
-    whole = np.concatenate([history, drafts])
-    got = sampler.choose_rows(logits, whole, 7, 12)
-    for i in range(5):
-        assert got[i] == reference.choose(sampling, logits[i], whole[: 12 + i], 7, 12 + i)
+    for i in range(6):
+        chosen = reference.choose(sampling, logits[i], whole, 7, 12 + i)
+        whole = np.append(whole, np.int32(chosen))
+    assert len(set(whole[12:].tolist())) == 6
+    assert sampler.choose_rows(logits, whole[:-1], 7, 12).tolist() == whole[12:].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
