@@ -63,7 +63,9 @@ class CpuBackend:
             raise BackendError("a batch has at least one row", where="n_batch", got=n_batch)
         if not (store is None or isinstance(store, CpuStore)):
             raise BackendError("memory of another backend", got=type(store).__name__)
-        return CpuPlan(Lowering(program, Weights(source), store, n_batch), threads)
+        weights = Weights(source)
+        weights.pack_ahead(program, threads)
+        return CpuPlan(Lowering(program, weights, store, n_batch), threads)
 
 
 class CpuPlan:

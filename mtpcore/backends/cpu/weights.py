@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._matmul import PackedMatrix, is_native, pack
 from mtpcore.backends.base import F32, WeightSource
 from mtpcore.errors import BackendError
-from mtpcore.graph.program import Weight
+from mtpcore.graph.program import Program, Weight
 
 __all__ = ["Weights"]
 
@@ -51,6 +52,25 @@ class Weights:
             return [pack(matrix, kind, *weight.shape[1:]) for matrix in data]
 
         return self._once("experts", weight, make)
+
+    def pack_ahead(self, program: Program, threads: int) -> None:
+        """Pack all matrices of a program at once: several at a time, as packing waits for memory."""
+        forms = {
+            "embed": self.matrix,
+            "matmul": self.matrix,
+            "expert_matmul": self.experts,
+            "route": self.exact_matrix,
+        }
+        wanted = {
+            (node.op, weight.tensor, weight.retype): (forms[node.op], weight)
+            for node in program.nodes
+            if node.op in forms
+            for weight in node.weights[:1]
+            if weight is not None
+        }
+        with ThreadPoolExecutor(max(threads, 1)) as pool:
+            for done in [pool.submit(make, weight) for make, weight in wanted.values()]:
+                done.result()
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
