@@ -191,7 +191,7 @@ class Context:
             Ids, positions, sequences, parents or rows that do not fit; no room; a linked row that
             is missing. The state is what it was.
         """
-        rows, ranges = admit(self, batch)
+        rows, ranges, groups = admit(self, batch)
         before = {seq: self.length(seq) for seq in ranges}
         with reserved(self, ranges):
             parts = [self.plan.run(part, self.memory) for part in self._split(rows)]
@@ -203,7 +203,7 @@ class Context:
             }
             for array in arrays.values():
                 array.flags.writeable = False
-            output = Output(rows.seq, rows.place, rows.outputs, arrays)
+            output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
                 watcher(batch, output)
             if self.deliver is not None:

@@ -18,7 +18,8 @@ class Output:
     """Rows that one call of ``process`` made; its arrays are never written again.
 
     ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
-    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits.
+    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits, ``rows`` which
+    rows belong to a sequence.
     """
 
     def __init__(
@@ -26,9 +27,10 @@ class Output:
         seq: NDArray[np.int32],
         pos: NDArray[np.int32],
         outputs: NDArray[np.int32],
+        rows: Mapping[int, NDArray[np.intp]],
         arrays: Mapping[str, F32],
     ) -> None:
-        self.seq, self.pos, self.outputs = seq, pos, outputs
+        self.seq, self.pos, self.outputs, self.rows = seq, pos, outputs, rows
         self._arrays = arrays
 
     @property

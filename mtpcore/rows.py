@@ -20,10 +20,11 @@ __all__ = ["admit", "reserved"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
+Groups = dict[int, NDArray[np.intp]]
 
 
-def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges]:
-    """Check a batch against a context; return its rows and the places they take.
+def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
+    """Check a batch against a context; return its rows, the places they take, and whose they are.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges]:
     if not len(batch):
         raise BatchError("an empty batch", fix="leave the call out")
     _check_seqs(context, batch)
-    place, ranges = _places(context, batch)
+    place, ranges, groups = _places(context, batch)
     positions = _positions(context, batch, place)
     _check_tokens(context, batch)
     rows = Rows(
@@ -48,7 +49,7 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges]:
         embeddings=batch.embeddings,
         slots=_slots(context, batch, place),
     )
-    return rows, ranges
+    return rows, ranges, groups
 
 
 @contextmanager
@@ -102,11 +103,12 @@ def _check_tokens(context: Context, batch: Batch) -> None:
         )
 
 
-def _places(context: Context, batch: Batch) -> tuple[I32, Ranges]:
+def _places(context: Context, batch: Batch) -> tuple[I32, Ranges, Groups]:
     place = np.empty(len(batch), np.int32)
     ranges: Ranges = {}
+    groups: Groups = {}
     for seq in dict.fromkeys(batch.seq.tolist()):
-        mine = np.flatnonzero(batch.seq == seq)
+        mine = groups[seq] = np.flatnonzero(batch.seq == seq)
         length = context.length(seq)
         if seq in context.undecided:
             raise BatchError(
@@ -119,7 +121,7 @@ def _places(context: Context, batch: Batch) -> tuple[I32, Ranges]:
         ranges[seq] = (begin, begin + len(mine))
         if batch.pos.ndim == 1:
             _check_chain(batch, mine, place, begin, seq)
-    return place, ranges
+    return place, ranges, groups
 
 
 def _check_chain(batch: Batch, mine: NDArray[np.intp], place: I32, begin: int, seq: int) -> None:

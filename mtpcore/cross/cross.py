@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.batch import Batch, integers
+from mtpcore.batch import Batch
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
@@ -144,7 +144,11 @@ class Cross(Roles):
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
         prefill = prefill or {}
-        batches, spans, row = [], {}, 0
+        tokens: list[int] = []
+        seqs: list[int] = []
+        pos: list[int] = []
+        wanted: list[bool] = []
+        spans: dict[int, tuple[int, int]] = {}
         for seq, ids in drafts.items():
             state = self._state(seq)
             if state.undecided or seq in prefill:
@@ -160,26 +164,30 @@ class Cross(Roles):
                     where=f"sequence {seq}",
                     fix="process() tokens with outputs='last' first",
                 )
-            tokens = integers([pending, *ids], "drafts")
-            batches.append(Batch(tokens, seq=seq, pos=state.n, outputs="all"))
-            spans[seq] = (row, tokens)
-            row += len(tokens)
+            spans[seq] = (len(tokens), len(tokens) + 1 + len(ids))
+            tokens += [pending, *ids]
+            wanted += [True] * (1 + len(ids))
+            seqs += [seq] * (1 + len(ids))
+            pos += range(state.n, state.n + 1 + len(ids))
         for seq, ids in prefill.items():
             if self._state(seq).undecided:
                 raise LinkError("a draft is undecided", where=f"sequence {seq}")
-            batches.append(Batch.of(ids, seq=seq, pos=self._states[seq].n, outputs="last"))
-        if not batches:
+            tokens += ids
+            wanted += [False] * (len(ids) - 1) + [True] * bool(len(ids))
+            seqs += [seq] * len(ids)
+            pos += range(self._states[seq].n, self._states[seq].n + len(ids))
+        if not tokens:
             return {}
+        batch = Batch(tokens, seq=seqs, pos=pos, outputs=wanted)
         before = {seq: self._states[seq].n for seq in (*drafts, *prefill)}
         self._verifying = True
         try:
-            batch = Batch.join(batches)
             output = self.llm.process(batch)
             verdicts = {
                 seq: self._judge(
-                    seq, tokens, output.logits[at : at + len(tokens)], _of(sampling, seq)
+                    seq, batch.tokens[at:end], output.logits[at:end], _of(sampling, seq)
                 )
-                for seq, (at, tokens) in spans.items()
+                for seq, (at, end) in spans.items()
             }
         except BaseException:
             for seq, n in before.items():
@@ -189,11 +197,10 @@ class Cross(Roles):
         finally:
             self._verifying = False
         for seq, verdict in verdicts.items():
-            state, tokens = self._states[seq], spans[seq][1]
-            state.history[state.n : state.n + len(tokens)] = tokens
+            state, (at, end) = self._states[seq], spans[seq]
+            state.history[state.n : state.n + end - at] = batch.tokens[at:end]
             state.undecided = verdict
-        groups = [(seq, np.flatnonzero(output.seq == seq)) for seq in prefill]
-        self._note(batch, output, groups)
+        self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
     def _judge(

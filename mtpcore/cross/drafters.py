@@ -177,6 +177,8 @@ class GraphDrafter:
         A sequence with a non-finite hidden row gets no drafts.
         """
         drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
+        for job in jobs:
+            self.rewind(job.seq, len(job.history) - 1)  # an earlier draft may have gone further
         active = [job for job in jobs if job.k > 0 and self._finite(job)]
         if not active:
             return drafts

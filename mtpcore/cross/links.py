@@ -91,8 +91,7 @@ class Links:
                 continue
             taps = [output.tap(str(Tap.parse(one.tap))) for one in joined]
             rows = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
-            for seq in dict.fromkeys(output.seq.tolist()):
-                mine = np.flatnonzero(output.seq == seq)
+            for seq, mine in output.rows.items():
                 posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), rows[mine]))
         for box, seq, pos, rows in posts:
             box.put(seq, pos, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -83,22 +84,19 @@ class Roles:
 
     def _deliverer(self, role: str) -> Watcher:
         def deliver(batch: Batch, output: Output) -> None:
-            groups = [(int(s), np.flatnonzero(output.seq == s)) for s in np.unique(output.seq)]
             target = role == "llm"
             if target and not self._verifying:
-                for seq, _ in groups:
+                for seq in output.rows:
                     self._decided(seq)
             self.links.post(role, output)
             if target and not self._verifying:
-                self._note(batch, output, groups)
+                self._note(batch, output, output.rows)
 
         return deliver
 
-    def _note(
-        self, batch: Batch, output: Output, groups: list[tuple[int, NDArray[np.intp]]]
-    ) -> None:
+    def _note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
-        for seq, mine in groups:
+        for seq, mine in rows.items():
             state = self._states[seq]
             state.append(int(output.pos[mine[0]]), batch.tokens[mine])
             if int(mine[-1]) in wanted:

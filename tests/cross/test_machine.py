@@ -88,15 +88,20 @@ class CrossMachine(RuleBasedStateMachine):
         k=st.integers(0, 8),
         argmax=st.booleans(),
         drafting=st.booleans(),
+        again=st.booleans(),
         finish=st.sampled_from(["accept", "fewer", "rollback"]),
     )
-    def round(self, data, k, argmax, drafting, finish):
+    def round(self, data, k, argmax, drafting, again, finish):
         chosen = data.draw(st.sets(st.sampled_from(self.ready()), min_size=1))
         settings_of = {s: self.known[s].sampling for s in chosen}
         kind = "argmax" if argmax else "coupled"
         drafts = {s: [] for s in chosen}
         if drafting:
             drafts = self.cross.draft(
+                dict.fromkeys(chosen, k), sampling=settings_of, draft_sampler=kind
+            )
+        if drafting and again:
+            assert drafts == self.cross.draft(
                 dict.fromkeys(chosen, k), sampling=settings_of, draft_sampler=kind
             )
         for seq, ids in drafts.items():

@@ -54,7 +54,7 @@ class Weights:
         return self._once("experts", weight, make)
 
     def pack_ahead(self, program: Program, threads: int) -> None:
-        """Pack all matrices of a program at once: several at a time, as packing waits for memory."""
+        """Pack all matrices of a program, several at a time: packing waits for memory."""
         forms = {
             "embed": self.matrix,
             "matmul": self.matrix,
