@@ -1,0 +1,168 @@
+"""Programs lowered to launches; the door to CUDA, with the operations that have kernels so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.cuda.device import Device, DeviceArray, find_device
+from mtpcore.backends.cuda.layout import BITS, pack
+from mtpcore.backends.cuda.ops import LAUNCHERS, DeviceMatrix, Step
+from mtpcore.errors import BackendError
+from mtpcore.graph.program import MemoryLayer, Node, Program, Weight
+from mtpcore.memory.base import Memory
+
+__all__ = ["CudaBackend", "CudaPlan"]
+
+
+class CudaBackend:
+    """Runs programs on a GPU; implements ``mtpcore.backends.base.Backend``.
+
+    Parameters
+    ----------
+    device : Device, optional
+        Where to run; the first GPU where it is left out.
+
+    Raises
+    ------
+    BackendError
+        No CUDA device can be used; says what is missing.
+    """
+
+    name = "cuda"
+    guarantee = "exact-backend"
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = find_device() if device is None else device
+
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
+        """Raise BackendError: attention, which reads the pages, has no kernel yet."""
+        raise BackendError(
+            "the cuda backend keeps no memory yet",
+            got=f"{len(layers)} attention layers",
+            fix="use backend='cpu'",
+        )
+
+    def plan(
+        self,
+        program: Program,
+        source: WeightSource,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        threads: int,
+        store: Store | None,
+    ) -> CudaPlan:
+        """Compile the kernels and upload the weights, shared by all plans of the source.
+
+        Raises
+        ------
+        BackendError
+            An operation, or a matrix of its type, has no kernel yet; names the first one.
+        """
+        for node in program.nodes:
+            self._check(node, source)
+        return CudaPlan(self, program, source, n_batch)
+
+    def _check(self, node: Node, source: WeightSource) -> None:
+        if node.op not in LAUNCHERS:
+            raise BackendError(
+                f"no CUDA kernel for operation {node.op!r} yet",
+                where=node.name,
+                wanted=", ".join(LAUNCHERS),
+                fix="use backend='cpu'",
+            )
+        for weight in node.weights:
+            if weight is None:
+                continue
+            kind = source.tensors[weight.tensor].type
+            packed = node.op == "matmul" and len(weight.shape) == 2
+            if packed and (kind not in BITS or weight.retype is not None):
+                raise BackendError(
+                    "no CUDA kernel for a matrix of this type yet",
+                    where=f"{node.name}: {weight.tensor}",
+                    wanted="Q8_0 or Q4_0",
+                    got=weight.retype or f"GGUF type {kind}",
+                    fix="use backend='cpu'",
+                )
+
+    def weight(self, weight: Weight | None, source: WeightSource) -> Any:
+        """Return a weight on the device: a packed matrix, or floats."""
+        if weight is None:
+            return None
+        key = (self.name, self.device.name, weight.tensor)
+        if key not in source.packed:
+            tensor = source.tensors[weight.tensor]
+            if len(weight.shape) == 2:
+                made = pack(tensor.raw(), tensor.type, *weight.shape)
+                codes, scales = self.device.upload(made.codes), self.device.upload(made.scales)
+                source.packed[key] = DeviceMatrix(tensor.type, *weight.shape, codes, scales)
+            else:
+                source.packed[key] = self.device.upload(tensor.array())
+        return source.packed[key]
+
+
+class CudaPlan:
+    """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
+
+    def __init__(
+        self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int
+    ) -> None:
+        self.program, self._device = program, backend.device
+        self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
+        self._arrays = {
+            value.id: self._device.empty(
+                (n_batch, *(int(width) for width in value.shape[1:])),
+                np.int32 if value.dtype == "i32" else np.float32,
+            )
+            for value in program.values
+        }
+        self._steps = [
+            (
+                LAUNCHERS[node.op],
+                Step(
+                    tuple(self._arrays[i] for i in node.inputs),
+                    tuple(backend.weight(w, source) for w in node.weights),
+                    tuple(self._arrays[i] for i in node.outputs),
+                    node.attrs,
+                    self._temporary,
+                ),
+            )
+            for node in program.nodes
+        ]
+        for launcher, step in self._steps:
+            for launch in launcher(step, n_batch):
+                self._device.load(launch.kernel)
+
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+        """Run all rows and return new arrays by output name."""
+        n_rows = len(rows.tokens)
+        given: dict[str, Any] = {"tokens": rows.tokens, "positions": rows.positions, **rows.slots}
+        if rows.embeddings is not None:
+            given["embeddings"] = rows.embeddings
+        for name, i in self.program.inputs.items():
+            if name in given:
+                self._device.upload(given[name], self._arrays[i])
+        if n_rows:
+            for launcher, step in self._steps:
+                for launch in launcher(step, n_rows):
+                    self._device.launch(
+                        self._device.load(launch.kernel),
+                        launch.grid,
+                        launch.block,
+                        launch.arguments,
+                    )
+        return {
+            name: self._device.download(self._arrays[i], n_rows)
+            for name, i in self.program.outputs.items()
+        }
+
+    def _temporary(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        key = (name, shape, np.dtype(dtype))
+        if key not in self._scratch:
+            self._scratch[key] = self._device.empty(shape, dtype)
+        return self._scratch[key]

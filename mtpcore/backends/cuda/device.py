@@ -1,0 +1,159 @@
+"""The one module that talks to a GPU: find it, keep arrays on it, launch kernels.
+
+``Device`` is what plans need of one; ``CudaDevice`` is that in terms of cuda-core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mtpcore.backends.cuda.compile import Kernel, compile_kernel, import_cuda
+from mtpcore.errors import BackendError
+
+__all__ = ["CudaDevice", "Device", "DeviceArray", "find_device"]
+
+_OLDEST = (8, 0)
+
+
+class DeviceArray(msgspec.Struct, frozen=True):
+    """An array on a device: shape, type, and the device's own handle of the memory."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    memory: Any
+
+
+class Device(Protocol):
+    """What plans need of a device; launches happen in order."""
+
+    name: str
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Make an array without contents."""
+
+    def upload(self, array: NDArray[Any], into: DeviceArray | None = None) -> DeviceArray:
+        """Copy an array to the device, to the start of ``into`` where that is given."""
+
+    def download(self, array: DeviceArray, n_rows: int) -> NDArray[Any]:
+        """Wait for all launches and copy the first rows back."""
+
+    def load(self, kernel: Kernel) -> Any:
+        """Compile a kernel for this device."""
+
+    def launch(
+        self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
+    ) -> None:
+        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
+
+
+def find_device(index: int = 0) -> CudaDevice:
+    """Return a GPU.
+
+    Raises
+    ------
+    BackendError
+        What is missing: the packages, the driver, a GPU, or one that is new enough.
+    """
+    core = import_cuda("cuda.core")
+    try:
+        devices = core.Device.get_all_devices()
+    except Exception as error:  # the loader's and the driver's errors share no base class
+        raise BackendError(
+            "no CUDA device can be used",
+            got=f"NVIDIA's driver does not answer ({error})",
+            fix="install NVIDIA's driver (nvidia-smi must list a GPU), or use backend='cpu'",
+        ) from error
+    if index >= len(devices):
+        raise BackendError(
+            "no CUDA device can be used",
+            wanted=f"GPU {index}",
+            got=f"{len(devices)} GPUs",
+            fix="see nvidia-smi and CUDA_VISIBLE_DEVICES, or use backend='cpu'",
+        )
+    found = devices[index]
+    capability = tuple(found.compute_capability)
+    if capability < _OLDEST:
+        raise BackendError(
+            "no CUDA device can be used",
+            where=found.name,
+            wanted="compute capability 8.0 or newer",
+            got=".".join(map(str, capability)),
+            fix="use backend='cpu'",
+        )
+    return CudaDevice(found)
+
+
+class CudaDevice:
+    """A GPU with one stream; implements ``Device``."""
+
+    def __init__(self, device: Any) -> None:
+        self._core, self._driver = import_cuda("cuda.core"), import_cuda("cuda.bindings.driver")
+        device.set_current()
+        self._device, self._stream = device, device.create_stream()
+        self._loaded: dict[Kernel, Any] = {}
+        self.name = str(device.name)
+        self.architecture = "sm_{}{}".format(*device.compute_capability)
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        """Make an array without contents."""
+        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = self._device.allocate(max(n_bytes, 1), stream=self._stream)
+        return DeviceArray(shape, np.dtype(dtype), memory)
+
+    def upload(self, array: NDArray[Any], into: DeviceArray | None = None) -> DeviceArray:
+        """Copy an array to the device, to the start of ``into`` where that is given."""
+        array = np.ascontiguousarray(array)
+        target = into or self.empty(array.shape, array.dtype)
+        if array.nbytes:
+            self._check(
+                self._driver.cuMemcpyHtoDAsync(
+                    int(target.memory.handle), array.ctypes.data, array.nbytes, self._stream.handle
+                )
+            )
+            self._stream.sync()  # the caller may change the array afterwards
+        return target
+
+    def download(self, array: DeviceArray, n_rows: int) -> NDArray[Any]:
+        """Wait for all launches and copy the first rows back."""
+        out = np.empty((n_rows, *array.shape[1:]), array.dtype)
+        if out.nbytes:
+            self._check(
+                self._driver.cuMemcpyDtoHAsync(
+                    out.ctypes.data, int(array.memory.handle), out.nbytes, self._stream.handle
+                )
+            )
+        self._stream.sync()
+        return out
+
+    def load(self, kernel: Kernel) -> Any:
+        """Compile a kernel for this device."""
+        if kernel not in self._loaded:
+            cubin = compile_kernel(kernel, self.architecture)
+            module = self._core.ObjectCode.from_cubin(cubin, name=kernel.name)
+            self._loaded[kernel] = module.get_kernel(kernel.name)
+        return self._loaded[kernel]
+
+    def launch(
+        self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
+    ) -> None:
+        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
+        config = self._core.LaunchConfig(grid=grid, block=block)
+        given = [
+            argument.memory
+            if isinstance(argument, DeviceArray)
+            else np.uint64(0)
+            if argument is None
+            else argument
+            for argument in arguments
+        ]
+        self._core.launch(self._stream, config, loaded, *given)
+
+    def _check(self, answer: tuple[Any, ...]) -> None:
+        status = answer[0]
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            raise BackendError("a copy failed", where=self.name, got=status)

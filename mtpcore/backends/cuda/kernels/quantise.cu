@@ -1,0 +1,38 @@
+/* Blocks of 32 activations as int8 with one scale: the same formula, and bits, as on the CPU.
+ *
+ * scale = amax / 127, code = x * (127 / amax) rounded to nearest even. Zeros (and blocks so small
+ * that the scale is subnormal) get scale 0, a block with a NaN or an infinity gets the scale NaN,
+ * which no product can lose. One warp for a block. Grid: (blocks of a row / 8 rounded up, rows).
+ * Block: 256.
+ */
+#define THREADS 256
+#define SMALLEST 1.17549435e-38f /* the smallest normal number */
+#define LARGEST 3.40282347e+38f
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantise(const float *__restrict__ x, signed char *__restrict__ codes,
+             float *__restrict__ scales, int n_blocks)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int block = blockIdx.x * (THREADS / 32) + warp;
+    if (block >= n_blocks) /* a whole warp */
+        return;
+    const size_t at = (size_t)blockIdx.y * n_blocks + block;
+    const float value = x[at * 32 + lane];
+
+    /* Bits of |x| order as integers, with NaN above infinity. */
+    unsigned largest = __float_as_uint(value) & 0x7fffffffu;
+    for (int step = 16; step > 0; step >>= 1) {
+        const unsigned other = __shfl_xor_sync(0xffffffffu, largest, step);
+        largest = other > largest ? other : largest;
+    }
+    const float amax = __uint_as_float(largest);
+    const float scale = __fdiv_rn(amax, 127.0f);
+    const bool usable = scale >= SMALLEST && scale <= LARGEST;
+    const float inverse = usable ? __fdiv_rn(127.0f, amax) : 0.0f;
+    codes[at * 32 + lane] = usable ? (signed char)__float2int_rn(value * inverse) : 0;
+    if (lane == 0)
+        scales[at] = usable                  ? scale
+                     : largest < 0x7f800000u ? 0.0f
+                                             : __uint_as_float(0x7fc00000u);
+}

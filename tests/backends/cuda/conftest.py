@@ -1,0 +1,98 @@
+"""A device for CUDA tests: a GPU where there is one, and everywhere an emulated one.
+
+The emulated device compiles the kernels' own source for the CPU (see ``emulator.h``), so that
+indices, layouts and orders of summation are tested on machines without a GPU.
+"""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mtpcore.backends.cuda.device import DeviceArray, find_device
+from mtpcore.backends.cuda.ops import KERNELS
+from mtpcore.errors import BackendError
+
+HEADER = Path(__file__).with_name("emulator.h")
+GUARD = 1024
+SIGNATURE = re.compile(r'extern "C" __global__ .*?(\w+)\(([^()]*)\)\n{', re.DOTALL)
+
+
+class EmulatedDevice:
+    """Implements ``mtpcore.backends.cuda.device.Device`` with arrays of NumPy."""
+
+    name = "emulated"
+
+    def __init__(self, folder):
+        self.folder, self.loaded, self.guards = folder, {}, []
+
+    def empty(self, shape, dtype):
+        noise = np.nan if np.dtype(dtype).kind == "f" else 7
+        size = int(np.prod(shape))
+        guarded = np.full(size + GUARD, noise, dtype)
+        self.guards.append((guarded[size:], guarded[size:].tobytes()))
+        return DeviceArray(shape, np.dtype(dtype), guarded[:size].reshape(shape))
+
+    def upload(self, array, into=None):
+        into = into or self.empty(array.shape, array.dtype)
+        into.memory.reshape(-1)[: array.size] = array.reshape(-1)
+        return into
+
+    def download(self, array, n_rows):
+        assert all(guard.tobytes() == clean for guard, clean in self.guards), "wrote past the end"
+        return array.memory[:n_rows].copy()
+
+    def load(self, kernel):
+        if kernel not in self.loaded:
+            name, parameters = SIGNATURE.search(kernel.source).groups()
+            names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
+            source = self.folder / f"{len(self.loaded)}.cpp"
+            source.write_text(
+                f"{kernel.source}\n"
+                f'extern "C" bool emulate(int grid_x, int grid_y, int threads, {parameters})\n'
+                f"{{ return emulator::run(grid_x, grid_y, threads, [&] {{ {name}({names}); }}); }}"
+            )
+            flags = [f"-D{key}={value}" for key, value in kernel.defines]
+            flags += ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared"]
+            done = subprocess.run(
+                ["g++", *flags, "-include", HEADER, source, "-o", source.with_suffix(".so")],
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            self.loaded[kernel] = ctypes.CDLL(str(source.with_suffix(".so"))).emulate
+            self.loaded[kernel].restype = ctypes.c_bool
+        return self.loaded[kernel]
+
+    def launch(self, loaded, grid, block, arguments):
+        def c_value(argument):
+            if argument is None:
+                return ctypes.c_void_p(None)
+            if isinstance(argument, DeviceArray):
+                assert argument.memory.flags.c_contiguous
+                return ctypes.c_void_p(argument.memory.ctypes.data)
+            return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
+
+        assert loaded(*grid, block, *map(c_value, arguments)), "threads wait for each other forever"
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    device = EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+    for kernel in KERNELS:
+        device.load(kernel)
+    return device
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request):
+    """Both kinds of device; the GPU is skipped where there is none."""
+    if request.param == "emulated":
+        return request.getfixturevalue("emulated")
+    try:
+        return find_device()
+    except BackendError as error:
+        pytest.skip(f"no GPU: {error.got}")

@@ -1,0 +1,166 @@
+/* Runs a CUDA kernel's own source on the CPU, one CTA after the other; for tests.
+ *
+ * Each thread of a CTA is a fiber, switched where threads meet: __syncthreads, shuffles and matrix
+ * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers).
+ */
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <ucontext.h>
+#include <vector>
+
+#define MTPCORE_EMULATED
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define __restrict__
+#define __launch_bounds__(n)
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct dim3 { unsigned x, y; };
+
+namespace emulator {
+
+struct Meeting { /* where `size` threads wait for each other */
+    int size = 0, arrived = 0;
+    long round = 0;
+};
+
+struct Warp {
+    Meeting meeting;
+    unsigned word[32], a[32][4], b[32][2];
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    bool done = false;
+};
+
+static ucontext_t scheduler;
+static std::vector<Fiber> fibers;
+static std::vector<Warp> warps;
+static Meeting cta;
+static const std::function<void()> *body;
+static unsigned current;
+static dim3 block_index;
+
+static void meet(Meeting &meeting)
+{
+    const long round = meeting.round;
+    if (++meeting.arrived == meeting.size) {
+        meeting.arrived = 0;
+        meeting.round++;
+    }
+    while (meeting.round == round)
+        swapcontext(&fibers[current].context, &scheduler);
+}
+
+static void start()
+{
+    (*body)();
+    fibers[current].done = true;
+    swapcontext(&fibers[current].context, &scheduler);
+}
+
+static bool run_cta(int threads)
+{
+    const size_t stack = 64 << 10;
+    fibers = std::vector<Fiber>(threads);
+    warps = std::vector<Warp>((threads + 31) / 32);
+    cta = Meeting{threads};
+    for (int i = 0; i < threads; i++) {
+        Fiber &fiber = fibers[i];
+        warps[i / 32].meeting.size++;
+        fiber.stack.reset(new char[stack]);
+        getcontext(&fiber.context);
+        fiber.context.uc_stack = {fiber.stack.get(), 0, stack};
+        makecontext(&fiber.context, start, 0);
+    }
+    for (int left = threads, rounds = 0; left; rounds++) {
+        if (rounds > 100000) /* a meeting that some threads never join */
+            return false;
+        for (current = 0; current < fibers.size(); current++)
+            if (!fibers[current].done) {
+                swapcontext(&scheduler, &fibers[current].context);
+                left -= fibers[current].done;
+            }
+    }
+    return true;
+}
+
+static bool run(int grid_x, int grid_y, int threads, const std::function<void()> &kernel)
+{
+    body = &kernel;
+    for (int y = 0; y < grid_y; y++)
+        for (int x = 0; x < grid_x; x++) {
+            block_index = {(unsigned)x, (unsigned)y};
+            if (!run_cta(threads))
+                return false;
+        }
+    return true;
+}
+
+static Warp &warp() { return warps[current / 32]; }
+
+} // namespace emulator
+
+#define threadIdx (dim3{emulator::current, 0})
+#define blockIdx (emulator::block_index)
+
+static void __syncthreads() { emulator::meet(emulator::cta); }
+
+template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
+{
+    static_assert(sizeof(T) == 4, "shuffles move words");
+    emulator::Warp &warp = emulator::warp();
+    const unsigned lane = emulator::current % 32;
+    memcpy(&warp.word[lane], &value, 4);
+    emulator::meet(warp.meeting);
+    memcpy(&value, &warp.word[lane ^ mask], 4);
+    emulator::meet(warp.meeting);
+    return value;
+}
+
+static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
+static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }
+static float __fdiv_rn(float a, float b) { return a / b; }
+static float __fsqrt_rn(float a) { return sqrtf(a); }
+static int __float2int_rn(float a) { return (int)nearbyintf(a); }
+
+static float widen(unsigned short half)
+{
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                            : exponent     ? ldexpf(1024 + mantissa, exponent - 25)
+                                           : ldexpf(mantissa, -24);
+    return half >> 15 ? -magnitude : magnitude;
+}
+
+/* Lane 4 g + q holds rows g (registers 0, 2) and g + 8 (1, 3) of the left side, columns 4q.. (0, 1)
+ * and 16 + 4q.. (2, 3); column g of the right side, rows 4q.. and 16 + 4q..; and of the result rows
+ * g (0, 1) and g + 8 (2, 3), columns 2q (0, 2) and 2q + 1 (1, 3). */
+static void multiply(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+{
+    emulator::Warp &warp = emulator::warp();
+    const unsigned lane = emulator::current % 32;
+    memcpy(warp.a[lane], a, sizeof a);
+    warp.b[lane][0] = b0, warp.b[lane][1] = b1;
+    emulator::meet(warp.meeting);
+    for (int i = 0; i < 4; i++) {
+        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        sum[i] = 0;
+        for (int k = 0; k < 32; k++) {
+            const int half = k / 16, q = k % 16 / 4, shift = k % 4 * 8;
+            const unsigned left = warp.a[row % 8 * 4 + q][half * 2 + row / 8];
+            const unsigned right = warp.b[column * 4 + q][half];
+            sum[i] += (int8_t)(left >> shift) * (int8_t)(right >> shift);
+        }
+    }
+    emulator::meet(warp.meeting);
+}
