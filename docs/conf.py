@@ -1,10 +1,13 @@
 """Sphinx settings; pages are Markdown (MyST), API pages come from docstrings."""
 
-from importlib.metadata import version as installed_version
+import tomllib
+from pathlib import Path
 
 project = "mtpcore"
 author = "the mtpcore authors"
-release = version = installed_version("mtpcore")
+settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))
+release = version = settings["project"]["version"]
+del settings  # Sphinx reads every name of this file
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
