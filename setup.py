@@ -120,8 +120,8 @@ directives = {
 }
 # First-party plugins are distributions of their own; the main one brings them along.
 plugins = {
-    folder.name: str(folder.relative_to(ROOT))
-    for folder in sorted((ROOT / "plugins").glob("*/mtpcore_*"))
+    file.parent.name: str(file.parent.relative_to(ROOT))
+    for file in sorted((ROOT / "plugins").glob("*/mtpcore_*/__init__.py"))
 }
 setup(
     packages=[*find_packages(include=["mtpcore", "mtpcore.*"]), *plugins],
