@@ -105,7 +105,7 @@ modules = [
         define_macros=macros,
         extra_link_args=LINK,
         extra_compile_args=MODULE_CFLAGS,
-        depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.[ch]")],
+        depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.*")],
     )
     for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
 ]

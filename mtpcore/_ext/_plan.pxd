@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._matmul cimport mtp_matrix
+from mtpcore._ext._sampling cimport mtp_sampler_scratch, mtp_sampling
 
 
 cdef extern from "pool.h" nogil:
@@ -78,6 +79,43 @@ cdef extern from "plan.h" nogil:
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
 
+cdef extern from "draft.h" nogil:
+    ctypedef struct mtp_recycle:
+        int32_t slot
+        int32_t output
+        int32_t axis
+        int64_t width
+        float *rows
+
+    ctypedef struct mtp_draft_sequence:
+        const mtp_sampling *settings
+        mtp_sampler_scratch *scratch
+        int32_t *history
+        int64_t n_history
+        int64_t n_prompt
+        int64_t k
+        int64_t n_drafts
+        double p_min
+
+    ctypedef struct mtp_draft:
+        mtp_draft_sequence *sequences
+        int64_t n_sequences
+        int32_t logits
+        int64_t n_logits
+        const int32_t *token_ids
+        int64_t n_tokens
+        mtp_recycle *recycled
+        int64_t n_recycled
+        int32_t *tokens
+        int32_t *positions
+        int32_t *seq
+        int32_t *place
+        int32_t *outputs
+        int32_t *active
+
+    void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
+
+
 cdef class Executor:
     cdef mtp_plan plan
     cdef mtp_run run_state
@@ -91,4 +129,7 @@ cdef class Executor:
     cdef int64_t n_pages
     cdef bint is_running
     cdef mtp_view view(self, object found) except *
+    cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
+                         int64_t seq, int64_t place, row) except -1
+    cdef list take_sequences(self, object wanted, object pages, mtp_draft *draft)
     cdef int take_rows(self, object rows, object pages) except -1

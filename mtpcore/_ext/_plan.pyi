@@ -17,6 +17,7 @@ __all__ = [
     "NO_BARRIER",
     "UNIT",
     "expert_list_words",
+    "use_isa",
 ]
 
 KINDS: dict[str, int]
@@ -26,6 +27,15 @@ BARRIER: int
 UNIT: int
 """Rows that one thread keeps together; up to so many rows belong to the first thread."""
 MAX_THREADS: int
+
+def use_isa(name: str) -> str:
+    """Run plans with another instruction set, for tests; return the one used before.
+
+    Raises
+    ------
+    BackendError
+        The machine cannot run it.
+    """
 
 def expert_list_words(n_experts: int, n_slots: int) -> int:
     """Return the int32 words of the lists of rows by expert."""
@@ -98,4 +108,31 @@ class Executor:
             An id, place, output or parent is out of range; nothing was run.
         BackendError
             Another thread is running this plan.
+        """
+
+    def draft(
+        self,
+        wanted: Any,
+        pages: Any,
+        external: Iterable[tuple[int, NDArray[Any]]],
+        logits: int,
+        n_logits: int,
+        recycled: Sequence[tuple[int, int, int, int]],
+    ) -> list[list[int]]:
+        """Run a draft loop and return the drafts of each sequence.
+
+        Parameters
+        ----------
+        wanted : DraftRun
+        pages, external
+            As in `run`; outputs have room for the first pass.
+        logits, n_logits : int
+            The buffer of logits and their number in a row.
+        recycled : sequence of (slot, output, axis, width)
+            Which output buffer feeds which slot's buffer.
+
+        Raises
+        ------
+        BatchError, SamplingError
+            Something is out of range or a place is not reserved; nothing was run.
         """

@@ -8,8 +8,17 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
+from mtpcore._ext._sampling cimport Sampler
+
+import numpy as np
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
+
+cdef extern from "cpu.h" nogil:
+    const char *mtp_isa_name(int isa) noexcept
+    int mtp_isa_named(const char *name) noexcept
+    int mtp_isa() noexcept
+    int mtp_isa_use(int isa) noexcept
 
 cdef extern from "memory.h" nogil:
     void *mtp_memory_new(size_t size)
@@ -36,6 +45,14 @@ KINDS = {
 NO_BARRIER, BARRIER_IF_MANY, BARRIER = MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER
 UNIT = MTP_UNIT
 MAX_THREADS = MTP_MAX_THREADS
+
+
+def use_isa(str name not None):
+    previous = mtp_isa_name(mtp_isa()).decode()
+    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
+        raise BackendError("this machine cannot use the instruction set", where="use_isa",
+                           got=repr(name))
+    return previous
 
 
 def expert_list_words(int64_t n_experts, int64_t n_slots):
@@ -154,12 +171,21 @@ cdef class Executor:
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
         self.plan.work, self.plan.work_of_row = work, work_of_row
 
+    cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
+                         int64_t seq, int64_t place, row) except -1:
+        if seq >= tables.shape[0] or not place < length[seq]:
+            raise BatchError("place is not reserved", where=f"row {row}",
+                             got=f"sequence {seq}, place {place}")
+        if not 0 <= tables[seq, place // MTP_PAGE] < self.n_pages:
+            raise BatchError("place has no page", where=f"row {row}", got=place)
+        return 0
+
     cdef int take_rows(self, rows, pages) except -1:
         """Point the run at a batch, after checking all that addresses depend on."""
         cdef const int32_t[::1] tokens = rows.tokens, seq = rows.seq, place = rows.place
         cdef const int32_t[::1] outputs = rows.outputs, parent, first, length
         cdef const int32_t[:, ::1] positions = rows.positions, tables
-        cdef int64_t n = tokens.shape[0], m = outputs.shape[0], t, page
+        cdef int64_t n = tokens.shape[0], m = outputs.shape[0], t
         cdef int32_t least = 0 if rows.embeddings is None else -1
         if not (n <= self.n_batch and seq.shape[0] == n and place.shape[0] == n
                 and positions.shape[0] == n and m <= n):
@@ -196,12 +222,7 @@ cdef class Executor:
             return 0
         tables, first, length = pages.tables, pages.first, pages.length
         for t in range(n):
-            if seq[t] >= tables.shape[0] or not place[t] < length[seq[t]]:
-                raise BatchError("place is not reserved", where=f"row {t}",
-                                 got=f"sequence {seq[t]}, place {place[t]}")
-            page = tables[seq[t], place[t] // MTP_PAGE]
-            if not 0 <= page < self.n_pages:
-                raise BatchError("place has no page", where=f"row {t}", got=place[t])
+            self.check_place(tables, length, seq[t], place[t], t)
         self.run_state.tables, self.run_state.first = &tables[0, 0], &first[0]
         self.run_state.length, self.run_state.pages_of_seq = &length[0], tables.shape[1]
         return 0
@@ -222,3 +243,74 @@ cdef class Executor:
                     mtp_plan_run(&self.plan, &self.run_state)
         finally:
             self.is_running = False
+
+    def draft(self, wanted, pages, external, int32_t logits, int64_t n_logits, recycled):
+        """Run a draft loop; ``recycled`` holds (slot, output, axis, width)."""
+        cdef int64_t m = len(wanted.rows.outputs), n_recycled = len(recycled), i
+        cdef mtp_draft draft
+        if self.is_running:
+            raise BackendError("a plan runs one batch at a time")
+        if m == 0:
+            return []
+        self.is_running = True
+        memset(&draft, 0, sizeof(mtp_draft))
+        try:
+            self.take_rows(wanted.rows, pages)
+            for buffer, array in external:
+                self.run_state.buffers[<int> buffer] = data_of(array, False)
+            draft.n_sequences, draft.n_recycled = m, n_recycled
+            draft.logits, draft.n_logits, draft.n_tokens = logits, n_logits, self.n_vocab
+            draft.sequences = <mtp_draft_sequence *> calloc(m, sizeof(mtp_draft_sequence))
+            draft.recycled = <mtp_recycle *> calloc(n_recycled + 1, sizeof(mtp_recycle))
+            if draft.sequences == NULL or draft.recycled == NULL:
+                raise CapacityError("no memory for a draft")
+            kept = self.take_sequences(wanted, pages, &draft)
+            for i, (slot, output, axis, width) in enumerate(recycled):
+                fed = np.empty((m, width), np.float32)
+                kept.append(fed)
+                draft.recycled[i] = mtp_recycle(slot, output, axis, width,
+                                                <float *> data_of(fed, True))
+            with nogil:
+                mtp_plan_draft(&self.plan, &self.run_state, &draft)
+            return [
+                kept[0][i, draft.sequences[i].n_history:][:draft.sequences[i].n_drafts].tolist()
+                for i in range(m)
+            ]
+        finally:
+            free(draft.sequences)
+            free(draft.recycled)
+            self.is_running = False
+
+    cdef list take_sequences(self, wanted, pages, mtp_draft *draft):
+        """Check what each sequence needs, and make the rows of later passes."""
+        cdef const int32_t[::1] outputs = wanted.rows.outputs, seq = wanted.rows.seq
+        cdef const int32_t[::1] place = wanted.rows.place, length, ids = wanted.token_ids
+        cdef const int32_t[:, ::1] tables
+        cdef int32_t[:, ::1] histories, rows
+        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step
+        cdef Sampler sampler
+        cdef mtp_draft_sequence *own
+        longest = max(len(wanted.history[i]) + wanted.k[i] for i in range(m))
+        history = np.zeros((m, longest + 1), np.int32)
+        later = np.zeros((5 + n_axes, m), np.int32)
+        histories, rows = history, later
+        later[:2] = np.arange(m, dtype=np.int32)
+        draft.outputs, draft.active, draft.tokens = &rows[0, 0], &rows[1, 0], &rows[2, 0]
+        draft.seq, draft.place, draft.positions = &rows[3, 0], &rows[4, 0], &rows[5, 0]
+        if ids is not None:
+            draft.token_ids = &ids[0]
+        for i in range(m):
+            own, sampler = &draft.sequences[i], <Sampler?> wanted.samplers[i]
+            own.n_history, own.n_prompt = len(wanted.history[i]), wanted.n_prompt[i]
+            own.k, own.p_min = wanted.k[i], wanted.p_min[i]
+            history[i, :own.n_history] = wanted.history[i]
+            own.history = &histories[i, 0]
+            own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
+            sampler._check(draft.n_logits, own.n_history, own.n_prompt,
+                           own.n_history + max(own.k, 0), ids, None)
+            if pages is not None:
+                tables, length = pages.tables, pages.length
+                for step in range(1, own.k):
+                    self.check_place(tables, length, seq[outputs[i]], place[outputs[i]] + step,
+                                     outputs[i])
+        return [history, later, wanted.samplers]

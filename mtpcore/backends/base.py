@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import Sampler
 from mtpcore.graph.program import MemoryLayer, Program
 from mtpcore.memory.base import PAGE, Memory
 
-__all__ = ["PAGE", "Backend", "Plan", "Rows", "Store", "WeightSource", "WeightTensor"]
+__all__ = ["PAGE", "Backend", "DraftRun", "Plan", "Rows", "Store", "WeightSource", "WeightTensor"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -42,6 +43,33 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     parent: I32 | None = None
     embeddings: F32 | None = None
     slots: Mapping[str, F32] = {}
+
+
+class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Draft tokens of m sequences, chosen one after the other without returning in between.
+
+    The first pass runs ``rows``; ``rows.outputs`` are the newest rows of the m sequences, and each
+    chooses its sequence's first draft. Every further pass has one row for each sequence that goes
+    on: the token just chosen, at the next place and positions, with ``recycle[slot]``, an output
+    of the pass before, as its slots.
+
+    ``samplers`` (m) share one scratch. ``history[i]`` int32[n] are the tokens that sequence i's
+    penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index n.
+    At most ``k[i]`` drafts are made; one that is less probable than ``p_min[i]`` is dropped and
+    ends them, and so does a recycled row that is not finite or a token without an embedding.
+    ``token_ids`` int32[n_logits] names the token of each logit where that is not its index.
+
+    Places up to ``k[i] - 1`` after the newest row are reserved beforehand and may be written.
+    """
+
+    rows: Rows
+    samplers: Sequence[Sampler]
+    history: Sequence[I32]
+    n_prompt: Sequence[int]
+    k: Sequence[int]
+    p_min: Sequence[float]
+    recycle: Mapping[str, str] = {}
+    token_ids: I32 | None = None
 
 
 class WeightTensor(Protocol):
@@ -108,6 +136,9 @@ class Plan(Protocol):
         ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. The
         places of all rows are reserved in ``memory`` beforehand.
         """
+
+    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
+        """Return the drafts of each sequence; the outputs of the passes are not kept."""
 
 
 class Backend(Protocol):

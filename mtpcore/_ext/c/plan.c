@@ -87,13 +87,18 @@ static void walk_as_task(void *argument, int thread, int n_threads)
     mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
 }
 
+void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)
+{
+    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+    if (plan->n_threads == 1 || work < WORTH_SHARING)
+        mtp_run_alone(task, argument);
+    else
+        mtp_pool_run(plan->pool, task, argument);
+}
+
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 {
     mtp_run_begin(run);
     walk self = {plan, run};
-    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
-    if (plan->n_threads == 1 || work < WORTH_SHARING)
-        mtp_run_alone(walk_as_task, &self);
-    else
-        mtp_pool_run(plan->pool, walk_as_task, &self);
+    mtp_plan_start(plan, run, walk_as_task, &self);
 }

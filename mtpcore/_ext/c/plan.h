@@ -125,6 +125,9 @@ size_t mtp_scratch_bytes(const mtp_op *op);
 /* Run all operations; returns when every output is written. */
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run);
 
+/* Start a region for a run: on all threads, or on the caller where there is little to do. */
+void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument);
+
 /* The part of it that each thread of a region does; `pool` is NULL where there is one thread. */
 void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
                    int n_threads);

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from mtpcore._ext._plan import Executor
-from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, phases_of, set_barriers, share_products
 from mtpcore.backends.cpu.steps import Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
+from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
 from mtpcore.memory.base import Memory
 from mtpcore.memory.kv import PagedKV
+from mtpcore.memory.pages import PageTables
 
 __all__ = ["CpuBackend", "CpuPlan"]
 
@@ -85,7 +87,7 @@ class CpuPlan:
             offsets=offsets,
             arena_bytes=arena_bytes,
             n_ops=len(self.steps),
-            n_vocab=lowered.n_vocab,
+            n_vocab=n_embeddings(lowered.program),
             store=lowered.store,
         )
         for step in self.steps:
@@ -103,6 +105,7 @@ class CpuPlan:
                 f=step.f,
             )
         self._executor.finish(*_work(self.steps))
+        self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
             (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
@@ -123,29 +126,61 @@ class CpuPlan:
         BackendError
             The memory is not paged, or another thread is running this plan.
         """
+        n, n_outputs = len(rows.tokens), len(rows.outputs)
+        found = {
+            name: np.empty((n_outputs if is_output else n, *shape), np.float32)
+            for name, _, is_output, shape in self._outputs
+        }
+        external = self._inputs(rows)
+        external += [(buffer, found[name]) for name, buffer, _, _ in self._outputs]
+        self._executor.run(rows, self._pages(memory), external)
+        return found
+
+    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
+        """Return the drafts of each sequence; all passes run without the GIL.
+
+        Raises
+        ------
+        BatchError, SamplingError
+            The run does not fit itself or the plan; nothing was run.
+        """
+        check_draft(run, self.program)
+        external = self._inputs(run.rows)
+        buffers = {}
+        for name, buffer, is_output, shape in self._outputs:
+            n = len(run.rows.outputs if is_output else run.rows.tokens)
+            if name not in self._kept or len(self._kept[name]) < n:
+                self._kept[name] = np.empty((n, *shape), np.float32)
+            external.append((buffer, self._kept[name]))
+            buffers[name] = buffer, int(is_output), int(np.prod(shape))
+        slots = {name: buffer for name, buffer, _ in self._slots}
+        logits, _, n_logits = buffers["logits"]
+        recycled = [(slots[slot], *buffers[name]) for slot, name in run.recycle.items()]
+        return self._executor.draft(run, self._pages(memory), external, logits, n_logits, recycled)
+
+    def _pages(self, memory: Memory | None) -> PageTables | None:
         if not (memory is None or isinstance(memory, PagedKV)):
             raise BackendError("attention needs paged memory", got=type(memory).__name__)
-        n, n_outputs = len(rows.tokens), len(rows.outputs)
+        return None if memory is None else memory.pages
+
+    def _inputs(self, rows: Rows) -> list[tuple[int, Any]]:
+        """Return the arrays of slots and embeddings by buffer."""
         if rows.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
-        external: list[tuple[int, Any]] = []
+        found: list[tuple[int, Any]] = []
         for name, buffer, width in self._slots:
             array = rows.embeddings if name == "embeddings" else rows.slots.get(name)
             if array is None and name == "embeddings":
                 continue
-            if array is None or array.shape != (n, width) or array.dtype != np.float32:
+            wanted = (len(rows.tokens), width)
+            if array is None or array.shape != wanted or array.dtype != np.float32:
                 raise BatchError(
                     "slot rows do not fit",
                     where=f"slot {name!r}",
-                    wanted=f"float32[{n}, {width}]",
+                    wanted=f"float32{list(wanted)}",
                     got=None if array is None else f"{array.dtype}{list(array.shape)}",
                 )
-            external.append((buffer, array))
-        found: dict[str, F32] = {}
-        for name, buffer, is_output, shape in self._outputs:
-            made = found[name] = np.empty((n_outputs if is_output else n, *shape), np.float32)
-            external.append((buffer, made))
-        self._executor.run(rows, None if memory is None else memory.pages, external)
+            found.append((buffer, array))
         return found
 
 

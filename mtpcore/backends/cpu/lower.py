@@ -33,8 +33,6 @@ class Lowering:
     buffers : list of Buffer
     inputs, outputs : dict of str to int
         The buffers of slots and embeddings, and of the program's outputs.
-    n_vocab : int
-        Token ids are below it; 0 where no operation reads them.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class Lowering:
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}
         self.outputs: dict[str, int] = {}
-        self.n_vocab = 0
         self._views: dict[int, View] = {}
         self._made: dict[Any, View] = {}
         for name, value_id in program.inputs.items():
@@ -179,7 +176,6 @@ class Lowering:
     def _lower_embed(self, node: Node) -> None:
         weight = node.weights[0]
         assert weight is not None
-        self.n_vocab = weight.shape[0]
         rows = [self._views[i] for i in node.inputs[1:]]
         self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)])
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 
-from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
+from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.attention import attention, cross_attention
@@ -166,6 +167,10 @@ class ReferencePlan:
                 )
                 values.update(zip(node.outputs, map(self._round, made), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
+
+    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
+        """Return the drafts of each sequence, one pass after the other."""
+        return draft_steps(self, run, memory)
 
     def _round(self, made: Array) -> Array:
         return made if made.dtype == np.int32 else made.astype(self._dtype, copy=False)

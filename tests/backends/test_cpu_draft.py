@@ -1,0 +1,171 @@
+"""The compiled draft loop against the loop in Python, token for token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import HEAD, N_HEADS, N_VOCAB, WIDTH, random_tensors
+
+from mtpcore.backends.base import DraftRun, Rows
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import BatchError, SamplingError
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.testing import Runner, Weights
+
+N_LOGITS = 24
+RNG = np.random.default_rng(3)
+HISTORY = RNG.integers(0, N_VOCAB, 200).astype(np.int32)
+HIDDEN = RNG.normal(size=(200, WIDTH)).astype(np.float32)
+IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
+
+
+def head():
+    """One layer that reads a token and a hidden row, and hands its own hidden row on."""
+    tensors = random_tensors(
+        9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
+        k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
+        norm=(WIDTH,), head=(N_LOGITS, WIDTH),
+    )  # fmt: skip
+    g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
+    q, k, v = (g.heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
+    q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
+    y = g.attention(q, k, v, layer=0, scale=0.2)
+    x = g.plus(x, g.matmul(g.rows(y), "o.weight"))
+    hidden = g.rms_norm(x, "norm.weight", 1e-5)
+    logits = g.matmul(g.output_rows(hidden), "head.weight")
+    return g.finish(Outputs(g.scale(logits, 3.0), hidden=hidden)), Weights(tensors)
+
+
+PROGRAM, WEIGHTS = head()
+SAMPLINGS = [
+    Sampling(temperature=0),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=1.7, seed=6, top_k=5, repetition_penalty=1.3, stream=2),
+    Sampling(temperature=0.6, seed=7, logit_bias={3: 2.0, 9: -4.0}, presence_penalty=0.5),
+]
+
+
+def runner(backend, threads=1):
+    return Runner(backend, PROGRAM, WEIGHTS, threads=threads, kv_dtype="f32", n_batch=128)
+
+
+def make_run(memory, sequences, ids=None):
+    """Return the run of [(seq, length, catch up, k, p_min, sampling)]; its places are reserved."""
+    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    seq, place = [], []
+    for one, length, n, k, _, _ in sequences:
+        seq += [one] * n
+        place += range(length, length + n)
+        memory.reserve({one: (length, length + n + max(k - 1, 0))})
+    place = np.array(place, np.int32)
+    ends = np.cumsum([n for _, _, n, _, _, _ in sequences]) - 1
+    return DraftRun(
+        rows=Rows(
+            tokens=HISTORY[place],
+            positions=place[:, None].copy(),
+            seq=np.array(seq, np.int32),
+            place=place,
+            outputs=ends.astype(np.int32),
+            slots={"hidden": HIDDEN[place]},
+        ),
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[HISTORY[: length + n] for _, length, n, *_ in sequences],
+        n_prompt=[length // 2 for _, length, *_ in sequences],
+        k=[k for *_, k, _, _ in sequences],
+        p_min=[p_min for *_, p_min, _ in sequences],
+        recycle={"hidden": "hidden"},
+        token_ids=ids,
+    )
+
+
+sequences = st.lists(
+    st.tuples(
+        st.integers(0, 90),
+        st.integers(1, 12),
+        st.integers(0, 8),
+        st.sampled_from([0.0, 0.0, 0.05, 0.3, 1.0]),
+        st.sampled_from(SAMPLINGS),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=40)
+@given(sequences, st.permutations(range(4)), st.booleans(), st.integers(1, 3))
+def test_the_loop_is_the_python_loop(described, slots, with_ids, threads):
+    described = [(slot, *one) for slot, one in zip(slots, described, strict=False)]
+    found, digests = [], []
+    for compiled in (True, False):
+        one = runner(CpuBackend(), threads)
+        for seq, length, *_ in described:
+            one.memory.reserve({seq: (0, length)})
+            if length:
+                one.feed(HISTORY[:length], seq=seq, place=0, hidden=HIDDEN[:length], outputs=[])
+        run = make_run(one.memory, described, IDS if with_ids else None)
+        found.append(one.plan.draft(run, one.memory) if compiled else
+                     draft_steps(one.plan, run, one.memory))  # fmt: skip
+        for i, (seq, length, n, _, _, _) in enumerate(described):
+            one.memory.rewind(seq, length + n + max(len(found[-1][i]) - 1, 0))
+        digests.append([one.memory.digest(seq) for seq, *_ in described])
+    assert found[0] == found[1]
+    assert digests[0] == digests[1]
+    assert all(len(drafts) <= k for drafts, (*_, k, _, _) in zip(found[0], described, strict=True))
+
+
+def test_drafts_go_on_to_the_end():
+    """The loop is not idle: greedy drafts without a floor are as many as were wanted."""
+    one = runner(CpuBackend(), 2)
+    run = make_run(one.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
+    drafts = one.plan.draft(run, one.memory)
+    assert [len(d) for d in drafts] == [7, 3]
+    other = runner(ReferenceBackend("f32"))
+    run = make_run(other.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
+    assert other.plan.draft(run, other.memory) == drafts
+
+
+def test_rows_that_are_not_finite_end_a_sequence_alone():
+    one = runner(CpuBackend())
+    described = [(0, 0, 2, 4, 0.0, SAMPLINGS[0]), (1, 0, 3, 4, 0.0, SAMPLINGS[0])]
+    run = make_run(one.memory, described)
+    run.rows.slots["hidden"][1] = np.nan
+    drafts = one.plan.draft(run, one.memory)
+    assert [len(d) for d in drafts] == [1, 4]
+
+
+def test_a_token_without_an_embedding_ends_the_drafts():
+    one = runner(CpuBackend())
+    ids = np.full(N_LOGITS, N_VOCAB, np.int32)
+    run = make_run(one.memory, [(0, 0, 2, 4, 0.0, SAMPLINGS[0])], ids)
+    assert one.plan.draft(run, one.memory) == [[N_VOCAB]]
+
+
+def test_what_does_not_fit_is_an_error():
+    one = runner(CpuBackend())
+    good = make_run(one.memory, [(0, 0, 2, 4, 0.0, SAMPLINGS[0])])
+
+    def but(**changes):
+        fields = {name: getattr(good, name) for name in good.__struct_fields__}
+        return DraftRun(**{**fields, **changes})
+
+    for wrong in (
+        but(k=[9]),  # places that are not reserved
+        but(k=[1, 2]),
+        but(recycle={}),
+        but(recycle={"hidden": "logits"}),
+    ):
+        with pytest.raises(BatchError):
+            one.plan.draft(wrong, one.memory)
+    for wrong in (
+        but(n_prompt=[3]),
+        but(token_ids=np.full(N_LOGITS, N_VOCAB + 3, np.int32)),
+        but(token_ids=IDS[:-1]),
+    ):
+        with pytest.raises(SamplingError):
+            one.plan.draft(wrong, one.memory)
+    assert len(one.plan.draft(good, one.memory)[0]) == 4
