@@ -34,7 +34,7 @@ def link(
     ----------
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
-    drafter : "auto", name, DrafterSpec, Proposer, or several of them
+    drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
         "auto" takes the model's drafter and decodes plainly where it has none, saying so in one
         log line. Of several the first that proposes anything drafts.
     draft_model : Model, optional

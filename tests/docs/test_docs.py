@@ -7,13 +7,19 @@ import tomllib
 import types
 from pathlib import Path
 
+import mtpcore_glm_nextn
 import pytest
 
+import mtpcore
+from mtpcore import loading
+from mtpcore.registry import Registry
+
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PAGES = [
     page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for page in [README, *sorted((ROOT / "docs").rglob("*.md"))]
     if "_build" not in page.parts and BLOCK.search(page.read_text("utf-8"))
 ]
 
@@ -29,10 +35,46 @@ def run_page(page, monkeypatch):
     return module
 
 
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    """Put a model of the same architecture in the demo's place while that is being trained."""
+    if not loading.find_model("demo").exists():
+        path = ROOT / "tests" / "data" / "glm-11" / "glm-11-q8_0.gguf"
+        monkeypatch.setitem(loading._PACKAGED, "demo", path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_code_runs(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     run_page(page, monkeypatch)
+
+
+def test_readme_plugin_drafts_as_the_packaged_one(monkeypatch, tmp_path):
+    page = run_page(README, monkeypatch)
+    model = mtpcore.load_model("demo", plugins=Registry.of(mtpcore_glm_nextn, page))
+    prompt = model.tokenizer.encode("def read_config(path):")
+    seen = []
+    for name in ("my_nextn", "glm_nextn"):
+        cross = mtpcore.link(mtpcore.Context(model), drafter=name)
+        generator = mtpcore.Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=3)
+        tokens = list(generator.generate(prompt, max_tokens=32, ignore_eos=True))
+        seen.append((tokens, generator.stats.accepted_per_position))
+    assert seen[0] == seen[1]
+    assert sum(seen[0][1]) > 0
+
+
+def test_readme_gives_the_commands_that_decide():
+    text = README.read_text("utf-8")
+    command = re.search(r"^ +(python3 -m venv .*)$", (ROOT / ".ci" / "run").read_text(), re.M)[1]
+    assert f"```sh\n{command}\n```" in text
+    assert 'mtpcore run demo -p "def read_config(path):" --draft 3' in text
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8"))
+    assert links
+    assert not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_blocks_share_names_and_fail_at_their_line(monkeypatch, tmp_path):
