@@ -1,5 +1,6 @@
 """Formatting, lint and types: each tool is one test, so that pytest alone is the verdict."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,14 @@ TOOLS = {
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_tool_finds_nothing(tool):
+    # cython-lint calls pycodestyle by name, and the environment need not be activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     done = subprocess.run(
-        [sys.executable, *TOOLS[tool]], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, *TOOLS[tool]],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, f"{tool}:\n{done.stdout}{done.stderr}"
