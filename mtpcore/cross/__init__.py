@@ -1,7 +1,7 @@
 """Contexts in roles, the links between them, and what a round needs of them."""
 
-from mtpcore.cross.cross import Cross, DraftSampler
+from mtpcore.cross.cross import Acceptance, Cross, DraftSampler
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
 
-__all__ = ["Cross", "DraftSampler", "Verdict", "link"]
+__all__ = ["Acceptance", "Cross", "DraftSampler", "Verdict", "link"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +17,13 @@ from mtpcore.cross.sequence import Verdict
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.sampling import Sampling
 
-__all__ = ["Cross", "DraftSampler"]
+__all__ = ["Acceptance", "Cross", "DraftSampler"]
 
 logger = logging.getLogger("mtpcore")
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
+Acceptance = Callable[[int, int], bool]
+"""Says whether draft number i (from 0) with this token id is accepted, whatever the target says."""
 GREEDY = Sampling.greedy()
 
 
@@ -121,6 +124,7 @@ class Cross(Roles):
         sampling: Samplings = GREEDY,
         *,
         prefill: Mapping[int, Sequence[int]] | None = None,
+        acceptance: Acceptance | None = None,
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position, all sequences in one batch.
 
@@ -132,6 +136,8 @@ class Cross(Roles):
             The target's settings. The verdict does not depend on the drafts.
         prefill : mapping of seq to token ids, optional
             Prompt tokens of other sequences that run in the same batch.
+        acceptance : callable, optional
+            For measurements: decides in place of the target. The text is then meaningless.
 
         Returns
         -------
@@ -183,12 +189,14 @@ class Cross(Roles):
         self._verifying = True
         try:
             output = self.llm.process(batch)
+            begin = perf_counter()
             verdicts = {
                 seq: self._judge(
-                    seq, batch.tokens[at:end], output.logits[at:end], _of(sampling, seq)
+                    seq, batch.tokens[at:end], output.logits[at:end], _of(sampling, seq), acceptance
                 )
                 for seq, (at, end) in spans.items()
             }
+            self.choose_seconds += perf_counter() - begin
         except BaseException:
             for seq, n in before.items():
                 if self.llm.length(seq) > n:
@@ -204,7 +212,12 @@ class Cross(Roles):
         return verdicts
 
     def _judge(
-        self, seq: int, tokens: NDArray[np.int32], logits: NDArray[np.float32], sampling: Sampling
+        self,
+        seq: int,
+        tokens: NDArray[np.int32],
+        logits: NDArray[np.float32],
+        sampling: Sampling,
+        acceptance: Acceptance | None,
     ) -> Verdict:
         state, sampler = self._states[seq], self._sampler(seq, sampling)
         history = np.concatenate([self._history(seq), tokens])
@@ -212,7 +225,12 @@ class Cross(Roles):
         for i in range(len(tokens)):
             n = state.n + 1 + i
             chosen.append(sampler.choose(logits[i], history[:n], state.n_prompt, n))
-            if i + 1 < len(tokens) and chosen[-1] != tokens[i + 1]:
+            if i + 1 == len(tokens):
+                break
+            draft = int(tokens[i + 1])
+            if acceptance is not None and acceptance(i, draft):
+                chosen[-1] = draft
+            elif acceptance is not None or chosen[-1] != draft:
                 break
         return Verdict(len(chosen) - 1, chosen[-1], tuple(chosen))
 

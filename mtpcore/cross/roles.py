@@ -40,6 +40,7 @@ class Roles:
         self.llm = contexts["llm"]
         self.links = Links(contexts)
         self.invalid = 0
+        self.choose_seconds = 0.0
         self._states = [SequenceState(self.llm.n_ctx) for _ in range(self.llm.n_seq_max)]
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
         self._verifying = False

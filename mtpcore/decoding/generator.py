@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 
 from mtpcore.context import Context
-from mtpcore.cross import Cross, DraftSampler, Verdict
+from mtpcore.cross import Acceptance, Cross, DraftSampler, Verdict
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
 from mtpcore.errors import BatchError, CapacityError
@@ -31,6 +31,9 @@ class Generator:
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
+    acceptance : callable, optional
+        For measurements: decides which drafts are accepted in place of the target, see
+        ``SyntheticAcceptance``. The text is then meaningless.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Generator:
         draft: int = 0,
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
+        acceptance: Acceptance | None = None,
     ) -> None:
         self.cross = source if isinstance(source, Cross) else Cross(llm=source)
         self.sampling = Sampling() if sampling is None else sampling
         self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
+        self.acceptance = acceptance
         self.stats = Stats()
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
@@ -156,8 +161,10 @@ class Generator:
         drafts = self._draft(ready, samplings)
         t1 = perf_counter()
         prefill = self._chunks(sum(len(d) + 1 for d in drafts.values()))
-        verdicts = self.cross.verify(drafts, samplings, prefill=prefill)
+        chosen_before = self.cross.choose_seconds
+        verdicts = self.cross.verify(drafts, samplings, prefill=prefill, acceptance=self.acceptance)
         t2 = perf_counter()
+        choose_seconds = self.cross.choose_seconds - chosen_before
         for seq, verdict in verdicts.items():
             self._commit(seq, drafts[seq], verdict)
         for seq, tokens in prefill.items():
@@ -165,7 +172,8 @@ class Generator:
         self.stats.passes += bool(verdicts)
         self.stats.draft_seconds += t1 - t0
         if verdicts:
-            self.stats.verify_seconds += t2 - t1
+            self.stats.verify_seconds += t2 - t1 - choose_seconds
+            self.stats.choose_seconds += choose_seconds
         else:
             self.stats.prefill_seconds += t2 - t1
         self.stats.commit_seconds += perf_counter() - t2
@@ -220,6 +228,7 @@ class Generator:
         token = self.cross.pending(seq, request.sampling)
         assert token is not None
         self.stats.tokens += 1
+        self.stats.prompts += 1
         if self._take(request, token, drafted=False):
             self._check_room(request)
 

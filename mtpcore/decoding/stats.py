@@ -12,11 +12,14 @@ class Stats(msgspec.Struct):
 
     ``accepted_per_position[i]`` counts the steps in which draft i + 1 was accepted; ``invalid``
     the drafted ids that were no tokens; ``tokens`` the committed ones, ``passes`` the target's
-    runs after the prompts.
+    runs after the prompts. The first token of each of the ``prompts`` comes from the prompt's own
+    run. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of tokens from their
+    logits, ``commit_seconds`` what follows it. A drafter reads the prompt in ``draft_seconds``.
     """
 
     tokens: int = 0
     prompt_tokens: int = 0
+    prompts: int = 0
     passes: int = 0
     verify_steps: int = 0
     drafted: int = 0
@@ -25,6 +28,7 @@ class Stats(msgspec.Struct):
     invalid: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    choose_seconds: float = 0.0
     commit_seconds: float = 0.0
     prefill_seconds: float = 0.0
 
@@ -46,4 +50,17 @@ class Stats(msgspec.Struct):
     @property
     def tokens_per_pass(self) -> float:
         """Committed tokens for each run of the target after the prompt."""
-        return self.tokens / self.passes if self.passes else 0.0
+        return (self.tokens - self.prompts) / self.passes if self.passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens for each second after the prompt."""
+        seconds = (
+            self.draft_seconds + self.verify_seconds + self.choose_seconds + self.commit_seconds
+        )
+        return (self.tokens - self.prompts) / seconds if seconds else 0.0
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Of all steps the share in which draft i + 1 was accepted."""
+        return [n / self.verify_steps for n in self.accepted_per_position]

@@ -1,0 +1,7 @@
+"""``python -m mtpcore``: the command line."""
+
+import sys
+
+from mtpcore.cli import main
+
+sys.exit(main())

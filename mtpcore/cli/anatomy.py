@@ -1,0 +1,162 @@
+"""What a model is made of, as plain data: files, tensors by role, ties, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mtpcore._ext._matmul import available_isas, isa
+from mtpcore.backends.cpu.estimate import estimate_packed_bytes
+from mtpcore.errors import MtpcoreError
+from mtpcore.fit import block_of
+from mtpcore.graph import GraphType, Program
+from mtpcore.memory import PAGE
+from mtpcore.model import Model
+from mtpcore.spec import DrafterSpec
+
+__all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of"]
+
+ROLES = ("embedding", "trunk", "norms", "output", "head")
+_VALUE_BYTES = {"f16": 2, "f32": 4}
+_ONE_ARRAY = 4  # values of a metadata array that are shown
+
+
+def role_of(tensor: str, n_layers: int | None) -> str:
+    """Return what a tensor is for; ``n_layers`` is the trunk's, None where there is no trunk."""
+    block = block_of(tensor)
+    if n_layers is None or (block is not None and block >= n_layers):
+        return "head"
+    if "norm" in tensor:
+        return "norms"
+    if tensor.startswith("token_embd."):
+        return "embedding"
+    return "output" if tensor.startswith("output.") else "trunk"
+
+
+def describe_model(model: Model, *, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
+    """Return everything that ``mtpcore inspect`` says."""
+    return {
+        "path": str(model.path),
+        "architecture": model.architecture,
+        "files": [{"path": str(p), "bytes": p.stat().st_size} for p in model.paths],
+        "layout": model.file_layout,
+        "trunk": {"name": model.spec.name, "plugin": model.spec.plugin} if model.spec else None,
+        "hparams": _plain_hparams(model.hparams),
+        "metadata": plain_metadata(model.metadata),
+        "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
+        "chat_template": "tokenizer.chat_template" in model.metadata,
+        "roles": _roles(model),
+        "tensors": [
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "type": t.type_name,
+                "bytes": t.n_bytes,
+                "role": role_of(t.name, _n_layers(model)),
+            }
+            for t in model.tensors.values()
+        ],
+        "drafters": [_drafter(model, spec) for spec in model.drafters],
+        "plan": _plan(model, n_ctx, kv_dtype),
+        "isa": {"used": isa(), "available": list(available_isas())},
+    }
+
+
+def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata that JSON can say; long arrays as their size and first values."""
+    return {key: _brief(value) for key, value in metadata.items()}
+
+
+def _brief(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list):
+        first = [_brief(one) for one in value[:_ONE_ARRAY]]
+        return first if len(value) <= _ONE_ARRAY else {"length": len(value), "first": first}
+    if isinstance(value, float) and not np.isfinite(value):
+        return repr(value)
+    return value
+
+
+def _plain_hparams(hparams: Any) -> dict[str, Any]:
+    """Return the numbers and texts; tables (of frequencies) stay out."""
+    fields = {f: getattr(hparams, f) for f in getattr(hparams, "__struct_fields__", ())}
+    plain: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, msgspec.Struct):
+            plain[name] = _plain_hparams(value)
+        elif value is None or isinstance(value, bool | int | str):
+            plain[name] = value
+        elif isinstance(value, float):
+            plain[name] = _brief(value)
+    return plain
+
+
+def _n_layers(model: Model) -> int | None:
+    return model.hparams.n_layers if model.spec is not None else None
+
+
+def _roles(model: Model) -> list[dict[str, Any]]:
+    """Return bytes by role and type."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for tensor in model.tensors.values():
+        key = role_of(tensor.name, _n_layers(model)), tensor.type_name
+        row = found.setdefault(key, {"role": key[0], "type": key[1], "tensors": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["bytes"] += tensor.n_bytes
+    return sorted(found.values(), key=lambda row: (ROLES.index(row["role"]), -row["bytes"]))
+
+
+def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "plugin": spec.plugin,
+        "shape": spec.shape,
+        "limit": spec.limit,
+        "heads": spec.heads.count,
+        "acceptance": list(spec.acceptance),
+        "taps": [tap for feed in spec.feeds for tap in feed.taps],
+        "ties": [msgspec.to_builtins(use) for use in model.tie_report(spec)],
+        "evidence": spec.evidence,
+    }
+
+
+def drafter_program(model: Model, name: str | None = None) -> Program:
+    """Return the graph with which a drafter drafts.
+
+    Raises
+    ------
+    MtpcoreError
+        There is no drafter, or it has no graph.
+    """
+    spec = model.find_drafter(name)
+    return model.program(GraphType(spec.graph_type), drafter=spec)
+
+
+def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
+    """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence."""
+    parts: list[dict[str, Any]] = []
+    counted: dict[str, int] = {}
+    for name in ("llm", *(s.name for s in model.drafters if s.shape != "proposer")):
+        try:
+            program = model.program() if name == "llm" else drafter_program(model, name)
+            weights = estimate_packed_bytes([program], model.tensors)
+        except MtpcoreError as error:
+            parts.append({"role": name, "error": str(error)})
+            continue
+        token = sum(layer.n_heads * (layer.k_width + layer.v_width) for layer in program.memory)
+        token *= _VALUE_BYTES[kv_dtype]
+        parts.append(
+            {
+                "role": name,
+                "weights": sum(n for t, n in weights.items() if t not in counted),
+                "shared": sum(n for t, n in weights.items() if t in counted),
+                "kv_per_token": token,
+                "kv_per_sequence": -(-n_ctx // PAGE) * PAGE * token,
+            }
+        )
+        counted |= weights
+    return {"n_ctx": n_ctx, "kv_dtype": kv_dtype, "parts": parts}

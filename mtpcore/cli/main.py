@@ -1,0 +1,111 @@
+"""``main``: from arguments to an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from mtpcore.cli import inspect, plugins, run
+from mtpcore.cli.parser import Parser
+from mtpcore.cli.version import version
+from mtpcore.errors import MtpcoreError
+
+__all__ = ["main"]
+
+OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
+_COMMANDS = (run, inspect, plugins)
+_EXIT_CODES = f"""exit codes:
+  {OK}    done
+  {FAILED}    it cannot be done; standard error says why
+  {USAGE}    wrong arguments
+  {INTERRUPTED}  interrupted
+  {UNREAD}  nobody reads the output any more
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Results go to standard output, everything else to standard error.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments without the program's name; default: those of this process.
+    """
+    try:
+        options = _parser().parse_args(argv)
+        with _messages(options.verbose):
+            return _execute(options)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+
+
+def _execute(options: argparse.Namespace) -> int:
+    try:
+        code: int = options.execute(options)
+        sys.stdout.flush()
+    except MtpcoreError as error:
+        _complain(str(error))
+        return FAILED
+    except MemoryError:
+        _complain("no memory left\n  fix: make -c or -b smaller, or take a smaller model")
+        return FAILED
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it exits.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="mtpcore",
+        description="Speculative decoding for GGUF models: the same text in fewer passes.",
+        epilog="mtpcore COMMAND --help shows a command's options and examples.\n\n" + _EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"mtpcore {version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        sub = commands.add_parser(
+            command.__name__.rpartition(".")[2],
+            help=command.SUMMARY[:1].lower() + command.SUMMARY[1:],
+            description=command.SUMMARY + ".",
+            epilog=command.EXAMPLES,
+        )
+        command.add_options(sub)
+        sub.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+        sub.set_defaults(execute=command.execute, parser=sub)
+    return parser
+
+
+def _complain(text: str) -> None:
+    with suppress(OSError):
+        print(f"mtpcore: {text}", file=sys.stderr)
+
+
+@contextmanager
+def _messages(verbose: bool) -> Iterator[None]:
+    """Show the package's log on standard error, and text that standard output cannot spell."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    log, handler = logging.getLogger("mtpcore"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("mtpcore: %(message)s"))
+    before = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level, log.propagate = before

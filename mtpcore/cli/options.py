@@ -1,0 +1,224 @@
+"""Options that commands share, spelled as llama.cpp spells them where it has the same."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Literal
+
+from mtpcore.backends.select import BACKENDS
+from mtpcore.sampling import Sampling
+
+__all__ = [
+    "add_context_options",
+    "add_draft_options",
+    "add_kv_option",
+    "add_model_options",
+    "add_prompt_options",
+    "add_sampling_options",
+    "model_path",
+    "sampling_of",
+    "token_ids",
+    "whole",
+]
+
+_MOST = 1 << 31
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from ``least`` on."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value < _MOST:
+            raise argparse.ArgumentTypeError(f"wanted a whole number >= {least}, got {text!r}")
+        return value
+
+    return read
+
+
+def draft_length(text: str) -> int | Literal["auto"]:
+    """Read a draft length."""
+    return "auto" if text == "auto" else whole(0)(text)
+
+
+def probability(text: str) -> float:
+    """Read a number in 0..1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"wanted a number in 0..1, got {text!r}")
+    return value
+
+
+def token_ids(text: str) -> list[int]:
+    """Read token ids with commas or spaces between them."""
+    return [whole(0)(word) for word in text.replace(",", " ").split()]
+
+
+def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = True) -> None:
+    """Add the model and what may complete it."""
+    group = parser.add_argument_group("model")
+    group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, or: demo")
+    group.add_argument("-m", "--model", metavar="MODEL", help="the same as an option")
+    group.add_argument(
+        "--mtp-path", metavar="FILE", help="a file with the head that the model's own lacks"
+    )
+    if draft_model:
+        group.add_argument(
+            "-md",
+            "--model-draft",
+            "--draft-model",
+            metavar="FILE",
+            help="a drafter in a file of its own",
+        )
+
+
+def model_path(options: argparse.Namespace) -> str:
+    """Return the model's path, whichever way it was given; exit with code 2 where it was not."""
+    if (options.path is None) == (options.model is None):
+        options.parser.error("give one model: MODEL or -m MODEL")
+    path: str = options.path or options.model
+    return path
+
+
+def add_context_options(parser: argparse.ArgumentParser) -> None:
+    """Add sizes, threads and backend."""
+    group = parser.add_argument_group("context")
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=whole(1),
+        metavar="N",
+        help="tokens that fit, prompt and text together (default: as many as are needed)",
+    )
+    group.add_argument(
+        "-b",
+        "--batch-size",
+        type=whole(1),
+        default=512,
+        metavar="N",
+        help="prompt tokens that run at once (default: %(default)s)",
+    )
+    group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: all cores")
+    add_kv_option(group)
+    group.add_argument(
+        "--backend", choices=sorted(BACKENDS), default="cpu", help="default: %(default)s"
+    )
+
+
+def add_kv_option(group: argparse._ArgumentGroup) -> None:
+    """Add the type of keys and values."""
+    group.add_argument(
+        "-ctk",
+        "--cache-type-k",
+        "--kv-dtype",
+        dest="kv_dtype",
+        choices=("f16", "f32"),
+        default="f16",
+        help="type of stored keys and values (default: %(default)s)",
+    )
+
+
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    """Add how drafts are made."""
+    group = parser.add_argument_group("drafting", "none of these changes the text")
+    group.add_argument(
+        "--draft",
+        "--spec-draft-n-max",
+        "--draft-max",
+        "--draft-n",
+        type=draft_length,
+        default="auto",
+        metavar="N",
+        help="most tokens drafted for each pass; 0 decodes plainly; auto (the default) takes what "
+        "suits the model's drafter and decodes plainly where there is none",
+    )
+    group.add_argument("--drafter", metavar="NAME", help="which one, where several fit")
+    group.add_argument(
+        "--draft-sampler",
+        choices=("coupled", "argmax"),
+        default="coupled",
+        help="coupled (the default) shares the noise with the target, so that drafts of sampled "
+        "text are accepted more often",
+    )
+    group.add_argument(
+        "--p-min",
+        "--spec-draft-p-min",
+        "--draft-p-min",
+        type=probability,
+        default=0.0,
+        metavar="P",
+        help="a less probable draft ends the drafts (default: %(default)s)",
+    )
+
+
+def add_prompt_options(parser: argparse.ArgumentParser) -> None:
+    """Add the ways to give a prompt."""
+    group = parser.add_argument_group("prompt").add_mutually_exclusive_group()
+    group.add_argument("-p", "--prompt", metavar="TEXT")
+    group.add_argument("-f", "--file", metavar="FILE", help="read the prompt; - reads stdin")
+    group.add_argument("--prompt-tokens", type=token_ids, metavar="IDS", help="token ids, as 1,2,3")
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sampler's settings."""
+    group = parser.add_argument_group("sampling")
+    plain = Sampling.greedy()
+    for names, kind, field, text in (
+        (("--temp", "--temperature"), float, "temperature", "0 takes the likeliest token"),
+        (("--top-k",), int, "top_k", "keep the N likeliest; 0 keeps all"),
+        (("--top-p",), float, "top_p", "keep the likeliest up to this probability together"),
+        (("--min-p",), float, "min_p", "keep what has this share of the largest probability"),
+        (
+            ("--repeat-penalty", "--repetition-penalty"),
+            float,
+            "repetition_penalty",
+            "over prompt and text; 1 is none",
+        ),
+        (("--frequency-penalty",), float, "frequency_penalty", "for each occurrence in the text"),
+        (("--presence-penalty",), float, "presence_penalty", "for any occurrence in the text"),
+    ):
+        group.add_argument(
+            *names,
+            dest=field,
+            type=kind,
+            default=getattr(plain, field),
+            metavar="N" if kind is int else "X",
+            help=f"{text} (default: %(default)s)",
+        )
+    group.add_argument(
+        "-s", "--seed", type=int, metavar="N", help="default: one is drawn and shown"
+    )
+    group.add_argument(
+        "--stream", type=int, default=0, metavar="N", help="tells texts of one seed apart"
+    )
+
+
+def sampling_of(options: argparse.Namespace) -> Sampling:
+    """Return the sampler's settings.
+
+    Raises
+    ------
+    SamplingError
+        One is out of range.
+    """
+    seed = options.seed
+    if seed is None and options.temperature == 0:
+        seed = 0  # greedy text needs no noise
+    return Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        frequency_penalty=options.frequency_penalty,
+        presence_penalty=options.presence_penalty,
+        seed=seed,
+        stream=options.stream,
+    )

@@ -1,0 +1,40 @@
+"""An argument parser that knows what a misspelt option was meant to be."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows examples as they are written, takes no abbreviations, and suggests spellings."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """Parse; exit with code 2 where an argument is unknown, naming the nearest known one."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            used: Parser = getattr(found, "parser", self)
+            used.refuse(unknown)
+        return found
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit with code 2 because of unknown arguments."""
+        first = next((word for word in unknown if word.startswith("-")), unknown[0])
+        known = [name for action in self._actions for name in action.option_strings]
+        near = difflib.get_close_matches(first.split("=")[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unknown argument {first}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2, pointing to the help instead of a page of usage."""
+        self.exit(2, f"{self.prog}: {message}\n  fix: {self.prog} --help lists what it takes\n")

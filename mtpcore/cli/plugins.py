@@ -1,0 +1,136 @@
+"""``mtpcore plugins``: what is installed, what it matches and what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from mtpcore.cli.version import version
+from mtpcore.registry import SWITCH, Plugin, describe_plugins
+from mtpcore.spec import DrafterSpec, ModelSpec
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "List what is installed: trunks, drafters, what they match and need"
+EXAMPLES = f"""examples:
+  mtpcore plugins
+  mtpcore plugins --json | jq '.plugins[].drafters[].name'
+  {SWITCH}= mtpcore run demo -p "import"       without other people's plugins
+  {SWITCH}=lookup mtpcore run demo -p "import"    with this one alone
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    selected = os.environ.get(SWITCH)
+    found = [_describe(plugin, selected) for plugin in describe_plugins()]
+    if options.json:
+        print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": found}))
+        return 0
+    for plugin in found:
+        print("\n".join(_lines(plugin)) + "\n")
+    state = "is not set: all plugins are used" if selected is None else f"is {selected!r}"
+    print(f"The environment variable {SWITCH} {state}.")
+    print("It lists the names of other people's plugins to use, with commas; empty: none.")
+    return 0
+
+
+def _describe(plugin: Plugin, selected: str | None) -> dict[str, Any]:
+    names = None if selected is None else {name.strip() for name in selected.split(",")}
+    return {
+        "name": plugin.name,
+        "distributions": [
+            f"mtpcore {version()}" if name == "mtpcore" else name for name in plugin.distributions
+        ],
+        "module": plugin.module,
+        "first_party": plugin.first_party,
+        "used": plugin.error is None
+        and (plugin.first_party or names is None or plugin.name in names),
+        "error": str(plugin.error) if plugin.error else None,
+        "models": [_model(spec) for spec in plugin.models],
+        "drafters": [_drafter(spec) for spec in plugin.drafters],
+    }
+
+
+def _fit(spec: ModelSpec | DrafterSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "architectures": sorted(spec.fit.architectures),
+        "tensors": list(spec.fit.tensors),
+        "absent": list(spec.fit.absent),
+    }
+
+
+def _model(spec: ModelSpec) -> dict[str, Any]:
+    return {**_fit(spec), "graphs": [name for name, _ in spec.graphs]}
+
+
+def _drafter(spec: DrafterSpec) -> dict[str, Any]:
+    return {
+        **_fit(spec),
+        "targets": sorted(spec.fit.targets),
+        "standalone": spec.standalone,
+        "shape": spec.shape,
+        "limit": spec.limit,
+        "acceptance": list(spec.acceptance),
+        "feeds": [
+            {
+                "slot": feed.slot,
+                "taps": list(feed.taps),
+                "from": feed.src,
+                "pairing": feed.pairing,
+                "evidence": feed.evidence,
+            }
+            for feed in spec.feeds
+        ],
+        "ties": [list(tie.candidates) for tie in spec.ties],
+        "evidence": spec.evidence,
+    }
+
+
+def _lines(plugin: dict[str, Any]) -> list[str]:
+    lines = [f"{plugin['name']}  ({', '.join(plugin['distributions'])})"]
+    if plugin["error"]:
+        lines.append("  broken     " + plugin["error"].replace("\n", "\n             "))
+    elif not plugin["used"]:
+        lines.append(f"  left out   by {SWITCH}")
+    for model in plugin["models"]:
+        lines.append(f"  trunk      {model['name']}")
+        lines += _matches(model)
+    for drafter in plugin["drafters"]:
+        low, high = drafter["acceptance"]
+        lines.append(
+            f"  drafter    {drafter['name']}: {drafter['shape']}, up to {drafter['limit']} tokens, "
+            f"first draft accepted {low:.2f} to {high:.2f} of the time"
+        )
+        lines += _matches(drafter)
+        if drafter["standalone"]:
+            lines.append("    file     of its own" + _of(" for ", drafter["targets"]))
+        for feed in drafter["feeds"]:
+            taps = ", ".join(feed["taps"])
+            lines.append(f"    reads    {taps} of {feed['from']}, pairing {feed['pairing']}")
+            lines += [f"    because  {feed['evidence']}"] if feed["evidence"] else []
+        for own, *others in drafter["ties"]:
+            lines += [f"    borrows  {own} from {' or '.join(others)}"] if others else []
+        if drafter["evidence"]:
+            lines.append(f"    evidence {drafter['evidence']}")
+    return lines
+
+
+def _matches(spec: dict[str, Any]) -> list[str]:
+    lines = [f"    matches  {', '.join(spec['architectures']) or 'every architecture'}"]
+    for word, names in (("needs", spec["tensors"]), ("without", spec["absent"])):
+        if names:
+            lines.append(f"    {word:8} {', '.join(names)}")
+    return lines
+
+
+def _of(text: str, names: list[str]) -> str:
+    return text + ", ".join(names) if names else ""

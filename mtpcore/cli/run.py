@@ -1,0 +1,193 @@
+"""``mtpcore run``: write a text, and show what drafting did for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import msgspec
+
+from mtpcore.cli import options as shared
+from mtpcore.cli.prompts import read_prompt
+from mtpcore.cli.report import compare, describe, first_difference, plain_stats
+from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
+from mtpcore.cli.terminal import LiveText, note, paint, uses_colour
+from mtpcore.decoding import Generator, Request
+from mtpcore.model import Model
+from mtpcore.sampling import Sampling
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "Continue a text; accepted drafts are green on a terminal"
+EXAMPLES = """examples:
+  mtpcore run demo -p "def read_config(path):" --draft 3
+  mtpcore run demo -p "def read_config(path):" --draft 3 --compare
+  mtpcore run model.gguf -f prompt.txt -n 200 --temp 0.8 --top-k 40 --seed 7
+  mtpcore run model.gguf --chat -p "Why is the sky blue?"
+  mtpcore run trunk.gguf --mtp-path head.gguf -p "Once" --draft 2
+  mtpcore run model.gguf --prompt-tokens 1,2,3 --json | jq .stats.acceptance
+"""
+_INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    shared.add_model_options(parser)
+    shared.add_prompt_options(parser)
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--chat", action="store_true", help="put the prompt into the model's chat template"
+    )
+    text.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=int,
+        default=128,
+        metavar="N",
+        help="most tokens to write; -1: until the context is full (default: %(default)s)",
+    )
+    text.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+    )
+    text.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")
+    shared.add_draft_options(parser)
+    shared.add_sampling_options(parser)
+    shared.add_context_options(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--compare",
+        action="store_true",
+        help="decode plainly as well; say whether the texts are equal and which was faster",
+    )
+    output.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="default: auto"
+    )
+    output.add_argument(
+        "--json", action="store_true", help="print one object: text, tokens, prompt_tokens, stats"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if options.predict < -1:
+        options.parser.error("-n: wanted a number of tokens, or -1")
+    sampling = shared.sampling_of(options)
+    with open_model(options) as model:
+        prompt = read_prompt(options, model)
+        n_ctx = _count_places(options, model, len(prompt))
+        session = open_session(options, model, n_ctx)
+        generator = Generator(
+            session.source,
+            sampling=sampling,
+            draft=session.draft,
+            draft_sampler=options.draft_sampler,
+            p_min=options.p_min,
+        )
+        request = _add(generator, prompt, options)
+        interrupted = _write(generator, request, session, options)
+        drafter = session.drafter.name if session.drafter else ""
+        note(describe(generator.stats, drafter).replace("\n", "\n         "))
+        if sampling.temperature:
+            note(f"--seed {sampling.seed} writes the same text again")
+        result = _describe(request, generator, session)
+        failed = False
+        if options.compare and not interrupted:
+            failed = _compare(options, sampling, session, request, generator, result)
+        if options.json:
+            print(json.dumps(result))
+    return _INTERRUPTED if interrupted else int(failed)
+
+
+def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> int:
+    if options.ctx_size is not None:
+        n_ctx: int = options.ctx_size
+    elif options.predict < 0:
+        n_ctx = max(getattr(model.hparams, "n_ctx_train", 0), n_prompt + 1)
+    else:
+        n_ctx = n_prompt + options.predict
+    return max(n_ctx, 1)
+
+
+def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -> Request:
+    n_ctx = generator.cross.llm.n_ctx
+    return generator.add(
+        prompt,
+        max_tokens=n_ctx if options.predict < 0 else options.predict,
+        stop=options.stop,
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def _write(
+    generator: Generator, request: Request, session: Session, options: argparse.Namespace
+) -> bool:
+    """Write the text while it is made; return whether it was interrupted."""
+    live = None
+    if not options.json:
+        colour = uses_colour(options.color, sys.stdout)
+        live = LiveText(request, session.model.tokenizer, sys.stdout, colour)
+        if sys.stdout.isatty() and options.prompt and not options.chat:
+            sys.stdout.write(paint(options.prompt, "bold") if colour else options.prompt)
+    interrupted = False
+    try:
+        finish(generator, request, live.update if live else None)
+    except KeyboardInterrupt:
+        interrupted = True
+        request.end("cancelled")
+    if live:
+        live.update()
+        live.end()
+    return interrupted
+
+
+def _describe(request: Request, generator: Generator, session: Session) -> dict[str, Any]:
+    llm = session.llm
+    return {
+        "text": request.text,
+        "tokens": request.tokens,
+        "prompt_tokens": request.prompt,
+        "finish_reason": request.finish_reason,
+        "stats": plain_stats(generator.stats),
+        "settings": {
+            "model": str(session.model.path),
+            "drafter": session.drafter.name if session.drafter else None,
+            "draft": request.draft,
+            "draft_sampler": request.draft_sampler,
+            "p_min": request.p_min,
+            "sampling": msgspec.to_builtins(request.sampling),
+            "n_ctx": llm.n_ctx,
+            "n_batch": llm.n_batch,
+            "threads": llm.threads,
+            "kv_dtype": llm.kv_dtype,
+            "backend": llm.backend.name,
+            "guarantee": llm.guarantee,
+        },
+    }
+
+
+def _compare(
+    options: argparse.Namespace,
+    sampling: Sampling,
+    session: Session,
+    request: Request,
+    generator: Generator,
+    result: dict[str, Any],
+) -> bool:
+    """Decode plainly as well; return whether the guarantee was broken."""
+    llm = make_context(options, session.model, session.llm.n_ctx)
+    plain = Generator(llm, sampling=sampling)
+    again = _add(plain, request.prompt, options)
+    finish(plain, again)
+    difference = first_difference(request.tokens, again.tokens)
+    note(compare(difference, generator.stats, plain.stats, llm.guarantee))
+    result["compare"] = {
+        "equal": difference is None,
+        "first_difference": difference,
+        "text": again.text,
+        "tokens": again.tokens,
+        "stats": plain_stats(plain.stats),
+    }
+    return difference is not None and llm.guarantee.startswith("exact")

@@ -1,0 +1,129 @@
+"""From options to a model, its context, and the drafter that fits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import msgspec
+
+from mtpcore.cli.options import model_path
+from mtpcore.cli.terminal import note, progress
+from mtpcore.context import Context
+from mtpcore.cross import Cross, link
+from mtpcore.decoding import Generator, Request, default_length
+from mtpcore.errors import GraphError, LinkError, ModelFileError
+from mtpcore.loading import load_model
+from mtpcore.model import Model
+from mtpcore.spec import DrafterSpec
+
+__all__ = ["Session", "finish", "make_context", "open_model", "open_session"]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A target context, with its drafter where there is one; ``draft`` is how much it drafts."""
+
+    model: Model
+    source: Cross | Context
+    drafter: DrafterSpec | None
+    draft: int
+
+    @property
+    def llm(self) -> Context:
+        """The target's context."""
+        return self.source.llm if isinstance(self.source, Cross) else self.source
+
+
+def open_model(options: argparse.Namespace) -> Model:
+    """Load the model that the options name; its head only if it may draft."""
+    heads = options.draft != 0 or options.mtp_path is not None
+    return load_model(model_path(options), mtp=heads, mtp_path=options.mtp_path)
+
+
+def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
+    """Make the context and link the drafter.
+
+    Raises
+    ------
+    LinkError
+        A drafter was asked for and none fits; says what to do.
+    """
+    trained = getattr(model.hparams, "n_ctx_train", n_ctx)
+    if n_ctx > trained:
+        note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
+    draft_model = load_model(options.model_draft) if options.model_draft and options.draft else None
+    drafter = _choose(options, model, draft_model)
+    if drafter is None:
+        return Session(model, make_context(options, model, n_ctx), None, 0)
+    length = default_length(drafter) if options.draft == "auto" else options.draft
+    if length > drafter.limit:
+        note(f"--draft {length}: {drafter.name} drafts at most {drafter.limit} tokens")
+    llm = make_context(options, model, n_ctx)
+    try:
+        cross = link(llm, drafter, draft_model=draft_model)
+    except (LinkError, GraphError) as error:
+        if _insists(options):
+            raise
+        note(f"decoding plainly, as the drafter cannot be used: {error}")
+        return Session(model, make_context(options, model, n_ctx), None, 0)
+    return Session(model, cross, drafter, min(length, drafter.limit))
+
+
+def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:
+    """Make a context for the target, with a progress bar while its weights are packed."""
+    n_weights = len(model.program().weights())
+    with progress("packing weights", n_weights, lambda: len(model.packed)):
+        return Context(
+            model,
+            n_ctx,
+            n_batch=options.batch_size,
+            kv_dtype=options.kv_dtype,
+            threads=options.threads,
+            backend=options.backend,
+        )
+
+
+def finish(
+    generator: Generator, request: Request, after_round: Callable[[], None] | None = None
+) -> None:
+    """Run a request to its end, with a progress bar while its prompt is read."""
+    with progress("reading the prompt", len(request.prompt), lambda: request.n_prefilled):
+        while not request.done and request.n_prefilled < len(request.prompt):
+            generator.step()
+    while not request.done:
+        if after_round:
+            after_round()
+        generator.step()
+
+
+def _insists(options: argparse.Namespace) -> bool:
+    return bool(options.draft != "auto" or options.drafter or options.model_draft)
+
+
+def _choose(
+    options: argparse.Namespace, model: Model, draft_model: Model | None
+) -> DrafterSpec | None:
+    """Return the drafter to use, or None where the text is decoded plainly."""
+    if options.draft == 0:
+        if options.drafter or options.model_draft:
+            note("--draft 0: the drafter is not used")
+        return None
+    source = draft_model or model
+    if source.drafters:
+        return source.find_drafter(options.drafter)
+    if options.model_draft:
+        raise ModelFileError(
+            "the file holds no drafter",
+            where=options.model_draft,
+            fix="give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
+        )
+    if _insists(options):
+        raise LinkError(
+            "the model has no drafter",
+            where=str(model.path),
+            got=f"--drafter {options.drafter}" if options.drafter else f"--draft {options.draft}",
+            fix="--draft auto decodes plainly; --mtp-path FILE adds a head, -md FILE a drafter in "
+            "a file of its own, and plugins may bring others (mtpcore plugins)",
+        )
+    note(f"{model.path} has no drafter: decoding plainly")
+    return None

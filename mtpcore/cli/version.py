@@ -1,0 +1,13 @@
+"""Which version of mtpcore this is."""
+
+from importlib import metadata
+
+__all__ = ["version"]
+
+
+def version() -> str:
+    """Return the installed distribution's version."""
+    try:
+        return metadata.version("mtpcore")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

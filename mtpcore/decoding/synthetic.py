@@ -1,0 +1,76 @@
+"""Acceptance by the dice: what drafting would cost and gain at a given rate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from mtpcore.errors import SamplingError
+
+__all__ = ["SyntheticAcceptance"]
+
+
+class SyntheticAcceptance:
+    """Accepts drafts at chosen rates, whatever the target says; only timing means anything.
+
+    Parameters
+    ----------
+    rates : sequence of float
+        ``rates[i]`` is the share of steps in which draft i + 1 is accepted: in [0, 1], not rising.
+    never : collection of int
+        Tokens that are never accepted: those that end a text.
+    seed : int
+
+    Raises
+    ------
+    SamplingError
+        Rates out of range.
+    """
+
+    def __init__(
+        self, rates: Sequence[float], *, never: Collection[int] = (), seed: int = 0
+    ) -> None:
+        self.rates = tuple(map(float, rates))
+        if not all(0 <= b <= a <= 1 for a, b in zip((1.0, *self.rates), self.rates, strict=False)):
+            raise SamplingError(
+                "rates do not rise", where="SyntheticAcceptance", wanted="0..1", got=self.rates
+            )
+        self._never, self._random = frozenset(never), random.Random(seed)
+
+    @classmethod
+    def of_length(
+        cls, length: float, n: int, *, never: Collection[int] = (), seed: int = 0
+    ) -> SyntheticAcceptance:
+        """Return rates r, r**2, ..., r**n whose sum is ``length`` - 1.
+
+        Parameters
+        ----------
+        length : float
+            Tokens of a step on average, the target's own included: 1 .. n + 1.
+        n : int
+            Longest draft.
+
+        Raises
+        ------
+        SamplingError
+            The length is out of range.
+        """
+        if not 1 <= length <= n + 1:
+            raise SamplingError(
+                "bad length", where="SyntheticAcceptance", wanted=f"1..{n + 1}", got=length
+            )
+        low, high = 0.0, 1.0
+        for _ in range(53):  # halving exhausts a float
+            rate = (low + high) / 2
+            if sum(rate**i for i in range(1, n + 1)) < length - 1:
+                low = rate
+            else:
+                high = rate
+        return cls([high**i for i in range(1, n + 1)], never=never, seed=seed)
+
+    def __call__(self, position: int, token: int) -> bool:
+        """Decide on draft number ``position`` (from 0), all before it being accepted."""
+        if token in self._never or position >= len(self.rates):
+            return False
+        before = self.rates[position - 1] if position else 1.0
+        return before > 0 and self._random.random() < self.rates[position] / before

@@ -1,0 +1,116 @@
+"""``mtpcore inspect``."""
+
+import json
+
+import pytest
+
+import mtpcore
+from mtpcore.cli.anatomy import role_of
+from mtpcore.gguf import open_model_file, write_model_file
+
+
+def test_everything_is_there_for_people(command, glm):
+    code, out, err = command("inspect", glm)
+    assert (code, err) == (0, "")
+    for said in (
+        "layout        combined",
+        "glm4moe.nextn_predict_layers = 1",
+        "glm_nextn of plugin glm_nextn: chain",
+        "blk.4.nextn.shared_head_head.weight: borrowed from output.weight Q8_0",
+        "blk.4.nextn.shared_head_norm.weight: its own F32",
+        "memory for 2048 tokens in f16",
+    ):
+        assert said in out
+
+
+def test_everything_is_there_for_programs(command, glm):
+    found = json.loads(command("inspect", glm, "--json", "-c", 100)[1])
+    model = mtpcore.load_model(glm)
+    assert found["metadata"]["tokenizer.ggml.tokens"]["length"] == 2048
+    assert sum(row["bytes"] for row in found["roles"]) == model.n_bytes
+    assert {row["role"] for row in found["roles"]} == {
+        "embedding", "trunk", "norms", "output", "head"
+    }  # fmt: skip
+    head = [t for t in found["tensors"] if t["role"] == "head"]
+    assert {t["name"].split(".")[1] for t in head} == {"4"}
+    assert found["isa"]["used"] in found["isa"]["available"]
+
+
+def test_the_memory_plan_is_what_contexts_take(command, glm):
+    found = json.loads(command("inspect", glm, "--json", "-c", 100, "--kv-dtype", "f32")[1])
+    model = mtpcore.load_model(glm)
+    cross = mtpcore.link(mtpcore.Context(model, 100, kv_dtype="f32"))
+    parts = {part["role"]: part for part in found["plan"]["parts"]}
+    for role, name in (("llm", "llm"), ("draft", "glm_nextn")):
+        taken = cross.contexts[role].plan_bytes()["memory"]
+        assert parts[name]["kv_per_sequence"] == taken
+    packed = {
+        key: sum(one.nbytes for one in made) if isinstance(made, list) else made.nbytes
+        for key, made in model.packed.items()
+    }
+    assert sum(part["weights"] for part in parts.values()) == sum(packed.values())
+    shared = set(cross.contexts["llm"].program.weights()) & set(
+        cross.contexts["draft"].program.weights()
+    )
+    assert parts["glm_nextn"]["shared"] >= sum(n for key, n in packed.items() if key[2] in shared)
+
+
+@pytest.mark.parametrize("graph", ["llm", "draft"])
+@pytest.mark.parametrize(
+    ("form", "begins"), [("text", "program "), ("mermaid", "flowchart"), ("dot", "digraph")]
+)
+def test_graphs_are_drawn(command, glm, graph, form, begins):
+    code, out, _ = command("inspect", glm, "--graph", graph, "--format", form)
+    assert code == 0
+    assert out.startswith(begins)
+    assert ("nextn" in out) == (graph == "draft")
+
+
+def test_a_model_without_a_head_has_no_draft_graph(command, headless):
+    assert "none fits: text is decoded plainly" in command("inspect", headless)[1]
+    code, out, err = command("inspect", headless, "--graph", "draft")
+    assert (code, out) == (1, "")
+    assert "the model has no drafter" in err
+
+
+def test_every_tensor_on_request(command, glm):
+    out = command("inspect", glm, "--tensors")[1]
+    assert [name for name in mtpcore.load_model(glm).tensors if name not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "n_layers", "role"),
+    [
+        ("token_embd.weight", 4, "embedding"),
+        ("output.weight", 4, "output"),
+        ("output_norm.weight", 4, "norms"),
+        ("blk.3.attn_norm.weight", 4, "norms"),
+        ("blk.3.attn_output.weight", 4, "trunk"),
+        ("blk.4.attn_norm.weight", 4, "head"),
+        ("blk.0.attn_q.weight", None, "head"),
+        ("token_embd.weight", None, "head"),
+    ],
+)
+def test_roles(name, n_layers, role):
+    assert role_of(name, n_layers) == role
+
+
+def test_files_do_not_steer_the_terminal(command, glm, tmp_path):
+    path = tmp_path / "evil.gguf"
+    with open_model_file(glm) as file:
+        metadata = {**file.metadata, "general.name": "a\x1b[2Jb\x9bc"}
+        raw = {name: tensor.raw() for name, tensor in file.tensors.items()}
+        types = {name: tensor.type for name, tensor in file.tensors.items()}
+        write_model_file(path, file.architecture, metadata, raw, types)
+    code, out, _ = command("inspect", path)
+    assert code == 0
+    assert "general.name" in out
+    assert not {"\x1b", "\x9b"} & set(out)
+
+
+def test_a_file_that_is_none(command, tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + b"\0" * 9)
+    code, out, err = command("inspect", path)
+    assert (code, out) == (1, "")
+    assert "Traceback" not in err

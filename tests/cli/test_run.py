@@ -1,0 +1,259 @@
+"""``mtpcore run``."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+import mtpcore
+from mtpcore.cli import run
+from mtpcore.decoding import Generator
+
+PROMPT = ("-p", "def read_config(path):")
+GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.S)
+
+
+def library(path, prompt, n, draft):
+    """The same text without the command line."""
+    model = mtpcore.load_model(path)
+    cross = mtpcore.link(mtpcore.Context(model, 256))
+    gen = Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=draft)
+    request = gen.add(prompt, max_tokens=n)
+    while gen.active:
+        gen.step()
+    return request
+
+
+def test_text_goes_to_standard_output_and_the_report_elsewhere(command, glm):
+    code, out, err = command("run", glm, *PROMPT, "-n", 40, "--draft", 3)
+    tokens = mtpcore.load_model(glm).tokenizer.encode(PROMPT[1])
+    assert code == 0
+    assert out.rstrip("\n") == library(glm, tokens, 40, 0).text.rstrip("\n")
+    assert "40 tokens" in err
+    assert "per pass" in err
+    assert re.search(r"glm_nextn: \d+ of \d+ drafts accepted .* by position 0\.\d\d", err)
+    assert re.search(r"prefill \d+%, draft \d+%, verify \d+%, sampling \d+%", err)
+
+
+def test_json_is_one_object_and_drafts_change_nothing(command, glm):
+    found = {}
+    for draft in (0, 1, 3):
+        code, out, _ = command(
+            "run", "-m", glm, "--prompt-tokens", "345, 297,346", "-n", 30, "--json",
+            "--spec-draft-n-max", draft, "--temp", 0.8, "--top-k", 40, "--seed", 7,
+        )  # fmt: skip
+        found[draft] = json.loads(out)
+        assert code == 0
+        assert found[draft]["settings"]["draft"] == draft
+        assert (found[draft]["stats"]["drafted"] > 0) == (draft > 0)
+    one = found[3]
+    assert one["prompt_tokens"] == [345, 297, 346]
+    assert len(one["tokens"]) == 30
+    assert one["stats"]["passes"] < 29
+    assert one["stats"]["tokens_per_pass"] == pytest.approx(29 / one["stats"]["passes"])
+    assert found[0]["stats"]["tokens_per_pass"] == 1
+    assert {json.dumps([f["tokens"], f["text"]]) for f in found.values()} == {
+        json.dumps([one["tokens"], one["text"]])
+    }
+    assert one["settings"]["sampling"]["seed"] == 7
+    assert one["settings"]["guarantee"] == "exact"
+
+
+def test_colours_mark_exactly_the_accepted_drafts(command, glm):
+    _, out, _ = command("run", glm, *PROMPT, "-n", 40, "--draft", 3, "--color", "always")
+    model = mtpcore.load_model(glm)
+    request = library(glm, model.tokenizer.encode(PROMPT[1]), 40, 3)
+    stream = model.tokenizer.stream()
+    pieces = [stream.push(t) for t in request.tokens]
+    wanted = [p for p, drafted in zip(pieces, request.drafted, strict=True) if drafted and p]
+    assert GREEN.findall(out) == wanted
+    assert len(wanted) > 5
+    assert GREEN.sub(r"\1", out).rstrip("\n") == request.text.rstrip("\n")
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_a_pipe_gets_no_colours(command, glm, mode):
+    assert "\x1b" not in command("run", glm, *PROMPT, "-n", 20, "--color", mode)[1]
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_gets_colours_unless_refused(glm, environment, coloured):
+    ours, theirs = pty.openpty()
+    base = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "30", "--draft", "3"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=base | environment,
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 4096):
+            seen += part
+    except OSError:  # the other end has gone
+        pass
+    os.close(ours)
+    report = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, report
+    assert (b"\x1b[32m" in seen) == coloured
+    assert PROMPT[1].encode() in seen
+    assert b"\x1b" not in report
+
+
+def test_compare_says_that_the_texts_are_equal(command, glm):
+    code, out, err = command("run", glm, *PROMPT, "-n", 30, "--draft", 3, "--compare", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert "the texts are equal" in err
+    assert re.search(r"[\d.]+ times as fast", err)
+    assert found["compare"]["equal"]
+    assert found["compare"]["tokens"] == found["tokens"]
+    assert found["compare"]["stats"]["drafted"] == 0
+
+
+def test_a_difference_is_a_failure(command, glm, monkeypatch):
+    monkeypatch.setattr(run, "first_difference", lambda one, other: 3)
+    code, _, err = command("run", glm, *PROMPT, "-n", 5, "--compare")
+    assert code == 1
+    assert "differ from token 3 on" in err
+    assert "please report it" in err
+
+
+def test_stop_strings_end_the_text_before_them(command, glm):
+    whole = command("run", glm, *PROMPT, "-n", 40)[1]
+    stop = whole.strip()[6:10]
+    code, out, _ = command("run", glm, *PROMPT, "-n", 40, "--stop", stop, "--stop", "\0never")
+    assert code == 0
+    assert out.rstrip("\n") == whole[: whole.index(stop)].rstrip("\n")
+
+
+def test_a_file_and_standard_input_are_prompts_too(command, glm, tmp_path, monkeypatch):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT[1])
+    wanted = command("run", glm, *PROMPT, "-n", 10)[1]
+    assert command("run", glm, "-f", file, "-n", 10)[1] == wanted
+    with file.open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert command("run", glm, "-f", "-", "-n", 10)[1] == wanted
+    file.write_bytes(b"\xff")
+    assert command("run", glm, "-f", file)[0] == 1
+    assert command("run", glm, "-f", tmp_path / "missing")[0] == 1
+
+
+def test_a_model_without_a_head(command, headless):
+    auto = command("run", headless, *PROMPT, "-n", 10)
+    assert auto[0] == 0
+    assert auto[2].splitlines()[0].endswith("has no drafter: decoding plainly")
+    assert auto[1] == command("run", headless, *PROMPT, "-n", 10, "--draft", 0)[1]
+    code, out, err = command("run", headless, *PROMPT, "-n", 10, "--draft", 3)
+    assert (code, out) == (1, "")
+    assert "fix: --draft auto decodes plainly; --mtp-path FILE" in err
+    assert "Traceback" not in err
+
+
+def test_a_head_in_another_file_completes_the_model(command, headless, tmp_path):
+    code, _, err = command("run", headless, *PROMPT, "--mtp-path", tmp_path / "none.gguf")
+    assert code == 1
+    assert "cannot open the file" in err
+
+
+def test_longer_drafts_than_the_drafter_makes_are_cut_aloud(command, glm):
+    code, out, err = command("run", glm, *PROMPT, "-n", 10, "--draft", 50, "--json")
+    assert code == 0
+    assert "drafts at most 8" in err
+    assert json.loads(out)["settings"]["draft"] == 8
+
+
+def test_until_the_context_is_full(command, glm):
+    out = command("run", glm, *PROMPT, "-n", -1, "-c", 40, "--ignore-eos", "--json")[1]
+    found = json.loads(out)
+    assert found["finish_reason"] == "length"
+    assert len(found["prompt_tokens"]) + len(found["tokens"]) in (40, 41)
+
+
+def test_backends_and_cache_types_are_options(command, glm):
+    out = command(
+        "run", glm, *PROMPT, "-n", 3, "--backend", "reference", "-ctk", "f32", "-t", 1, "--json"
+    )[1]
+    settings = json.loads(out)["settings"]
+    assert (settings["backend"], settings["kv_dtype"], settings["threads"]) == (
+        "reference",
+        "f32",
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--prompt-tokens", "99999"), "no such token"),
+        (("-p", "x", "--chat"), "no chat template"),
+        (("-p", "x", "--temp", "-1"), "bad temperature"),
+        (("-p", "x" * 99, "-c", "4"), "longer than the context"),
+        (("-p", "x", "--drafter", "nobody"), "no drafter 'nobody'"),
+        (("-p", "x", "-md", __file__), "GGUF"),
+    ],
+)
+def test_errors_are_one_message(command, glm, arguments, said):
+    code, out, err = command("run", glm, *arguments)
+    assert (code, out) == (1, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert err.startswith("mtpcore: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("x.gguf", "-p", "x", "--drfat", "3"), "did you mean --draft?"),
+        (("x.gguf", "-p", "x", "--spec-draft-n-mx=3"), "did you mean --spec-draft-n-max?"),
+        (("x.gguf", "-p", "x", "--draft", "many"), "wanted a whole number >= 0"),
+        (("x.gguf", "-p", "x", "--p-min", "2"), "0..1"),
+        (("-p", "x"), "give one model"),
+        (("x.gguf", "-m", "y.gguf", "-p", "x"), "give one model"),
+        (("x.gguf", "-p", "x", "-f", "y"), "not allowed with"),
+        (("x.gguf", "-p", "x", "-n", "-5"), "-n"),
+    ],
+)
+def test_wrong_arguments_are_code_2(command, arguments, said):
+    code, out, err = command("run", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_prompt_must_be_given(command, glm):
+    code, _, err = command("run", glm)
+    assert code == 2
+    assert "give a prompt" in err
+
+
+def test_interruption_ends_with_the_report(command, glm, monkeypatch):
+    step, rounds = Generator.step, []
+
+    def interrupt(self):
+        rounds.append(1)
+        if len(rounds) == 5:
+            raise KeyboardInterrupt
+        step(self)
+
+    monkeypatch.setattr(Generator, "step", interrupt)
+    code, out, err = command("run", glm, *PROMPT, "--json", "--compare")
+    assert code == 130
+    assert json.loads(out)["finish_reason"] == "cancelled"
+    assert "per pass" in err
+
+
+def test_nobody_reading_is_no_crash(glm):
+    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "100"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    report = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 141
+    assert "Traceback" not in report
+    assert "BrokenPipe" not in report
