@@ -30,7 +30,7 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     low, high = int(found.min()), int(found.max())
     if low < -(2**31) or high >= 2**31:
         raise BatchError(f"{what} fit 32 bits", got=(low, high))
-    return np.asarray(found, dtype=np.int32, order="C")
+    return np.array(found, dtype=np.int32, order="C")  # a copy: its owner may write to it
 
 
 def numbers(values: Any, what: str) -> F32:
@@ -209,7 +209,10 @@ class Batch:
             last = dict(zip(self.seq.tolist(), range(n), strict=True))
             wanted[list(last.values())] = True
             return wanted
-        found = np.asarray(outputs)
+        try:
+            found = np.asarray(outputs)
+        except ValueError as error:
+            raise BatchError("outputs are one bool a row", wanted=(n,), got=str(error)) from None
         if found.dtype != np.bool_ or found.shape != (n,):
             raise BatchError("outputs are one bool a row", wanted=(n,), got=found.shape)
         return found

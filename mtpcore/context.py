@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import Backend, Plan, Rows
 from mtpcore.backends.select import select_backend
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.graph import GraphType
 from mtpcore.memory import PAGE, Memory, PagedKV
@@ -192,7 +192,6 @@ class Context:
             is missing. The state is what it was.
         """
         rows, ranges, groups = admit(self, batch)
-        before = {seq: self.length(seq) for seq in ranges}
         with reserved(self, ranges):
             parts = [self.plan.run(part, self.memory) for part in self._split(rows)]
             arrays = {
@@ -208,10 +207,10 @@ class Context:
                 watcher(batch, output)
             if self.deliver is not None:
                 self.deliver(batch, output)
-        for seq, (_, end) in ranges.items():
+        for seq, (begin, end) in ranges.items():
             self._lengths[seq] = end
             if rows.parent is not None:
-                self.undecided[seq] = (before[seq], end)
+                self.undecided[seq] = (begin, end)
         return output
 
     def _split(self, rows: Rows) -> Sequence[Rows]:
@@ -250,7 +249,7 @@ class Context:
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = list(path)
+        steps = [int(step) for step in integers(list(path), "path")]
         if sorted(set(steps)) != steps or (steps and not 0 <= steps[0] <= steps[-1] < end - begin):
             raise BatchError(
                 "a path ascends through the tree's rows",
@@ -294,7 +293,8 @@ class Context:
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
         now = self.length(seq)
-        if not 0 <= length <= now:
+        whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
+        if not whole or not 0 <= length <= now:
             raise BatchError(
                 "rewinds to a place that is not there",
                 where=f"sequence {seq}",
@@ -308,6 +308,7 @@ class Context:
 
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""
+        self.check_seq(seq)
         self.check_seq(new)
         if seq in self.undecided:
             raise BatchError(

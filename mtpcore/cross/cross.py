@@ -74,16 +74,23 @@ class Cross(Roles):
         jobs = []
         for one, n in wanted.items():
             state, settings = self._state(one), _of(sampling, one)
-            if n < 0:
-                raise BatchError("draft length", where=f"sequence {one}", wanted=">= 0", got=n)
+            if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+                raise BatchError(
+                    "a draft's length is a number of tokens",
+                    where=f"sequence {one}",
+                    wanted=">= 0",
+                    got=repr(n),
+                )
             if self.pending(one, settings) is None:
                 raise BatchError(
                     "nothing to continue from",
                     where=f"sequence {one}",
                     fix="process() tokens with outputs='last' first",
                 )
-            n = min(n, max(self.llm.n_ctx - state.n - 1, 0))
-            if n and not state.off:
+            n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0))
+            if n and self.drafters and state.n_known < state.n:
+                self._pause(one, state.n_known)
+            elif n:
                 sampler = self._sampler(one, settings, _of(draft_sampler, one))
                 jobs.append(
                     DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
@@ -100,23 +107,39 @@ class Cross(Roles):
     def _trust(self, name: str, seq: int, ids: Sequence[Any], k: int) -> list[int]:
         """Cut a drafter's output at the first id that is none, and at the length asked for."""
         n_vocab = self.llm.model.hparams.n_vocab
+        if len(ids) > k:
+            self._warn(name, seq, f"more than {k} drafts; the others are dropped")
         good: list[int] = []
-        for token in ids:
+        for token in ids[:k]:
             whole = isinstance(token, (int, np.integer)) and not isinstance(token, bool)
             if not whole or not 0 <= token < n_vocab:
                 self.invalid += 1
-                if not self._warned:
-                    self._warned = True
-                    logger.warning(
-                        "drafter %s: %r is no token; drafts end before it "
-                        "(sequence %d; further ones are counted)",
-                        name,
-                        token,
-                        seq,
-                    )
+                self._warn(name, seq, f"{token!r} is no token; drafts end before it")
                 break
             good.append(int(token))
-        return good[:k]
+        return good
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that no drafter can follow; warn of the first one."""
+        if not self._paused:
+            logger.warning(
+                "sequence %d, position %d holds no token that a drafter could read; "
+                "no drafts (said once, counted)",
+                seq,
+                place,
+            )
+        self._paused += 1
+
+    @property
+    def paused(self) -> int:
+        """How often a sequence got no further draft: embedding rows, rows that are not finite."""
+        return self._paused + sum(drafter.paused for drafter in self.drafters.values())
+
+    def _warn(self, name: str, seq: int, what: str) -> None:
+        """Warn of the first thing that a drafter does wrong."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("drafter %s, sequence %d: %s (said once)", name, seq, what)
 
     def verify(
         self,
@@ -149,7 +172,7 @@ class Cross(Roles):
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
-        prefill = prefill or {}
+        prefill = {seq: ids for seq, ids in (prefill or {}).items() if len(ids)}
         tokens: list[int] = []
         seqs: list[int] = []
         pos: list[int] = []
@@ -264,7 +287,7 @@ class Cross(Roles):
             if context.memory is not None:
                 context.memory.commit(seq, min(length, context.length(seq)))
         state.undecided = None
-        state.n = length
+        state.commit(length)
         state.set_pending(verdict.tokens[n])
 
     def digest(self, seq: int) -> dict[str, bytes]:
@@ -273,4 +296,8 @@ class Cross(Roles):
 
 
 def _of(value: Any, seq: int) -> Any:
-    return value[seq] if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    if seq not in value:
+        raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")
+    return value[seq]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -16,6 +18,8 @@ from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["DraftJob", "Drafter", "GraphDrafter", "ProposerDrafter"]
+
+logger = logging.getLogger("mtpcore")
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -43,6 +47,9 @@ class Drafter(Protocol):
     def spec(self) -> DrafterSpec | None:
         """The declaration; None where there is no graph."""
 
+    paused: int
+    """How often a sequence got no further draft because a hidden row was not finite."""
+
     def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
         """Return drafts by sequence; ids are not trusted."""
 
@@ -60,14 +67,18 @@ class ProposerDrafter:
     """A drafter without a graph."""
 
     spec: DrafterSpec | None = None
+    paused = 0
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
-        """Ask the proposer for each sequence in turn."""
+        """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
         return {
-            job.seq: list(self.proposer.propose(job.seq, job.history.copy(), job.k)) for job in jobs
+            job.seq: list(
+                islice(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k + 1)
+            )
+            for job in jobs
         }
 
     def rewind(self, seq: int, n: int) -> None:
@@ -101,6 +112,7 @@ class GraphDrafter:
             any(f.pairing == "next-token" and f.first == "none" for f in self.spec.feeds)
         )
         self._ids = self._vocabulary()
+        self.paused = 0
 
     def _check(self) -> None:
         spec = self.spec
@@ -152,24 +164,39 @@ class GraphDrafter:
         begin = self.context.length(job.seq) or self.first
         return range(begin, len(job.history))
 
-    def _finite(self, job: DraftJob) -> bool:
-        places = np.asarray(self._entries(job), np.int32)
-        seqs = np.full(len(places), job.seq, np.int32)
-        return all(
-            bool(np.isfinite(self.context.sources[f.slot](seqs, places)).all())
-            for f in self.spec.feeds
-        )
+    def _sound(self, seq: int, places: range) -> range:
+        """Return the places before the first one whose hidden row is not finite."""
+        at = np.asarray(places, np.int32)
+        seqs = np.full(len(at), seq, np.int32)
+        sound = np.ones(len(at), bool)
+        for feed in self.spec.feeds:
+            sound &= np.isfinite(self.context.sources[feed.slot](seqs, at)).all(axis=1)
+        return places if sound.all() else places[: int(sound.argmin())]
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            logger.warning(
+                "drafter %s: hidden row of sequence %d, position %d is not finite; "
+                "no drafts from it (said once, counted)",
+                self.name,
+                seq,
+                place,
+            )
+        self.paused += 1
 
     def settle(self, seq: int, history: I32) -> None:
         """Hold exactly the entries of the tokens that the target has processed.
 
         The pending token's entry, which a draft may have left, is as true as the others, but
-        nobody has committed to that token yet.
+        nobody has committed to that token yet. Rows that are not finite make no entries.
         """
         self.rewind(seq, len(history))
         begin = self.context.length(seq) or self.first
-        if begin < len(history):
-            self.context.process(Batch(history[begin:], seq=seq, pos=begin, outputs="none"))
+        places = self._sound(seq, range(begin, len(history)))
+        if places:
+            tokens = history[places.start : places.stop]
+            self.context.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
@@ -177,9 +204,16 @@ class GraphDrafter:
         A sequence with a non-finite hidden row gets no drafts.
         """
         drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
+        active = []
         for job in jobs:
-            self.rewind(job.seq, len(job.history) - 1)  # an earlier draft may have gone further
-        active = [job for job in jobs if job.k > 0 and self._finite(job)]
+            # The pending token's entry is made anew: its logits are wanted.
+            self.rewind(job.seq, len(job.history) - 1)
+            missing = self._entries(job)
+            sound = self._sound(job.seq, missing)
+            if sound == missing:
+                active.append(job)
+            else:
+                self._pause(job.seq, sound.stop)
         if not active:
             return drafts
         try:
@@ -222,6 +256,9 @@ class GraphDrafter:
             finite = [
                 bool(np.isfinite([s[i] for s in slots.values()]).all()) for i in range(len(active))
             ]
+            for job, good in zip(active, finite, strict=True):
+                if not good:
+                    self._pause(job.seq, len(job.history) + step - 1)
             active = [job for job, good in zip(active, finite, strict=True) if good]
             if not active:
                 return
@@ -250,7 +287,7 @@ class GraphDrafter:
             if probability < job.p_min:
                 continue
             mine.append(token)
-            if step < job.k:
+            if step < min(job.k, self.spec.limit):
                 going.append(job)
                 rows.append(row)
         return going, rows

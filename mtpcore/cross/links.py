@@ -102,6 +102,15 @@ class Links:
         where = f"{role}.{tap}, sequence {seq}, position {pos}"
         if found.ndim != 2 or not np.isfinite(found).all():
             raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
+        n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
+        whole = isinstance(pos, (int, np.integer)) and not isinstance(pos, bool)
+        if not whole or not 0 <= pos <= n_ctx - len(found):
+            raise BatchError(
+                "fed rows lie outside the context",
+                where=where,
+                wanted=f"a position in 0..{n_ctx - len(found)}",
+                got=repr(pos),
+            )
         boxes = [
             self._inboxes[key]
             for key, joined in self._joined.items()
@@ -114,7 +123,7 @@ class Links:
                 got=", ".join(f"{one.src}.{one.tap}" for one in self) or "no links",
             )
         for box in boxes:
-            box.put(seq, pos, found)
+            box.put(seq, int(pos), found)
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget the rows that the target made from place ``n`` on."""

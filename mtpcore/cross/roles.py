@@ -45,6 +45,9 @@ class Roles:
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
         self._verifying = False
         self._warned = False
+        self._paused = 0
+        for seq, state in enumerate(self._states):
+            state.append(self.llm.length(seq), np.zeros(0, np.int32))
         self.drafters: dict[str, Drafter] = {}
         for name, context in contexts.items():
             if name != "llm" and context.drafter is not None:
@@ -76,7 +79,7 @@ class Roles:
             if one.memory is not None:
                 one.memory.allow_rewind(context.drafter.limit + 1)
         drafter = GraphDrafter(name, context)
-        context.before_digest = lambda seq: drafter.settle(seq, self._history(seq))
+        context.before_digest = lambda seq: drafter.settle(seq, self._known(seq))
         self.drafters[name] = drafter
 
     def connect(self, link: Link) -> None:
@@ -87,13 +90,24 @@ class Roles:
         def deliver(batch: Batch, output: Output) -> None:
             target = role == "llm"
             if target and not self._verifying:
-                for seq in output.rows:
-                    self._decided(seq)
+                if batch.parent is not None:
+                    raise LinkError(
+                        "a linked context runs no draft trees",
+                        fix="use a context of its own, or chains",
+                    )
+                for seq, mine in output.rows.items():
+                    self._diverge(self._decided(seq), seq, int(batch.tokens[mine[0]]))
             self.links.post(role, output)
             if target and not self._verifying:
                 self._note(batch, output, output.rows)
 
         return deliver
+
+    def _diverge(self, state: SequenceState, seq: int, token: int) -> None:
+        """Forget what drafters made of the pending token where another one takes its place."""
+        if token != state.pending:
+            for drafter in self.drafters.values():
+                drafter.rewind(seq, state.n)
 
     def _note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
@@ -139,6 +153,11 @@ class Roles:
         state = self._states[seq]
         return state.history[: state.n]
 
+    def _known(self, seq: int) -> NDArray[np.int32]:
+        """Return the history up to the first place without a token."""
+        state = self._states[seq]
+        return state.history[: state.n_known]
+
     def tokens(self, seq: int) -> list[int]:
         """Return the tokens that the target has processed."""
         self._state(seq)
@@ -173,7 +192,7 @@ class Roles:
                 got=pos,
             )
         self._rewind(seq, int(pos))
-        state.rewind(int(pos))
+        state.rewind(self.llm.length(seq))
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""

@@ -28,17 +28,17 @@ class SequenceState:
     """History, pending token and undecided draft of one sequence.
 
     ``history`` int32[n_ctx + 1]: the tokens processed so far at their places (-1 for embedding
-    rows), ``n`` of them, then the pending token. ``n_prompt`` of them count as prompt for the
-    penalties. ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen
-    from it.
+    rows and places that were filled before the Cross), ``n`` of them, then the pending token. The
+    first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties.
+    ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
     """
 
     __slots__ = (
         "history",
         "last_logits",
         "n",
+        "n_known",
         "n_prompt",
-        "off",
         "pending",
         "samplers",
         "undecided",
@@ -51,20 +51,29 @@ class SequenceState:
 
     def clear(self) -> None:
         """Become an empty sequence."""
-        self.n = self.n_prompt = 0
+        self.n = self.n_known = self.n_prompt = 0
         self.pending: int | None = None
         self.last_logits: NDArray[np.float32] | None = None
         self.undecided: Verdict | None = None
-        self.off = ""
 
     def append(self, place: int, tokens: NDArray[np.int32]) -> None:
         """Note tokens that the target processed at ``place``."""
         text = self.pending is not None and len(tokens) and int(tokens[0]) == self.pending
+        self.history[self.n : place] = -1
         self.history[place : place + len(tokens)] = tokens
         self.n = place + len(tokens)
+        if self.n_known == place:
+            unknown = np.flatnonzero(tokens < 0)
+            self.n_known = place + int(unknown[0]) if len(unknown) else self.n
         self.pending, self.last_logits = None, None
         if not text:
             self.n_prompt = self.n
+
+    def commit(self, n: int) -> None:
+        """Note that the history up to place ``n`` was processed."""
+        if self.n_known == self.n:
+            self.n_known = n
+        self.n = n
 
     def set_pending(self, token: int) -> None:
         """Note the token that was chosen and not processed."""
@@ -74,11 +83,11 @@ class SequenceState:
 
     def rewind(self, n: int) -> None:
         """Forget tokens from place ``n`` on, and what was chosen after them."""
-        self.n, self.n_prompt = n, min(self.n_prompt, n)
+        self.n, self.n_known, self.n_prompt = n, min(self.n_known, n), min(self.n_prompt, n)
         self.pending = self.last_logits = self.undecided = None
 
     def copy_from(self, other: SequenceState) -> None:
         """Become a copy of another sequence."""
         self.history[:] = other.history
-        self.n, self.n_prompt, self.pending = other.n, other.n_prompt, other.pending
-        self.last_logits, self.undecided, self.off = other.last_logits, None, other.off
+        self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
+        self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None

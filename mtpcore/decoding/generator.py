@@ -46,14 +46,17 @@ class Generator:
         p_min: float = 0.0,
         acceptance: Acceptance | None = None,
     ) -> None:
-        self.cross = source if isinstance(source, Cross) else Cross(llm=source)
+        if isinstance(source, Context):
+            owner = source.owner
+            source = owner if isinstance(owner, Cross) else Cross(llm=source)
+        self.cross = source
         self.sampling = Sampling() if sampling is None else sampling
         self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
         self.acceptance = acceptance
         self.stats = Stats()
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self._invalid_before = self.cross.invalid
+        self._before = self.cross.invalid, self.cross.paused
         llm = self.cross.llm
         self._free = [s for s in range(llm.n_seq_max - 1, -1, -1) if not llm.length(s)]
 
@@ -177,7 +180,8 @@ class Generator:
         else:
             self.stats.prefill_seconds += t2 - t1
         self.stats.commit_seconds += perf_counter() - t2
-        self.stats.invalid = self.cross.invalid - self._invalid_before
+        self.stats.invalid = self.cross.invalid - self._before[0]
+        self.stats.paused = self.cross.paused - self._before[1]
 
     def _admit(self) -> None:
         while self._waiting and self._free:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Literal
 
+from mtpcore.batch import integers
 from mtpcore.cross import DraftSampler
 from mtpcore.errors import BatchError
 from mtpcore.gguf import Tokenizer
@@ -45,7 +47,13 @@ class Request:
             raise BatchError("stop is a sequence of texts", got=repr(stop))
         if stop and tokenizer is None:
             raise BatchError("stop strings need a tokenizer", fix="the model file has none")
-        self.prompt = [int(t) for t in prompt]
+        if draft_sampler not in ("coupled", "argmax"):
+            raise BatchError(
+                "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
+            )
+        if isinstance(p_min, bool) or not isinstance(p_min, Real) or not 0 <= p_min <= 1:
+            raise BatchError("p_min is a probability", wanted="0..1", got=repr(p_min))
+        self.prompt = integers(prompt, "prompt").tolist()
         self.sampling, self.draft, self.max_tokens = sampling, draft, max_tokens
         self.stop, self.ignore_eos = tuple(stop), ignore_eos
         self.draft_sampler, self.p_min = draft_sampler, p_min

@@ -11,10 +11,12 @@ class Stats(msgspec.Struct):
     """What was drafted, accepted and spent; times in seconds.
 
     ``accepted_per_position[i]`` counts the steps in which draft i + 1 was accepted; ``invalid``
-    the drafted ids that were no tokens; ``tokens`` the committed ones, ``passes`` the target's
-    runs after the prompts. The first token of each of the ``prompts`` comes from the prompt's own
-    run. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of tokens from their
-    logits, ``commit_seconds`` what follows it. A drafter reads the prompt in ``draft_seconds``.
+    the drafted ids that were no tokens; ``paused`` how often a sequence got no further draft
+    because a hidden row was not finite or an embedding row stands in its text; ``tokens`` the
+    committed ones, ``passes`` the target's runs after the prompts. The first token of each of the
+    ``prompts`` comes from the prompt's own run. ``verify_seconds`` is the target's runs,
+    ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds`` what follows it. A
+    drafter reads the prompt in ``draft_seconds``.
     """
 
     tokens: int = 0
@@ -26,6 +28,7 @@ class Stats(msgspec.Struct):
     accepted: int = 0
     accepted_per_position: list[int] = msgspec.field(default_factory=list)
     invalid: int = 0
+    paused: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     choose_seconds: float = 0.0

@@ -46,6 +46,10 @@ def read_tag(row):
     return (int(row[0]) << 20) | int(row[1]), int(row[2])
 
 
+class Planted(RuntimeError):
+    """What the double and scripts raise on purpose."""
+
+
 class HashStore:
     """Pages whose rows are states (target) or entry hashes (drafter)."""
 
@@ -126,7 +130,7 @@ class HashBackend:
             self.fail_at -= 1
             if self.fail_at < 0:
                 self.fail_at = None
-                raise RuntimeError("planted")
+                raise Planted("planted")
 
     def store(self, layers, n_pages, dtype):
         return HashStore(n_pages)

@@ -1,0 +1,180 @@
+"""The trained fixture through contexts, links and the generator: texts and acceptance."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness.scripted import SCRIPTS, Scripted, run
+
+from mtpcore import Batch, Context, Generator, Sampling, link, load_model
+
+FIXTURE = Path(__file__).parents[1] / "data" / "glm-11"
+BACKENDS = ["cpu", "reference"]
+N_PROMPT, N = 48, 64
+NEAR_TIE = 0.02
+"""Keys and values rounded to f16 may choose differently where the two best are as close."""
+
+
+@pytest.fixture(scope="module")
+def refs():
+    with np.load(FIXTURE / "refs.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def rates():
+    counts = json.loads((FIXTURE / "counts.json").read_text())
+    return {k: counts[f"k={k}"]["accepted"] / counts[f"k={k}"]["drafted"] for k in (1, 2, 3, 4)}
+
+
+@pytest.fixture(scope="module")
+def model():
+    with load_model(FIXTURE / "glm-11-f16.gguf") as model:
+        yield model
+
+
+def context(model, backend, **settings):
+    return Context(model, 160, **{"kv_dtype": "f32", "backend": backend, "threads": 2, **settings})
+
+
+def texts(generator, prompts, n=N):
+    made = [generator.add(p.tolist(), max_tokens=n, ignore_eos=True) for p in prompts]
+    run(generator)
+    return [r.tokens for r in made]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("draft", [0, 1, 3])
+def test_greedy_texts_and_acceptance(model, refs, rates, backend, draft):
+    """All prompts at once; the reference backend takes two of them, and no rates."""
+    n = 6 if backend == "cpu" else 2
+    llm = context(model, backend, n_seq_max=n)
+    generator = Generator(link(llm), sampling=Sampling.greedy(), draft=draft)
+    made = texts(generator, refs["prompts"][:n], refs["greedy"].shape[1])
+    assert made == refs["greedy"][:n].tolist()
+    if draft and backend == "cpu":
+        assert abs(generator.stats.acceptance - rates[draft]) < 0.02
+        assert generator.stats.accepted_per_position[0] > 0.6 * generator.stats.verify_steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", [1, 3])
+def test_acceptance_on_the_reference(model, refs, rates, draft):
+    llm = context(model, "reference", n_seq_max=6)
+    generator = Generator(link(llm), sampling=Sampling.greedy(), draft=draft)
+    assert texts(generator, refs["prompts"]) == refs["greedy"].tolist()
+    assert abs(generator.stats.acceptance - rates[draft]) < 0.02
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_f16_keys_and_values(model, refs, backend):
+    n = 6 if backend == "cpu" else 1
+    llm = context(model, backend, n_seq_max=n, kv_dtype="f16")
+    generator = Generator(link(llm), sampling=Sampling.greedy(), draft=3)
+    for i, made in enumerate(texts(generator, refs["prompts"][:n])):
+        near = np.flatnonzero(refs["greedy_margin"][i] < NEAR_TIE)
+        end = near[0] if len(near) else N
+        assert made[:end] == refs["greedy"][i, :end].tolist()
+
+
+SAMPLINGS = (
+    Sampling.greedy(),
+    Sampling(temperature=0.7, top_k=20, seed=1),
+    Sampling(temperature=1.5, top_p=0.9, seed=2, stream=9),
+    Sampling(temperature=0.7, min_p=0.05, repetition_penalty=1.3, seed=3),
+    Sampling(temperature=1.5, frequency_penalty=0.4, presence_penalty=0.2, seed=2**64 - 1),
+    Sampling(temperature=0.7, logit_bias={10: 2.0, 13: float("-inf")}, seed=5),
+)
+FACTORS = {
+    "sampling": range(len(SAMPLINGS)),
+    "k": (0, 1, 2, 3, 5, 8),
+    "drafter": ("head", "right", "wrong", "right for three", "minus one", "too long", "empty"),
+    "n_seq": (1, 2, 4),
+    "n_batch": (5, 17, 512),
+    "kv_dtype": ("f32", "f16"),
+    "draft_sampler": ("coupled", "argmax"),
+}
+
+
+def covering_rows():
+    """Return settings in which every two values of two factors meet at least once."""
+    names = list(FACTORS)
+    pairs = {
+        ((a, x), (b, y))
+        for i, a in enumerate(names)
+        for b in names[i + 1 :]
+        for x, y in product(FACTORS[a], FACTORS[b])
+    }
+    rows = []
+    while pairs:
+        row = dict(min(pairs, key=str))
+        for name in names:
+            if name not in row:
+                row[name] = max(
+                    FACTORS[name],
+                    key=lambda value, name=name: sum(
+                        ((a, x), (name, value)) in pairs or ((name, value), (a, x)) in pairs
+                        for a, x in row.items()
+                    ),
+                )
+        row = {name: row[name] for name in names}
+        met = {
+            (one, other)
+            for i, one in enumerate(row.items())
+            for other in list(row.items())[i + 1 :]
+        }
+        pairs -= met
+        rows.append(row)
+    return rows
+
+
+ROWS = covering_rows()
+
+
+@pytest.fixture(scope="module")
+def plain(model, refs):
+    """Texts of plain decoding, one sequence alone, token by token."""
+    known = {}
+
+    def text(prompt, sampling, kv_dtype, n=20):
+        key = prompt, sampling, kv_dtype
+        if key not in known:
+            llm = context(model, "cpu", kv_dtype=kv_dtype)
+            generator = Generator(llm, sampling=SAMPLINGS[sampling])
+            (known[key],) = texts(generator, refs["prompts"][prompt : prompt + 1], n)
+        return known[key]
+
+    return text
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)))
+def test_T17_texts_are_those_of_plain_decoding(model, refs, plain, number):
+    """Each row: some prompts at once in shuffled slots, each with settings of its own."""
+    row = ROWS[number]
+    n, n_seq = 20, row["n_seq"]
+    order = np.random.default_rng(number).permutation(6)[: n_seq + 1]
+    samplings = [(row["sampling"] + i) % len(SAMPLINGS) for i in range(len(order))]
+    truths = [plain(p, s, row["kv_dtype"], n) for p, s in zip(order, samplings, strict=True)]
+    known = [[*refs["prompts"][p].tolist(), *t] for p, t in zip(order, truths, strict=True)]
+    drafter = "auto" if row["drafter"] == "head" else Scripted(SCRIPTS[row["drafter"]], known)
+    llm = context(
+        model,
+        "cpu",
+        n_seq_max=n_seq + 1,
+        n_batch=row["n_batch"],
+        kv_dtype=row["kv_dtype"],
+    )
+    cross = link(llm, drafter)
+    cross.llm.process(Batch.of([1, 2, 3], seq=int(order[0]) % (n_seq + 1)))
+    generator = Generator(cross, draft=row["k"], draft_sampler=row["draft_sampler"])
+    made = []
+    for p, s in zip(order, samplings, strict=True):
+        prompt = refs["prompts"][p].tolist()
+        made.append(generator.add(prompt, sampling=SAMPLINGS[s], max_tokens=n, ignore_eos=True))
+        generator.step()
+    run(generator)
+    assert [r.tokens for r in made] == truths
+    if row["drafter"] in ("right", "too long") and row["k"]:
+        assert generator.stats.acceptance == 1.0
