@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Real
 from typing import Literal
 
 from mtpcore.batch import integers
@@ -51,7 +50,7 @@ class Request:
             raise BatchError(
                 "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
             )
-        if isinstance(p_min, bool) or not isinstance(p_min, Real) or not 0 <= p_min <= 1:
+        if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
             raise BatchError("p_min is a probability", wanted="0..1", got=repr(p_min))
         self.prompt = integers(prompt, "prompt").tolist()
         self.sampling, self.draft, self.max_tokens = sampling, draft, max_tokens
