@@ -7,9 +7,29 @@ from typing import Any
 
 import msgspec
 
-from mtpcore.decoding import Stats
+from mtpcore.cli.session import Session
+from mtpcore.decoding import Generator, Stats
 
-__all__ = ["compare", "describe", "first_difference", "plain_stats"]
+__all__ = ["compare", "describe", "describe_settings", "first_difference", "plain_stats"]
+
+
+def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
+    """Return what is in force, wherever it came from."""
+    llm = session.llm
+    return {
+        "model": str(session.model.path),
+        "drafter": session.drafter.name if session.drafter else None,
+        "draft": session.draft,
+        "draft_sampler": generator.draft_sampler,
+        "p_min": generator.p_min,
+        "sampling": msgspec.to_builtins(generator.sampling),
+        "n_ctx": llm.n_ctx,
+        "n_batch": llm.n_batch,
+        "threads": llm.threads,
+        "kv_dtype": llm.kv_dtype,
+        "backend": llm.backend.name,
+        "guarantee": llm.guarantee,
+    }
 
 
 def plain_stats(stats: Stats) -> dict[str, Any]:

@@ -7,11 +7,15 @@ import json
 import sys
 from typing import Any
 
-import msgspec
-
 from mtpcore.cli import options as shared
 from mtpcore.cli.prompts import read_prompt
-from mtpcore.cli.report import compare, describe, first_difference, plain_stats
+from mtpcore.cli.report import (
+    compare,
+    describe,
+    describe_settings,
+    first_difference,
+    plain_stats,
+)
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import LiveText, note, paint, uses_colour
 from mtpcore.decoding import Generator, Request
@@ -144,27 +148,13 @@ def _write(
 
 
 def _describe(request: Request, generator: Generator, session: Session) -> dict[str, Any]:
-    llm = session.llm
     return {
         "text": request.text,
         "tokens": request.tokens,
         "prompt_tokens": request.prompt,
         "finish_reason": request.finish_reason,
         "stats": plain_stats(generator.stats),
-        "settings": {
-            "model": str(session.model.path),
-            "drafter": session.drafter.name if session.drafter else None,
-            "draft": request.draft,
-            "draft_sampler": request.draft_sampler,
-            "p_min": request.p_min,
-            "sampling": msgspec.to_builtins(request.sampling),
-            "n_ctx": llm.n_ctx,
-            "n_batch": llm.n_batch,
-            "threads": llm.threads,
-            "kv_dtype": llm.kv_dtype,
-            "backend": llm.backend.name,
-            "guarantee": llm.guarantee,
-        },
+        "settings": describe_settings(session, generator),
     }
 
 

@@ -50,7 +50,7 @@ def test_broken_and_left_out_plugins_are_shown(command, monkeypatch):
     assert used == {"b": False, "c": False, "d": True}
 
 
-@pytest.mark.parametrize("name", ["run", "inspect", "plugins"])
+@pytest.mark.parametrize("name", ["run", "inspect", "bench", "plugins"])
 def test_every_help_has_examples(command, name):
     code, out, _ = command(name, "--help")
     assert code == 0

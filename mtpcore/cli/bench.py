@@ -1,0 +1,163 @@
+"""``mtpcore bench``: plain decoding against drafting, and why one of them is faster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+
+from mtpcore.cli import options as shared
+from mtpcore.cli.bench_report import Text, collect, describe
+from mtpcore.cli.measure import ROWS, measure_costs, take_turns
+from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
+from mtpcore.cli.report import describe_settings
+from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
+from mtpcore.cli.terminal import harmless, note, progress
+from mtpcore.cross import Cross
+from mtpcore.decoding import Generator, Stats, SyntheticAcceptance
+from mtpcore.model import Model
+from mtpcore.sampling import Sampling
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "Measure plain decoding against drafting, and what each part costs"
+EXAMPLES = """examples:
+  mtpcore bench demo
+  mtpcore bench model.gguf --draft 2 -p "Once upon a time" -n 200 -r 9
+  mtpcore bench model.gguf --draft 4 --synthetic-length 3.2    if 3.2 tokens came of each pass
+  mtpcore bench model.gguf --json | jq .verdict
+"""
+_DEPTH = 256
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    shared.add_model_options(parser)
+    shared.add_prompt_options(parser)
+    group = parser.add_argument_group("measuring", "without a prompt: code, a story and a list")
+    group.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        type=shared.whole(2),
+        default=64,
+        metavar="N",
+        help="tokens of each text (default: %(default)s)",
+    )
+    group.add_argument(
+        "-r",
+        "--repetitions",
+        type=shared.whole(1),
+        default=5,
+        metavar="N",
+        help="of every measurement (default: %(default)s)",
+    )
+    group.add_argument(
+        "--synthetic-length",
+        type=float,
+        metavar="L",
+        help="accept drafts by the dice, so that a pass gives L tokens on average; "
+        "the texts then mean nothing",
+    )
+    shared.add_draft_options(parser)
+    shared.add_sampling_options(parser)
+    shared.add_context_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    sampling = shared.sampling_of(options)
+    with open_model(options) as model:
+        prompts = _prompts(options, model)
+        longest = max(map(len, prompts.values()))
+        n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
+        session = open_session(options, model, n_ctx)
+        arms = _arms(options, session, sampling)
+        n_costs = 1 + len({*ROWS, session.draft + 1}) + session.draft
+        done = [0]
+
+        def after_each() -> None:
+            done[0] += 1
+
+        total = (options.repetitions + 1) * (len(prompts) * len(arms) + n_costs)
+        with progress("measuring", total, lambda: done[0]):
+            texts = [
+                _measure(name, arms, tokens, options, after_each)
+                for name, tokens in prompts.items()
+            ]
+            costs = measure_costs(
+                session,
+                make_context(options, model, n_ctx),
+                next(iter(prompts.values())),
+                sampling,
+                options.repetitions,
+                after_each,
+            )
+        found = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
+        found["synthetic_length"] = options.synthetic_length
+    print(json.dumps(found) if options.json else harmless(describe(found)))
+    return 0
+
+
+def _prompts(options: argparse.Namespace, model: Model) -> dict[str, list[int]]:
+    given = (options.prompt, options.file, options.prompt_tokens)
+    if any(value is not None for value in given):
+        return {"prompt": read_prompt(options, model)}
+    return {name: encode(model, text) for name, text in BUILT_IN.items()}
+
+
+def _arms(
+    options: argparse.Namespace, session: Session, sampling: Sampling
+) -> dict[str, Callable[[], Generator]]:
+    """Return what makes generators to compare: ``plain`` and, with a drafter, ``drafted``."""
+    llm = make_context(options, session.model, session.llm.n_ctx)
+    plain = Cross(llm=llm)
+    arms: dict[str, Callable[[], Generator]] = {
+        "plain": lambda: Generator(plain, sampling=sampling)
+    }
+    length = options.synthetic_length
+    if not session.draft:
+        if length is not None:
+            note("--synthetic-length: there is no drafter whose drafts could be accepted")
+        return arms
+    acceptance = None
+    if length is not None:
+        tokenizer = session.model.tokenizer
+        ends = tokenizer.end_tokens if tokenizer else frozenset()
+        acceptance = SyntheticAcceptance.of_length(length, session.draft, never=ends)
+    arms["drafted"] = lambda: Generator(
+        session.source,
+        sampling=sampling,
+        draft=session.draft,
+        draft_sampler=options.draft_sampler,
+        p_min=options.p_min,
+        acceptance=acceptance,
+    )
+    return arms
+
+
+def _measure(
+    name: str,
+    arms: dict[str, Callable[[], Generator]],
+    prompt: list[int],
+    options: argparse.Namespace,
+    after_each: Callable[[], None],
+) -> Text:
+    """Write one text by each arm in turn."""
+    written: dict[str, list[int]] = {}
+    stats: dict[str, list[Stats]] = {arm: [] for arm in arms}
+
+    def write(arm: str) -> float:
+        generator = arms[arm]()
+        request = generator.add(prompt, max_tokens=options.predict, ignore_eos=True)
+        finish(generator, request)
+        written[arm] = request.tokens
+        stats[arm].append(generator.stats)
+        return generator.stats.tokens_per_second
+
+    runs = [partial(write, arm) for arm in arms]
+    speeds = dict(zip(arms, take_turns(runs, options.repetitions, after_each), strict=True))
+    equal = all(tokens == written["plain"] for tokens in written.values())
+    return Text(name, len(prompt), speeds, equal, stats.get("drafted", []))

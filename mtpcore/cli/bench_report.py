@@ -1,0 +1,163 @@
+"""What a benchmark found, as plain data and as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from mtpcore.cli.measure import Costs, Sample
+from mtpcore.decoding import Stats
+
+__all__ = ["Text", "collect", "describe"]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """One text as each arm wrote it: tokens/s, and the statistics of all drafted runs."""
+
+    name: str
+    n_prompt: int
+    speeds: dict[str, Sample]
+    equal: bool
+    drafted: list[Stats]
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast the drafted arm is; None where there is none."""
+        if "drafted" not in self.speeds:
+            return None
+        return self.speeds["drafted"].median / self.speeds["plain"].median
+
+
+def collect(
+    settings: dict[str, Any], texts: Sequence[Text], costs: Costs, draft: int
+) -> dict[str, Any]:
+    """Return everything that ``mtpcore bench`` says; ``draft`` is the length that was measured."""
+    one = costs.rows[1].median
+    found: dict[str, Any] = {
+        "settings": settings,
+        "texts": [
+            {
+                "name": text.name,
+                "n_prompt": text.n_prompt,
+                "tokens_per_second": msgspec.to_builtins(text.speeds),
+                "speedup": text.speedup,
+                "equal": text.equal,
+                "acceptance_per_position": _rates(text.drafted, draft),
+            }
+            for text in texts
+        ],
+        "costs": {
+            "depth": costs.depth,
+            "prefill": {
+                **msgspec.to_builtins(costs.prefill),
+                "tokens_per_second": costs.depth / costs.prefill.median,
+            },
+            "rows": [_cost("rows", n, sample, one) for n, sample in costs.rows.items()],
+            "drafts": [_cost("drafts", k, sample, one) for k, sample in costs.drafts.items()],
+        },
+    }
+    if draft:
+        rates = _rates([stats for text in texts for stats in text.drafted], draft)
+        time = {arm: sum(1 / text.speeds[arm].median for text in texts) for arm in texts[0].speeds}
+        predicted = [costs.predict(rates, k) for k in range(1, draft + 1)]
+        found |= {
+            "acceptance_per_position": rates,
+            "tokens_per_pass": 1 + sum(rates),
+            "speedup": time["plain"] / time["drafted"],
+            "predicted": [{"draft": k, "speedup": x} for k, x in enumerate(predicted, 1)],
+        }
+    return found | {"verdict": _verdict(found, draft)}
+
+
+def _rates(runs: Sequence[Stats], draft: int) -> list[float]:
+    """Return the share of all steps in which draft 1, 2, ... was accepted."""
+    steps = sum(stats.verify_steps for stats in runs)
+    accepted = [0] * draft
+    for stats in runs:
+        for i, n in enumerate(stats.accepted_per_position):
+            accepted[i] += n
+    return [n / steps for n in accepted] if steps else []
+
+
+def _cost(what: str, n: int, sample: Sample, one: float) -> dict[str, Any]:
+    return {what: n, **msgspec.to_builtins(sample), "ratio": sample.median / one}
+
+
+def _verdict(found: dict[str, Any], draft: int) -> str:
+    if not draft:
+        return "there is nothing to compare: no drafter fits, or --draft is 0"
+    speedup, predicted = found["speedup"], found["predicted"]
+    best = max(predicted, key=lambda one: one["speedup"])
+    said = (
+        f"drafting {draft} is {speedup:.2f} times as fast as plain decoding "
+        f"({predicted[-1]['speedup']:.2f} by the costs of passes and drafts alone)"
+    )
+    if best["speedup"] <= 1:
+        rows = next(r["ratio"] for r in found["costs"]["rows"] if r["rows"] == draft + 1)
+        drafts = found["costs"]["drafts"][-1]["ratio"]
+        return (
+            f"{said}; no length pays: {draft} drafts cost {drafts:.2f} and verifying them "
+            f"{rows:.2f} of a pass, for {found['tokens_per_pass']:.2f} tokens"
+        )
+    if best["draft"] != draft:
+        said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
+    return said
+
+
+def describe(found: dict[str, Any]) -> str:
+    """Return what was found, for people."""
+    settings = found["settings"]
+    drafter = f"{settings['drafter']}, draft {settings['draft']}" if settings["drafter"] else "none"
+    lines = [
+        f"model {settings['model']}; drafter {drafter}",
+        f"{settings['backend']}, {settings['threads']} threads, {settings['kv_dtype']}, "
+        f"guarantee {settings['guarantee']}; medians (least .. largest)",
+    ]
+    if found.get("synthetic_length") is not None and settings["draft"]:
+        lines.append(
+            f"acceptance is synthetic ({found['synthetic_length']:g} tokens a pass): "
+            "the texts mean nothing"
+        )
+    lines += ["", *_texts(found), "", *_costs(found["costs"])]
+    if "predicted" in found:
+        lengths = ", ".join(f"{one['draft']}: {one['speedup']:.2f}" for one in found["predicted"])
+        lines += ["", f"predicted speed by draft length  {lengths}"]
+    return "\n".join([*lines, f"verdict: {found['verdict']}"])
+
+
+def _texts(found: dict[str, Any]) -> list[str]:
+    lines = []
+    synthetic = found.get("synthetic_length") is not None
+    for text in found["texts"]:
+        for arm, speed in text["tokens_per_second"].items():
+            line = (
+                f"{text['name']:8} {arm:8} {speed['median']:8.1f} tokens/s "
+                f"({speed['low']:.1f} .. {speed['high']:.1f})"
+            )
+            if arm == "drafted":
+                rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
+                line += f"  {text['speedup']:.2f} x, accepted {rates}"
+                if not synthetic:
+                    line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
+            lines.append(line)
+    return lines
+
+
+def _costs(costs: dict[str, Any]) -> list[str]:
+    lines = [
+        f"prefill {costs['depth']} tokens  {_ms(costs['prefill'])}  "
+        f"{costs['prefill']['tokens_per_second']:.0f} tokens/s"
+    ]
+    for what, verb in (("rows", "verify"), ("drafts", "draft")):
+        lines += [
+            f"{verb + ' ' + str(one[what]):18}  {_ms(one)}  {one['ratio']:.2f} of one row"
+            for one in costs[what]
+        ]
+    return lines
+
+
+def _ms(sample: dict[str, Any]) -> str:
+    median, low, high = (1e3 * sample[key] for key in ("median", "low", "high"))
+    return f"{median:9.3f} ms ({low:.3f} .. {high:.3f})"

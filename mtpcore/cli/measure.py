@@ -1,0 +1,130 @@
+"""What passes and drafts cost, and what that and the acceptance predict."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+
+import msgspec
+import numpy as np
+
+from mtpcore.batch import Batch
+from mtpcore.cli.session import Session
+from mtpcore.context import Context
+from mtpcore.cross import Cross
+from mtpcore.sampling import Sampling
+
+__all__ = ["ROWS", "Costs", "Sample", "measure_costs", "take_turns"]
+
+ROWS = (1, 2, 3, 4, 6, 8)
+_LEAST = 0.02  # seconds of one measurement
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """The middle, least and largest of several measurements."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Sample:
+        """Return the sample of some measurements."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+def take_turns(
+    runs: Sequence[Callable[[], float]], n: int, after_each: Callable[[], None]
+) -> list[Sample]:
+    """Measure several things in turn, so that a slow minute hits all of them alike.
+
+    Each run returns what it measured; its first time warms up and does not count.
+    """
+    values: list[list[float]] = [[] for _ in runs]
+    for turn in range(n + 1):
+        for run, found in zip(runs, values, strict=True):
+            value = run()
+            after_each()
+            if turn:
+                found.append(value)
+    return [Sample.of(found) for found in values]
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """Seconds of the parts of decoding, at ``depth`` tokens.
+
+    ``prefill`` is for all ``depth`` tokens at once, ``rows`` for verifying n rows, ``drafts`` for
+    drafting k tokens.
+    """
+
+    depth: int
+    prefill: Sample
+    rows: dict[int, Sample]
+    drafts: dict[int, Sample]
+
+    def predict(self, rates: Sequence[float], draft: int) -> float:
+        """Return how many times as fast drafting is, for rates by position of the draft."""
+        tokens = 1 + sum(rates[:draft])
+        rows = [self.rows[n].median for n in self.rows]
+        verify = float(np.interp(draft + 1, list(self.rows), rows))
+        return tokens * self.rows[1].median / (verify + self.drafts[draft].median)
+
+
+def measure_costs(
+    session: Session,
+    context: Context,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    n: int,
+    after_each: Callable[[], None],
+) -> Costs:
+    """Measure the costs on texts made of ``tokens``, ``n`` times.
+
+    Parameters
+    ----------
+    context : Context
+        One like the session's target, of its own; passes are measured with it.
+    """
+    if isinstance(session.source, Cross):
+        context.add_taps(session.llm.taps)
+    widest = max(*ROWS, session.draft + 1)
+    depth = max(min(context.n_batch, context.n_ctx - widest), 1)
+    text = np.resize(np.asarray(tokens, np.int32), depth + widest)
+
+    def process(batch: Batch) -> None:
+        context.rewind(0, int(batch.pos[0]))
+        assert len(context.process(batch).logits)  # on a device the work ends here
+
+    def prefill() -> float:
+        return _time(partial(process, Batch.of(text[:depth])))
+
+    def verify(n_rows: int) -> float:
+        batch = Batch.of(text[depth : depth + n_rows], pos=depth, outputs="all")
+        return _time(partial(process, batch))
+
+    rows = sorted({*ROWS, session.draft + 1})
+    runs: list[Callable[[], float]] = [prefill, *(partial(verify, n_rows) for n_rows in rows)]
+    lengths = range(1, session.draft + 1)
+    cross = session.source if isinstance(session.source, Cross) else None
+    if cross is not None:
+        cross.llm.process(Batch.of(text[:depth]))
+        draft = cross.draft
+        runs += [partial(_time, partial(draft, 0, k, sampling)) for k in lengths]
+    try:
+        first, *others = take_turns(runs, n, after_each)
+    finally:
+        if cross is not None:
+            cross.remove(0)
+    drafts = dict(zip(lengths, others[len(rows) :], strict=True))
+    return Costs(depth, first, dict(zip(rows, others, strict=False)), drafts)
+
+
+def _time(run: Callable[[], object]) -> float:
+    """Return the seconds of a run: the mean of as many as the clock and the machine need."""
+    begin, n = perf_counter(), 0
+    while not n or perf_counter() - begin < _LEAST:
+        run()
+        n += 1
+    return (perf_counter() - begin) / n

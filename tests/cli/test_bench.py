@@ -1,0 +1,121 @@
+"""``mtpcore bench``: what it prints, and the arithmetic behind its verdict."""
+
+import json
+
+import pytest
+
+from mtpcore.cli.bench_report import Text, collect
+from mtpcore.cli.measure import ROWS, Costs, Sample, take_turns
+from mtpcore.decoding import Stats
+
+QUICK = ("-n", 12, "-r", 1)
+
+
+def same(seconds):
+    return Sample(seconds, seconds, seconds)
+
+
+def costs(row=0.5, draft=0.25):
+    """A pass costs one second and ``row`` for each further row."""
+    return Costs(
+        depth=100,
+        prefill=same(2.0),
+        rows={n: same(1 + row * (n - 1)) for n in ROWS},
+        drafts={k: same(draft * k) for k in (1, 2, 3)},
+    )
+
+
+def text(plain, drafted, steps=10, accepted=(8, 5, 2)):
+    stats = Stats(verify_steps=steps, accepted_per_position=list(accepted))
+    speeds = {"plain": same(plain), "drafted": same(drafted)}
+    return Text("code", 3, speeds, True, [stats, stats])
+
+
+def test_prediction_is_tokens_over_costs():
+    rates = [0.8, 0.5, 0.2]
+    assert costs().predict(rates, 1) == pytest.approx(1.8 / (1.5 + 0.25))
+    assert costs().predict(rates, 3) == pytest.approx(2.5 / (2.5 + 0.75))
+    between = Costs(1, same(1.0), {4: same(4.0), 1: same(1.0), 6: same(8.0)}, {4: same(0.0)})
+    between = Costs(1, same(1.0), dict(sorted(between.rows.items())), between.drafts)
+    assert between.predict([0.0] * 4, 4) == pytest.approx(1 / 6)
+
+
+def test_the_verdict_names_a_better_length():
+    found = collect({}, [text(10.0, 12.0), text(20.0, 18.0)], costs(row=0.1), 3)
+    assert found["acceptance_per_position"] == [0.8, 0.5, 0.2]
+    assert found["tokens_per_pass"] == 2.5
+    assert found["speedup"] == pytest.approx((1 / 10 + 1 / 20) / (1 / 12 + 1 / 18))
+    speeds = [one["speedup"] for one in found["predicted"]]
+    assert speeds == pytest.approx([1.8 / 1.35, 2.3 / 1.7, 2.5 / 2.05])
+    assert "--draft 2 should be best, at 1.35" in found["verdict"]
+
+
+def test_the_verdict_says_why_nothing_pays():
+    found = collect({}, [text(10.0, 5.0)], costs(row=1.0), 3)
+    assert "0.50 times as fast" in found["verdict"]
+    assert "3 drafts cost 0.75 and verifying them 4.00 of a pass, for 2.50" in found["verdict"]
+
+
+def test_measurements_take_turns_and_warm_up():
+    order = []
+
+    def run(name, values):
+        def measure():
+            order.append(name)
+            return values.pop(0)
+
+        return measure
+
+    found = take_turns([run("a", [9, 1, 3, 2]), run("b", [9, 5, 5, 5])], 3, lambda: None)
+    assert order == ["a", "b"] * 4
+    assert found == [Sample(2, 1, 3), Sample(5, 5, 5)]
+
+
+def test_everything_is_there_for_people(command, glm):
+    code, out, err = command("bench", glm, *QUICK, "--draft", 2)
+    assert (code, err) == (0, "")
+    for said in ("code     plain", "story    drafted", "extract ", "texts equal", "prefill 256"):
+        assert said in out
+    assert "DIFFER" not in out
+    for n in ROWS:
+        assert f"verify {n} " in out
+    assert "draft 2 " in out
+    assert out.splitlines()[-1].startswith("verdict: drafting 2 is ")
+
+
+def test_everything_is_there_for_programs(command, glm):
+    code, out, _ = command("bench", glm, *QUICK, "--draft", 4, "-p", "def f(x):", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert [one["rows"] for one in found["costs"]["rows"]] == sorted({*ROWS, 5})
+    assert [one["drafts"] for one in found["costs"]["drafts"]] == [1, 2, 3, 4]
+    assert found["costs"]["rows"][0]["ratio"] == 1
+    assert len(found["acceptance_per_position"]) == 4
+    assert found["texts"][0]["equal"]
+    assert found["settings"]["draft"] == 4
+
+
+def test_synthetic_acceptance_is_what_was_asked_for(command, glm):
+    arguments = ("-p", "x", "-n", 120, "-r", 1, "--draft", 3, "--synthetic-length", 2.5)
+    code, out, _ = command("bench", glm, *arguments, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["tokens_per_pass"] == pytest.approx(2.5, abs=0.3)
+    assert found["synthetic_length"] == 2.5
+    out = command("bench", glm, *QUICK, "-p", "x", "--draft", 2, "--synthetic-length", 2)[1]
+    assert "acceptance is synthetic (2 tokens a pass): the texts mean nothing" in out
+    assert "equal" not in out
+    code, _, err = command("bench", glm, "--draft", 2, "--synthetic-length", 4)
+    assert code == 1
+    assert "wanted 1..3" in err
+
+
+def test_a_model_without_a_head(command, headless):
+    code, out, err = command("bench", headless, *QUICK, "-p", "x", "--synthetic-length", 2)
+    assert code == 0
+    assert "decoding plainly" in err
+    assert "no drafter whose drafts" in err
+    assert "drafted" not in out
+    assert "synthetic" not in out
+    assert "verify 8 " in out
+    assert "nothing to compare" in out
