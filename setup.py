@@ -50,7 +50,7 @@ ISA_FLAGS = {
 MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"]
 LINK = ["-pthread"]
 if SANITIZE:
-    watch = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g", "-O1"]
+    watch = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g1", "-O1"]
     CFLAGS, MODULE_CFLAGS = [*CFLAGS, *watch], [*MODULE_CFLAGS, *watch]
     LINK = [*LINK, f"-fsanitize={SANITIZE}"]
 
