@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, Plan, Rows
+from mtpcore._ext._sampling import Sampler
+from mtpcore.backends.base import Backend, DraftRun, Plan, Rows
 from mtpcore.backends.select import select_backend
 from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, CapacityError, LinkError
@@ -213,6 +214,54 @@ class Context:
                 self.undecided[seq] = (begin, end)
         return output
 
+    def draft(
+        self,
+        batch: Batch,
+        k: Sequence[int],
+        *,
+        samplers: Sequence[Sampler],
+        history: Sequence[I32],
+        n_prompt: Sequence[int],
+        p_min: Sequence[float],
+        recycle: Mapping[str, str],
+        token_ids: I32 | None = None,
+    ) -> list[list[int]]:
+        """Run rows and go on with what is chosen from them; only the rows themselves are kept.
+
+        The batch's outputs are the newest rows of its sequences; see ``DraftRun`` for the rest,
+        one entry for each sequence in the order of the outputs.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            As ``process``; the batch and the passes after it fit ``n_batch`` and ``n_ctx``.
+        """
+        rows, ranges, _ = admit(self, batch)
+        if len(batch) > self.n_batch:
+            raise BatchError("a draft runs in one piece", wanted=self.n_batch, got=len(batch))
+        seqs = rows.seq[rows.outputs].tolist()
+        ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
+        room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
+        with reserved(self, room):
+            found = self.plan.draft(
+                DraftRun(
+                    rows=rows,
+                    samplers=samplers,
+                    history=history,
+                    n_prompt=n_prompt,
+                    k=k,
+                    p_min=p_min,
+                    recycle=recycle,
+                    token_ids=token_ids,
+                ),
+                self.memory,
+            )
+        for seq, (_, end) in ranges.items():
+            if self.memory:
+                self.memory.rewind(seq, end)
+            self._lengths[seq] = end
+        return found
+
     def _split(self, rows: Rows) -> Sequence[Rows]:
         n = len(rows.tokens)
         if n <= self.n_batch:
@@ -345,8 +394,3 @@ class Context:
                 got=seq,
                 fix="make n_seq_max larger",
             )
-
-    def plan_bytes(self) -> Mapping[str, Any]:
-        """Return bytes by owner: stored keys and values."""
-        store = self.memory.store if isinstance(self.memory, PagedKV) else None
-        return {"memory": store.n_bytes if store else 0}

@@ -119,6 +119,7 @@ class GraphDrafter:
         can = {
             "shape": "chain",
             "kv.source": "own",
+            "kv.refresh": True,
             "heads.order": "repeated",
             "positions": "advance",
             "first_embedding": "kept",
@@ -127,6 +128,7 @@ class GraphDrafter:
         asks = {
             "shape": spec.shape,
             "kv.source": spec.kv.source,
+            "kv.refresh": spec.kv.refresh,
             "heads.order": spec.heads.order,
             "positions": spec.positions,
             "first_embedding": spec.first_embedding,
@@ -216,81 +218,46 @@ class GraphDrafter:
                 self._pause(job.seq, sound.stop)
         if not active:
             return drafts
-        try:
-            self._run(active, drafts)
-        finally:
-            for job in active:
-                if self.spec.kv.refresh:
-                    self.rewind(job.seq, len(job.history))
+        self._run(active, drafts)
         return drafts
 
     def _run(self, active: list[DraftJob], drafts: dict[int, list[int]]) -> None:
-        tokens = [job.history[self._entries(job).start :] for job in active]
-        places = [np.asarray(self._entries(job), np.int32) for job in active]
-        seqs = [np.full(len(p), job.seq, np.int32) for job, p in zip(active, places, strict=True)]
-        last = np.cumsum([len(p) for p in places]) - 1
-        outputs = np.zeros(last[-1] + 1, bool)
-        outputs[last] = True
-        batch = Batch(
-            np.concatenate(tokens),
-            seq=np.concatenate(seqs),
-            pos=np.concatenate(places),
-            outputs=outputs,
-        )
-        step = 1
-        while True:
-            out = self.context.process(batch)
-            active, rows = self._choose(active, out.logits, drafts, step)
-            if not active:
-                return
-            slots = {}
-            for feed in self.spec.feeds:
-                made = out.tap(feed.recycle)[last] if feed.recycle else None
-                if made is None:
-                    raise LinkError(
-                        "nothing to feed the next step with",
-                        where=f"{self.name}.{feed.slot}",
-                        fix="declare recycle",
-                    )
-                slots[feed.slot] = made[rows]
-            finite = [
-                bool(np.isfinite([s[i] for s in slots.values()]).all()) for i in range(len(active))
-            ]
-            for job, good in zip(active, finite, strict=True):
-                if not good:
-                    self._pause(job.seq, len(job.history) + step - 1)
-            active = [job for job, good in zip(active, finite, strict=True) if good]
-            if not active:
-                return
-            slots = {name: s[finite] for name, s in slots.items()}
-            batch = Batch(
-                [drafts[job.seq][-1] for job in active],
-                seq=[job.seq for job in active],
-                pos=[len(job.history) + step - 1 for job in active],
-                outputs="all",
-                slots=slots,
-            )
-            last = np.arange(len(active))
-            step += 1
+        """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
+        room = max(self.context.n_batch // len(active), 1)
+        for job in active:
+            missing = self._entries(job)
+            if len(missing) > room:
+                tokens = job.history[missing.start : -1]
+                self.context.process(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+        for begin in range(0, len(active), self.context.n_batch):
+            self._run_together(active[begin : begin + self.context.n_batch], drafts)
 
-    def _choose(
-        self, active: list[DraftJob], logits: F32, drafts: dict[int, list[int]], step: int
-    ) -> tuple[list[DraftJob], list[int]]:
-        """Choose each sequence's next draft; return who goes on, and their rows."""
-        going, rows = [], []
-        for row, job in enumerate(active):
-            mine = drafts[job.seq]
-            history = np.concatenate([job.history, np.asarray(mine, np.int32)])
-            token, probability = job.sampler.choose_with_probability(
-                logits[row], history, job.n_prompt, len(history), self._ids
-            )
-            if probability < job.p_min:
-                continue
-            mine.append(token)
-            if step < min(job.k, self.spec.limit):
-                going.append(job)
-                rows.append(row)
-        return going, rows
+    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+        tokens: list[int] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        wanted: list[bool] = []
+        for job in jobs:
+            missing = self._entries(job)
+            tokens += job.history[missing.start :].tolist()
+            seqs += [job.seq] * len(missing)
+            places += missing
+            wanted += [False] * (len(missing) - 1) + [True]
+        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        found = self.context.draft(
+            Batch(tokens, seq=seqs, pos=places, outputs=wanted),
+            lengths,
+            samplers=[job.sampler for job in jobs],
+            history=[job.history for job in jobs],
+            n_prompt=[job.n_prompt for job in jobs],
+            p_min=[job.p_min for job in jobs],
+            recycle={feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle},
+            token_ids=self._ids,
+        )
+        for job, k, ids in zip(jobs, lengths, found, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget the entries from place ``n`` on."""

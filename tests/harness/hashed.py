@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from mtpcore.backends.draft import draft_steps
 from mtpcore.graph import GraphBuilder, GraphType, Outputs
 from mtpcore.memory import PAGE
 from mtpcore.spec import DrafterSpec, Feed, Fit
@@ -108,6 +109,9 @@ class HashPlan:
             arrays["logits"] = logits[rows.outputs]
         self.backend.scratch[:] = np.nan
         return arrays
+
+    def draft(self, run, memory):
+        return draft_steps(self, run, memory)
 
 
 class HashBackend:

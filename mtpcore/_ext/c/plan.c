@@ -2,8 +2,9 @@
 
 #include "cpu.h"
 
-/* Below this much work in nanoseconds waking the other threads costs more than they bring. */
-static const double WORTH_SHARING = 15000;
+/* Below this much work in nanoseconds the other threads bring less than it costs where a core is
+ * taken by somebody else: then every barrier waits for the scheduler. */
+static const double WORTH_SHARING = 60000;
 
 static const mtp_operation *const operations[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_operations_portable,
