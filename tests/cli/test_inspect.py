@@ -42,7 +42,7 @@ def test_the_memory_plan_is_what_contexts_take(command, glm):
     cross = mtpcore.link(mtpcore.Context(model, 100, kv_dtype="f32"))
     parts = {part["role"]: part for part in found["plan"]["parts"]}
     for role, name in (("llm", "llm"), ("draft", "glm_nextn")):
-        taken = cross.contexts[role].plan_bytes()["memory"]
+        taken = cross.contexts[role].memory.store.n_bytes
         assert parts[name]["kv_per_sequence"] == taken
     packed = {
         key: sum(one.nbytes for one in made) if isinstance(made, list) else made.nbytes
