@@ -1,0 +1,77 @@
+"""Tensor types on the CPU: native ones against gguf's definition, others by conversion at load."""
+
+import logging
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from harness.generated import FAMILIES, N_VOCAB, NATIVE, write_generated
+
+import mtpcore
+from mtpcore._ext._matmul import is_native
+from mtpcore.backends.reference import ReferenceBackend
+
+QUANTISED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
+CONVERTED = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "MXFP4")
+TEXTS = np.random.default_rng(3).integers(0, N_VOCAB, (9, 5))
+
+
+def run(path, backend):
+    """Return [logits, hidden], each float32[texts, tokens, width]."""
+    with mtpcore.load_model(path) as model:
+        context = mtpcore.Context(
+            model, 64, n_seq_max=len(TEXTS), kv_dtype="f32", threads=2, backend=backend,
+            taps=["hidden"],
+        )  # fmt: skip
+        seq = np.repeat(np.arange(len(TEXTS)), TEXTS.shape[1])
+        batch = mtpcore.Batch(TEXTS.ravel(), seq=seq, pos=0, outputs="all")
+        out = context.process(batch)
+        return [rows.reshape(*TEXTS.shape, -1) for rows in (out.logits, out.tap("hidden"))]
+
+
+def largest_errors(made, wanted):
+    """Return the largest error of each text, over the largest value."""
+    assert all(np.abs(rows).max() > 0.5 for rows in wanted)
+    return np.max(
+        [np.abs(m - w).max((1, 2)) / np.abs(w).max() for m, w in zip(made, wanted, strict=True)],
+        axis=0,
+    )
+
+
+def relative_rms(made, wanted):
+    return np.sqrt(np.mean((made - wanted) ** 2) / np.mean(wanted**2))
+
+
+def test_native_types():
+    assert {t.name for t in GGMLQuantizationType if is_native(t)} == set(NATIVE)
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+@pytest.mark.parametrize("family", ["llama", "glm4moe"])
+def test_native_type(family, kind, tmp_path):
+    """The reference multiplies what the ``gguf`` package dequantises, in float64."""
+    path = write_generated(tmp_path / "model.gguf", family, kind)
+    made = run(path, "cpu")
+    errors = largest_errors(made, run(path, ReferenceBackend(quantise_activations=True)))
+    if kind not in QUANTISED:
+        assert errors.max() < 1e-5
+        return
+    # Here and there an activation lies so near the middle of two codes that the last bit of a sum
+    # decides between them; the text from there on is another one.
+    assert np.median(errors) < 1e-5
+    assert errors.max() < 0.05
+    plain = run(path, ReferenceBackend())
+    # Random experts are near each other: an activation rounded may choose another one.
+    assert 1e-4 < relative_rms(made[0], plain[0]) < 0.1
+
+
+@pytest.mark.parametrize("kind", CONVERTED)
+def test_type_that_is_converted(kind, tmp_path, caplog):
+    path = write_generated(tmp_path / "model.gguf", FAMILIES[CONVERTED.index(kind) % 4], kind)
+    with caplog.at_level(logging.INFO, logger="mtpcore"):
+        made = run(path, "cpu")
+    lines = [r.getMessage() for r in caplog.records if "converted" in r.getMessage()]
+    assert lines == [f"{path}: {kind} tensors are converted to F16 at load"]
+    errors = largest_errors(made, run(path, ReferenceBackend()))
+    assert np.median(errors) < 1e-2  # float16 keeps 11 bits of a weight
+    assert relative_rms(made[0], run(path, ReferenceBackend())[0]) < 1e-2

@@ -1,0 +1,96 @@
+"""A row's bits depend on its text and the model alone, whatever it is computed beside.
+
+By default a sample in which every two values meet. ``scripts/grid`` sets MTPCORE_GRID and so
+compares all combinations, or those that a filter like ``kind=Q4_K isa=avx2`` leaves.
+"""
+
+import itertools
+import math
+import os
+
+import pytest
+from harness.generated import FAMILIES, NATIVE
+from harness.pairwise import cover_pairs
+from harness.traces import COMPANIES, Drafted, Rows, run_cases
+
+from mtpcore._ext._matmul import available_isas
+
+FILTER = os.environ.get("MTPCORE_GRID", "")
+
+ROWS = {
+    "family": FAMILIES,
+    "kind": NATIVE,
+    "kv": ("f16", "f32"),
+    "isa": available_isas(),
+    "threads": (1, 2, 3),
+    "n_batch": (1, 3, 8, 37, 512),
+    "chunk": range(1, 41),
+    "company": COMPANIES,
+}
+DRAFTED = {
+    "family": ("glm4moe",),
+    "kind": NATIVE,
+    "kv": ("f16", "f32"),
+    "temperature": (0.0, 0.7, 1.5),
+    "isa": available_isas(),
+    "threads": (1, 2, 3),
+    "n_batch": (1, 4, 512),
+    "k": (0, 1, 2, 3, 5, 8),
+    "draft_sampler": ("coupled", "argmax"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("generated")
+
+
+def points(factors):
+    if not FILTER:
+        return cover_pairs(factors)
+    kept = dict(part.split("=") for part in FILTER.split() if "=" in part)
+    values = [[v for v in factors[f] if str(v) == kept.get(f, str(v))] for f in factors]
+    return [dict(zip(factors, point, strict=True)) for point in itertools.product(*values)]
+
+
+def compare(cases, plain, folder):
+    """Return {case: names of what differs from the plainest way}, and all digests."""
+    found = run_cases([*map(plain, cases), *cases], folder)
+    different = {}
+    for case in cases:
+        wanted, made = found[plain(case)], found[case]
+        if names := [name for name in wanted if name != "accepted" and made[name] != wanted[name]]:
+            different[case] = names
+    return different, found
+
+
+def report(compared, cases, factors, what):
+    n = math.prod(map(len, factors.values()))
+    isas = ", ".join(dict.fromkeys(case.isa for case in cases))
+    compared.append(f"{what}: {len(cases)} of {n} combinations on {isas}")
+
+
+def plain_rows(case):
+    return Rows(case.family, case.kind, case.kv)
+
+
+def plain_text(case):
+    return Drafted(case.family, case.kind, case.kv, case.temperature)
+
+
+def test_rows(folder, compared):
+    cases = [Rows(**point) for point in points(ROWS)]
+    different, found = compare(cases, plain_rows, folder)
+    report(compared, cases, ROWS, "rows")
+    models = {(case.family, case.kind, case.kv) for case in cases}
+    assert len({found[case]["memory"] for case in cases}) == len(models) or different
+    assert different == {}
+
+
+def test_drafted_texts(folder, compared):
+    cases = [Drafted(**point) for point in points(DRAFTED)]
+    different, found = compare(cases, plain_text, folder)
+    report(compared, cases, DRAFTED, "drafted texts")
+    assert different == {}
+    accepted = sum(found[case]["accepted"] for case in cases)
+    assert accepted > 2 * len(cases), "hardly a draft is accepted: the comparison says little"
