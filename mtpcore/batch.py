@@ -155,6 +155,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        seqs = sorted(set(self.seq.tolist()))
+        return f"Batch({len(self)} rows of sequences {seqs}, {int(self.outputs.sum())} outputs)"
+
     @staticmethod
     def _column(values: ArrayLike, n: int, what: str) -> I32:
         found = integers(values, what)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Backend, DraftRun, Plan, Rows
 from mtpcore.backends.select import select_backend
 from mtpcore.batch import Batch, integers
@@ -104,7 +103,7 @@ class Context:
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
         self.kv_dtype, self.threads = kv_dtype, threads or len(os.sched_getaffinity(0))
         self.backend = select_backend(backend)
-        self.taps = tuple(Tap.parse(t) for t in taps)
+        self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
         self.drafter = self._find_drafter(drafter)
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
@@ -163,6 +162,13 @@ class Context:
             self.taps = before
             raise
 
+    def __repr__(self) -> str:
+        taps = ", ".join(map(str, self.taps))
+        return (
+            f"Context({self.model.architecture}, {self.graph_type.name}, n_ctx={self.n_ctx}, "
+            f"n_seq_max={self.n_seq_max}, backend={self.backend.name}, taps=({taps}))"
+        )
+
     @property
     def guarantee(self) -> str:
         """``exact``, ``exact-backend``, ``tie-exact`` or ``fast``; see the guarantees page."""
@@ -214,22 +220,11 @@ class Context:
                 self.undecided[seq] = (begin, end)
         return output
 
-    def draft(
-        self,
-        batch: Batch,
-        k: Sequence[int],
-        *,
-        samplers: Sequence[Sampler],
-        history: Sequence[I32],
-        n_prompt: Sequence[int],
-        p_min: Sequence[float],
-        recycle: Mapping[str, str],
-        token_ids: I32 | None = None,
-    ) -> list[list[int]]:
+    def draft(self, batch: Batch, k: Sequence[int], **choices: Any) -> list[list[int]]:
         """Run rows and go on with what is chosen from them; only the rows themselves are kept.
 
-        The batch's outputs are the newest rows of its sequences; see ``DraftRun`` for the rest,
-        one entry for each sequence in the order of the outputs.
+        The batch's outputs are the newest rows of its sequences; ``choices`` are the other fields
+        of ``DraftRun``, one entry for each sequence in the order of the outputs.
 
         Raises
         ------
@@ -243,19 +238,7 @@ class Context:
         ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
         room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
         with reserved(self, room):
-            found = self.plan.draft(
-                DraftRun(
-                    rows=rows,
-                    samplers=samplers,
-                    history=history,
-                    n_prompt=n_prompt,
-                    k=k,
-                    p_min=p_min,
-                    recycle=recycle,
-                    token_ids=token_ids,
-                ),
-                self.memory,
-            )
+            found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
         for seq, (_, end) in ranges.items():
             if self.memory:
                 self.memory.rewind(seq, end)

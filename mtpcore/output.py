@@ -33,6 +33,10 @@ class Output:
         self.seq, self.pos, self.outputs, self.rows = seq, pos, outputs, rows
         self._arrays = arrays
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in self._arrays.items())
+        return f"Output({len(self.seq)} rows: {shapes})"
+
     @property
     def logits(self) -> F32:
         """float32[n_outputs, n_vocab], in the order of the batch.

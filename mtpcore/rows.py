@@ -32,7 +32,11 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
         Naming the first row that does not fit.
     """
     if not isinstance(batch, Batch):
-        raise BatchError("process() takes a Batch", got=type(batch).__name__)
+        raise BatchError(
+            "process() takes a Batch",
+            got=type(batch).__name__,
+            fix="make one of the tokens: Batch.of(tokens, seq=0, pos=0)",
+        )
     if not len(batch):
         raise BatchError("an empty batch", fix="leave the call out")
     _check_seqs(context, batch)
@@ -115,7 +119,8 @@ def _places(context: Context, batch: Batch) -> tuple[I32, Ranges, Groups]:
                 "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
             )
         begin = length
-        if length == 0 and batch.pos.ndim == 1:
+        # A drafter's first entry may be that of the second token; everything else starts at 0.
+        if length == 0 and batch.pos.ndim == 1 and context.drafter is not None:
             begin = int(batch.pos[mine[0]])
         place[mine] = begin + np.arange(len(mine))
         ranges[seq] = (begin, begin + len(mine))

@@ -49,6 +49,12 @@ def link(
         several: list[OneDrafter] = [drafter]
     else:
         several = list(drafter)
+    if not isinstance(llm, Context):
+        raise LinkError(
+            "link() takes an LLM context",
+            got=type(llm).__name__,
+            fix="make one: link(Context(load_model(path)))",
+        )
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
     roles: dict[str, Context | Proposer] = {"llm": llm}

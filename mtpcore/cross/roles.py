@@ -63,6 +63,10 @@ class Roles:
             context.owner = self
             context.deliver = self._deliverer(name)
 
+    def __repr__(self) -> str:
+        roles = ", ".join([*self.contexts, *(n for n in self.drafters if n not in self.contexts)])
+        return f"{type(self).__name__}({roles})"
+
     # Links
 
     def _add_drafter(self, name: str, context: Context) -> None:

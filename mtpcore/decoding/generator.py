@@ -49,6 +49,12 @@ class Generator:
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
+        if draft_sampler not in ("coupled", "argmax"):
+            raise BatchError(
+                "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
+            )
+        if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
+            raise BatchError("draft is a number of tokens", wanted=">= 0", got=repr(draft))
         self.cross = source
         self.sampling = Sampling() if sampling is None else sampling
         self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
@@ -59,6 +65,12 @@ class Generator:
         self._before = self.cross.invalid, self.cross.paused
         llm = self.cross.llm
         self._free = [s for s in range(llm.n_seq_max - 1, -1, -1) if not llm.length(s)]
+
+    def __repr__(self) -> str:
+        return (
+            f"Generator({self.cross!r}, draft={self.draft}, {len(self._running)} running, "
+            f"{len(self._waiting)} waiting)"
+        )
 
     def add(
         self,

@@ -37,6 +37,12 @@ class Request:
         p_min: float,
         tokenizer: Tokenizer | None,
     ) -> None:
+        if isinstance(prompt, str):
+            raise BatchError(
+                "a prompt is a list of token ids",
+                got="text",
+                fix="encode it: model.tokenizer.encode(text)",
+            )
         if not len(prompt):
             raise BatchError("a prompt has at least one token")
         for name, value in (("draft", draft), ("max_tokens", max_tokens)):
