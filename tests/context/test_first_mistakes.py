@@ -12,7 +12,7 @@ def context():
 
 
 def test_text_is_no_prompt(context):
-    with pytest.raises(BatchError, match="tokenizer.encode") as caught:
+    with pytest.raises(BatchError, match=r"tokenizer\.encode") as caught:
         list(Generator(context).generate("def x"))
     assert caught.value.got == "text"
 
