@@ -197,25 +197,38 @@ INLINE void lanes_write(float *p, lanes a, int64_t n)
         lanes_store_some(p, a, n);
 }
 
-/* The sum of all lanes, always by this tree. */
-INLINE float lanes_sum(lanes a)
+INLINE float lanes_first(lanes a)
 {
     float at[LANES];
     lanes_store(at, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            at[i] += at[i + half];
     return at[0];
 }
 
-INLINE float lanes_largest(lanes a)
-{
-    float at[LANES];
-    lanes_store(at, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            at[i] = at[i] > at[i + half] ? at[i] : at[i + half];
-    return at[0];
-}
+/* Fold all lanes by `f` (a scalar function), and by its vector form where there is one: lane i with
+ * lane i + 8, then i + 4, i + 2, i + 1. */
+#if defined(__AVX2__)
+#define FOLD(a, f, vector)                                                                         \
+    const __m256 eight = _mm256_##vector(HALVES(a));                                               \
+    const __m128 four = _mm_##vector(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+    const __m128 two = _mm_##vector(four, _mm_movehl_ps(four, four));                              \
+    return _mm_cvtss_f32(_mm_##vector(two, _mm_movehdup_ps(two)))
+#if defined(__AVX512F__)
+#define HALVES(a) _mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)
+#else
+#define HALVES(a) a.low, a.high
+#endif
+#else
+#define FOLD(a, f, vector)                                                                         \
+    for (int half = LANES / 2; half > 0; half /= 2)                                                \
+        for (int i = 0; i < half; i++)                                                             \
+            a.at[i] = f(a.at[i], a.at[i + half]);                                                  \
+    return a.at[0]
+#endif
+
+INLINE float sum_of_two(float a, float b) { return a + b; }
+INLINE float larger_of_two(float a, float b) { return a > b ? a : b; }
+
+INLINE float lanes_sum(lanes a) { FOLD(a, sum_of_two, add_ps); }
+INLINE float lanes_largest(lanes a) { FOLD(a, larger_of_two, max_ps); }
 
 #endif

@@ -2,8 +2,8 @@
 
 #include "cpu.h"
 
-/* Below this much work in nanoseconds the other threads bring less than it costs where a core is
- * taken by somebody else: then every barrier waits for the scheduler. */
+/* Below this much work in nanoseconds the others bring little, and a core that is taken away at a
+ * barrier costs more than all of it. */
 static const double WORTH_SHARING = 60000;
 
 static const mtp_operation *const operations[MTP_ISA_COUNT] = {

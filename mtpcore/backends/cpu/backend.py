@@ -23,9 +23,9 @@ from mtpcore.memory.pages import PageTables
 
 __all__ = ["CpuBackend", "CpuPlan"]
 
-# Rough speeds of one thread, only to decide whether a plan is worth waking the others.
-_BYTES_PER_NS = 16.0
-_PRODUCTS_PER_NS = 60.0
+# Rough speeds of one thread on weights in its caches, only to decide whether a plan is worth waking the others.
+_BYTES_PER_NS = 40.0
+_PRODUCTS_PER_NS = 100.0
 
 
 class CpuBackend:
