@@ -71,6 +71,7 @@ cdef extern from "plan.h" nogil:
         mtp_pool *pool
         double work_of_row
         double work
+        double worth_sharing
 
     int MTP_UNIT
     int MTP_PAGE

@@ -89,8 +89,12 @@ class Executor:
     ) -> None:
         """Append an operation; what its fields mean stands with each function in C."""
 
-    def finish(self, work: float, work_of_row: float) -> None:
-        """Allocate scratch; ``work`` and ``work_of_row`` estimate nanoseconds of one thread."""
+    def finish(self, work: float, work_of_row: float, worth_sharing: float) -> None:
+        """Allocate scratch.
+
+        ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
+        ``worth_sharing`` is left to the caller alone.
+        """
 
     def run(self, rows: Any, pages: Any, external: Iterable[tuple[int, NDArray[Any]]]) -> None:
         """Run a batch.

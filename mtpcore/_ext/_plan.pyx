@@ -156,8 +156,8 @@ cdef class Executor:
         self.kept.append((matrices, weights, numbers, axes))
         self.plan.n_ops += 1
 
-    def finish(self, double work, double work_of_row):
-        """Give every thread its scratch; ``work`` estimates nanoseconds of a run."""
+    def finish(self, double work, double work_of_row, double worth_sharing):
+        """Give every thread its scratch."""
         cdef size_t each = 64
         cdef int64_t i
         for i in range(self.plan.n_ops):
@@ -170,6 +170,7 @@ cdef class Executor:
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
         self.plan.work, self.plan.work_of_row = work, work_of_row
+        self.plan.worth_sharing = worth_sharing
 
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t seq, int64_t place, row) except -1:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from programs import HEAD, N_HEADS, N_VOCAB, WIDTH, random_tensors
 
 from mtpcore.backends.base import DraftRun, Rows
-from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BatchError, SamplingError
@@ -50,8 +50,14 @@ SAMPLINGS = [
 ]
 
 
-def runner(backend, threads=1):
-    return Runner(backend, PROGRAM, WEIGHTS, threads=threads, kv_dtype="f32", n_batch=128)
+@pytest.fixture(autouse=True)
+def _share_small_plans(monkeypatch):
+    """Plans of tests are so small that one thread would run them alone."""
+    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
+
+
+def runner(kind, threads=1):
+    return Runner(kind, PROGRAM, WEIGHTS, threads=threads, kv_dtype="f32", n_batch=128)
 
 
 def make_run(memory, sequences, ids=None):

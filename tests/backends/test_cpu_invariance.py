@@ -13,7 +13,7 @@ from programs import N_VOCAB, WIDTH, trunk
 from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import use_isa
 from mtpcore.backends.base import Rows
-from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.errors import BackendError
 from mtpcore.testing import Runner
 
@@ -52,6 +52,12 @@ def alone(variant, kv_dtype):
         logits = np.concatenate([one.feed([token])["logits"] for token in TEXT])
         ALONE[variant, kv_dtype] = logits, one.memory.digest(0)
     return ALONE[variant, kv_dtype]
+
+
+@pytest.fixture(autouse=True)
+def _share_small_plans(monkeypatch):
+    """Plans of tests are so small that one thread would run them alone."""
+    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from programs import Tensor, random_tensors, trunk
 
-from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -15,18 +15,22 @@ from mtpcore.testing import Runner, Weights
 WIDTHS = (1, 15, 16, 17, 40)
 
 
+@pytest.fixture(autouse=True)
+def _share_small_plans(monkeypatch):
+    """Plans of tests are so small that one thread would run them alone."""
+    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
+
+
 def run_both(make, tensors, slots, *, n=11, threads=2, axes=1, positions=None, **feeding):
     """Return {output: rows} of the CPU and of the reference in float64."""
     found = []
     rng = np.random.default_rng(1)
     rows = {name: rng.normal(0, 2, (n, width)).astype(np.float32) for name, width in slots.items()}
-    for backend in (CpuBackend(), ReferenceBackend("f64")):
+    for kind in (CpuBackend(), ReferenceBackend("f64")):
         g = GraphBuilder("test", tensors, slots=slots, axes=axes)
         program = g.finish(Outputs(**make(g)))
-        dtype = "f64" if backend.name == "reference" else "f32"
-        runner = Runner(
-            backend, program, Weights(tensors), threads=threads, kv_dtype=dtype, n_batch=n
-        )
+        dtype = "f64" if kind.name == "reference" else "f32"
+        runner = Runner(kind, program, Weights(tensors), threads=threads, kv_dtype=dtype, n_batch=n)
         found.append(runner.feed(np.arange(n) % 5, **feeding, **rows))
     return found
 
@@ -69,14 +73,12 @@ def test_activations_everywhere():
     """From far below to far above zero, where they saturate."""
     x = np.linspace(-110, 110, 20001, dtype=np.float32)[:, None]
     x = np.concatenate([x, x / 1e3, x / 1e6])
-    for backend in (CpuBackend(), ReferenceBackend("f64")):
+    for kind in (CpuBackend(), ReferenceBackend("f64")):
         g = GraphBuilder("test", {}, slots={"x": 1})
         made = {kind: g.activation(g.inputs["x"], kind) for kind in ACTIVATIONS}
-        runner = Runner(
-            backend, g.finish(Outputs(**made)), Weights({}), n_ctx=1 << 16, n_batch=len(x)
-        )
+        runner = Runner(kind, g.finish(Outputs(**made)), Weights({}), n_ctx=1 << 16, n_batch=len(x))
         found = runner.feed(np.zeros(len(x), np.int32), x=x)
-        if backend.name == "cpu":
+        if kind.name == "cpu":
             mine = found
     for kind in ACTIVATIONS:
         bound = 4e-7 * np.maximum(np.abs(x), 1)

@@ -2,10 +2,6 @@
 
 #include "cpu.h"
 
-/* Below this much work in nanoseconds the others bring little, and a core that is taken away at a
- * barrier costs more than all of it. */
-static const double WORTH_SHARING = 60000;
-
 static const mtp_operation *const operations[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_operations_portable,
 #if defined(__x86_64__)
@@ -91,7 +87,7 @@ static void walk_as_task(void *argument, int thread, int n_threads)
 void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)
 {
     const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
-    if (plan->n_threads == 1 || work < WORTH_SHARING)
+    if (plan->n_threads == 1 || work < plan->worth_sharing)
         mtp_run_alone(task, argument);
     else
         mtp_pool_run(plan->pool, task, argument);

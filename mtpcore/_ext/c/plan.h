@@ -108,6 +108,7 @@ typedef struct {
     int n_threads;
     mtp_pool *pool;
     double work_of_row, work; /* estimated nanoseconds of one thread */
+    double worth_sharing;     /* below it the caller runs alone */
 } mtp_plan;
 
 typedef void (*mtp_operation)(const mtp_op *op, const mtp_run *run, int thread, int n_threads);

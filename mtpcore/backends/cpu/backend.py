@@ -23,7 +23,11 @@ from mtpcore.memory.pages import PageTables
 
 __all__ = ["CpuBackend", "CpuPlan"]
 
-# Rough speeds of one thread on weights in its caches, only to decide whether a plan is worth waking the others.
+WORTH_SHARING = 60_000.0
+"""Nanoseconds of work below which other threads bring little, and a core that the host takes away
+at a barrier costs more than all of it."""
+
+# Rough speeds of one thread on weights in its caches, to compare with the above.
 _BYTES_PER_NS = 40.0
 _PRODUCTS_PER_NS = 100.0
 
@@ -104,7 +108,7 @@ class CpuPlan:
                 ints=step.ints,
                 f=step.f,
             )
-        self._executor.finish(*_work(self.steps))
+        self._executor.finish(*_work(self.steps), WORTH_SHARING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
