@@ -281,8 +281,12 @@ class Context:
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = [int(step) for step in integers(list(path), "path")]
-        if sorted(set(steps)) != steps or (steps and not 0 <= steps[0] <= steps[-1] < end - begin):
+        steps = integers(list(path), "path").tolist()
+        if (
+            np.ndim(steps) != 1
+            or sorted(set(steps)) != steps
+            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
+        ):
             raise BatchError(
                 "a path ascends through the tree's rows",
                 where=f"sequence {seq}",
@@ -362,7 +366,9 @@ class Context:
         self.check_seq(seq)
         if self.before_digest:
             self.before_digest(seq)
-        return self.memory.digest(seq) if self.memory else b"\0" * 16
+        if self.memory:
+            return self.memory.digest(seq)
+        return int(self._lengths[seq]).to_bytes(16, "little")
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""

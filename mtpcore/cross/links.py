@@ -54,20 +54,24 @@ class Links:
         src, dst = self._contexts[link.src], self._contexts[link.dst]
         if link.slot not in dst.program.inputs:
             raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
-        src.add_taps([Tap.parse(link.tap)])
+        tap = Tap.parse(link.tap)
+        made = src.model.program(src.graph_type, taps=[tap], drafter=src.drafter)
         key = (link.dst, link.slot)
         joined = [*self._joined.get(key, []), link]
         if any(one.src != link.src or one.pairing != link.pairing for one in joined):
             raise LinkError(
                 "links that join in a slot have one source and one pairing", where=where
             )
-        have = sum(int(src.program.shape(str(Tap.parse(one.tap)))[1]) for one in joined)
+        have = int(made.shape(str(tap))[1]) + sum(
+            int(src.program.shape(str(Tap.parse(one.tap)))[1]) for one in joined[:-1]
+        )
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
         if have > want:
             raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
+        src.add_taps([tap])
         self._joined[key] = joined
         if key not in self._inboxes:
-            n_seq = min(src.n_seq_max, dst.n_seq_max)
+            n_seq = max(src.n_seq_max, dst.n_seq_max)
             self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
             dst.sources[link.slot] = source(self._inboxes[key], link.pairing, "none")
 
@@ -125,10 +129,20 @@ class Links:
         for box in boxes:
             box.put(seq, int(pos), found)
 
+    def readers(self, role: str) -> set[str]:
+        """Return the roles that read what ``role`` makes, also through others."""
+        found: set[str] = set()
+        fresh = {role}
+        while fresh:
+            found |= fresh
+            fresh = {one.dst for one in self if one.src in found} - found
+        return found - {role}
+
     def rewind(self, seq: int, n: int) -> None:
-        """Forget the rows that the target made from place ``n`` on."""
+        """Forget the rows that the target and its readers made from place ``n`` on."""
+        made = {"llm", *self.readers("llm")}
         for key, box in self._inboxes.items():
-            if self._joined[key][0].src == "llm":
+            if self._joined[key][0].src in made:
                 box.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:

@@ -38,6 +38,14 @@ class Roles:
             raise LinkError("one context in two roles", got=", ".join(contexts))
         self.contexts: dict[str, Context] = contexts
         self.llm = contexts["llm"]
+        for name, context in contexts.items():
+            if context.n_seq_max < self.llm.n_seq_max:
+                raise LinkError(
+                    "a role holds every sequence of the target",
+                    where=name,
+                    wanted=f"n_seq_max {self.llm.n_seq_max}",
+                    got=f"n_seq_max {context.n_seq_max}",
+                )
         self.links = Links(contexts)
         self.invalid = 0
         self.choose_seconds = 0.0
@@ -49,16 +57,16 @@ class Roles:
         for seq, state in enumerate(self._states):
             state.append(self.llm.length(seq), np.zeros(0, np.int32))
         self.drafters: dict[str, Drafter] = {}
-        for name, context in contexts.items():
-            if name != "llm" and context.drafter is not None:
-                self._add_drafter(name, context)
-        for name, role in roles.items():
-            if not isinstance(role, Context):
-                if not callable(getattr(role, "propose", None)):
-                    raise LinkError(
-                        "a role is a Context or a Proposer", where=name, got=type(role).__name__
-                    )
+        for name, role in roles.items():  # their order is the order in which they are asked
+            if isinstance(role, Context):
+                if name != "llm" and role.drafter is not None:
+                    self._add_drafter(name, role)
+            elif callable(getattr(role, "propose", None)):
                 self.drafters[name] = ProposerDrafter(role)
+            else:
+                raise LinkError(
+                    "a role is a Context or a Proposer", where=name, got=type(role).__name__
+                )
         for name, context in contexts.items():
             context.owner = self
             context.deliver = self._deliverer(name)
@@ -71,12 +79,12 @@ class Roles:
 
     def _add_drafter(self, name: str, context: Context) -> None:
         assert context.drafter is not None
-        if context.n_seq_max < self.llm.n_seq_max or context.n_ctx < self.llm.n_ctx:
+        if context.n_ctx < self.llm.n_ctx:
             raise LinkError(
                 "the drafter's context is smaller than the target's",
                 where=name,
-                wanted=f"n_ctx {self.llm.n_ctx}, n_seq_max {self.llm.n_seq_max}",
-                got=f"n_ctx {context.n_ctx}, n_seq_max {context.n_seq_max}",
+                wanted=f"n_ctx {self.llm.n_ctx}",
+                got=f"n_ctx {context.n_ctx}",
             )
         self.links.declare(name)
         for one in (self.llm, context):
@@ -182,7 +190,11 @@ class Roles:
         return state.pending
 
     def rollback(self, seq: int, pos: int) -> None:
-        """Forget everything from position ``pos`` on, in every role."""
+        """Forget everything from position ``pos`` on, in every role.
+
+        Roles that the target reads (an encoder) keep their rows: they are no consequence of what
+        is taken back, and the target needs them again.
+        """
         state = self._state(seq)
         if (
             isinstance(pos, bool)
@@ -203,7 +215,16 @@ class Roles:
         self.llm.forget(seq, min(n, self.llm.length(seq)))
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
+        readers = self.links.readers("llm")
+        for name, context in self._others():
+            if name in readers:
+                context.forget(seq, min(n, context.length(seq)))
         self.links.rewind(seq, n)
+
+    def _others(self) -> list[tuple[str, Context]]:
+        """Return the roles that are neither the target nor drafters, by name."""
+        known = {"llm", *self.drafters}
+        return [(name, one) for name, one in self.contexts.items() if name not in known]
 
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is, in every role."""
@@ -218,6 +239,9 @@ class Roles:
         self.llm.copy(seq, new)
         for drafter in self.drafters.values():
             drafter.fork(seq, new)
+        for _, context in self._others():
+            context.forget(new, 0)
+            context.copy(seq, new)
         self.links.fork(seq, new)
         other.copy_from(state)
 
@@ -227,6 +251,8 @@ class Roles:
         self.llm.forget(seq, 0)
         for drafter in self.drafters.values():
             drafter.remove(seq)
+        for _, context in self._others():
+            context.forget(seq, 0)
         self.links.remove(seq)
         state.clear()
 

@@ -151,7 +151,7 @@ class HashModel:
 
     def __init__(self):
         self.hparams = SimpleNamespace(n_vocab=N_VOCAB, width=WIDTH)
-        self.packed = {}
+        self.packed, self.programs = {}, {}
         shapes = {"table": (N_VOCAB, WIDTH), "head": (N_VOCAB, WIDTH), "join": (WIDTH, 2 * WIDTH)}
         self.tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
 
@@ -160,6 +160,12 @@ class HashModel:
 
     def program(self, graph_type, *, taps=(), drafter=None, head=0):
         draft = graph_type is GraphType.DRAFT
+        key = draft, tuple(taps)
+        if key not in self.programs:
+            self.programs[key] = self.build(draft, taps)
+        return self.programs[key]
+
+    def build(self, draft, taps):
         g = GraphBuilder(
             "draft" if draft else "llm",
             self.tensors,

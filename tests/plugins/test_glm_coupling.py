@@ -62,9 +62,7 @@ def test_coupled_rate(rows, temperature):
     agreed = []
     for seed in range(N_SEEDS):
         for window, (target, head) in enumerate(zip(*rows, strict=True)):
-            sampler = Sampler(
-                Sampling(temperature=temperature, seed=seed, stream=window), scratch
-            )
+            sampler = Sampler(Sampling(temperature=temperature, seed=seed, stream=window), scratch)
             for i in range(len(target)):
                 chosen = sampler.choose(target[i], none, 0, i + 2)
                 agreed.append(chosen == sampler.choose(head[i], none, 0, i + 2))

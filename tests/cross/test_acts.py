@@ -1,0 +1,206 @@
+"""Acts on linked contexts by name: rejection, slots, forks, ties; state as in a fresh Cross."""
+
+import numpy as np
+import pytest
+from harness import seer
+from harness.hashed import N_VOCAB, HashModel, HashPlan
+from harness.scripted import SCRIPTS, Scripted, cross_of, plain
+
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.cross import link
+from mtpcore.decoding import Generator
+from mtpcore.errors import BatchError, LinkError
+from mtpcore.sampling import Sampling
+
+PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
+TRUTH = plain(PROMPT, SAMPLING, 60)
+
+
+def assert_fresh(cross, seq, tokens, **settings):
+    """I1, I2 and I4: every role is as if only these tokens had been seen."""
+    fresh, _ = cross_of(*[n for n in ("head",) if "draft" in cross.contexts], **settings)
+    fresh.llm.process(Batch.of(tokens, seq=seq))
+    assert cross.tokens(seq) == list(tokens)
+    assert cross.llm.length(seq) == len(tokens)
+    assert cross.digest(seq) == fresh.digest(seq)
+    assert all(c.length(seq) == len(tokens) for c in cross.contexts.values())
+
+
+def rounds(cross, seq, k, n, sampling=SAMPLING):
+    """Draft, verify and accept n times; return the accepted counts."""
+    found = []
+    for _ in range(n):
+        drafts = cross.draft(seq, k, sampling)
+        found.append(cross.verify({seq: drafts}, sampling)[seq].accepted)
+        cross.accept(seq)
+    return found
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_T1_rejected_drafts_leave_no_trace(k):
+    """A head that is never right: the state after every step is that of the text alone."""
+    cross, _ = cross_of("head", skill=0)
+    cross.llm.process(Batch.of(PROMPT))
+    greedy = Sampling.greedy()
+    text = PROMPT + plain(PROMPT, greedy, 12)
+    for n in range(1, 12):
+        assert rounds(cross, 0, k, 1, greedy) == [0]
+        assert_fresh(cross, 0, text[: len(PROMPT) + n])
+
+
+def test_T4_two_rejections_in_a_row_and_rewinds_that_go_too_far():
+    """Verify, reject, verify, reject, without a commit between; then beyond what there is."""
+    cross, _ = cross_of("head", skill=0)
+    cross.llm.process(Batch.of(PROMPT))
+    greedy = Sampling.greedy()
+    for _ in range(2):
+        cross.verify({0: cross.draft(0, 4, greedy)}, greedy)
+        with pytest.raises(LinkError, match="undecided"):
+            cross.verify({0: []}, greedy)
+        with pytest.raises(LinkError, match="undecided"):
+            cross.llm.process(Batch.of([1], pos=8))
+        cross.rollback(0, 2)
+        cross.llm.process(Batch.of(PROMPT[2:], pos=2))
+        assert_fresh(cross, 0, PROMPT)
+    for pos in (4, -1):
+        with pytest.raises(BatchError):
+            cross.rollback(0, pos)
+    with pytest.raises(LinkError, match="nothing was verified"):
+        cross.accept(0)
+    assert_fresh(cross, 0, PROMPT)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_T5_equal_shapes_of_alternating_sequences(tmp_path, backend):
+    """Two sequences take turns in batches of one shape; each is as if it were alone."""
+    model = seer.load(tmp_path, "line")
+    made, alone = (Context(model, 64, n_seq_max=2, backend=backend, threads=1) for _ in range(2))
+    texts = np.random.default_rng(2).integers(0, seer.N_VOCAB, (2, 12))
+    logits = {0: [], 1: []}
+    for step in range(0, 12, 3):
+        for seq in (0, 1) if step % 2 else (1, 0):
+            batch = Batch.of(texts[seq, step : step + 3], seq=seq, pos=step, outputs="all")
+            logits[seq].append(made.process(batch).logits)
+    for seq in (0, 1):
+        wanted = alone.process(Batch.of(texts[seq], seq=seq, outputs="all")).logits
+        assert np.array_equal(np.concatenate(logits[seq]), wanted)
+        assert made.digest(seq) == alone.digest(seq)
+
+
+@pytest.mark.parametrize("seq", [1, 2, 3])
+def test_T7_sequences_other_than_0(seq):
+    """Sequence 0 is never used; what is drafted and accepted is what it would be there."""
+    found = []
+    for used in (0, seq):
+        cross, _ = cross_of("head", skill=10)
+        cross.llm.process(Batch.of(PROMPT, seq=used))
+        found.append((rounds(cross, used, 4, 10), cross.tokens(used)))
+    assert found[0] == found[1]
+    assert sum(found[0][0]) > 5
+    assert cross.llm.length(0) == 0
+
+
+def test_T8_interleaved_sequences_with_uneven_acceptance():
+    """Four sequences of different length in one batch, each accepting another number."""
+    rng = np.random.default_rng(4)
+    prompts = [rng.integers(0, N_VOCAB, n).tolist() for n in (2, 9, 1, 5)]
+    samplings = {s: Sampling(temperature=0.8, seed=s, stream=s) for s in range(4)}
+    texts = [p + plain(p, samplings[s], 60) for s, p in enumerate(prompts)]
+    cross, _ = cross_of("head", skill=9)
+    for seq, prompt in enumerate(prompts):
+        cross.llm.process(Batch.of(prompt, seq=seq))
+    uneven = 0
+    for _ in range(8):
+        drafts = cross.draft({s: int(rng.integers(0, 6)) for s in range(4)}, sampling=samplings)
+        verdicts = cross.verify(drafts, samplings)
+        uneven += len({v.accepted for v in verdicts.values()}) > 1
+        for seq in rng.permutation(4).tolist():
+            cross.accept(seq, int(rng.integers(0, verdicts[seq].accepted + 1)))
+    for seq, text in enumerate(texts):
+        assert_fresh(cross, seq, text[: cross.llm.length(seq)])
+    assert uneven > 4
+
+
+def test_T10_a_fork_mid_draft_outlives_its_parent():
+    """The pending token and its hidden row are copied; each goes on with noise of its own."""
+    cross, _ = cross_of("head", skill=12)
+    cross.llm.process(Batch.of(PROMPT, seq=2))
+    rounds(cross, 2, 3, 2)
+    drafts = cross.draft(2, 4, SAMPLING)
+    cross.fork(2, 0)
+    assert cross.pending(0) == cross.pending(2)
+    assert cross.draft(0, 4, SAMPLING) == drafts
+    cross.verify({2: drafts}, SAMPLING)
+    with pytest.raises(LinkError, match="undecided"):
+        cross.fork(2, 3)
+    cross.remove(2)
+    other = Sampling(temperature=1.0, seed=8, stream=77)
+    rounds(cross, 0, 4, 6, other)
+    tokens = cross.tokens(0)
+    begun = len(PROMPT) + len(tokens[len(PROMPT) :])
+    assert_fresh(cross, 0, tokens)
+    assert begun > len(PROMPT) + 6
+    cross.llm.process(Batch.of(PROMPT, seq=2))
+    assert_fresh(cross, 2, PROMPT)
+
+
+def test_a_draft_that_nobody_verified_leaves_no_trace():
+    """Another token takes the pending one's place: its entry in the head's memory goes too."""
+    cross, _ = cross_of("head", skill=16)
+    cross.llm.process(Batch.of(PROMPT))
+    drafts = cross.draft(0, 3)
+    assert cross.draft(0, 3) == drafts
+    instead = (cross.pending(0) + 1) % N_VOCAB
+    cross.llm.process(Batch.of([instead], pos=3))
+    cross.pending(0, SAMPLING)
+    cross.draft(0, 3, SAMPLING)
+    cross.verify({0: []}, SAMPLING)
+    cross.accept(0)
+    assert_fresh(cross, 0, [*PROMPT, instead, cross.tokens(0)[-1]])
+
+
+class TiedPlan(HashPlan):
+    """Logits in which two tokens share the first place."""
+
+    def run(self, rows, memory):
+        arrays = super().run(rows, memory)
+        if "logits" in arrays:
+            logits = arrays["logits"]
+            at = logits.argmax(axis=1)
+            logits[np.arange(len(logits)), (at + 5) % N_VOCAB] = logits.max(axis=1)
+        return arrays
+
+
+def test_T19_ties_go_to_the_lowest_id_in_verify_and_decode():
+    """Two equal top logits at every place: the same pick with and without drafts."""
+    texts = []
+    for draft, n_batch in ((0, 16), (3, 16), (5, 2)):
+        cross, backend = cross_of(n_batch=n_batch)
+        backend.plan = lambda program, source, *, store, backend=backend, **sizes: TiedPlan(
+            program, store, backend
+        )
+        llm = Context(HashModel(), 90, n_batch=n_batch, backend=backend, taps=["hidden"])
+        cross = link(llm)
+        generator = Generator(cross, sampling=Sampling.greedy(), draft=draft)
+        texts.append(list(generator.generate(PROMPT, max_tokens=40)))
+        assert bool(generator.stats.accepted) == bool(draft)
+        llm.process(Batch.of(PROMPT))
+        logits = llm.process(Batch.of(texts[-1], pos=len(PROMPT), outputs="all")).logits
+        picks = [int(np.flatnonzero(row == row.max())[0]) for row in logits]
+        assert all((row == row.max()).sum() == 2 for row in logits)
+        assert picks[:-1] == texts[-1][1:]
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_scripts_and_heads_leave_the_same_state():
+    """What drafts has no say in what is stored."""
+    digests = []
+    for name in ("right", "wrong", "right for one"):
+        cross, _ = cross_of(Scripted(SCRIPTS[name], [[*PROMPT, *TRUTH]]))
+        cross.llm.process(Batch.of(PROMPT))
+        while cross.llm.length(0) < 30:
+            rounds(cross, 0, min(3, 29 - cross.llm.length(0)), 1)
+        digests.append((cross.digest(0), cross.tokens(0)))
+    assert digests[0] == digests[1] == digests[2]
+    assert digests[0][1] == [*PROMPT, *TRUTH][:30]

@@ -1,0 +1,95 @@
+"""Two tiny families in files: an encoder of rows, and a language model that reads such rows."""
+
+import numpy as np
+
+from mtpcore.gguf import write_model_file
+from mtpcore.loading import load_model
+from mtpcore.plugin import Feed, Fit, ModelSpec, Outputs, hookimpl
+from mtpcore.registry import Registry
+
+WIDTH, N_VOCAB, EPS = 32, 64, 1e-5
+FREQUENCIES = (1.0, 0.3, 0.1, 0.03)
+
+
+class Hparams:
+    n_layers, n_drafter_blocks, rotary_axes = 1, 0, 1
+
+    def __init__(self, fields, tensors):
+        self.n_vocab, self.width = tensors["token_embd.weight"].shape
+
+
+class TwoAxes(Hparams):
+    rotary_axes = 2
+
+
+def block(g, x, positions, axes, mask="causal"):
+    """Add one layer of attention with RoPE to the residual stream."""
+    made = [g.heads(g.matmul(x, f"{name}.weight"), 2, name=name) for name in ("q", "k", "v")]
+    q, k = (
+        g.rope(part, positions, FREQUENCIES, axes=[i % axes for i in range(len(FREQUENCIES))])
+        for part in made[:2]
+    )
+    return g.plus(x, g.rows(g.attention(q, k, made[2], layer=0, scale=0.3, mask=mask)))
+
+
+def encode(g, inputs, h):
+    """Patches of a picture: each sees all of them."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    x = g.rms_norm(block(g, x, inputs.positions, 1, "block"), "output_norm.weight", EPS)
+    return Outputs(hidden=g.tap("hidden", x))
+
+
+def read(g, inputs, h):
+    """A language model that adds the row it is fed to each token."""
+    x = g.plus(g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs["picture"])
+    return trunk(g, x, inputs.positions, h)
+
+
+def plain(g, inputs, h):
+    return trunk(g, g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs.positions, h)
+
+
+def trunk(g, x, positions, h):
+    x = g.tap("residual", block(g, x, positions, h.rotary_axes))
+    hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", EPS))
+    return Outputs(logits=g.matmul(g.output_rows(hidden), "token_embd.weight"))
+
+
+def spec(name, build, hparams=Hparams, **more):
+    tensors = ("token_embd.weight", "output_norm.weight")
+    return ModelSpec(
+        name=name,
+        fit=Fit(architectures=frozenset({name}), tensors=tensors),
+        hparams=hparams,
+        build=build,
+        **more,
+    )
+
+
+SPECS = [
+    spec("eye", plain, graphs=(("encoder", encode),)),
+    spec("seer", read, feeds=(Feed(slot="picture", taps=("hidden",), pairing="same-token"),)),
+    spec("plane", plain, TwoAxes),
+    spec("line", plain),
+]
+
+
+@hookimpl
+def mtpcore_models():
+    return SPECS
+
+
+def load(folder, name, seed=0):
+    """Write a model of one of the families and load it."""
+    import harness.seer
+
+    made = np.random.default_rng(seed)
+    tensors = {
+        "token_embd.weight": made.normal(size=(N_VOCAB, WIDTH)),
+        "output_norm.weight": np.ones(WIDTH),
+        **{f"{part}.weight": made.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for part in "qkv"},
+    }
+    path = folder / f"{name}.gguf"
+    counts = {f"{name}.block_count": 1, f"{name}.embedding_length": WIDTH}
+    write_model_file(path, name, counts, {n: t.astype(np.float32) for n, t in tensors.items()})
+    return load_model(path, plugins=Registry.of(harness.seer))
