@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ CLASSES = {1, 2, 4, 5, *range(7, 11), 14, *range(17, 20), 21, 22, *range(24, 31)
 }
 
 
+@cache
 def named():
     """Return the numbers that tests carry in their names or at the start of their docstrings."""
     found = set()

@@ -121,16 +121,18 @@ def test_a_draft_tree_is_every_one_of_its_paths(models, data, start, n, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_tree_on_an_empty_sequence_that_begins_later(models, backend):
+def test_paths_that_are_none_and_a_tree_that_begins_the_text(models, backend):
     tree, chain = context(models["line"], backend), context(models["line"], backend)
-    tree.process(Batch([1, 2, 3], pos=[7, 7, 8], parent=[-1, -1, 1]))
+    with pytest.raises(BatchError, match="continue"):
+        tree.process(Batch([1, 2, 3], pos=[7, 7, 8], parent=[-1, -1, 1]))
+    tree.process(Batch([1, 2, 3], pos=[0, 0, 1], parent=[-1, -1, 1]))
     for path in ([2, 1], [0, 3], [-1], [0.0], [True], [[0]]):
         with pytest.raises(BatchError):
             tree.keep(0, path)
     tree.keep(0, [1, 2])
-    chain.process(Batch.of([2, 3], pos=7))
+    chain.process(Batch.of([2, 3]))
     assert tree.digest(0) == chain.digest(0)
-    assert tree.length(0) == 9
+    assert tree.length(0) == 2
 
 
 def test_embedding_rows_pause_drafters_visibly(tmp_path, caplog):
