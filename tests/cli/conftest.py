@@ -16,17 +16,38 @@ def glm():
     return str(GLM)
 
 
+def _write_part(path, wanted, **changed):
+    """Write a file with some of the model's tensors and changed metadata."""
+    with open_model_file(GLM) as file:
+        tensors = {name: tensor for name, tensor in file.tensors.items() if wanted(name)}
+        raw = {name: tensor.raw() for name, tensor in tensors.items()}
+        types = {name: tensor.type for name, tensor in tensors.items()}
+        write_model_file(path, file.architecture, file.metadata | changed, raw, types)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def write_part():
+    """Write a file with some of the model's tensors."""
+    return _write_part
+
+
 @pytest.fixture(scope="session")
 def headless(tmp_path_factory):
     """The same model without its head."""
-    path = tmp_path_factory.mktemp("models") / "trunk.gguf"
-    with open_model_file(GLM) as file:
-        metadata = {**file.metadata, "glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 0}
-        tensors = {n: t for n, t in file.tensors.items() if not n.startswith("blk.4.")}
-        raw = {name: tensor.raw() for name, tensor in tensors.items()}
-        types = {name: tensor.type for name, tensor in tensors.items()}
-        write_model_file(path, file.architecture, metadata, raw, types)
-    return str(path)
+    return _write_part(
+        tmp_path_factory.mktemp("models") / "trunk.gguf",
+        lambda name: not name.startswith("blk.4."),
+        **{"glm4moe.block_count": 4, "glm4moe.nextn_predict_layers": 0},
+    )
+
+
+@pytest.fixture(scope="session")
+def head_alone(tmp_path_factory):
+    """The head with what it shares with the trunk."""
+    shared = ("blk.4.", "token_embd.", "output.", "output_norm.")
+    path = tmp_path_factory.mktemp("models") / "head.gguf"
+    return _write_part(path, lambda name: name.startswith(shared))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 import mtpcore
 from mtpcore.cli.anatomy import role_of
-from mtpcore.gguf import open_model_file, write_model_file
 
 
 def test_everything_is_there_for_people(command, glm):
@@ -95,17 +94,20 @@ def test_roles(name, n_layers, role):
     assert role_of(name, n_layers) == role
 
 
-def test_files_do_not_steer_the_terminal(command, glm, tmp_path):
-    path = tmp_path / "evil.gguf"
-    with open_model_file(glm) as file:
-        metadata = {**file.metadata, "general.name": "a\x1b[2Jb\x9bc"}
-        raw = {name: tensor.raw() for name, tensor in file.tensors.items()}
-        types = {name: tensor.type for name, tensor in file.tensors.items()}
-        write_model_file(path, file.architecture, metadata, raw, types)
-    code, out, _ = command("inspect", path)
+def test_files_do_not_steer_the_terminal(command, write_part, tmp_path):
+    name = {"general.name": "a\x1b[2Jb\x9bc"}
+    code, out, _ = command("inspect", write_part(tmp_path / "evil.gguf", lambda _: True, **name))
     assert code == 0
     assert "general.name" in out
     assert not {"\x1b", "\x9b"} & set(out)
+
+
+def test_a_drafter_in_a_file_of_its_own(command, head_alone):
+    code, out, _ = command("inspect", head_alone)
+    assert code == 0
+    assert "layout        mtp-only" in out
+    assert "the file holds a drafter alone" in out
+    assert "glm_nextn    weights" in out
 
 
 def test_a_file_that_is_none(command, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 
@@ -156,7 +157,19 @@ def test_a_model_without_a_head(command, headless):
     assert "Traceback" not in err
 
 
-def test_a_head_in_another_file_completes_the_model(command, headless, tmp_path):
+@pytest.mark.parametrize("option", ["--mtp-path", "-md", "--draft-model"])
+def test_a_head_in_another_file(command, glm, headless, head_alone, option):
+    wanted = json.loads(command("run", glm, *PROMPT, "-n", 20, "--draft", 2, "--json")[1])
+    code, out, _ = command("run", headless, *PROMPT, "-n", 20, "--json", "--draft", 2, option,
+                           head_alone)  # fmt: skip
+    found = json.loads(out)
+    assert code == 0
+    assert found["tokens"] == wanted["tokens"]
+    for count in ("drafted", "accepted", "passes"):
+        assert found["stats"][count] == wanted["stats"][count]
+
+
+def test_a_file_that_is_missing(command, headless, tmp_path):
     code, _, err = command("run", headless, *PROMPT, "--mtp-path", tmp_path / "none.gguf")
     assert code == 1
     assert "cannot open the file" in err
@@ -246,6 +259,19 @@ def test_interruption_ends_with_the_report(command, glm, monkeypatch):
     assert code == 130
     assert json.loads(out)["finish_reason"] == "cancelled"
     assert "per pass" in err
+
+
+def test_a_signal_ends_with_the_report(glm):
+    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "-1", "-c", "9999"]
+    process = subprocess.Popen(
+        [*program, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.read(1)  # it writes
+    process.send_signal(signal.SIGINT)
+    report = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130, report
+    assert "per pass" in report
+    assert "Traceback" not in report
 
 
 def test_nobody_reading_is_no_crash(glm):

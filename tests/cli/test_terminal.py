@@ -1,0 +1,125 @@
+"""Text that grows, progress bars, numbers."""
+
+import io
+import sys
+import time
+
+import pytest
+
+from mtpcore.cli import terminal
+from mtpcore.cli.terminal import LiveText, harmless, progress, spell_bytes, uses_colour
+from mtpcore.decoding import Request
+from mtpcore.sampling import Sampling
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def request(**changed):
+    settings = {"max_tokens": 4, "stop": (), "tokenizer": None} | changed
+    return Request(
+        [1], sampling=Sampling.greedy(), draft=0, ignore_eos=False, draft_sampler="coupled",
+        p_min=0.0, **settings,
+    )  # fmt: skip
+
+
+def test_without_a_tokenizer_ids_are_written():
+    one, out = request(), io.StringIO()
+    live = LiveText(one, None, out, False)
+    one.commit(5, drafted=False)
+    live.update()
+    one.commit(77, drafted=True)
+    live.update()
+    live.update()
+    live.end()
+    assert out.getvalue() == "5 77 \n"
+
+
+class Letters:
+    """Token n is the n-th letter, drafted or not; 0 is a control character."""
+
+    end_tokens = frozenset()
+
+    def stream(self):
+        return self
+
+    def push(self, token):
+        return "\x1b" if token == 0 else chr(96 + token)
+
+    def flush(self):
+        return ""
+
+
+def test_text_that_a_stop_string_may_take_back_is_held():
+    one, out = request(tokenizer=Letters(), stop=("cd",), max_tokens=9), io.StringIO()
+    live = LiveText(one, Letters(), out, True)
+    seen = []
+    for token in (1, 3, 2, 3, 4):
+        one.commit(token, drafted=token == 3)
+        live.update()
+        seen.append(out.getvalue())
+    green = "\x1b[32mc\x1b[0m"
+    assert seen == ["a", "a", f"a{green}b", f"a{green}b", f"a{green}b"]
+    assert one.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(("out", "written"), [(io.StringIO, "a\x1b"), (Terminal, "a\ufffd")])
+def test_a_model_does_not_steer_the_terminal(out, written):
+    one, out = request(tokenizer=Letters()), out()
+    one.commit(1, drafted=False)
+    one.commit(0, drafted=False)
+    LiveText(one, Letters(), out, False).update()
+    assert out.getvalue() == written
+
+
+def test_harmless_keeps_lines_and_tabs():
+    assert harmless("a\tb\nc\x1b[0m\x9b\x07é") == "a\tb\nc\ufffd[0m\ufffd\ufffdé"
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "coloured"),
+    [
+        ({}, Terminal, True),
+        ({}, io.StringIO, False),
+        ({"NO_COLOR": "1"}, Terminal, False),
+        ({"NO_COLOR": ""}, Terminal, True),
+        ({"TERM": "dumb"}, Terminal, False),
+    ],
+)
+def test_when_colours_are_used(monkeypatch, environment, stream, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert uses_colour("auto", stream()) == coloured
+    assert uses_colour("always", stream())
+    assert not uses_colour("never", stream())
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
+def test_long_work_shows_its_progress_on_terminals(monkeypatch, stream, shown):
+    err = stream()
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(terminal, "_DELAY", 0.0)
+    with progress("packing", 10, lambda: 4):
+        deadline = time.monotonic() + (5 if shown else 0)
+        while "4/10" not in err.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert ("packing" in err.getvalue() and "4/10" in err.getvalue()) == shown
+
+
+def test_short_work_shows_none(monkeypatch):
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    with progress("packing", 10, lambda: 10):
+        pass
+    assert err.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("n", "spelled"), [(7, "7 B"), (1234, "1.2 kB"), (3355168, "3.4 MB"), (5e12, "5000.0 GB")]
+)
+def test_sizes(n, spelled):
+    assert spell_bytes(n) == spelled
