@@ -93,7 +93,7 @@ class LiveText:
         if request.done and self._decoder:
             self._pieces.append((self._decoder.flush(), False))
         room = len(request.settled_text()) - self._written if self._decoder else None
-        while self._pieces and room != 0:
+        while self._pieces and (room is None or room > 0):
             piece, drafted = self._pieces.pop(0)
             shown = piece[:room]
             if shown != piece:
