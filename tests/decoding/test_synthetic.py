@@ -34,14 +34,14 @@ def test_impossible_rates(rates):
 
 def test_the_generator_accepts_at_these_rates():
     cross = link(Context(HashModel(), 4096, backend=HashBackend(skill=8)))
-    acceptance = SyntheticAcceptance((0.9, 0.5, 0.0), seed=3)
+    acceptance = SyntheticAcceptance((0.6, 0.5, 0.0), seed=3)
     gen = Generator(cross, sampling=Sampling.greedy(), draft=3, acceptance=acceptance)
     assert len(list(gen.generate([1, 2], max_tokens=3000))) == 3000
     rates = gen.stats.acceptance_per_position
-    assert rates[0] == pytest.approx(0.9, abs=0.03)
+    assert rates[0] == pytest.approx(0.6, abs=0.05)
     assert rates[1] == pytest.approx(0.5, abs=0.05)
     assert rates[2] == 0
-    assert gen.stats.tokens_per_pass == pytest.approx(2.4, abs=0.06)
+    assert gen.stats.tokens_per_pass == pytest.approx(2.1, abs=0.1)
 
 
 def test_tokens_that_end_a_text_are_never_accepted():
