@@ -94,15 +94,15 @@ def _verdict(found: dict[str, Any], draft: int) -> str:
         f"drafting {draft} is {speedup:.2f} times as fast as plain decoding "
         f"({predicted[-1]['speedup']:.2f} by the costs of passes and drafts alone)"
     )
-    if best["speedup"] <= 1:
+    if best["speedup"] > 1 and best["draft"] != draft:
+        said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
+    elif best["speedup"] <= 1 and speedup <= 1:
         rows = next(r["ratio"] for r in found["costs"]["rows"] if r["rows"] == draft + 1)
         drafts = found["costs"]["drafts"][-1]["ratio"]
-        return (
-            f"{said}; no length pays: {draft} drafts cost {drafts:.2f} and verifying them "
-            f"{rows:.2f} of a pass, for {found['tokens_per_pass']:.2f} tokens"
+        said += (
+            f"; no length pays: {draft} drafts cost {drafts:.2f} and verifying them {rows:.2f} "
+            f"of a pass, for {found['tokens_per_pass']:.2f} tokens"
         )
-    if best["draft"] != draft:
-        said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
     return said
 
 

@@ -56,6 +56,12 @@ def test_the_verdict_says_why_nothing_pays():
     assert "3 drafts cost 0.75 and verifying them 4.00 of a pass, for 2.50" in found["verdict"]
 
 
+def test_a_faster_text_is_not_said_to_lose():
+    found = collect({}, [text(10.0, 15.0)], costs(row=1.0), 3)
+    assert "1.50 times as fast" in found["verdict"]
+    assert "no length pays" not in found["verdict"]
+
+
 def test_measurements_take_turns_and_warm_up():
     order = []
 
