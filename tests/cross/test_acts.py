@@ -149,7 +149,9 @@ def test_a_draft_that_nobody_verified_leaves_no_trace():
     """Another token takes the pending one's place: its entry in the head's memory goes too."""
     cross, _ = cross_of("head", skill=16)
     cross.llm.process(Batch.of(PROMPT))
+    before = cross.digest(0)
     drafts = cross.draft(0, 3)
+    assert cross.digest(0) == before
     assert cross.draft(0, 3) == drafts
     instead = (cross.pending(0) + 1) % N_VOCAB
     cross.llm.process(Batch.of([instead], pos=3))
