@@ -226,7 +226,9 @@ class Model:
         graph = "" if kind.name == main else kind.name
         g = self._builder(spec, fitted, head, taps, graph)
         try:
-            return g.finish(build(g, g.inputs, fitted.hparams if fitted else self.hparams))
+            program = g.finish(build(g, g.inputs, fitted.hparams if fitted else self.hparams))
+            self._check_logits(program, spec)
+            return program
         except MtpcoreError as error:
             raise type(error)(
                 error.what,
@@ -239,6 +241,17 @@ class Model:
             raise PluginError(
                 f"build raised {type(error).__name__}: {error}", where=where
             ) from error
+
+    def _check_logits(self, program: Program, spec: ModelSpec | DrafterSpec) -> None:
+        """Refuse logits of other tokens than the model's; choosing from them goes by token id."""
+        mapped = isinstance(spec, DrafterSpec) and spec.vocabulary is not None
+        if mapped or "logits" not in program.outputs:
+            return
+        wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
+        if got != wanted:
+            raise GraphError(
+                "one logit a token of the vocabulary", where="logits", wanted=wanted, got=got
+            )
 
     def _builder(
         self,

@@ -142,6 +142,17 @@ def test_T30_a_weight_of_another_width_is_refused(load):
     assert model.program().shape("logits") == ("n_outputs", toy.N_VOCAB)
 
 
+def test_logits_are_those_of_the_vocabulary(load):
+    short = toy.trunk_tensors()
+    short["output.weight"] = short["output.weight"][:-1]
+    with pytest.raises(GraphError, match="one logit a token") as info:
+        load(short).program()
+    assert (info.value.wanted, info.value.got) == (toy.N_VOCAB, toy.N_VOCAB - 1)
+    head = toy.head_tensors(head=short["output.weight"])
+    with pytest.raises(GraphError, match="one logit a token"):
+        load(toy.trunk_tensors() | head, heads=1).program("draft")
+
+
 def test_T30_another_type_is_kept_or_asked_for(load):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     types = {"output.weight": "Q8_0", "token_embd.weight": "F16"}

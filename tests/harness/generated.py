@@ -1,5 +1,7 @@
 """Small models of every family and tensor type, with random weights in rows of 256 values."""
 
+from typing import NamedTuple
+
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
@@ -8,8 +10,23 @@ from mtpcore.gguf import write_model_file
 FAMILIES = ("llama", "qwen2", "qwen3", "glm4moe")
 NATIVE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
-WIDTH, N_HEADS, N_KV_HEADS, HEAD_WIDTH, N_FF, N_VOCAB = 256, 4, 2, 64, 256, 96
-N_LAYERS, N_EXPERTS, N_USED = 2, 4, 2
+
+class Sizes(NamedTuple):
+    """Of a model; rows of K types are whole where the first two widths are multiples of 256."""
+
+    width: int = 256
+    n_ff: int = 256
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_width: int = 64
+    n_vocab: int = 96
+    n_layers: int = 2
+    n_experts: int = 4
+
+
+FULL = Sizes()
+TINY = Sizes(width=32, n_ff=32, head_width=8, n_vocab=40)
+N_VOCAB, N_USED = FULL.n_vocab, 2
 SPREAD = 0.07  # standard deviation of weights: hidden rows keep their size from layer to layer
 
 # Where the float16 scales lie in blocks that the gguf package reads but does not write.
@@ -48,23 +65,21 @@ def random_matrix(rng, kind, *shape):
 
 def write_generated(path, family, kind, seed=0):
     """Write a model whose matrices are of one type; ``glm4moe`` has experts and a head."""
-    rng = np.random.default_rng([seed, FAMILIES.index(family)])
-    write_model_file(path, family, _metadata(family), _tensors(rng, family, kind), _types(kind))
+    tensors = make_tensors(family, kind, FULL, seed)
+    write_model_file(path, family, make_metadata(family, FULL), tensors, types_of(tensors, kind))
     return path
 
 
-class _types(dict):
-    """Vectors are float32, matrices of the type wanted, routers float32 as converters write."""
-
-    def __init__(self, kind):
-        self.kind = kind
-
-    def get(self, name, default):
-        vector = "norm" in name or name.endswith("bias") or "ffn_gate_inp" in name
-        return default if vector else self.kind
+def types_of(tensors, kind):
+    """Matrices are of the type wanted, vectors and routers float32, as converters write them."""
+    return {name: kind for name, values in tensors.items() if values.dtype == np.uint8}
 
 
-def _tensors(rng, family, kind):
+def make_tensors(family, kind, sizes=FULL, seed=0):
+    """Return blocks of matrices, uint8, and float32 vectors by name."""
+    rng = np.random.default_rng([seed, FAMILIES.index(family)])
+    s, is_glm = sizes, family == "glm4moe"
+
     def matrix(*shape):
         return random_matrix(rng, kind, *shape)
 
@@ -73,64 +88,63 @@ def _tensors(rng, family, kind):
 
     def swiglu(suffix, *stack):
         return {
-            f"ffn_gate{suffix}.weight": matrix(*stack, N_FF, WIDTH),
-            f"ffn_up{suffix}.weight": matrix(*stack, N_FF, WIDTH),
-            f"ffn_down{suffix}.weight": matrix(*stack, WIDTH, N_FF),
+            f"ffn_gate{suffix}.weight": matrix(*stack, s.n_ff, s.width),
+            f"ffn_up{suffix}.weight": matrix(*stack, s.n_ff, s.width),
+            f"ffn_down{suffix}.weight": matrix(*stack, s.width, s.n_ff),
         }
 
-    is_glm = family == "glm4moe"
     made = {
-        "token_embd.weight": matrix(N_VOCAB, WIDTH),
-        "output_norm.weight": vector(WIDTH, 1),
-        "output.weight": matrix(N_VOCAB, WIDTH),
+        "token_embd.weight": matrix(s.n_vocab, s.width),
+        "output_norm.weight": vector(s.width, 1),
+        "output.weight": matrix(s.n_vocab, s.width),
     }
-    for n in range(N_LAYERS + is_glm):
+    for n in range(s.n_layers + is_glm):
         block = {
-            "attn_norm.weight": vector(WIDTH, 1),
-            "attn_output.weight": matrix(WIDTH, N_HEADS * HEAD_WIDTH),
-            "post_attention_norm.weight" if is_glm else "ffn_norm.weight": vector(WIDTH, 1),
+            "attn_norm.weight": vector(s.width, 1),
+            "attn_output.weight": matrix(s.width, s.n_heads * s.head_width),
+            "post_attention_norm.weight" if is_glm else "ffn_norm.weight": vector(s.width, 1),
         }
-        for name, heads in (("q", N_HEADS), ("k", N_KV_HEADS), ("v", N_KV_HEADS)):
-            block[f"attn_{name}.weight"] = matrix(heads * HEAD_WIDTH, WIDTH)
+        for name, heads in (("q", s.n_heads), ("k", s.n_kv_heads), ("v", s.n_kv_heads)):
+            block[f"attn_{name}.weight"] = matrix(heads * s.head_width, s.width)
             if family in ("qwen2", "glm4moe"):
-                block[f"attn_{name}.bias"] = vector(heads * HEAD_WIDTH)
+                block[f"attn_{name}.bias"] = vector(heads * s.head_width)
         if family == "qwen3":
-            block["attn_q_norm.weight"] = vector(HEAD_WIDTH, 1)
-            block["attn_k_norm.weight"] = vector(HEAD_WIDTH, 1)
+            block["attn_q_norm.weight"] = vector(s.head_width, 1)
+            block["attn_k_norm.weight"] = vector(s.head_width, 1)
         if is_glm and n > 0:
-            block["ffn_gate_inp.weight"] = vector((N_EXPERTS, WIDTH))
-            block["exp_probs_b.bias"] = vector(N_EXPERTS)
-            block |= swiglu("_exps", N_EXPERTS) | swiglu("_shexp")
+            block["ffn_gate_inp.weight"] = vector((s.n_experts, s.width))
+            block["exp_probs_b.bias"] = vector(s.n_experts)
+            block |= swiglu("_exps", s.n_experts) | swiglu("_shexp")
         else:
             block |= swiglu("")
-        if n == N_LAYERS:
-            block["nextn.eh_proj.weight"] = matrix(WIDTH, 2 * WIDTH)
-            block["nextn.enorm.weight"] = vector(WIDTH, 1)
-            block["nextn.hnorm.weight"] = vector(WIDTH, 1)
+        if n == s.n_layers:
+            block["nextn.eh_proj.weight"] = matrix(s.width, 2 * s.width)
+            block["nextn.enorm.weight"] = vector(s.width, 1)
+            block["nextn.hnorm.weight"] = vector(s.width, 1)
         made |= {f"blk.{n}.{name}": values for name, values in block.items()}
     return made
 
 
-def _metadata(family):
+def make_metadata(family, sizes=FULL):
     is_glm = family == "glm4moe"
     made = {
-        "block_count": N_LAYERS + is_glm,
+        "block_count": sizes.n_layers + is_glm,
         "context_length": 512,
-        "embedding_length": WIDTH,
-        "feed_forward_length": N_FF,
-        "attention.head_count": N_HEADS,
-        "attention.head_count_kv": N_KV_HEADS,
-        "attention.key_length": HEAD_WIDTH,
-        "attention.value_length": HEAD_WIDTH,
+        "embedding_length": sizes.width,
+        "feed_forward_length": sizes.n_ff,
+        "attention.head_count": sizes.n_heads,
+        "attention.head_count_kv": sizes.n_kv_heads,
+        "attention.key_length": sizes.head_width,
+        "attention.value_length": sizes.head_width,
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
-        "rope.dimension_count": HEAD_WIDTH // 2 if is_glm else HEAD_WIDTH,
+        "rope.dimension_count": sizes.head_width // 2 if is_glm else sizes.head_width,
     }
     if is_glm:
         made |= {
             "nextn_predict_layers": 1,
             "leading_dense_block_count": 1,
-            "expert_count": N_EXPERTS,
+            "expert_count": sizes.n_experts,
             "expert_used_count": N_USED,
             "expert_weights_norm": True,
             "expert_weights_scale": 1.5,
