@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import Backend, DraftRun, Plan, Rows
 from mtpcore.backends.select import select_backend
+from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.graph import GraphType
@@ -101,7 +101,7 @@ class Context:
             )
         self.model, self.graph_type = model, GraphType(graph_type)
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
-        self.kv_dtype, self.threads = kv_dtype, threads or len(os.sched_getaffinity(0))
+        self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
         self.backend = select_backend(backend)
         self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
         self.drafter = self._find_drafter(drafter)

@@ -1,4 +1,7 @@
+#define _POSIX_C_SOURCE 200809L
 #include "plan.h"
+
+#include <time.h>
 
 #include "cpu.h"
 
@@ -93,9 +96,42 @@ void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, voi
         mtp_pool_run(plan->pool, task, argument);
 }
 
+/* So much work in nanoseconds is shared without asking. */
+static const double SURELY_SHARED = 3e6;
+enum { ALONE, SHARED, RUNS_OF_A_TRIAL = 64 };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+/* Sharing a small run pays while no other program takes a core; otherwise every barrier waits for
+ * the scheduler, a hundred times as long as the work. So the newest pace of both ways decides, and
+ * the slower one has another trial now and then. Results do not depend on it. */
+static void run_the_faster_way(const mtp_plan *plan, mtp_run *run, double work, walk *self)
+{
+    int way = run->pace[SHARED] <= run->pace[ALONE] ? SHARED : ALONE;
+    if (++run->n_timed % RUNS_OF_A_TRIAL == 0)
+        way = !way;
+    const double begin = now();
+    if (way == SHARED)
+        mtp_pool_run(plan->pool, walk_as_task, self);
+    else
+        mtp_run_alone(walk_as_task, self);
+    const double pace = (now() - begin) / work;
+    run->pace[way] = run->pace[way] == 0 ? pace : 0.75 * run->pace[way] + 0.25 * pace;
+}
+
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 {
     mtp_run_begin(run);
     walk self = {plan, run};
-    mtp_plan_start(plan, run, walk_as_task, &self);
+    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+    if (plan->n_threads > 1 && plan->worth_sharing > 0 && work >= plan->worth_sharing &&
+        work < SURELY_SHARED)
+        run_the_faster_way(plan, run, work, &self);
+    else
+        mtp_plan_start(plan, run, walk_as_task, &self);
 }

@@ -100,6 +100,9 @@ typedef struct {
     int32_t *tiles;   /* [n_tiles + 1] runs of rows of one sequence, MTP_QUERY_ROWS at most */
     int64_t n_tiles;
     char **scratch; /* by thread */
+    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated work. */
+    double pace[2];
+    uint32_t n_timed;
 } mtp_run;
 
 typedef struct {

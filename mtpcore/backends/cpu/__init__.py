@@ -2,6 +2,6 @@
 
 from mtpcore.backends.cpu.backend import CpuBackend, CpuPlan
 from mtpcore.backends.cpu.store import CpuStore
-from mtpcore.backends.cpu.threads import default_threads
+from mtpcore.backends.threads import default_threads
 
 __all__ = ["CpuBackend", "CpuPlan", "CpuStore", "default_threads"]
