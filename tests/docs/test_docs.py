@@ -11,7 +11,6 @@ import mtpcore_glm_nextn
 import pytest
 
 import mtpcore
-from mtpcore import loading
 from mtpcore.registry import Registry
 
 ROOT = Path(__file__).parents[2]
@@ -33,14 +32,6 @@ def run_page(page, monkeypatch):
         blank = "\n" * text.count("\n", 0, block.start(1))
         exec(compile(blank + block[1], str(page), "exec"), module.__dict__)
     return module
-
-
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch):
-    """Put a model of the same architecture in the demo's place while that is being trained."""
-    if not loading.find_model("demo").exists():
-        path = ROOT / "tests" / "data" / "glm-11" / "glm-11-q8_0.gguf"
-        monkeypatch.setitem(loading._PACKAGED, "demo", path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
