@@ -228,9 +228,7 @@ class Cross(Roles):
         finally:
             self._verifying = False
         for seq, verdict in verdicts.items():
-            state, (at, end) = self._states[seq], spans[seq]
-            state.history[state.n : state.n + end - at] = batch.tokens[at:end]
-            state.undecided = verdict
+            self._states[seq].undecided = verdict
         self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
@@ -243,7 +241,8 @@ class Cross(Roles):
         acceptance: Acceptance | None,
     ) -> Verdict:
         state, sampler = self._states[seq], self._sampler(seq, sampling)
-        history = np.concatenate([self._history(seq), tokens])
+        history = state.history  # what lies beyond n is nobody's until it is accepted
+        history[state.n : state.n + len(tokens)] = tokens
         chosen: list[int] = []
         for i in range(len(tokens)):
             n = state.n + 1 + i
