@@ -26,7 +26,7 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     if found.size == 0:
         return np.zeros(found.shape, np.int32)
     if found.dtype.kind not in "iu":
-        raise BatchError(f"{what} are integers", got=found.dtype)
+        raise BatchError(f"{what}: integers are wanted", got=found.dtype)
     low, high = int(found.min()), int(found.max())
     if low < -(2**31) or high >= 2**31:
         raise BatchError(f"{what} fit 32 bits", got=(low, high))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +80,14 @@ class Context:
         taps: Sequence[str | Tap] = (),
         drafter: DrafterSpec | str | None = None,
     ) -> None:
+        if isinstance(model, (str, PathLike)):
+            raise BatchError(
+                "a context takes a model",
+                where="Context(model)",
+                wanted="Model",
+                got=type(model).__name__,
+                fix="load it: Context(load_model(path))",
+            )
         for name, value, most in (
             ("n_ctx", n_ctx, 1 << 24),
             ("n_seq_max", n_seq_max, 1 << 16),

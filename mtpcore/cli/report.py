@@ -66,7 +66,9 @@ def describe(stats: Stats, drafter: str) -> str:
         )
     if stats.invalid:
         lines.append(f"{drafter}: {stats.invalid} drafts were no tokens")
-    return "\n".join([*lines, f"time {total:.2f} s: {split}"])
+    if total:
+        lines.append(f"time {total:.2f} s: {split}")
+    return "\n".join(lines)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

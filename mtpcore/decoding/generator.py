@@ -10,7 +10,7 @@ from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, DraftSampler, Verdict
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
-from mtpcore.errors import BatchError, CapacityError
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.sampling import Sampling
 
 __all__ = ["Generator"]
@@ -49,6 +49,12 @@ class Generator:
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
+        if not isinstance(source, Cross):
+            raise LinkError(
+                "a generator runs on a Cross or an LLM context",
+                got=type(source).__name__,
+                fix="make one: Generator(link(Context(model)))",
+            )
         if draft_sampler not in ("coupled", "argmax"):
             raise BatchError(
                 "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)

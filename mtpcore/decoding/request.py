@@ -7,7 +7,7 @@ from typing import Literal
 
 from mtpcore.batch import integers
 from mtpcore.cross import DraftSampler
-from mtpcore.errors import BatchError
+from mtpcore.errors import BatchError, SamplingError
 from mtpcore.gguf import Tokenizer
 from mtpcore.sampling import Sampling
 
@@ -51,7 +51,15 @@ class Request:
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise BatchError("stop is a sequence of texts", got=repr(stop))
         if stop and tokenizer is None:
-            raise BatchError("stop strings need a tokenizer", fix="the model file has none")
+            raise BatchError(
+                "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
+            )
+        if not isinstance(sampling, Sampling):
+            raise SamplingError(
+                "settings are a Sampling",
+                got=repr(sampling),
+                fix="make one: Sampling(temperature=0.8, seed=7)",
+            )
         if draft_sampler not in ("coupled", "argmax"):
             raise BatchError(
                 "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
@@ -71,6 +79,12 @@ class Request:
         self._stream = tokenizer.stream() if tokenizer else None
         self._text = ""
         self._cut: int | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({len(self.prompt)} prompt tokens, {len(self.tokens)} tokens, "
+            f"finish_reason={self.finish_reason!r})"
+        )
 
     @property
     def done(self) -> bool:
