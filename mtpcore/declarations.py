@@ -133,9 +133,9 @@ def _check_drafter(spec: DrafterSpec) -> None:
     ):
         if (spec.shape == shape) != (value is not None):
             raise PluginError(
-                f"the field {shape!r} goes with the shape {shape!r}",
+                f"the field {shape!r} goes with the shape {shape!r}, and only with it",
                 where=shape,
-                got=f"shape {spec.shape!r}",
+                got=f"shape {spec.shape!r}, {shape}={value!r}",
             )
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")

@@ -18,7 +18,7 @@ from mtpcore.gguf import (
     read_chat_template,
     read_tokenizer,
 )
-from mtpcore.graph import GraphBuilder, GraphType, Program
+from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
 from mtpcore.spec import DrafterSpec, Feed, ModelSpec, Tap
 from mtpcore.ties import TARGET, TieUse, borrow, check_target, report_ties
 
@@ -226,7 +226,15 @@ class Model:
         graph = "" if kind.name == main else kind.name
         g = self._builder(spec, fitted, head, taps, graph)
         try:
-            program = g.finish(build(g, g.inputs, fitted.hparams if fitted else self.hparams))
+            outputs = build(g, g.inputs, fitted.hparams if fitted else self.hparams)
+            if not isinstance(outputs, Outputs):
+                raise GraphError(
+                    "build returned something else",
+                    where="build",
+                    wanted="Outputs",
+                    got=type(outputs).__name__,
+                )
+            program = g.finish(outputs)
             self._check_logits(program, spec)
             return program
         except MtpcoreError as error:

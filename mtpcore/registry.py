@@ -252,6 +252,8 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
         raise PluginError(
             f"no such hook: {str(error).splitlines()[-1]}", wanted=", ".join(_SPECS)
         ) from error
+    if not manager.get_hookcallers(module):
+        raise PluginError("no function is a hook", wanted=f"@hookimpl on {' or '.join(_SPECS)}")
     found: dict[str, Any] = {"models": (), "drafters": ()}
     for hook, kind in _SPECS.items():
         for implementation in getattr(manager.hook, hook).get_hookimpls():

@@ -63,6 +63,19 @@ def test_two_drafters_of_one_name():
     assert "'other'" in error.where
 
 
+def test_a_plugin_without_a_hook():
+    class Plugin:
+        __name__ = "unmarked"
+
+        @staticmethod
+        def mtpcore_drafter():
+            return []
+
+    error = refused(Plugin())
+    assert "'unmarked'" in error.where
+    assert "@hookimpl" in error.wanted
+
+
 def test_a_misspelt_hook():
     class Plugin:
         __name__ = "misspelt"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from itertools import islice
 from typing import Protocol
 
@@ -74,12 +75,13 @@ class ProposerDrafter:
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
         """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
-        return {
-            job.seq: list(
-                islice(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k + 1)
-            )
-            for job in jobs
-        }
+        drafts = {}
+        for job in jobs:
+            answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
+            # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
+            ids = answer if isinstance(answer, Iterable) else [answer]
+            drafts[job.seq] = list(islice(ids, job.k + 1))
+        return drafts
 
     def rewind(self, seq: int, n: int) -> None:
         """Do nothing: a proposer is given the whole history each time."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
-from mtpcore.errors import LinkError, PluginError
+from mtpcore.errors import GraphError, LinkError, PluginError
 from mtpcore.graph import GraphType
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, Tap
@@ -47,8 +47,14 @@ def link(
     """
     if isinstance(drafter, (str, DrafterSpec, Proposer)):
         several: list[OneDrafter] = [drafter]
-    else:
+    elif isinstance(drafter, Sequence):
         several = list(drafter)
+    else:
+        raise LinkError(
+            "no drafter is named by this",
+            wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
+            got=type(drafter).__name__,
+        )
     if not isinstance(llm, Context):
         raise LinkError(
             "link() takes an LLM context",
@@ -109,7 +115,13 @@ def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
             wanted=llm.model.hparams.n_vocab,
             got=source.hparams.n_vocab,
         )
-    llm.add_taps([Tap.parse(tap) for feed in spec.feeds for tap in feed.taps])
+    where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+    try:
+        llm.add_taps([Tap.parse(tap) for feed in spec.feeds for tap in feed.taps])
+    except GraphError as error:
+        raise GraphError(
+            error.what, where=f"{where}: {error.where}", wanted=error.wanted, got=error.got
+        ) from error
     recycled = {feed.recycle: None for feed in spec.feeds if feed.recycle}
     logger.info(
         "drafting with %s: up to %d tokens, taps %s, entries %s",
@@ -133,8 +145,16 @@ def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
     if missing:
         raise LinkError(
             "the graph does not make what its declaration recycles",
-            where=spec.name,
+            where=where,
             wanted=", ".join(missing),
             got=", ".join(context.program.outputs),
+        )
+    once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
+    if once and spec.shape == "chain":
+        raise LinkError(
+            "nothing takes the slot's place in later draft steps",
+            where=f"{where}: slot {once[0]!r}",
+            wanted=", ".join(context.program.outputs),
+            fix=f"name an output of the graph: Feed(slot={once[0]!r}, recycle=...)",
         )
     return context

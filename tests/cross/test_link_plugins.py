@@ -2,12 +2,13 @@
 
 import functools
 
+import msgspec
 import pytest
 import toy
 
 from mtpcore import Context, Generator, Sampling, link
-from mtpcore.errors import LinkError, PluginError
-from mtpcore.plugin import DrafterSpec, Fit, Proposer, first_of
+from mtpcore.errors import GraphError, LinkError, PluginError
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Proposer, first_of
 
 
 @pytest.fixture
@@ -107,3 +108,38 @@ def test_no_such_drafter_says_what_there_is(load):
     with pytest.raises(LinkError) as caught:
         link(context(model), "elsewhere")
     assert caught.value.wanted == "toy_head"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "what"),
+    [
+        ({"feeds": (Feed(slot="hidden", taps=("hiden",), recycle="hidden"),)}, GraphError, "hiden"),
+        ({"feeds": (Feed(slot="hidden"),)}, LinkError, "recycle="),
+        ({"feeds": (Feed(slot="hidden", recycle="hiden"),)}, LinkError, "hiden"),
+        ({"build": lambda g, inputs, h: inputs["hidden"]}, GraphError, "Outputs; got Value"),
+        ({"build": lambda g, inputs, h: None}, GraphError, "Outputs; got NoneType"),
+    ],
+)
+def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
+    spec = msgspec.structs.replace(toy.HEAD, name="mine", **changes)
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
+    llm = context(model)
+    with pytest.raises(kind, match=what) as caught:
+        link(llm, "mine")
+    assert "'mine' of plugin 'other'" in caught.value.where
+    assert llm.owner is None
+
+
+@pytest.mark.parametrize("answer", [None, 1.5])
+def test_an_answer_that_is_no_sequence_changes_nothing(load, answer, caplog):
+    class Wrong(Proposer):
+        def propose(self, seq, tokens, k):
+            return answer
+
+    model = load(toy.trunk_tensors(), proposer("wrong", lambda model: Wrong()))
+    plain, _ = text(model, draft=0)
+    drafted, stats = text(model, "wrong")
+    assert drafted == plain
+    assert stats.drafted == 0
+    assert stats.invalid > 1
+    assert len([r for r in caplog.records if "is no token" in r.message]) == 1
