@@ -91,4 +91,6 @@ def compare(difference: int | None, drafted: Stats, plain: Stats, guarantee: str
         texts = f"the texts differ from token {difference} on"
         if guarantee.startswith("exact"):
             texts += f", which the guarantee {guarantee!r} forbids: please report it"
+    if not drafted.drafted:
+        return f"compare: {texts}; nothing was drafted, so there are no speeds to compare"
     return f"compare: {texts}; {speeds}: {ratio:.2f} times as fast"

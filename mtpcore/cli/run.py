@@ -19,6 +19,7 @@ from mtpcore.cli.report import (
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import LiveText, note, paint, uses_colour
 from mtpcore.decoding import Generator, Request
+from mtpcore.errors import CapacityError
 from mtpcore.model import Model
 from mtpcore.sampling import Sampling
 
@@ -108,6 +109,13 @@ def execute(options: argparse.Namespace) -> int:
 def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> int:
     if options.ctx_size is not None:
         n_ctx: int = options.ctx_size
+        if n_prompt > n_ctx:
+            raise CapacityError(
+                "the prompt is longer than the context",
+                wanted=f"at most {n_ctx} tokens",
+                got=n_prompt,
+                fix=f"-c {n_prompt + max(options.predict, 1)}, or leave -c out",
+            )
     elif options.predict < 0:
         n_ctx = max(getattr(model.hparams, "n_ctx_train", 0), n_prompt + 1)
     else:

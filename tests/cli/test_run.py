@@ -151,6 +151,9 @@ def test_a_model_without_a_head(command, headless):
     assert auto[0] == 0
     assert auto[2].splitlines()[0].endswith("has no drafter: decoding plainly")
     assert auto[1] == command("run", headless, *PROMPT, "-n", 10, "--draft", 0)[1]
+    compared = command("run", headless, *PROMPT, "-n", 10, "--compare")
+    assert compared[:2] == auto[:2]
+    assert "the texts are equal; nothing was drafted" in compared[2]
     code, out, err = command("run", headless, *PROMPT, "-n", 10, "--draft", 3)
     assert (code, out) == (1, "")
     assert "fix: --draft auto decodes plainly; --mtp-path FILE" in err
@@ -173,6 +176,13 @@ def test_a_file_that_is_missing(command, headless, tmp_path):
     code, _, err = command("run", headless, *PROMPT, "--mtp-path", tmp_path / "none.gguf")
     assert code == 1
     assert "cannot open the file" in err
+
+
+def test_no_tokens_are_a_short_report(command, glm):
+    code, out, err = command("run", glm, *PROMPT, "-n", 0)
+    assert (code, out.strip()) == (0, "")
+    assert err.splitlines()[0].startswith("mtpcore: 0 tokens")
+    assert "time" not in err
 
 
 def test_longer_drafts_than_the_drafter_makes_are_cut_aloud(command, glm):
@@ -207,7 +217,7 @@ def test_backends_and_cache_types_are_options(command, glm):
         (("--prompt-tokens", "99999"), "no such token"),
         (("-p", "x", "--chat"), "no chat template"),
         (("-p", "x", "--temp", "-1"), "bad temperature"),
-        (("-p", "x" * 99, "-c", "4"), "longer than the context"),
+        (("-p", "x" * 99, "-c", "4"), "or leave -c out"),
         (("-p", "x", "--drafter", "nobody"), "no drafter 'nobody'"),
         (("-p", "x", "-md", __file__), "GGUF"),
     ],
