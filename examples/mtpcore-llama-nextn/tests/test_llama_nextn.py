@@ -72,7 +72,8 @@ def test_plugin_is_installed_and_found():
 def test_head_is_found_by_its_tensors(tmp_path):
     weights = tensors()
     model = load(tmp_path, weights)
-    assert [spec.name for spec in model.drafters] == ["llama_nextn"]
+    # Other installed plugins may offer proposers, which fit every model; heads come first.
+    assert model.drafters[0].name == "llama_nextn"
     assert model.hparams.n_layers == N_LAYERS
     assert [use.tensor for use in model.tie_report()] == [
         "token_embd.weight",
@@ -80,7 +81,7 @@ def test_head_is_found_by_its_tensors(tmp_path):
         "output_norm.weight",
     ]
     without = load(tmp_path, {name: v for name, v in weights.items() if "nextn" not in name})
-    assert without.drafters == ()
+    assert "llama_nextn" not in [spec.name for spec in without.drafters]
 
 
 def test_own_matrices_come_before_borrowed_ones(tmp_path):
