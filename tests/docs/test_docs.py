@@ -1,5 +1,6 @@
 """The documentation builds without a warning, and its Python code runs."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -28,9 +29,14 @@ def run_page(page, monkeypatch):
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     text = page.read_text("utf-8")
-    for block in BLOCK.finditer(text):
-        blank = "\n" * text.count("\n", 0, block.start(1))
-        exec(compile(blank + block[1], str(page), "exec"), module.__dict__)
+    logger = logging.getLogger("mtpcore")
+    level = logger.level
+    try:
+        for block in BLOCK.finditer(text):
+            blank = "\n" * text.count("\n", 0, block.start(1))
+            exec(compile(blank + block[1], str(page), "exec"), module.__dict__)
+    finally:
+        logger.setLevel(level)  # a page may turn the log on
     return module
 
 
