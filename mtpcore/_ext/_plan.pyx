@@ -21,8 +21,8 @@ cdef extern from "cpu.h" nogil:
     int mtp_isa_use(int isa) noexcept
 
 cdef extern from "memory.h" nogil:
-    void *mtp_memory_new(size_t size)
-    void mtp_memory_free(void *memory)
+    void *mtp_memory_zeros(size_t size)
+    void mtp_memory_free_zeros(void *memory)
 
 cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
@@ -82,7 +82,7 @@ cdef class Executor:
         self.kept, self.capacities = [], list(capacities)
         self.n_batch, self.n_vocab = n_batch, n_vocab
         self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
-        self.arena = mtp_memory_new(arena_bytes)
+        self.arena = mtp_memory_zeros(arena_bytes)
         self.run_state.buffers = <void **> calloc(max(len(offsets), 1), sizeof(void *))
         self.run_state.scratch = <char **> calloc(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> calloc(4 * n_batch + 1, sizeof(int32_t))
@@ -91,7 +91,6 @@ cdef class Executor:
                 or self.run_state.scratch == NULL or self.run_state.base == NULL
                 or self.plan.pool == NULL):
             raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
-        memset(self.arena, 0, arena_bytes)
         self.run_state.depth = self.run_state.base + n_batch
         self.run_state.is_tree = self.run_state.depth + n_batch
         self.run_state.tiles = self.run_state.is_tree + n_batch
@@ -115,8 +114,8 @@ cdef class Executor:
         free(self.run_state.buffers)
         free(self.run_state.scratch)
         free(self.run_state.base)
-        mtp_memory_free(self.arena)
-        mtp_memory_free(self.scratch_memory)
+        mtp_memory_free_zeros(self.arena)
+        mtp_memory_free_zeros(self.scratch_memory)
 
     cdef mtp_view view(self, found) except *:
         cdef mtp_view view
@@ -163,10 +162,9 @@ cdef class Executor:
         for i in range(self.plan.n_ops):
             each = max(each, mtp_scratch_bytes(&self.ops[i]))
         each = (each + 127) // 64 * 64
-        self.scratch_memory = mtp_memory_new(each * self.plan.n_threads)
+        self.scratch_memory = mtp_memory_zeros(each * self.plan.n_threads)
         if self.scratch_memory == NULL:
             raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
-        memset(self.scratch_memory, 0, each * self.plan.n_threads)
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
         self.plan.work, self.plan.work_of_row = work, work_of_row

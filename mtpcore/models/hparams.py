@@ -17,6 +17,9 @@ __all__ = ["Count", "Experts", "Hparams", "count_layers"]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 """A size: at least one, and small enough that no list of so many things is a danger."""
 
+Depth = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+"""Of blocks, each of which costs a plan something even where its tensors are tiny."""
+
 _GATES: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}
 
 
@@ -74,7 +77,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     rope_style: ClassVar[Style] = "halves"
 
     width: Count = msgspec.field(name="embedding_length")
-    n_blocks: Count = msgspec.field(name="block_count")
+    n_blocks: Depth = msgspec.field(name="block_count")
     n_ctx_train: Annotated[int, msgspec.Meta(ge=1)] = msgspec.field(name="context_length")
     n_heads: Count = msgspec.field(name="attention.head_count")
     n_kv_heads: Count = msgspec.field(name="attention.head_count_kv", default=0)

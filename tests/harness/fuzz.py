@@ -81,11 +81,16 @@ def main(folder, begin, end):
         with contextlib.suppress(Exception):  # the writer cannot write all that may be found
             write_damaged(path, seed)
         if path.exists():
-            how, peak = run(path)
-            allowed = 2 * path.stat().st_size + (256 << 20)
-            if peak > allowed and not WATCHED:
-                how = f"{peak >> 20} MB where {allowed >> 20} are allowed; {how}"
-            print(json.dumps({"seed": seed, "how": how}), flush=True)
+            print(json.dumps({"seed": seed, "how": judge(path)}), flush=True)
+
+
+def judge(path):
+    """Run a file and say how it ended, or that it took too much memory."""
+    how, peak = run(path)
+    allowed = 2 * path.stat().st_size + (256 << 20)
+    if peak > allowed and not WATCHED:
+        return f"{peak >> 20} MB where {allowed >> 20} are allowed; {how}"
+    return how
 
 
 if __name__ == "__main__":

@@ -11,17 +11,24 @@ N_FILES = int(os.environ.get("MTPCORE_FUZZ_FILES", "600"))
 FIRST = int(os.environ.get("MTPCORE_FUZZ_FIRST", "0"))
 
 
+def lines(module, *arguments):
+    """Return what a module of the harness prints, in a process that holds nothing else."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory):
     """Return {seed: how the file ended}."""
     folder = tmp_path_factory.mktemp("damaged")
-    command = [sys.executable, "-m", "harness.fuzz", str(folder), str(FIRST), str(FIRST + N_FILES)]
-    path = os.pathsep.join(part for part in sys.path if part)
-    done = subprocess.run(
-        [*command], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found = map(json.loads, done.stdout.splitlines())
+    found = lines("harness.fuzz", folder, FIRST, FIRST + N_FILES)
     return {one["seed"]: one["how"] for one in found}
 
 
@@ -35,3 +42,16 @@ def test_files_are_damaged_in_many_ways(endings):
     assert len(endings) > 0.9 * N_FILES
     assert list(endings.values()).count("ran") > 0.2 * N_FILES
     assert len(set(endings.values())) > 25
+
+
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="memory has no limit")
+def test_small_files_of_odd_shapes(tmp_path):
+    found = {one["name"]: one["how"] for one in lines("harness.shapes", tmp_path)}
+    assert [name for name, how in found.items() if how != "ran"] == [
+        "few long rows",
+        "wide heads",
+        "too deep",
+    ]
+    assert found["few long rows"] == "refused: matrices have few and very long rows"
+    assert found["wide heads"] == "refused: no memory for a plan"
+    assert found["too deep"] == "refused: wrong value: Expected `int` <= 1024"

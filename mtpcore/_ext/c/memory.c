@@ -1,7 +1,9 @@
 #define _DEFAULT_SOURCE
 #include "memory.h"
 
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -24,4 +26,30 @@ void *mtp_memory_new(size_t bytes)
 void mtp_memory_free(void *memory)
 {
     free(memory);
+}
+
+/* Where the block begins stands just before the aligned memory; calloc leaves room for it. */
+void *mtp_memory_zeros(size_t bytes)
+{
+    if (bytes > SIZE_MAX - 2 * LINE)
+        return NULL;
+    char *begin = calloc(1, bytes + 2 * LINE);
+    if (begin == NULL)
+        return NULL;
+    char *memory = begin + 2 * LINE - (uintptr_t)begin % LINE;
+    memcpy(memory - sizeof begin, &begin, sizeof begin);
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const size_t skipped = -(uintptr_t)memory % HUGE_PAGE;
+    if (bytes >= skipped + HUGE_PAGE)
+        (void)madvise(memory + skipped, (bytes - skipped) / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+void mtp_memory_free_zeros(void *memory)
+{
+    char *begin = NULL;
+    if (memory != NULL)
+        memcpy(&begin, (char *)memory - sizeof begin, sizeof begin);
+    free(begin);
 }

@@ -7,4 +7,8 @@
 void *mtp_memory_new(size_t bytes); /* NULL when there is none; contents undefined */
 void mtp_memory_free(void *memory);
 
+/* The same, zeroed; what is never written takes no memory, however large the block. */
+void *mtp_memory_zeros(size_t bytes);
+void mtp_memory_free_zeros(void *memory);
+
 #endif

@@ -7,6 +7,7 @@ after. So steps are reordered into phases of one kind, as few as their dependenc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 from mtpcore._ext._plan import BARRIER, BARRIER_IF_MANY, NO_BARRIER
 from mtpcore.backends.cpu.steps import Buffer, Pattern, Step
@@ -18,28 +19,42 @@ _LINE = 64
 
 def phases_of(steps: Sequence[Step]) -> list[list[Step]]:
     """Return the steps in phases: on rows (in dependence order), or spread (independent)."""
-    waiting = list(steps)
     writers: dict[int, list[int]] = {}
-    for step in steps:
+    for i, step in enumerate(steps):
         for buffer in step.writes:
-            writers.setdefault(buffer, []).append(id(step))
-    done: set[int] = set()
+            writers.setdefault(buffer, []).append(i)
+    missing: list[int] = []  # how many steps each one waits for
+    waited_by: list[list[int]] = [[] for _ in steps]
+    on_rows: list[int] = []  # steps that wait for nothing, as heaps
+    spread: list[int] = []
+
+    def add(i: int) -> None:
+        heappush(spread if steps[i].pattern is Pattern.SPREAD else on_rows, i)
+
+    def finish(i: int) -> None:
+        for later in waited_by[i]:
+            missing[later] -= 1
+            if missing[later] == 0:
+                add(later)
+
+    for i, step in enumerate(steps):
+        needed = {w for buffer in step.reads for w in writers.get(buffer, ())}
+        missing.append(len(needed))
+        for w in needed:
+            waited_by[w].append(i)
+        if not needed:
+            add(i)
     phases: list[list[Step]] = []
-
-    def is_ready(step: Step, finished: set[int]) -> bool:
-        return all(w in finished for buffer in step.reads for w in writers.get(buffer, []))
-
-    while waiting:
-        for spread in (False, True):
-            phase: list[Step] = []
-            before = set(done) if spread else done
-            for step in waiting:
-                if (step.pattern is Pattern.SPREAD) == spread and is_ready(step, before):
-                    phase.append(step)
-                    done.add(id(step))
-            waiting = [step for step in waiting if id(step) not in done]
-            if phase:
-                phases.append(phase)
+    while on_rows or spread:
+        phase = []
+        while on_rows:
+            phase.append(heappop(on_rows))
+            finish(phase[-1])
+        together = sorted(spread)
+        spread.clear()
+        for i in together:
+            finish(i)
+        phases += [[steps[i] for i in found] for found in (phase, together) if found]
     return phases
 
 
@@ -56,7 +71,7 @@ def allocate(
             for buffer in step.reads | step.writes:
                 lives[buffer] = (lives.get(buffer, (i, i))[0], i)
     offsets: list[int | None] = [None] * len(buffers)
-    placed: list[tuple[int, int, int, int]] = []  # begin, end, first phase, last phase
+    placed: list[tuple[int, int, int]] = []  # begin, end, last phase of those still alive
     n_bytes = _LINE
     for buffer in sorted(lives, key=lambda b: lives[b]):
         if buffer >= len(buffers) or buffers[buffer].external:
@@ -64,11 +79,12 @@ def allocate(
         first, last = lives[buffer]
         size = -(-buffers[buffer].n_bytes // _LINE) * _LINE + _LINE
         at = 0
-        for begin, end, other_first, other_last in sorted(placed):
-            if other_first <= last and first <= other_last and begin < at + size and at < end:
+        placed = [other for other in placed if other[2] >= first]
+        for begin, end, _ in sorted(placed):
+            if begin < at + size and at < end:
                 at = end
         offsets[buffer] = at
-        placed.append((at, at + size, first, last))
+        placed.append((at, at + size, last))
         n_bytes = max(n_bytes, at + size)
     return offsets, n_bytes
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,12 +13,17 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import PackedMatrix, is_native, pack
 from mtpcore.backends.base import F32, WeightSource
-from mtpcore.errors import BackendError
+from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.program import Program, Weight
 
 __all__ = ["Weights"]
 
 Made = TypeVar("Made")
+
+_ROWS = 32
+"""Rows that are packed together; where a matrix has too few, zeros fill them up."""
+_MOST_ADDED = 1 << 24
+"""Zeros that are no reason to worry, whatever the matrices hold."""
 
 _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
 _F32 = int(GGMLQuantizationType.F32)
@@ -54,7 +60,13 @@ class Weights:
         return self._once("experts", weight, make)
 
     def pack_ahead(self, program: Program, threads: int) -> None:
-        """Pack all matrices of a program, several at a time: packing waits for memory."""
+        """Pack all matrices of a program, several at a time: packing waits for memory.
+
+        Raises
+        ------
+        CapacityError
+            There is no memory, or shapes are such that most of it would be filling.
+        """
         forms = {
             "embed": self.matrix,
             "matmul": self.matrix,
@@ -68,6 +80,7 @@ class Weights:
             for weight in node.weights[:1]
             if weight is not None
         }
+        _check_padding([weight for _, weight in wanted.values()])
         with ThreadPoolExecutor(max(threads, 1)) as pool:
             for done in [pool.submit(make, weight) for make, weight in wanted.values()]:
                 done.result()
@@ -103,3 +116,19 @@ class Weights:
                 "no quantisation to the type", where=weight.wanted, got=weight.retype
             ) from error
         return int(kind), data.view(np.uint8)
+
+
+def _check_padding(weights: Sequence[Weight]) -> None:
+    """Refuse matrices of few and very long rows: a small file would take a lot of memory."""
+    held = added = 0
+    for weight in weights:
+        values = math.prod(weight.shape)
+        held += values
+        added += values // weight.shape[-2] * (-weight.shape[-2] % _ROWS)
+    if added > held + _MOST_ADDED:
+        raise CapacityError(
+            "matrices have few and very long rows",
+            wanted=f"at most {held + _MOST_ADDED} values to fill up groups of {_ROWS} rows",
+            got=added,
+            fix="check that the file is what it says it is",
+        )
