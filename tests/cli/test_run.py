@@ -272,7 +272,12 @@ def test_interruption_ends_with_the_report(command, glm, monkeypatch):
 
 
 def test_a_signal_ends_with_the_report(glm):
-    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "-1", "-c", "9999"]
+    # Where this process ignores the signal (it runs in a background), its children would too.
+    main = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from mtpcore.cli import main; sys.exit(main())"
+    )
+    program = [sys.executable, "-c", main, "run", glm, *PROMPT, "-n", "-1", "-c", "9999"]
     process = subprocess.Popen(
         [*program, "--ignore-eos"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
