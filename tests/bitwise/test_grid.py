@@ -50,6 +50,8 @@ def points(factors):
         return cover_pairs(factors)
     kept = dict(part.split("=") for part in FILTER.split() if "=" in part)
     values = [[v for v in factors[f] if str(v) == kept.get(f, str(v))] for f in factors]
+    if not all(values):
+        pytest.skip(f"no combination fits {FILTER}")
     return [dict(zip(factors, point, strict=True)) for point in itertools.product(*values)]
 
 
@@ -93,4 +95,6 @@ def test_drafted_texts(folder, compared):
     report(compared, cases, DRAFTED, "drafted texts")
     assert different == {}
     accepted = sum(found[case]["accepted"] for case in cases)
-    assert accepted > 2 * len(cases), "hardly a draft is accepted: the comparison says little"
+    assert FILTER or accepted > 2 * len(cases), (
+        "hardly a draft is accepted: the comparison says little"
+    )
