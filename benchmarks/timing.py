@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+import time
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -32,11 +33,18 @@ def once(run: Callable[[], object]) -> float:
     return perf_counter() - begin
 
 
-def alternate(runs: Sequence[Callable[[], object]], n: int, warm: int = 1) -> list[Sample]:
-    """Time several calls in turn, so that a slow minute hits all of them alike."""
+def alternate(
+    runs: Sequence[Callable[[], object]], n: int, warm: int = 1, rest: float = 0.05
+) -> list[Sample]:
+    """Time several calls in turn, so that a slow minute hits all of them alike.
+
+    Before each there is a rest in seconds: threads that the call before left spinning (OpenMP's do
+    so for milliseconds) would take the cores of this one.
+    """
     samples = [Sample() for _ in runs]
     for turn in range(warm + n):
         for run, sample in zip(runs, samples, strict=True):
+            time.sleep(rest)
             seconds = once(run)
             if turn >= warm:
                 sample.append(seconds)
@@ -45,10 +53,10 @@ def alternate(runs: Sequence[Callable[[], object]], n: int, warm: int = 1) -> li
 
 def bandwidth(threads: int, n_bytes: int = 1 << 30, n: int = 7) -> float:
     """Return the best bytes per second at which ``threads`` threads read memory once."""
-    parts = np.array_split(np.ones(n_bytes // 8, np.int64), threads)
+    parts = np.array_split(np.ones(n_bytes // 4, np.int32), threads)
 
     def read() -> None:
-        workers = [threading.Thread(target=part.sum) for part in parts]
+        workers = [threading.Thread(target=part.max) for part in parts]
         for worker in workers:
             worker.start()
         for worker in workers:
