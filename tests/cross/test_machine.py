@@ -8,7 +8,6 @@ p - 1 of the same history; I4 lengths; I5 the tokens are those of plain decoding
 import numpy as np
 import pytest
 from harness.hashed import N_VOCAB, START, HashBackend, HashModel, advance, logits_of
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -237,8 +236,6 @@ class BreakingMachine(CrossMachine):
     nan = 5
 
 
-for machine in (CrossMachine, MisleadingMachine, BreakingMachine):
-    machine.TestCase.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
 TestCross = CrossMachine.TestCase
 TestMisleading = MisleadingMachine.TestCase
 TestBreaking = BreakingMachine.TestCase
