@@ -134,24 +134,6 @@ class Batch:
         """Return a batch of one sequence's tokens at positions ``pos``, ``pos + 1``, ..."""
         return cls(tokens, seq=seq, pos=pos, outputs=outputs)
 
-    @classmethod
-    def join(cls, batches: Sequence[Batch]) -> Batch:
-        """Return one batch with the rows of all (plain chains of tokens with one position axis)."""
-        for batch in batches:
-            if batch.parent is not None or batch.embeddings is not None or batch.pos.ndim != 1:
-                raise BatchError("only plain token rows can be joined")
-        joined = cls(
-            np.concatenate([b.tokens for b in batches]),
-            seq=np.concatenate([b.seq for b in batches]),
-            pos=np.concatenate([b.pos for b in batches]),
-            outputs=np.concatenate([b.outputs for b in batches]),
-        )
-        if batches and all(b.slots.keys() == batches[0].slots.keys() for b in batches):
-            joined.slots = {
-                name: np.concatenate([b.slots[name] for b in batches]) for name in batches[0].slots
-            }
-        return joined
-
     def __len__(self) -> int:
         return len(self.tokens)
 

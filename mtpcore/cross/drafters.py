@@ -117,31 +117,18 @@ class GraphDrafter:
         self.paused = 0
 
     def _check(self) -> None:
-        spec = self.spec
-        can = {
-            "shape": "chain",
-            "kv.source": "own",
-            "kv.refresh": True,
-            "heads.order": "repeated",
-            "positions": "advance",
-            "first_embedding": "kept",
-            "graphs": (),
-        }
-        asks = {
-            "shape": spec.shape,
-            "kv.source": spec.kv.source,
-            "kv.refresh": spec.kv.refresh,
-            "heads.order": spec.heads.order,
-            "positions": spec.positions,
-            "first_embedding": spec.first_embedding,
-            "graphs": spec.graphs,
-        }
-        beyond = {name: asked for name, asked in asks.items() if asked != can[name]}
+        """Refuse what this loop cannot follow: it follows the defaults of these fields."""
+        plain = DrafterSpec(name=self.spec.name, fit=self.spec.fit)
+        asked = msgspec.structs.replace(
+            self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
+        )
+        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding", "graphs")
+        beyond = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(plain, n)}
         if beyond:
             raise LinkError(
                 "this draft loop cannot do what the declaration asks for",
-                where=spec.name,
-                wanted={name: can[name] for name in beyond},
+                where=self.spec.name,
+                wanted={name: getattr(plain, name) for name in beyond},
                 got=beyond,
             )
 

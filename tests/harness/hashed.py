@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from harness.memory_kinds import ListStore
 from mtpcore.backends.draft import draft_steps
 from mtpcore.graph import GraphBuilder, GraphType, Outputs
-from mtpcore.memory import PAGE
 from mtpcore.spec import DrafterSpec, Feed, Fit
 
 N_VOCAB, WIDTH = 13, 4
@@ -49,24 +49,6 @@ def read_tag(row):
 
 class Planted(RuntimeError):
     """What the double and scripts raise on purpose."""
-
-
-class HashStore:
-    """Pages whose rows are states (target) or entry hashes (drafter)."""
-
-    n_bytes = 0
-
-    def __init__(self, n_pages):
-        self.pages = [[None] * PAGE for _ in range(n_pages)]
-
-    def copy(self, src, dst):
-        self.pages[dst] = list(self.pages[src])
-
-    def move(self, src_page, src_row, dst_page, dst_row):
-        self.pages[dst_page][dst_row] = self.pages[src_page][src_row]
-
-    def read(self, page, row, n):
-        return repr(self.pages[page][row : row + n]).encode()
 
 
 class HashPlan:
@@ -137,7 +119,7 @@ class HashBackend:
                 raise Planted("planted")
 
     def store(self, layers, n_pages, dtype):
-        return HashStore(n_pages)
+        return ListStore(n_pages)
 
     def plan(self, program, source, *, n_batch, n_ctx, threads, store):
         return HashPlan(program, store, self)

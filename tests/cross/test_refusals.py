@@ -1,0 +1,49 @@
+"""A declaration that the draft loop cannot follow is refused when contexts are linked."""
+
+import msgspec
+import pytest
+from harness.hashed import SPEC, HashBackend, HashModel
+
+from mtpcore import Context, LinkError, link
+from mtpcore.spec import Block, Heads, KVPolicy, Tree
+
+
+def link_with(**changes):
+    spec = msgspec.structs.replace(SPEC, **changes)
+    model = HashModel()
+    model.drafters = (spec,)
+    model.find_drafter = lambda drafter: spec
+    return link(Context(model, 64, backend=HashBackend()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"shape": "block"},
+        {"shape": "tree"},
+        {"kv": KVPolicy(source="shared")},
+        {"kv": KVPolicy(source="none")},
+        {"kv": KVPolicy(refresh=False)},
+        {"kv": KVPolicy(warm_up=False)},
+        {"kv": KVPolicy(window=32)},
+        {"kv": KVPolicy(per_head=True)},
+        {"heads": Heads(order="each-step")},
+        {"heads": Heads(rereads=True)},
+        {"heads": Heads(hidden_from="target")},
+        {"block": Block(size=4, mask_token=1)},
+        {"tree": Tree(depth=2, width=2, n_nodes=4)},
+        {"positions": "same"},
+        {"first_embedding": "zeros"},
+        {"graphs": (("fusion", lambda g, x, h: None),)},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+def test_what_the_loop_cannot_follow_is_refused(changes):
+    with pytest.raises(LinkError, match="cannot do what the declaration asks") as caught:
+        link_with(**changes)
+    assert list(caught.value.got) == list(changes)
+
+
+def test_the_defaults_are_what_it_can_follow():
+    assert repr(link_with()) == "Cross(llm, draft)"
+    assert repr(link_with(heads=Heads(count=2))) == "Cross(llm, draft)"  # the first is repeated
