@@ -81,12 +81,7 @@ class Cross(Roles):
                     wanted=">= 0",
                     got=repr(n),
                 )
-            if self.pending(one, settings) is None:
-                raise BatchError(
-                    "nothing to continue from",
-                    where=f"sequence {one}",
-                    fix="process() tokens with outputs='last' first",
-                )
+            self._need_pending(one, settings)
             n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0))
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
@@ -103,6 +98,17 @@ class Cross(Roles):
                 for one, ids in drafter.draft(open_jobs).items():
                     drafts[one] = self._trust(name, one, ids, lengths[one])
         return drafts if isinstance(seq, Mapping) else drafts[seq]
+
+    def _need_pending(self, seq: int, sampling: Sampling) -> int:
+        """Return the pending token, choosing it where the newest row has logits."""
+        token = self.pending(seq, sampling)
+        if token is None:
+            raise BatchError(
+                "nothing to continue from",
+                where=f"sequence {seq}",
+                fix="process() tokens with outputs='last' first",
+            )
+        return token
 
     def _trust(self, name: str, seq: int, ids: Sequence[Any], k: int) -> list[int]:
         """Cut a drafter's output at the first id that is none, and at the length asked for."""
@@ -179,32 +185,21 @@ class Cross(Roles):
         wanted: list[bool] = []
         spans: dict[int, tuple[int, int]] = {}
         for seq, ids in drafts.items():
-            state = self._state(seq)
-            if state.undecided or seq in prefill:
-                raise LinkError(
-                    "a draft is undecided",
-                    where=f"sequence {seq}",
-                    fix="call accept() or rollback() first",
-                )
-            pending = self.pending(seq, _of(sampling, seq))
-            if pending is None:
-                raise BatchError(
-                    "nothing to continue from",
-                    where=f"sequence {seq}",
-                    fix="process() tokens with outputs='last' first",
-                )
+            state = self._decided(seq)
+            if seq in prefill:
+                raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
+            pending = self._need_pending(seq, _of(sampling, seq))
             spans[seq] = (len(tokens), len(tokens) + 1 + len(ids))
             tokens += [pending, *ids]
             wanted += [True] * (1 + len(ids))
             seqs += [seq] * (1 + len(ids))
             pos += range(state.n, state.n + 1 + len(ids))
         for seq, ids in prefill.items():
-            if self._state(seq).undecided:
-                raise LinkError("a draft is undecided", where=f"sequence {seq}")
+            state = self._decided(seq)
             tokens += ids
-            wanted += [False] * (len(ids) - 1) + [True] * bool(len(ids))
+            wanted += [False] * (len(ids) - 1) + [True]
             seqs += [seq] * len(ids)
-            pos += range(self._states[seq].n, self._states[seq].n + len(ids))
+            pos += range(state.n, state.n + len(ids))
         if not tokens:
             return {}
         batch = Batch(tokens, seq=seqs, pos=pos, outputs=wanted)

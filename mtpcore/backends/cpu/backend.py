@@ -78,7 +78,7 @@ class CpuPlan:
     """A lowered program; implements ``mtpcore.backends.base.Plan``."""
 
     def __init__(self, lowered: Lowering, threads: int) -> None:
-        self.program, self._n_batch = lowered.program, lowered.n_batch
+        self.program = lowered.program
         phases = phases_of(lowered.steps)
         self.steps: list[Step] = [step for phase in phases for step in phase]
         offsets, arena_bytes = allocate(phases, lowered.buffers)
