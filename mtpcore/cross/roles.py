@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.batch import Batch
 from mtpcore.context import Context, Watcher
-from mtpcore.cross.drafters import Drafter, GraphDrafter, ProposerDrafter
+from mtpcore.cross.drafters import Drafter, ProposerDrafter
+from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
 from mtpcore.errors import BatchError, LinkError

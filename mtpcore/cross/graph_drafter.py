@@ -1,0 +1,190 @@
+"""Drafting with a graph: entries made of the target's rows, and drafts made from them."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.cross.drafters import DraftJob
+from mtpcore.errors import LinkError
+from mtpcore.spec import DrafterSpec
+
+__all__ = ["GraphDrafter"]
+
+logger = logging.getLogger("mtpcore")
+
+I32 = NDArray[np.int32]
+
+
+class GraphDrafter:
+    """A drafter context fed from inboxes.
+
+    Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
+    the pending token come from the target's true hidden rows; those written while drafting come
+    from the drafter's own and are taken back at once, so that nothing of a draft remains.
+
+    Raises
+    ------
+    LinkError
+        The declaration asks for what this loop cannot do.
+    """
+
+    def __init__(self, name: str, context: Context) -> None:
+        assert context.drafter is not None
+        self.name, self.context, self.spec = name, context, context.drafter
+        self._check()
+        self.first = int(
+            any(f.pairing == "next-token" and f.first == "none" for f in self.spec.feeds)
+        )
+        self._ids = self._vocabulary()
+        self.paused = 0
+
+    def _check(self) -> None:
+        """Refuse what this loop cannot follow: it follows the defaults of these fields."""
+        plain = DrafterSpec(name=self.spec.name, fit=self.spec.fit)
+        asked = msgspec.structs.replace(
+            self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
+        )
+        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding", "graphs")
+        beyond = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(plain, n)}
+        if beyond:
+            raise LinkError(
+                "this draft loop cannot do what the declaration asks for",
+                where=self.spec.name,
+                wanted={name: getattr(plain, name) for name in beyond},
+                got=beyond,
+            )
+
+    def _vocabulary(self) -> I32 | None:
+        declared = self.spec.vocabulary
+        tensors = self.context.model.tensors
+        if declared is None or declared.tensor not in tensors:
+            return None
+        ids = tensors[declared.tensor].array(np.int64).astype(np.int64)
+        if declared.values == "offset":
+            ids = ids + np.arange(len(ids))
+        n_vocab = self.context.model.hparams.n_vocab
+        if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
+            raise LinkError(
+                "draft vocabulary names unknown tokens",
+                where=declared.tensor,
+                wanted=f"0..{n_vocab - 1}",
+                got=(int(ids.min()), int(ids.max())),
+            )
+        return ids.astype(np.int32)
+
+    def _entries(self, job: DraftJob) -> range:
+        """Return the places whose entries are missing, up to the pending token's."""
+        begin = self.context.length(job.seq) or self.first
+        return range(begin, len(job.history))
+
+    def _sound(self, seq: int, places: range) -> range:
+        """Return the places before the first one whose hidden row is not finite."""
+        at = np.asarray(places, np.int32)
+        seqs = np.full(len(at), seq, np.int32)
+        sound = np.ones(len(at), bool)
+        for feed in self.spec.feeds:
+            sound &= np.isfinite(self.context.sources[feed.slot](seqs, at)).all(axis=1)
+        return places if sound.all() else places[: int(sound.argmin())]
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            logger.warning(
+                "drafter %s: hidden row of sequence %d, position %d is not finite; "
+                "no drafts from it (said once, counted)",
+                self.name,
+                seq,
+                place,
+            )
+        self.paused += 1
+
+    def settle(self, seq: int, history: I32) -> None:
+        """Hold exactly the entries of the tokens that the target has processed.
+
+        The pending token's entry, which a draft may have left, is as true as the others, but
+        nobody has committed to that token yet. Rows that are not finite make no entries.
+        """
+        self.rewind(seq, len(history))
+        begin = self.context.length(seq) or self.first
+        places = self._sound(seq, range(begin, len(history)))
+        if places:
+            tokens = history[places.start : places.stop]
+            self.context.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+        """Draft up to k tokens for each job; sequences leave the loop one by one.
+
+        A sequence with a non-finite hidden row gets no drafts.
+        """
+        drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
+        active = []
+        for job in jobs:
+            # The pending token's entry is made anew: its logits are wanted.
+            self.rewind(job.seq, len(job.history) - 1)
+            missing = self._entries(job)
+            sound = self._sound(job.seq, missing)
+            if sound == missing:
+                active.append(job)
+            else:
+                self._pause(job.seq, sound.stop)
+        if not active:
+            return drafts
+        self._run(active, drafts)
+        return drafts
+
+    def _run(self, active: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+        """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
+        room = max(self.context.n_batch // len(active), 1)
+        for job in active:
+            missing = self._entries(job)
+            if len(missing) > room:
+                tokens = job.history[missing.start : -1]
+                self.context.process(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+        for begin in range(0, len(active), self.context.n_batch):
+            self._run_together(active[begin : begin + self.context.n_batch], drafts)
+
+    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+        tokens: list[int] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        wanted: list[bool] = []
+        for job in jobs:
+            missing = self._entries(job)
+            tokens += job.history[missing.start :].tolist()
+            seqs += [job.seq] * len(missing)
+            places += missing
+            wanted += [False] * (len(missing) - 1) + [True]
+        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        found = self.context.draft(
+            Batch(tokens, seq=seqs, pos=places, outputs=wanted),
+            lengths,
+            samplers=[job.sampler for job in jobs],
+            history=[job.history for job in jobs],
+            n_prompt=[job.n_prompt for job in jobs],
+            p_min=[job.p_min for job in jobs],
+            recycle={feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle},
+            token_ids=self._ids,
+        )
+        for job, k, ids in zip(jobs, lengths, found, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the entries from place ``n`` on."""
+        if self.context.length(seq) > n:
+            self.context.forget(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq``."""
+        self.context.copy(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+        self.context.forget(seq, 0)
