@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import msgspec
 
+from mtpcore.checkpoint import Key
 from mtpcore.gguf import Fields
-from mtpcore.spec import DrafterSpec, Feed, Fit, Key, ModelSpec, Number
+from mtpcore.spec import DrafterSpec, Feed, Fit, ModelSpec, Number
 
 __all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds"]
 

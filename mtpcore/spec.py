@@ -2,7 +2,8 @@
 
 Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
 a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
-norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors``.
+norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors`` and
+``mtpcore.checkpoint``.
 
 Where a number may differ from file to file a field also takes the metadata key that holds it: a
 plain string is a key that must be there, ``Key`` one with a default. ``{arch}`` in a key stands
@@ -17,21 +18,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from mtpcore.checkpoint import Checkpoint, Key
 from mtpcore.errors import PluginError
 
 __all__ = [
     "Block",
-    "Checkpoint",
     "DrafterSpec",
     "Feed",
     "Fit",
     "Heads",
     "KVPolicy",
-    "Key",
     "Link",
     "ModelSpec",
     "Pairing",
-    "Rename",
     "Tap",
     "Tie",
     "Tree",
@@ -50,13 +49,6 @@ position, which turns every RoPE by one more step and so changes no attention sc
 
 Builder = Callable[..., Any]
 """A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
-
-
-class Key(msgspec.Struct, frozen=True):
-    """A metadata key whose value stands in a declaration, and what holds where it is missing."""
-
-    name: str
-    default: bool | int | None = None
 
 
 Number = int | str | Key | None
@@ -242,30 +234,6 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     absent: tuple[str, ...] = ()
     count_key: str | None = None
     targets: frozenset[str] = frozenset()
-
-
-class Rename(msgspec.Struct, frozen=True):
-    """How a published checkpoint's tensor becomes the file's; ``convert`` applies it.
-
-    ``{n}`` in both names counts layers. ``change`` gets the checkpoint's array and returns the
-    file's: a split, a permutation, swapped halves, a norm that is stored minus one.
-    """
-
-    source: str
-    tensor: str
-    change: Callable[..., Any] | None = None
-
-
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How published checkpoints spell a model.
-
-    ``architectures`` are the names in their configuration; ``tensors`` and ``metadata`` map their
-    names to the file's.
-    """
-
-    architectures: frozenset[str]
-    tensors: tuple[Rename, ...] = ()
-    metadata: tuple[tuple[str, str], ...] = ()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,12 +21,12 @@ def no_graph(*arguments):
     raise NotImplementedError
 
 
-def plus_one(norm):
+def plus_one(norm, config):
     """Restore a norm's weight that a checkpoint stores minus one."""
     return norm + 1.0
 
 
-def swap_halves(matrix):
+def swap_halves(matrix, config):
     """Put the columns for the embedding before those for the hidden row."""
     half = matrix.shape[1] // 2
     return matrix[:, [*range(half, 2 * half), *range(half)]]
@@ -49,7 +49,7 @@ DEEPSEEK_MTP = DrafterSpec(
     checkpoint=Checkpoint(
         architectures=frozenset({"DeepseekV3ForCausalLM"}),
         tensors=(Rename("model.layers.{n}.eh_proj.weight", "blk.{n}.nextn.eh_proj.weight"),),
-        metadata=(("num_nextn_predict_layers", COUNT),),
+        heads="model.layers.{n}.eh_proj.weight",
     ),
     evidence="vLLM deepseek_mtp.py zeroes the embedding where the position is 0",
 )
@@ -79,12 +79,12 @@ MIMO_7B = DrafterSpec(
         architectures=frozenset({"MiMoForCausalLM"}),
         tensors=(
             Rename(
-                "model.mtp_layers.{n}.input_proj.weight",
+                "model.mtp_layers.{i}.input_proj.weight",
                 "blk.{n}.nextn.eh_proj.weight",
                 swap_halves,
             ),
         ),
-        metadata=(("num_nextn_predict_layers", COUNT),),
+        heads="model.mtp_layers.{i}.input_proj.weight",
     ),
 )
 

@@ -11,10 +11,21 @@ from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.rope import Rope
 from mtpcore.spec import Tie, first_of
 
-__all__ = ["OUTPUT_TIE", "attention_block", "moe", "swiglu", "trunk_outputs", "turn"]
+__all__ = [
+    "OUTPUT_TIE",
+    "ROUTER_TYPE",
+    "attention_block",
+    "moe",
+    "swiglu",
+    "trunk_outputs",
+    "turn",
+]
 
 OUTPUT_TIE: Tie = first_of("output.weight", "token_embd.weight")
 """The output matrix is the embedding table where a file has none."""
+
+ROUTER_TYPE: tuple[str, str] = ("blk.{n}.ffn_gate_inp.weight", "F32")
+"""Routers stay exact: a small error there changes which experts a token meets."""
 
 
 def attention_block(

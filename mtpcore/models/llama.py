@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from mtpcore.checkpoint import Checkpoint, Config, Key
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
-from mtpcore.models.blocks import OUTPUT_TIE, attention_block, moe, swiglu, trunk_outputs
+from mtpcore.models.blocks import (
+    OUTPUT_TIE,
+    ROUTER_TYPE,
+    attention_block,
+    moe,
+    swiglu,
+    trunk_outputs,
+)
 from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.published import (
+    DECODER,
+    INTERLEAVED_ATTENTION,
+    ROPE_KEYS,
+    SWIGLU,
+    TABLES,
+    block_renames,
+    head_width,
+    long_context_factors,
+    on_layers,
+)
 from mtpcore.models.rope import Style
 from mtpcore.spec import Fit, ModelSpec
 
@@ -43,6 +62,44 @@ def build(g: GraphBuilder, inputs: Inputs, h: LlamaHparams) -> Outputs:
     return trunk_outputs(g, x, h)
 
 
+def _dense(config: Config) -> range:
+    return range(0 if config.get("num_local_experts") else config.n_layers)
+
+
+def _sparse(config: Config) -> range:
+    return range(config.n_layers if config.get("num_local_experts") else 0)
+
+
+_EXPERTS = block_renames(
+    {
+        "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+        "block_sparse_moe.experts.{e}.w1.weight": "ffn_gate_exps.weight",
+        "block_sparse_moe.experts.{e}.w3.weight": "ffn_up_exps.weight",
+        "block_sparse_moe.experts.{e}.w2.weight": "ffn_down_exps.weight",
+    }
+)
+
+CHECKPOINT = Checkpoint(
+    architectures=frozenset({"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"}),
+    tensors=(
+        *TABLES,
+        *INTERLEAVED_ATTENTION,
+        *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+        *on_layers(_dense, SWIGLU),
+        *on_layers(_sparse, _EXPERTS),
+    ),
+    dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
+    made=(("rope_freqs.weight", long_context_factors),),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.rope.dimension_count", head_width),
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.expert_count", Key("num_local_experts")),
+        ("{arch}.expert_used_count", Key("num_experts_per_tok")),
+    ),
+)
+
 LLAMA = ModelSpec(
     name="llama",
     fit=Fit(
@@ -51,4 +108,6 @@ LLAMA = ModelSpec(
     hparams=LlamaHparams.read,
     build=build,
     ties=(OUTPUT_TIE,),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=CHECKPOINT,
 )

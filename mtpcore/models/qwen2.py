@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from mtpcore.checkpoint import Checkpoint
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import OUTPUT_TIE, attention_block, swiglu, trunk_outputs
 from mtpcore.models.hparams import Hparams
+from mtpcore.models.published import (
+    ATTENTION,
+    BIASES,
+    DECODER,
+    ROPE_KEYS,
+    SWIGLU,
+    TABLES,
+    block_renames,
+)
 from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN2", "build"]
@@ -33,4 +43,15 @@ QWEN2 = ModelSpec(
     hparams=Hparams.read,
     build=build,
     ties=(OUTPUT_TIE,),
+    checkpoint=Checkpoint(
+        architectures=frozenset({"Qwen2ForCausalLM"}),
+        tensors=(
+            *TABLES,
+            *ATTENTION,
+            *BIASES,
+            *SWIGLU,
+            *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+        ),
+        metadata=(*DECODER, *ROPE_KEYS),
+    ),
 )

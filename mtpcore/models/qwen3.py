@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from mtpcore.checkpoint import Checkpoint
 from mtpcore.models.blocks import OUTPUT_TIE
 from mtpcore.models.hparams import Hparams
+from mtpcore.models.published import (
+    ATTENTION,
+    DECODER,
+    HEAD_NORMS,
+    ROPE_KEYS,
+    SWIGLU,
+    TABLES,
+    block_renames,
+)
 from mtpcore.models.qwen2 import build
 from mtpcore.spec import Fit, ModelSpec
 
@@ -24,4 +34,15 @@ QWEN3 = ModelSpec(
     hparams=Hparams.read,
     build=build,
     ties=(OUTPUT_TIE,),
+    checkpoint=Checkpoint(
+        architectures=frozenset({"Qwen3ForCausalLM"}),
+        tensors=(
+            *TABLES,
+            *ATTENTION,
+            *HEAD_NORMS,
+            *SWIGLU,
+            *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+        ),
+        metadata=(*DECODER, *ROPE_KEYS),
+    ),
 )

@@ -207,8 +207,8 @@ def test_one_architecture_two_drafters_told_apart_by_tensors():
 
 
 def test_changes_restore_what_a_checkpoint_stores():
-    assert published.plus_one(np.float32(-0.5)) == 0.5
-    assert published.swap_halves(np.arange(4)[None]).tolist() == [[2, 3, 0, 1]]
+    assert published.plus_one(np.float32(-0.5), None) == 0.5
+    assert published.swap_halves(np.arange(4)[None], None).tolist() == [[2, 3, 0, 1]]
 
 
 @pytest.mark.parametrize(

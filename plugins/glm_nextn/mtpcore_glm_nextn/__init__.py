@@ -2,6 +2,7 @@
 
 from mtpcore.plugin import (
     OUTPUT_TIE,
+    ROUTER_TYPE,
     DrafterSpec,
     Feed,
     Fit,
@@ -10,6 +11,7 @@ from mtpcore.plugin import (
     first_of,
     hookimpl,
 )
+from mtpcore_glm_nextn.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_glm_nextn.graph import GlmHparams, head, trunk
 
 ARCHITECTURES = frozenset({"glm4moe"})
@@ -20,6 +22,8 @@ TRUNK = ModelSpec(
     hparams=GlmHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=TRUNK_CHECKPOINT,
 )
 
 NEXTN = DrafterSpec(
@@ -51,6 +55,8 @@ NEXTN = DrafterSpec(
         first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
     ),
     kv=KVPolicy(source="own", refresh=True, warm_up=True),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=HEAD_CHECKPOINT,
     acceptance=(0.6, 0.95),
     evidence="ik_llama.cpp issue 1992, GLM-4.5-Air: first drafts accepted 0.84 of the time, and "
     "more once the head's memory held the whole prompt",

@@ -1,0 +1,107 @@
+"""The shared tables of published names, and the small functions in them."""
+
+import numpy as np
+import pytest
+
+from mtpcore.errors import ModelFileError
+from mtpcore.plugin import (
+    ATTENTION,
+    INTERLEAVED_ATTENTION,
+    ROPE_KEYS,
+    SWIGLU,
+    Config,
+    block_renames,
+    interleave,
+    long_context_factors,
+    number,
+    on_layers,
+    optional,
+)
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 512}
+
+
+def rope_keys(**values):
+    config = Config(SIZES | values)
+    found = {}
+    for key, source in ROPE_KEYS:
+        value = source(config)
+        if value is not None:
+            found[key.removeprefix("{arch}.rope.")] = value
+    return found
+
+
+def test_a_path_leads_into_objects_and_null_counts_as_missing():
+    config = Config({"a": {"b": 3}, "c": None, "d": 4}, "x/config.json")
+    assert config["a.b"] == 3
+    assert config.get("c", "a.x", "d.e", "d") == 4
+    assert config.get("c", default=5) == 5
+    with pytest.raises(ModelFileError) as error:
+        config["c"]
+    assert error.value.where == "x/config.json: c"
+
+
+def test_numbers_are_floats():
+    assert isinstance(number("a")(Config({"a": 1})), float)
+    assert number("a")(Config({})) is None
+    assert number("a", "b", default=2)(Config({"b": 3})) == 3.0
+
+
+def test_renames_of_blocks_and_their_variants():
+    assert block_renames({"x.weight": "y.weight"})[0].source == "model.layers.{n}.x.weight"
+    assert {r.tensor for r in ATTENTION} == {r.tensor for r in INTERLEAVED_ATTENTION}
+    assert all(r.layers is range for r in on_layers(range, SWIGLU, ATTENTION))
+    assert all(r.optional is True for r in optional(True, SWIGLU))
+
+
+def test_interleaving_makes_neighbours_of_the_halves_of_each_head():
+    config = Config({"num_attention_heads": 2})
+    made = interleave("num_key_value_heads")(np.arange(8), config)
+    assert made.tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    matrix = np.arange(8)[:, None] * np.ones(3)
+    assert interleave("num_attention_heads")(matrix, config)[:, 0].tolist() == made.tolist()
+
+
+def test_rotation_is_read_in_the_old_and_the_new_spelling():
+    old = {"rope_theta": 5000, "rope_scaling": {"type": "linear", "factor": 2}}
+    new = {"rope_parameters": {"rope_theta": 5000.0, "rope_type": "linear", "factor": 2.0}}
+    wanted = {"freq_base": 5000.0, "scaling.type": "linear", "scaling.factor": 2.0}
+    wanted["scaling.original_context_length"] = 512
+    assert rope_keys(**old) == rope_keys(**new) == wanted
+    assert rope_keys() == {"freq_base": 10000.0}
+    assert rope_keys(rope_scaling={"rope_type": "llama3", "factor": 8.0}) == {"freq_base": 10000.0}
+
+
+def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
+    yarn = {"rope_type": "yarn", "factor": 4.0}
+    assert "scaling.attn_factor" not in rope_keys(rope_scaling=yarn)
+    stated = rope_keys(rope_scaling=yarn | {"attention_factor": 1 + 0.1 * np.log(4.0)})
+    assert stated["scaling.attn_factor"] == pytest.approx(1.0)
+
+
+def test_long_context_factors_are_one_the_factor_and_a_mix_between():
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert long_context_factors(Config(SIZES)) is None
+    config = Config(SIZES | {"head_dim": 128, "rope_theta": 500000.0, "rope_scaling": scaling})
+    made = long_context_factors(config)
+    assert (made.shape, made.dtype) == ((64,), np.float32)
+    assert made[0] == 1.0
+    assert made[-1] == 8.0
+    frequencies = 500000.0 ** -(np.arange(0, 128, 2) / 128)
+    wavelengths = 2 * np.pi / frequencies
+    for wavelength, factor in zip(wavelengths, made, strict=True):
+        if wavelength < 8192 / 4:
+            wanted = 1.0
+        elif wavelength > 8192:
+            wanted = 8.0
+        else:
+            share = (8192 / wavelength - 1.0) / (4.0 - 1.0)
+            wanted = 1 / ((1 - share) / 8.0 + share)
+        assert factor == pytest.approx(wanted, rel=1e-6)
+    assert ((made > 1.0) & (made < 8.0)).any()
