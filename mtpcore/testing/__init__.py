@@ -1,5 +1,22 @@
-"""The conformance kit: what tests of backends, trunks and drafters share."""
+"""The conformance kit: what tests of backends, trunks and drafters share.
 
+``mtpcore.testing.machine`` needs ``hypothesis`` and is imported by itself.
+"""
+
+from mtpcore.testing.files import check_layouts, check_ties
+from mtpcore.testing.rows import Company, check_rows
 from mtpcore.testing.runner import Runner, Weights
+from mtpcore.testing.subject import Subject
+from mtpcore.testing.texts import Texts, check_texts
 
-__all__ = ["Runner", "Weights"]
+__all__ = [
+    "Company",
+    "Runner",
+    "Subject",
+    "Texts",
+    "Weights",
+    "check_layouts",
+    "check_rows",
+    "check_texts",
+    "check_ties",
+]

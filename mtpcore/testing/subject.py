@@ -1,0 +1,82 @@
+"""What the conformance kit tests: a family's model file, and the drafter found in or beside it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from os import PathLike, fspath
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.context import Context
+from mtpcore.cross import Cross, link
+from mtpcore.loading import load_model
+from mtpcore.model import Model
+from mtpcore.spec import DrafterSpec
+
+__all__ = ["Subject"]
+
+I32 = NDArray[np.int32]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """A family under test.
+
+    Attributes
+    ----------
+    name : str
+    path : str
+        A model file, or the name of one in the package.
+    draft_path : str, optional
+        The drafter's file, where it is one of its own.
+    drafter : str
+        Which of the drafters; "auto" takes the best.
+    """
+
+    name: str
+    path: str
+    draft_path: str | None = None
+    drafter: str = "auto"
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def model(self) -> Model:
+        """The target; loaded once, so that packed weights are shared."""
+        return _load(self.path)
+
+    @property
+    def draft_model(self) -> Model | None:
+        """The model of a drafter in a file of its own."""
+        return None if self.draft_path is None else _load(self.draft_path)
+
+    @property
+    def spec(self) -> DrafterSpec:
+        """The drafter's declaration."""
+        source = self.draft_model or self.model
+        return source.find_drafter(None if self.drafter == "auto" else self.drafter)
+
+    def context(self, n_ctx: int = 256, **options: Any) -> Context:
+        """Return a context of the target."""
+        return Context(self.model, n_ctx, **options)
+
+    def link(
+        self, n_ctx: int = 256, *, drafter: DrafterSpec | None = None, **options: Any
+    ) -> Cross:
+        """Return a new target context with the drafter linked to it."""
+        return link(
+            self.context(n_ctx, **options), drafter or self.drafter, draft_model=self.draft_model
+        )
+
+    def text(self, n: int, seed: int = 0) -> I32:
+        """Return n tokens, int32[n], drawn evenly from the vocabulary."""
+        n_vocab = self.model.hparams.n_vocab
+        return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
+
+
+@lru_cache(maxsize=16)
+def _load(path: str | PathLike[str]) -> Model:
+    return load_model(fspath(path))

@@ -1,0 +1,71 @@
+"""What must hold for every family of drafters, by the kit that authors of plugins use."""
+
+import pytest
+from harness.families import FAMILIES
+from harness.pairwise import cover_pairs
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore.testing import (
+    Company,
+    Texts,
+    check_layouts,
+    check_rows,
+    check_texts,
+    check_ties,
+)
+from mtpcore.testing.machine import machine_of
+
+COMPANIES = cover_pairs(
+    {
+        "chunk": (1, 3, 8, 40, 96),
+        "n_batch": (1, 5, 512),
+        "threads": (1, 2),
+        "neighbours": (0, 2),
+    }
+)
+TEXTS = cover_pairs(
+    {
+        "k": (1, 2, 3, 5),
+        "temperature": (0.0, 0.7, 1.5),
+        "draft_sampler": ("coupled", "argmax"),
+        "n_texts": (1, 3),
+        "n_batch": (4, 512),
+    }
+)
+families = pytest.mark.parametrize("family", FAMILIES, ids=str)
+
+
+@families
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_rows_do_not_depend_on_their_company(family, kv_dtype):
+    for point in COMPANIES:
+        check_rows(family, Company(**point), kv_dtype)
+
+
+@families
+def test_texts_do_not_depend_on_drafts(family):
+    rates = [check_texts(family, Texts(**point)) for point in TEXTS]
+    assert max(rates) > 0.2, "hardly a draft is accepted: the comparison says little"
+
+
+@families
+def test_state_does_not_depend_on_what_was_rejected(family):
+    few = settings(
+        settings(),
+        max_examples=settings().max_examples // 3,
+        stateful_step_count=20,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    run_state_machine_as_test(machine_of(family), settings=few)
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one.draft_path is None], ids=str)
+def test_files_with_and_without_the_head(family, tmp_path):
+    check_layouts(family, tmp_path)
+
+
+@families
+def test_tied_weights_are_those_they_are_tied_to(family, tmp_path):
+    assert check_ties(family, tmp_path) > 0

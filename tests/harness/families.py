@@ -1,0 +1,5 @@
+"""The families of drafters that the suite runs: those in the package, and an example's."""
+
+from mtpcore.testing import Subject
+
+FAMILIES = [Subject("glm", "demo")]
