@@ -306,10 +306,12 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     graph_type : str
         Name of the graph that drafts.
     graphs : tuple of (str, callable)
-        Further graphs (a fusion of taps, an injection of states, a chain inside a block).
+        Further graphs (a fusion of taps, an injection of states, a chain inside a block). Each
+        has a context of its own, in the role ``<role of the drafter>_<type of the graph>``.
     hparams : callable, optional
         As a ModelSpec's; default: the trunk's hyper-parameters. With ``standalone`` it also gives
-        ``target_width``, the width of the target's taps.
+        ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
+        tokens.
     standalone : bool
         Whether the drafter is a model file of its own, with an architecture of its own.
     min_types, checkpoint, plugin

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob
+from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec
 
@@ -34,13 +35,13 @@ class GraphDrafter:
         The declaration asks for what this loop cannot do.
     """
 
-    def __init__(self, name: str, context: Context) -> None:
+    def __init__(self, name: str, context: Context, feeders: Feeders) -> None:
         assert context.drafter is not None
         self.name, self.context, self.spec = name, context, context.drafter
+        self.feeders = feeders
+        self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self._check()
-        self.first = int(
-            any(f.pairing == "next-token" and f.first == "none" for f in self.spec.feeds)
-        )
+        self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
         self._ids = self._vocabulary()
         self.paused = 0
 
@@ -50,7 +51,7 @@ class GraphDrafter:
         asked = msgspec.structs.replace(
             self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
         )
-        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding", "graphs")
+        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding")
         beyond = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(plain, n)}
         if beyond:
             raise LinkError(
@@ -84,13 +85,13 @@ class GraphDrafter:
         return range(begin, len(job.history))
 
     def _sound(self, seq: int, places: range) -> range:
-        """Return the places before the first one whose hidden row is not finite."""
-        at = np.asarray(places, np.int32)
-        seqs = np.full(len(at), seq, np.int32)
-        sound = np.ones(len(at), bool)
-        for feed in self.spec.feeds:
-            sound &= np.isfinite(self.context.sources[feed.slot](seqs, at)).all(axis=1)
-        return places if sound.all() else places[: int(sound.argmin())]
+        """Return the places before the first one whose hidden row is missing or not finite."""
+        for feed in self._feeds:
+            end = self.feeders.reach(feed, seq)
+            if end is not None:
+                end += feed.pairing == "next-token"
+                places = range(places.start, max(places.start, min(places.stop, end)))
+        return sound_places(self.context, self._feeds, seq, places)
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
@@ -111,6 +112,7 @@ class GraphDrafter:
         nobody has committed to that token yet. Rows that are not finite make no entries.
         """
         self.rewind(seq, len(history))
+        self.feeders.fill({seq: history})
         begin = self.context.length(seq) or self.first
         places = self._sound(seq, range(begin, len(history)))
         if places:
@@ -124,6 +126,7 @@ class GraphDrafter:
         """
         drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
         active = []
+        self.feeders.fill({job.seq: job.history[:-1] for job in jobs})
         for job in jobs:
             # The pending token's entry is made anew: its logits are wanted.
             self.rewind(job.seq, len(job.history) - 1)
@@ -168,7 +171,7 @@ class GraphDrafter:
             history=[job.history for job in jobs],
             n_prompt=[job.n_prompt for job in jobs],
             p_min=[job.p_min for job in jobs],
-            recycle={feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle},
+            recycle={feed.slot: feed.recycle for feed in self._feeds if feed.recycle},
             token_ids=self._ids,
         )
         for job, k, ids in zip(jobs, lengths, found, strict=True):

@@ -10,6 +10,7 @@ from mtpcore.errors import LinkError
 __all__ = ["Inbox"]
 
 F32 = NDArray[np.float32]
+_ROOM = 64  # rows that are made room for at least
 
 
 class Inbox:
@@ -62,7 +63,7 @@ class Inbox:
         end = pos + len(rows)
         held = self._rows[seq]
         if end - first > len(held):
-            held = np.empty((max(end - first, 2 * len(held), 64), self.width), np.float32)
+            held = np.empty((max(end - first, 2 * len(held), _ROOM), self.width), np.float32)
             held[: length - first] = self._rows[seq][: length - first]
             self._rows[seq] = held
         held[pos - first : end - first] = rows
@@ -87,6 +88,19 @@ class Inbox:
                 fix="process() the source over these positions, or feed() them",
             )
         return self._rows[seq][begin - first : end - first].copy()
+
+    def release(self, seq: int, pos: int) -> None:
+        """Give up the rows before position ``pos``: nobody will read them again."""
+        first, length = self._first[seq], self._length[seq]
+        if pos <= first:
+            return
+        kept = self._rows[seq][min(pos, length) - first : length - first]
+        # A prompt's rows take much room; those of a round reuse the same array.
+        if len(self._rows[seq]) > _ROOM:
+            self._rows[seq] = kept.copy()
+        else:
+            self._rows[seq][: len(kept)] = kept
+        self._first[seq] = min(pos, length)
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""

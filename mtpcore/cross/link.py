@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
+from mtpcore.cross.feeders import order_graphs
+from mtpcore.cross.links import role_of
 from mtpcore.errors import GraphError, LinkError, PluginError
 from mtpcore.graph import GraphType
 from mtpcore.proposer import Proposer
@@ -28,7 +30,7 @@ def link(
     *,
     draft_model: Model | None = None,
 ) -> Cross:
-    """Make the drafter's context, connect it, and return the Cross.
+    """Make the drafter's contexts, connect them, and return the Cross.
 
     Parameters
     ----------
@@ -79,7 +81,7 @@ def link(
             continue
         if draft_model is not None:
             draft_model.borrow_from(llm.model)
-        roles[role] = _context(llm, source, spec)
+        roles |= _contexts(llm, source, spec, role)
     return Cross(**roles)
 
 
@@ -107,8 +109,10 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
     return made
 
 
-def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
-    if source.hparams.n_vocab != llm.model.hparams.n_vocab and spec.vocabulary is None:
+def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict[str, Context]:
+    """Make a context for each of the drafter's graphs; return them by role."""
+    order_graphs(spec)
+    if source.hparams.n_vocab != llm.model.hparams.n_vocab:
         raise LinkError(
             "the drafter's vocabulary is another one",
             where=str(source.path),
@@ -116,8 +120,9 @@ def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
             got=source.hparams.n_vocab,
         )
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+    taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
     try:
-        llm.add_taps([Tap.parse(tap) for feed in spec.feeds for tap in feed.taps])
+        llm.add_taps([Tap.parse(tap) for tap in taps])
     except GraphError as error:
         raise GraphError(
             error.what, where=f"{where}: {error.where}", wanted=error.wanted, got=error.got
@@ -127,34 +132,38 @@ def _context(llm: Context, source: Model, spec: DrafterSpec) -> Context:
         "drafting with %s: up to %d tokens, taps %s, entries %s",
         spec.name,
         spec.limit,
-        ", ".join(tap for feed in spec.feeds for tap in feed.taps),
+        ", ".join(taps),
         spec.kv.source,
     )
-    context = Context(
-        source,
-        llm.n_ctx,
-        graph_type=GraphType(spec.graph_type),
-        n_seq_max=llm.n_seq_max,
-        n_batch=llm.n_batch,
-        kv_dtype=llm.kv_dtype,
-        threads=llm.threads,
-        backend=llm.backend,
-        drafter=spec,
-    )
-    missing = sorted(name for name in recycled if name not in context.program.outputs)
+    contexts = {
+        role_of(graph, role, spec): Context(
+            source,
+            llm.n_ctx,
+            graph_type=GraphType(graph),
+            n_seq_max=llm.n_seq_max,
+            n_batch=llm.n_batch,
+            kv_dtype=llm.kv_dtype,
+            threads=llm.threads,
+            backend=llm.backend,
+            drafter=spec,
+        )
+        for graph in (spec.graph_type, *(name for name, _ in spec.graphs))
+    }
+    outputs = contexts[role].program.outputs
+    missing = sorted(name for name in recycled if name not in outputs)
     if missing:
         raise LinkError(
             "the graph does not make what its declaration recycles",
             where=where,
             wanted=", ".join(missing),
-            got=", ".join(context.program.outputs),
+            got=", ".join(outputs),
         )
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
     if once and spec.shape == "chain":
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",
-            wanted=", ".join(context.program.outputs),
+            wanted=", ".join(outputs),
             fix=f"name an output of the graph: Feed(slot={once[0]!r}, recycle=...)",
         )
-    return context
+    return contexts

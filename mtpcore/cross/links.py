@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from mtpcore.context import Context, RowSource
 from mtpcore.cross.inbox import Inbox
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.output import Output
-from mtpcore.spec import Link, Tap
+from mtpcore.spec import DrafterSpec, Link, Tap
 
-__all__ = ["Links"]
+__all__ = ["Links", "role_of"]
 
 Slot = tuple[str, str]
 
@@ -55,20 +55,21 @@ class Links:
         if link.slot not in dst.program.inputs:
             raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
         tap = Tap.parse(link.tap)
-        made = src.model.program(src.graph_type, taps=[tap], drafter=src.drafter)
+        made = src.program
+        if str(tap) not in made.outputs:
+            made = src.model.program(src.graph_type, taps=[tap], drafter=src.drafter)
         key = (link.dst, link.slot)
         joined = [*self._joined.get(key, []), link]
         if any(one.src != link.src or one.pairing != link.pairing for one in joined):
             raise LinkError(
                 "links that join in a slot have one source and one pairing", where=where
             )
-        have = int(made.shape(str(tap))[1]) + sum(
-            int(src.program.shape(str(Tap.parse(one.tap)))[1]) for one in joined[:-1]
-        )
+        have = int(made.shape(str(tap))[1]) + sum(self._width(one) for one in joined[:-1])
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
         if have > want:
             raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
-        src.add_taps([tap])
+        if str(tap) not in src.program.outputs:
+            src.add_taps([tap])
         self._joined[key] = joined
         if key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
@@ -76,16 +77,32 @@ class Links:
             dst.sources[link.slot] = source(self._inboxes[key], link.pairing, "none")
 
     def declare(self, role: str) -> None:
-        """Make the links that a drafter's declaration asks for."""
-        context = self._contexts[role]
-        assert context.drafter is not None
-        for feed in context.drafter.feeds:
+        """Make the links that a drafter's declaration asks for.
+
+        Raises
+        ------
+        LinkError
+            As ``connect``, or the taps of a feed together are narrower than its slot.
+        """
+        drafter = self._contexts[role].drafter
+        assert drafter is not None
+        for feed in drafter.feeds:
+            src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
             for tap in feed.taps:
-                self.connect(
-                    Link(src="llm", tap=tap, dst=role, slot=feed.slot, pairing=feed.pairing)
+                self.connect(Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing))
+            box = self._inboxes[dst, feed.slot]
+            have = sum(self._width(one) for one in self._joined[dst, feed.slot])
+            if have != box.width:
+                raise LinkError(
+                    "rows are narrower than the slot",
+                    where=f"{src} -> {box.name}",
+                    wanted=box.width,
+                    got=have,
                 )
-            box = self._inboxes[role, feed.slot]
-            context.sources[feed.slot] = source(box, feed.pairing, feed.first)
+            self._contexts[dst].sources[feed.slot] = source(box, feed.pairing, feed.first)
+
+    def _width(self, link: Link) -> int:
+        return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
 
     def post(self, role: str, output: Output) -> None:
         """Deliver the rows that ``role`` has made."""
@@ -100,10 +117,11 @@ class Links:
         for box, seq, pos, rows in posts:
             box.put(seq, pos, rows)
 
-    def feed(self, role: str, tap: str, seq: int, pos: int, rows: Any) -> None:
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
         found = numbers(rows, "fed rows")
-        where = f"{role}.{tap}, sequence {seq}, position {pos}"
+        taps = [tap] if isinstance(tap, str) else list(tap)
+        where = f"{role}.{', '.join(taps)}, sequence {seq}, position {pos}"
         if found.ndim != 2 or not np.isfinite(found).all():
             raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
         n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
@@ -118,7 +136,7 @@ class Links:
         boxes = [
             self._inboxes[key]
             for key, joined in self._joined.items()
-            if [(one.src, one.tap) for one in joined] == [(role, tap)]
+            if [(one.src, one.tap) for one in joined] == [(role, one) for one in taps]
         ]
         if not boxes:
             raise LinkError(
@@ -154,6 +172,13 @@ class Links:
         """Forget a sequence's waiting rows."""
         for box in self._inboxes.values():
             box.remove(seq)
+
+
+def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
+    """Return the role that a feed's ``src`` or ``graph`` means, for the drafter in ``role``."""
+    if graph == "target":
+        return "llm"
+    return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
 
 
 def source(box: Inbox, pairing: str, first: str) -> RowSource:

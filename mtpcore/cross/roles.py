@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.batch import Batch
 from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, ProposerDrafter
+from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
@@ -60,7 +61,8 @@ class Roles:
         self.drafters: dict[str, Drafter] = {}
         for name, role in roles.items():  # their order is the order in which they are asked
             if isinstance(role, Context):
-                if name != "llm" and role.drafter is not None:
+                drafter = role.drafter
+                if name != "llm" and drafter and role.graph_type.name == drafter.graph_type:
                     self._add_drafter(name, role)
             elif callable(getattr(role, "propose", None)):
                 self.drafters[name] = ProposerDrafter(role)
@@ -80,19 +82,25 @@ class Roles:
 
     def _add_drafter(self, name: str, context: Context) -> None:
         assert context.drafter is not None
-        if context.n_ctx < self.llm.n_ctx:
-            raise LinkError(
-                "the drafter's context is smaller than the target's",
-                where=name,
-                wanted=f"n_ctx {self.llm.n_ctx}",
-                got=f"n_ctx {context.n_ctx}",
-            )
+        feeding = find_feeders(name, self.contexts)
+        for role, one in {name: context, **feeding}.items():
+            if one.n_ctx < self.llm.n_ctx:
+                raise LinkError(
+                    "the drafter's context is smaller than the target's",
+                    where=role,
+                    wanted=f"n_ctx {self.llm.n_ctx}",
+                    got=f"n_ctx {one.n_ctx}",
+                )
         self.links.declare(name)
-        for one in (self.llm, context):
+        inboxes = {role: self.links.inboxes(role) for role in feeding}
+        feeders = Feeders(name, context.drafter, feeding, inboxes)
+        for one in (self.llm, context, *feeding.values()):
             if one.memory is not None:
                 one.memory.allow_rewind(context.drafter.limit + 1)
-        drafter = GraphDrafter(name, context)
+        drafter = GraphDrafter(name, context, feeders)
         context.before_digest = lambda seq: drafter.settle(seq, self._known(seq))
+        for one in feeding.values():
+            one.before_digest = lambda seq: feeders.fill({seq: self._known(seq)})
         self.drafters[name] = drafter
 
     def connect(self, link: Link) -> None:
@@ -130,18 +138,20 @@ class Roles:
             if int(mine[-1]) in wanted:
                 state.last_logits = output.logits[wanted[int(mine[-1])]]
 
-    def feed(self, role: str, tap: str, seq: int, pos: int, rows: Any) -> None:
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from an outside engine as if ``role`` had made them.
 
         Parameters
         ----------
+        tap : str or sequence of str
+            The tap, or those that are joined in one slot, in their order.
         rows : array_like or DLPack, shape (n, width)
             Hidden rows of positions ``pos``, ``pos + 1``, ...
 
         Raises
         ------
         LinkError, BatchError
-            Nothing is linked to this tap, or the rows do not fit or are not finite.
+            Nothing reads this tap, or the rows do not fit or are not finite.
         """
         self._state(seq)
         self.links.feed(role, tap, seq, pos, rows)

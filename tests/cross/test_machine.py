@@ -7,7 +7,7 @@ p - 1 of the same history; I4 lengths; I5 the tokens are those of plain decoding
 
 import numpy as np
 import pytest
-from harness.hashed import N_VOCAB, START, HashBackend, HashModel, advance, logits_of
+from harness.hashed import FUSED, N_VOCAB, SPEC, START, HashBackend, HashModel, advance, logits_of
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -27,9 +27,9 @@ SAMPLINGS = (
 samplings = st.sampled_from(SAMPLINGS)
 
 
-def make(skill=12, nan=0, n_batch=16):
+def make(skill=12, nan=0, spec=SPEC, n_batch=16):
     backend = HashBackend(skill, nan)
-    llm = Context(HashModel(), N_CTX, n_seq_max=N_SEQ, n_batch=n_batch, backend=backend)
+    llm = Context(HashModel(spec), N_CTX, n_seq_max=N_SEQ, n_batch=n_batch, backend=backend)
     return link(llm), backend
 
 
@@ -49,11 +49,11 @@ class Sequence:
 
 
 class CrossMachine(RuleBasedStateMachine):
-    skill, nan = 12, 0
+    skill, nan, spec = 12, 0, SPEC
 
     def __init__(self):
         super().__init__()
-        self.cross, self.backend = make(self.skill, self.nan)
+        self.cross, self.backend = make(self.skill, self.nan, self.spec)
         self.known: dict[int, Sequence] = {}
 
     def ready(self):
@@ -218,7 +218,7 @@ class CrossMachine(RuleBasedStateMachine):
     @rule()
     def equals_fresh(self):
         """A rule and no invariant: looking settles drafters, and states not looked at count too."""
-        fresh, _ = make(self.skill, self.nan)
+        fresh, _ = make(self.skill, self.nan, self.spec)
         for seq, known in self.known.items():
             fresh.llm.process(Batch.of(known.tokens, seq=seq))
         for seq in range(N_SEQ):
@@ -236,6 +236,11 @@ class BreakingMachine(CrossMachine):
     nan = 5
 
 
+class FusedMachine(CrossMachine):
+    spec = FUSED
+
+
 TestCross = CrossMachine.TestCase
 TestMisleading = MisleadingMachine.TestCase
 TestBreaking = BreakingMachine.TestCase
+TestFused = FusedMachine.TestCase

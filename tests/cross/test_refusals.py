@@ -9,10 +9,7 @@ from mtpcore.spec import Block, Heads, KVPolicy, Tree
 
 
 def link_with(**changes):
-    spec = msgspec.structs.replace(SPEC, **changes)
-    model = HashModel()
-    model.drafters = (spec,)
-    model.find_drafter = lambda drafter: spec
+    model = HashModel(msgspec.structs.replace(SPEC, **changes))
     return link(Context(model, 64, backend=HashBackend()))
 
 
@@ -34,7 +31,6 @@ def link_with(**changes):
         {"tree": Tree(depth=2, width=2, n_nodes=4)},
         {"positions": "same"},
         {"first_embedding": "zeros"},
-        {"graphs": (("fusion", lambda g, x, h: None),)},
     ],
     ids=lambda changes: str(changes)[:60],
 )

@@ -4,7 +4,8 @@ The target's state after tokens t0..tp is a 40-bit hash of them; its logits are 
 state, and its hidden row says which state at which place it is. The drafter's entry p must be the
 pair (token p, row of place p - 1): the plan asserts it, so an off-by-one, a wrong sequence or a
 stale row fails at once. From the pair the drafter can compute the target's next logits; ``skill``
-says how often it does.
+says how often it does. With ``fused`` another graph stands between: it reads two taps, asserts
+that both are of its own place, and hands the row on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 
 from harness.memory_kinds import ListStore
@@ -26,6 +28,15 @@ SPEC = DrafterSpec(
     fit=Fit(architectures=frozenset({"hashed"})),
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="carry"),),
 )
+FUSED = msgspec.structs.replace(
+    SPEC,
+    feeds=(
+        Feed(slot="hidden", src="fusion", taps=("fused",), recycle="carry"),
+        Feed(slot="taps", graph="fusion", taps=("hidden", "residual"), pairing="same-token"),
+    ),
+    graphs=(("fusion", lambda g, inputs, h: None),),
+)
+GraphType.register("fusion")
 
 
 def advance(state, token):
@@ -58,6 +69,8 @@ class HashPlan:
         self.program, self.store, self.backend = program, store, backend
 
     def run(self, rows, memory):
+        if self.program.name == "fusion":
+            return {"fused": self.fuse(rows)}
         target = self.program.name == "llm"
         n = len(rows.tokens)
         made = np.empty((n, WIDTH), np.float32)
@@ -91,6 +104,16 @@ class HashPlan:
             arrays["logits"] = logits[rows.outputs]
         self.backend.scratch[:] = np.nan
         return arrays
+
+    def fuse(self, rows):
+        taps = rows.slots["taps"]
+        for i, row in enumerate(taps):
+            self.backend.count_row()
+            assert rows.tokens[i] >= 0
+            assert np.array_equal(row[:WIDTH], row[WIDTH:])
+            at = read_tag(row)[1]
+            assert at == rows.place[i], f"place {rows.place[i]} fused of the rows of {at}"
+        return taps[:, :WIDTH].copy()
 
     def draft(self, run, memory):
         return draft_steps(self, run, memory)
@@ -129,31 +152,28 @@ class HashModel:
     """What contexts need of a model."""
 
     architecture, path, tokenizer = "hashed", "hashed.gguf", None
-    drafters = (SPEC,)
 
-    def __init__(self):
+    def __init__(self, spec=SPEC):
+        self.drafters = (spec,)
         self.hparams = SimpleNamespace(n_vocab=N_VOCAB, width=WIDTH)
         self.packed, self.programs = {}, {}
         shapes = {"table": (N_VOCAB, WIDTH), "head": (N_VOCAB, WIDTH), "join": (WIDTH, 2 * WIDTH)}
         self.tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
 
     def find_drafter(self, drafter):
-        return SPEC
+        return self.drafters[0]
 
     def program(self, graph_type, *, taps=(), drafter=None, head=0):
-        draft = graph_type is GraphType.DRAFT
-        key = draft, tuple(taps)
+        key = graph_type.name, tuple(taps)
         if key not in self.programs:
-            self.programs[key] = self.build(draft, taps)
+            self.programs[key] = self.build(*key)
         return self.programs[key]
 
-    def build(self, draft, taps):
-        g = GraphBuilder(
-            "draft" if draft else "llm",
-            self.tensors,
-            taps=taps,
-            slots={"hidden": WIDTH} if draft else {},
-        )
+    def build(self, name, taps):
+        slots = {"draft": {"hidden": WIDTH}, "fusion": {"taps": 2 * WIDTH}}.get(name)
+        g, draft = GraphBuilder(name, self.tensors, taps=taps, slots=slots), name == "draft"
+        if name == "fusion":
+            return g.finish(Outputs(fused=g.slice(g.inputs["taps"], 0, WIDTH)))
         x = g.embed(g.inputs.tokens, "table")
         if draft:
             x = g.matmul(g.concat(x, g.inputs["hidden"]), "join")
