@@ -1,0 +1,59 @@
+"""Pack a reference model into ``tests/data``, as small as it goes without losing a bit.
+
+    python tools/pack_fixture.py FIXTURE tests/data/NAME [--inner eagle3]
+
+``FIXTURE`` is a folder with a checkpoint (in ``hf/``), ``refs.npz`` and ``counts.json``. Of the
+tensors' bytes first all low ones are stored, then all high ones (those of float16 numbers resemble
+each other), compressed by xz: about 0.84 of the file. ``refs.npz`` keeps texts, drafts and margins
+of all prompts, and rows of numbers of the first prompt only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import lzma
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+ROWS = ("logits", "hidden", "residual", "taps")
+SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def pack(file: bytes) -> bytes:
+    """Return a ``.safetensors`` file packed; ``tests/harness/fixtures.py`` unpacks it."""
+    begin = 8 + int.from_bytes(file[:8], "little")
+    values = np.frombuffer(file, np.uint8, offset=begin)
+    even = len(values) // 2 * 2
+    planes = values[0:even:2].tobytes() + values[1:even:2].tobytes() + values[even:].tobytes()
+    return lzma.compress(file[:begin] + planes, preset=9 | lzma.PRESET_EXTREME)
+
+
+def reduce_references(source: Path, target: Path) -> None:
+    """Write references with the rows of the first prompt only."""
+    with np.load(source) as file:
+        kept = {name: value[:1] if name in ROWS else value for name, value in file.items()}
+    np.savez_compressed(target, **kept)
+
+
+def main() -> None:
+    """Pack one fixture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("fixture", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--inner", default="hf", help="folder of the checkpoint in the fixture")
+    given = parser.parse_args()
+    folder = given.fixture / given.inner
+    given.target.mkdir(parents=True, exist_ok=True)
+    packed = pack((folder / "model.safetensors").read_bytes())
+    (given.target / "model.xz").write_bytes(packed)
+    for name in SMALL_FILES:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, given.target / name)
+    reduce_references(given.fixture / "refs.npz", given.target / "refs.npz")
+    shutil.copyfile(given.fixture / "counts.json", given.target / "counts.json")
+
+
+if __name__ == "__main__":
+    main()
