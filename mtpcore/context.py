@@ -142,7 +142,7 @@ class Context:
             threads=self.threads,
             store=store,
         )
-        self._lengths = np.zeros(self.n_seq_max, np.int64)
+        self.lengths = np.zeros(self.n_seq_max, np.int64)
         self.undecided: dict[int, tuple[int, int]] = {}
 
     def add_taps(self, taps: Sequence[Tap]) -> None:
@@ -186,7 +186,7 @@ class Context:
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         self.check_seq(seq)
-        return self.memory.length(seq) if self.memory else int(self._lengths[seq])
+        return int(self.lengths[seq])
 
     def process(self, batch: Batch) -> Output:
         """Run all rows and store them; all or nothing.
@@ -224,7 +224,7 @@ class Context:
             if self.deliver is not None:
                 self.deliver(batch, output)
         for seq, (begin, end) in ranges.items():
-            self._lengths[seq] = end
+            self.lengths[seq] = end
             if rows.parent is not None:
                 self.undecided[seq] = (begin, end)
         return output
@@ -251,7 +251,7 @@ class Context:
         for seq, (_, end) in ranges.items():
             if self.memory:
                 self.memory.rewind(seq, end)
-            self._lengths[seq] = end
+            self.lengths[seq] = end
         return found
 
     def _split(self, rows: Rows) -> Sequence[Rows]:
@@ -304,7 +304,7 @@ class Context:
             )
         if self.memory:
             self.memory.keep(seq, begin, steps)
-        self._lengths[seq] = begin + len(steps)
+        self.lengths[seq] = begin + len(steps)
         del self.undecided[seq]
 
     def rewind(self, seq: int, length: int) -> None:
@@ -348,7 +348,7 @@ class Context:
             )
         if self.memory:
             self.memory.rewind(seq, length)
-        self._lengths[seq] = length
+        self.lengths[seq] = length
         self.undecided.pop(seq, None)
 
     def copy(self, seq: int, new: int) -> None:
@@ -368,7 +368,7 @@ class Context:
             )
         if self.memory:
             self.memory.fork(seq, new)
-        self._lengths[new] = self.length(seq)
+        self.lengths[new] = self.length(seq)
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
@@ -377,7 +377,7 @@ class Context:
             self.before_digest(seq)
         if self.memory:
             return self.memory.digest(seq)
-        return int(self._lengths[seq]).to_bytes(16, "little")
+        return int(self.lengths[seq]).to_bytes(16, "little")
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""

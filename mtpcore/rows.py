@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._rows import place_rows
 from mtpcore.backends.base import Rows
 from mtpcore.batch import Batch
 from mtpcore.errors import BatchError, LinkError
@@ -21,6 +22,8 @@ __all__ = ["admit", "reserved"]
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
+Placed = tuple[I32, Ranges, Groups, I32]
+"""Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
 
 
 def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
@@ -39,21 +42,45 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
         )
     if not len(batch):
         raise BatchError("an empty batch", fix="leave the call out")
-    _check_seqs(context, batch)
-    place, ranges, groups = _places(context, batch)
-    positions = _positions(context, batch, place)
-    _check_tokens(context, batch)
+    place, ranges, groups, outputs = _chains(context, batch) or _look_closer(context, batch)
     rows = Rows(
         tokens=batch.tokens,
-        positions=positions,
+        positions=_positions(context, batch),
         seq=batch.seq,
         place=place,
-        outputs=np.flatnonzero(batch.outputs).astype(np.int32),
+        outputs=outputs,
         parent=batch.parent,
         embeddings=batch.embeddings,
         slots=_slots(context, batch, place),
     )
     return rows, ranges, groups
+
+
+def _chains(context: Context, batch: Batch) -> Placed | None:
+    """Place rows that are tokens, one after the other; None where there is anything else."""
+    if batch.pos.ndim != 1 or batch.parent is not None or batch.embeddings is not None:
+        return None
+    if context.undecided:
+        return None
+    return place_rows(
+        batch.tokens,
+        batch.seq,
+        batch.pos,
+        batch.outputs.view(np.uint8),
+        context.lengths,
+        context.model.hparams.n_vocab,
+        context.n_ctx,
+        context.drafter is not None,
+    )
+
+
+def _look_closer(context: Context, batch: Batch) -> Placed:
+    """Place rows of any kind; raise for the first that does not fit."""
+    _check_seqs(context, batch)
+    place, ranges, groups = _places(context, batch)
+    _check_positions(context, batch)
+    _check_tokens(context, batch)
+    return place, ranges, groups, np.flatnonzero(batch.outputs).astype(np.int32)
 
 
 @contextmanager
@@ -146,21 +173,33 @@ def _check_chain(batch: Batch, mine: NDArray[np.intp], place: I32, begin: int, s
         )
 
 
-def _positions(context: Context, batch: Batch, place: I32) -> I32:
-    axes = int(context.program.values[context.program.inputs["positions"]].shape[1])
-    pos = batch.pos if batch.pos.ndim == 2 else np.repeat(batch.pos[:, None], axes, axis=1)
-    if pos.shape[1] != axes:
-        raise BatchError("positions have another number of axes", wanted=axes, got=pos.shape[1])
-    bad = np.argwhere((pos < 0) | (pos >= context.n_ctx))
+def _check_positions(context: Context, batch: Batch) -> None:
+    axes = _n_axes(context)
+    if batch.pos.ndim == 2 and batch.pos.shape[1] != axes:
+        raise BatchError(
+            "positions have another number of axes", wanted=axes, got=batch.pos.shape[1]
+        )
+    bad = np.argwhere((batch.pos < 0) | (batch.pos >= context.n_ctx))
     if len(bad):
         raise BatchError(
             "position lies outside the context",
             where=f"row {bad[0][0]}",
             wanted=f"0..{context.n_ctx - 1}",
-            got=int(pos[tuple(bad[0])]),
+            got=int(batch.pos[tuple(bad[0])]),
             fix="make n_ctx larger",
         )
-    return np.ascontiguousarray(pos, dtype=np.int32)
+
+
+def _positions(context: Context, batch: Batch) -> I32:
+    """Return int32[n, axes]."""
+    if batch.pos.ndim == 2:
+        return batch.pos
+    pos, axes = batch.pos[:, None], _n_axes(context)
+    return pos if axes == 1 else np.ascontiguousarray(np.repeat(pos, axes, axis=1))
+
+
+def _n_axes(context: Context) -> int:
+    return int(context.program.values[context.program.inputs["positions"]].shape[1])
 
 
 def _slots(context: Context, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:

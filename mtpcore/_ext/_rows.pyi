@@ -1,0 +1,39 @@
+"""The rows of ordinary batches: checked, placed and sorted by sequence in one pass."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+
+def place_rows(
+    tokens: I32,
+    seq: I32,
+    pos: I32,
+    outputs: NDArray[np.uint8],
+    lengths: NDArray[np.int64],
+    n_vocab: int,
+    n_ctx: int,
+    begins_anywhere: bool,
+) -> tuple[I32, dict[int, tuple[int, int]], dict[int, NDArray[np.intp]], I32] | None:
+    """Place the rows of chains of tokens; None where a row does not fit or is no token.
+
+    What ``mtpcore.rows.admit`` finds for such rows; it looks closer where this returns None.
+
+    Parameters
+    ----------
+    tokens, seq, pos : int32[n]
+        Tokens, sequences and positions.
+    outputs : uint8[n]
+        Not 0 where logits are wanted.
+    lengths : int64[n_seq]
+        Where each sequence goes on.
+    n_vocab, n_ctx : int
+    begins_anywhere : bool
+        Whether an empty sequence may begin at any place.
+
+    Returns
+    -------
+    (int32[n], dict, dict, int32[n_outputs]) or None
+        Place of each row; the places of each sequence as (begin, end); the rows of each
+        sequence; the rows whose logits are wanted.
+    """
