@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpcore import rows
@@ -33,14 +33,16 @@ def context_of(lengths, drafter):
 @st.composite
 def batches(draw, lengths):
     """Rows that mostly continue their sequences, in any order; some do not."""
-    begins = {s: draw(st.sampled_from([n, n, 3])) for s, n in enumerate(lengths)}
+    begins = dict(enumerate(lengths))
+    if 0 in lengths and draw(st.booleans()):
+        begins[lengths.index(0)] = 2  # where only a drafter may begin
     seqs = draw(st.lists(st.integers(0, N_SEQ - 1), min_size=1, max_size=10))
     pos = []
     for s in seqs:
         pos.append(begins[s])
         begins[s] += 1
     tokens = draw(st.lists(st.integers(0, N_VOCAB - 1), min_size=len(seqs), max_size=len(seqs)))
-    spoilt = draw(st.sampled_from(["", "", "", "seq", "pos", "token"]))
+    spoilt = draw(st.sampled_from(["", "", "seq", "pos", "token"]))
     at, wrong = (
         draw(st.integers(0, len(seqs) - 1)),
         draw(st.sampled_from([-1, 1, 5, 12, 2**31 - 1])),
@@ -51,7 +53,12 @@ def batches(draw, lengths):
     return Batch(tokens, seq=seqs, pos=pos, outputs=outputs)
 
 
-@given(st.data(), st.lists(st.integers(0, N_CTX), min_size=N_SEQ, max_size=N_SEQ), st.booleans())
+@settings(max_examples=600)
+@given(
+    st.data(),
+    st.lists(st.sampled_from([0, 1, 4, 11]), min_size=N_SEQ, max_size=N_SEQ),
+    st.booleans(),
+)
 def test_the_quick_way_is_the_close_look(data, lengths, is_drafter):
     context = context_of(lengths, object() if is_drafter else None)
     batch = data.draw(batches(lengths))
