@@ -1,0 +1,122 @@
+"""Write the tables in README and docs that are made of facts in the repository.
+
+``python tools/tables.py`` rewrites what stands between ``<!-- table: NAME -->`` and
+``<!-- end -->``; ``--check`` only says whether that would change anything. Tables: ``supported``
+(architectures and drafters of the trunks and plugins here), ``effort`` (what a drafter cost to
+add, here and in other engines).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mtpcore.registry import load_registry
+from mtpcore.spec import DrafterSpec, ModelSpec
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/plugins.md")
+
+# Merged pull requests, counted by git: new and edited files, lines added. Where the engine already
+# had the framework for such drafters the row says so, as ours have it.
+OTHERS = (
+    ("llama.cpp", "MTP, the first (22673)", 1, 53, 2226),
+    ("llama.cpp", "EAGLE-3, the first (18039)", 1, 26, 1161),
+    ("llama.cpp", "three chained heads, with the framework there (24340)", 0, 9, 168),
+    ("llama.cpp", "a model and its MTP, with the framework there (25395)", 2, 14, 882),
+    ("vLLM", "DeepSeek MTP (12755)", 2, 12, 727),
+    ("vLLM", "EAGLE-3 (16937)", 1, 11, 359),
+    ("SGLang", "NextN for DeepSeek (3582)", 2, 5, 437),
+    ("SGLang", "EAGLE-3 (4247)", 1, 10, 385),
+    ("transformers", "MTP (46229)", 0, 15, 534),
+)
+
+
+def supported() -> Iterable[str]:
+    """Yield the table of architectures: who may convert to them, and what drafts for them."""
+    known = load_registry("")  # first-party plugins alone
+    yield "| architecture | published checkpoints | drafters | from |"
+    yield "| --- | --- | --- | --- |"
+    for name, spec in sorted(known.architectures.items()):
+        heads = [one.name for one in known.drafters if name in one.fit.architectures]
+        yield _row(f"`{name}`", _checkpoints(spec), _code(heads), _origin(spec.plugin))
+    for drafter in known.drafters:
+        if drafter.standalone:
+            files = _code(sorted(drafter.fit.architectures))
+            targets = _code(sorted(drafter.fit.targets)) or "every architecture above"
+            yield _row(
+                f"{files}, a drafter's file for {targets}",
+                _checkpoints(drafter),
+                f"`{drafter.name}`",
+                _origin(drafter.plugin),
+            )
+
+
+def _checkpoints(spec: ModelSpec | DrafterSpec) -> str:
+    return _code(sorted(spec.checkpoint.architectures)) if spec.checkpoint else ""
+
+
+def _origin(plugin: str) -> str:
+    folder = ROOT / "plugins" / plugin
+    return f"[plugins/{plugin}](plugins/{plugin})" if folder.is_dir() else "mtpcore/models"
+
+
+def effort() -> Iterable[str]:
+    """Yield the table of what adding a drafter took."""
+    yield "| engine | what was added | new files | edited files | lines added |"
+    yield "| --- | --- | --- | --- | --- |"
+    for folder in sorted((ROOT / "plugins").iterdir()):
+        files = sorted(folder.glob("mtpcore_*/*.py"))
+        if files:
+            lines = sum(_n_code_lines(file) for file in files)
+            yield _row("mtpcore", f"{folder.name}: trunks and heads", len(files), 0, lines)
+    for engine, what, new, edited, added in OTHERS:
+        yield _row(engine, what, new, edited, f"{added:,}")
+
+
+def _n_code_lines(file: Path) -> int:
+    return sum(bool(line.strip()) for line in file.read_text().splitlines())
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+TABLES: dict[str, Callable[[], Iterable[str]]] = {"supported": supported, "effort": effort}
+
+
+def filled(text: str) -> str:
+    """Return a page with its tables made anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        return "\n".join([found[1], *TABLES[found[2]](), "", "<!-- end -->"])
+
+    return re.sub(r"(<!-- table: (\w+) -->\n)\n?.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Rewrite or check the pages; return how many are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    given = parser.parse_args()
+    stale = 0
+    for name in PAGES:
+        page = ROOT / name
+        made = filled(page.read_text())
+        if made != page.read_text():
+            stale += 1
+            print(f"{name}: tables {'are out of date' if given.check else 'rewritten'}")
+            if not given.check:
+                page.write_text(made)
+    return stale if given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
