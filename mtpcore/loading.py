@@ -14,11 +14,12 @@ from mtpcore.model import Layout, Model
 from mtpcore.registry import Registry, registry
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["find_model", "load_model"]
+__all__ = ["find_companion", "find_model", "load_model"]
 
 log = logging.getLogger("mtpcore")
 
-_PACKAGED = {"demo": Path(__file__).parent / "data" / "demo.gguf"}
+_DATA = Path(__file__).parent / "data"
+_PACKAGED = {path.stem.replace("-", ":", 1): path for path in sorted(_DATA.glob("demo*.gguf"))}
 
 
 def load_model(
@@ -37,7 +38,8 @@ def load_model(
     Parameters
     ----------
     path : path
-        A GGUF file (of a split one the first part), or ``demo``, the model in the package.
+        A GGUF file (of a split one the first part), or a model in the package: ``demo``, or
+        ``demo:`` and a family's name.
     mtp : bool
         Whether heads are loaded; without, their tensors are neither packed nor counted.
     mtp_path : path, optional
@@ -67,8 +69,28 @@ def load_model(
 
 
 def find_model(name: str | PathLike[str]) -> Path:
-    """Return the path of a model in the package by its name, or any other path as it is."""
-    return _PACKAGED.get(str(name), Path(name))
+    """Return the path of a model in the package by its name, or any other path as it is.
+
+    Raises
+    ------
+    ModelFileError
+        The package has no model of this name.
+    """
+    known = str(name) in _PACKAGED
+    if str(name).startswith("demo:") and not known:
+        raise ModelFileError(
+            "the package has no such model",
+            wanted=", ".join(_PACKAGED),
+            got=str(name),
+            fix=f"a file of this name is ./{name}",
+        )
+    return _PACKAGED[str(name)] if known else Path(name)
+
+
+def find_companion(name: str | PathLike[str]) -> str | None:
+    """Return the name of the drafter in a file of its own that a model in the package has."""
+    companion = f"{name}-draft"
+    return companion if str(name) in _PACKAGED and companion in _PACKAGED else None
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:

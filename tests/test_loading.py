@@ -2,14 +2,17 @@
 
 import functools
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 import toy
 
+import mtpcore
+from mtpcore import loading
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.loading import find_model
+from mtpcore.loading import find_companion, find_model
 from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key
 
 
@@ -141,6 +144,24 @@ def test_a_trunk_whose_tensors_are_missing(load):
 def test_names_of_packaged_models():
     assert find_model("demo").name == "demo.gguf"
     assert find_model("some/demo").name == "demo"
+    assert find_companion("demo") is None
+    assert find_companion("some/demo") is None
+
+
+def test_a_packaged_model_may_have_a_drafter_in_a_file_of_its_own(monkeypatch):
+    names = {"demo:x": "demo-x.gguf", "demo:x-draft": "demo-x-draft.gguf"}
+    monkeypatch.setattr(loading, "_PACKAGED", {k: Path("data", v) for k, v in names.items()})
+    assert find_companion("demo:x") == "demo:x-draft"
+    assert find_model("demo:x-draft") == Path("data/demo-x-draft.gguf")
+    assert find_companion("demo:x-draft") is None
+    assert find_companion("elsewhere") is None
+
+
+def test_an_unknown_packaged_model_names_the_known_ones():
+    with pytest.raises(ModelFileError) as caught:
+        mtpcore.load_model("demo:nobody")
+    assert "demo" in caught.value.wanted.split(", ")
+    assert caught.value.got == "demo:nobody"
 
 
 # Drafters that break

@@ -64,7 +64,7 @@ def token_ids(text: str) -> list[int]:
 def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = True) -> None:
     """Add the model and what may complete it."""
     group = parser.add_argument_group("model")
-    group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, or: demo")
+    group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, demo, or demo:FAMILY")
     group.add_argument("-m", "--model", metavar="MODEL", help="the same as an option")
     group.add_argument(
         "--mtp-path", metavar="FILE", help="a file with the head that the model's own lacks"

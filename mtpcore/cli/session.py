@@ -13,7 +13,7 @@ from mtpcore.context import Context
 from mtpcore.cross import Cross, link
 from mtpcore.decoding import Generator, Request, default_length
 from mtpcore.errors import GraphError, LinkError, ModelFileError
-from mtpcore.loading import load_model
+from mtpcore.loading import find_companion, load_model
 from mtpcore.model import Model
 from mtpcore.spec import DrafterSpec
 
@@ -51,7 +51,7 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
-    draft_model = load_model(options.model_draft) if options.model_draft and options.draft else None
+    draft_model = _open_draft_model(options)
     drafter = _choose(options, model, draft_model)
     if drafter is None:
         return Session(model, make_context(options, model, n_ctx), None, 0)
@@ -98,6 +98,20 @@ def finish(
 
 def _insists(options: argparse.Namespace) -> bool:
     return bool(options.draft != "auto" or options.drafter or options.model_draft)
+
+
+def _open_draft_model(options: argparse.Namespace) -> Model | None:
+    """Load the drafter's own file: the one that was given, or the one that the model comes with."""
+    path = options.model_draft or find_companion(model_path(options))
+    if path is None or not options.draft:
+        return None
+    try:
+        return load_model(path)
+    except ModelFileError as error:
+        if _insists(options):
+            raise
+        note(f"{path} is left out: {error}")
+        return None
 
 
 def _choose(

@@ -1,1 +1,1 @@
-"""The demo model's training code: corpus, network, optimiser, measurement and GGUF file."""
+"""The demo models' training code: corpus, networks, optimiser, measurement and GGUF files."""

@@ -55,7 +55,7 @@ def continue_greedily(network: Network, prompt: list[int], n_tokens: int) -> lis
     """Return prompt and up to `n_tokens` more tokens; stops before an end of text."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + n_tokens:
-        _, hidden = network(torch.tensor([tokens]))
+        hidden = network(torch.tensor([tokens])).hidden
         token = int(network.output(hidden[0, -1]).argmax())
         if token == END_OF_TEXT:
             break
@@ -83,11 +83,11 @@ def measure(
 
 def _compare(network: Network, tokens: Tensor) -> list[list[bool]]:
     """For each step j: whether row p (the pair of token p) drafts the text's token p + 1."""
-    embedding, hidden = network(tokens)
-    steps = network.head(embedding, hidden, N_STEPS)
+    reading = network(tokens)
+    steps = network.draft(reading.embedding, reading.seen, N_STEPS)
     table = []
     for j, u in enumerate(steps, start=1):
-        drafted = network.output(u[0]).argmax(-1)[:-1]
+        drafted = network.drafted(u[0])[:-1]
         table.append([False] * j + (drafted == tokens[0, j + 1 :]).tolist())
     return table
 

@@ -1,4 +1,4 @@
-"""Write the network as a GGUF file that llama.cpp reads, and read such a file back."""
+"""Write networks as GGUF files that llama.cpp reads, and read such files back."""
 
 import json
 from pathlib import Path
@@ -8,36 +8,40 @@ import numpy as np
 import torch
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer, models
+from torch import nn
 
 from demo.corpus import END_OF_TEXT, SPECIAL, make_tokenizer
-from demo.network import Network, Shape
+from demo.network import Value
 
-ARCH = "glm4moe"
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
 
 
-def write_model(path: Path, network: Network, tokenizer: Tokenizer, about: dict[str, str]) -> None:
+def write_model(
+    path: Path, network: nn.Module, tokenizer: Tokenizer, about: dict[str, str]
+) -> None:
     """Write norms, biases and router as F32, every other matrix as Q8_0.
 
     Parameters
     ----------
+    network
+        One of a family's `files()`: it has an `arch`, and `metadata()` under that name.
     about
         String entries such as `general.name`, written as they are.
     """
-    writer = gguf.GGUFWriter(path, ARCH)
+    writer = gguf.GGUFWriter(path, network.arch)
     writer.add_type("model")
     for key, value in about.items():
         writer.add_string(key, value)
-    sizes = {name: tensor.numel() for name, tensor in network.state_dict().items()}
-    n_routed = sum(n for name, n in sizes.items() if "exps." in name)
-    n_shared, n_one = sum(sizes.values()) - n_routed, n_routed // network.shape.n_expert
-    writer.add_size_label(
-        gguf.size_label(sum(sizes.values()), n_shared, n_one, network.shape.n_expert)
-    )
-    _add_shape(writer, network.shape)
+    metadata = network.metadata()
+    weights = network.state_dict()
+    writer.add_size_label(_size_label(weights, metadata.get("expert_count", 0)))
+    for key, value in metadata.items():
+        _add(writer, f"{network.arch}.{key}", value)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_tokenizer(writer, tokenizer)
-    for name, tensor in network.state_dict().items():
-        array = tensor.detach().float().numpy()
+    for name, tensor in weights.items():
+        array = tensor.detach().numpy()
         if array.ndim == 1 or "ffn_gate_inp." in name:
             writer.add_tensor(name, array)
         else:
@@ -48,31 +52,22 @@ def write_model(path: Path, network: Network, tokenizer: Tokenizer, about: dict[
     writer.close()
 
 
-def _add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    writer.add_block_count(shape.n_layer + 1)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_layer_norm_rms_eps(shape.rms_eps)
-    writer.add_expert_count(shape.n_expert)
-    writer.add_expert_used_count(shape.n_expert_used)
-    writer.add_expert_group_count(1)
-    writer.add_expert_group_used_count(1)
-    writer.add_key_length(shape.n_head_dim)
-    writer.add_value_length(shape.n_head_dim)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    writer.add_rope_dimension_count(shape.n_rope)
-    writer.add_expert_feed_forward_length(shape.n_ff_expert)
-    writer.add_expert_shared_count(1)
-    writer.add_leading_dense_block_count(shape.n_dense)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    writer.add_expert_weights_scale(shape.expert_scale)
-    writer.add_expert_weights_norm(True)
-    writer.add_nextn_predict_layers(1)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+def _size_label(weights: dict[str, torch.Tensor], n_expert: int) -> str:
+    sizes = {name: tensor.numel() for name, tensor in weights.items()}
+    n_routed = sum(n for name, n in sizes.items() if "exps." in name)
+    n_one = n_routed // n_expert if n_expert else 0
+    return gguf.size_label(sum(sizes.values()), sum(sizes.values()) - n_routed, n_one, n_expert)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_float32(key, value)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
@@ -93,42 +88,29 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     writer.add_eom_token_id(tokens.index("<|observation|>"))
 
 
-def read_model(path: Path) -> tuple[Network, Tokenizer]:
-    """Read a file that `write_model` wrote, with its weights dequantised to float32."""
+def read_model(path: Path, network: nn.Module) -> Tokenizer:
+    """Fill a network from the file that `write_model` wrote of one of its shape, dequantised.
+
+    Raises
+    ------
+    ValueError
+        The file's metadata are not those of the network.
+    """
     reader = gguf.GGUFReader(path)
-
-    def key(name: str) -> int | float:
-        return reader.fields[f"{ARCH}.{name}"].contents()
-
-    shape = Shape(
-        n_vocab=len(reader.fields["tokenizer.ggml.tokens"].data),
-        n_embd=key("embedding_length"),
-        n_layer=key("block_count") - key("nextn_predict_layers"),
-        n_dense=key("leading_dense_block_count"),
-        n_ff=key("feed_forward_length"),
-        n_ff_expert=key("expert_feed_forward_length"),
-        n_expert=key("expert_count"),
-        n_expert_used=key("expert_used_count"),
-        n_head=key("attention.head_count"),
-        n_head_kv=key("attention.head_count_kv"),
-        n_head_dim=key("attention.key_length"),
-        n_rope=key("rope.dimension_count"),
-        rope_base=key("rope.freq_base"),
-        rms_eps=key("attention.layer_norm_rms_epsilon"),
-        expert_scale=key("expert_weights_scale"),
-        n_ctx=key("context_length"),
-    )
-    network = Network(shape)
-    weights = {
-        t.name: torch.from_numpy(
-            np.array(dequantize(t.data, t.tensor_type), dtype=np.float32).reshape(
-                t.shape[::-1].tolist()
-            )
-        )
-        for t in reader.tensors
-    }
+    for key, value in network.metadata().items():
+        found = reader.fields[f"{network.arch}.{key}"].contents()
+        wanted = float(np.float32(value)) if isinstance(value, float) else value
+        if found != wanted:
+            raise ValueError(f"{path}: {network.arch}.{key} is {found}, here {wanted}")
+    weights = {}
+    for t in reader.tensors:
+        array = t.data
+        if t.tensor_type == Q8_0:
+            array = dequantize(array, Q8_0)
+        weights[t.name] = torch.from_numpy(np.array(array).reshape(t.shape[::-1].tolist()))
     network.load_state_dict(weights)
-    return network.eval(), _read_tokenizer(reader)
+    network.eval()
+    return _read_tokenizer(reader)
 
 
 def _read_tokenizer(reader: gguf.GGUFReader) -> Tokenizer:

@@ -5,9 +5,7 @@ five Newton-Schulz iterations. Stacked expert matrices go through it as a batch.
 """
 
 import torch
-from torch import Tensor
-
-from demo.network import Network
+from torch import Tensor, nn
 
 _ELSEWHERE = ("token_embd", "output.weight", "ffn_gate_inp")
 
@@ -49,7 +47,7 @@ class Muon(torch.optim.Optimizer):
                 p.add_(update, alpha=-group["lr"] * size)
 
 
-def make_optimizers(network: Network, lr: float) -> list[torch.optim.Optimizer]:
+def make_optimizers(network: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     """Split the network's parameters between Muon and AdamW."""
     matrices, others, plain = [], [], []
     for name, p in network.named_parameters():
