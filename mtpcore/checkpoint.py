@@ -177,7 +177,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         lacks them.
     special_tokens : tuple of (str, str)
         Kind (``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ...) and text of tokens whose ids the
-        family's files name, whatever the checkpoint's tokenizer says.
+        family's files name, where the checkpoint itself does not say which they are.
     """
 
     architectures: frozenset[str]

@@ -32,6 +32,7 @@ STOREYS = [
     "loading",
     "models",
     "plugin",
+    "conversion",
     "decoding",
     "testing",
     "cli __main__",
@@ -47,6 +48,8 @@ ARCHITECTURE = re.compile(
 FORMAT_CONSTANTS = {
     "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",
     "gguf/vocabulary.py": "names by which model files name kinds of vocabulary",
+    "conversion/tokenizer.py": "names by which model files name kinds of vocabulary",
+    "conversion/types.py": "the format's ids of file types, by the name of their list",
 }
 """Files below and beside ``models/`` that may hold such names, and why."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from mtpcore.backends.select import BACKENDS
+from mtpcore.conversion import OUT_TYPES
 from mtpcore.sampling import Sampling
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "add_model_options",
     "add_prompt_options",
     "add_sampling_options",
+    "add_type_options",
     "model_path",
     "sampling_of",
     "token_ids",
@@ -221,4 +223,21 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
         presence_penalty=options.presence_penalty,
         seed=seed,
         stream=options.stream,
+    )
+
+
+def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add the types that tensors are stored in."""
+    group = parser.add_argument_group("types", "vectors and routers stay f32")
+    group.add_argument(
+        "--outtype",
+        choices=OUT_TYPES,
+        default=default,
+        required=default is None,
+        help="of matrices" + (f" (default: {default})" if default else ""),
+    )
+    group.add_argument(
+        "--mtp-type",
+        choices=OUT_TYPES,
+        help="of the heads' matrices (default: as --outtype, but f16 for q8_0 and q8_0 for q4_0)",
     )

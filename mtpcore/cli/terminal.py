@@ -17,6 +17,7 @@ from mtpcore.gguf import Tokenizer
 __all__ = [
     "ColourMode",
     "LiveText",
+    "byte_bar",
     "harmless",
     "note",
     "paint",
@@ -145,3 +146,26 @@ def progress(title: str, total: int, done: Callable[[], int]) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
+
+
+@contextmanager
+def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of bytes on standard error, if that is a terminal.
+
+    What it gives is called with the bytes done and those there are.
+    """
+    with tqdm(
+        desc=title,
+        unit="B",
+        unit_scale=True,
+        leave=False,
+        file=sys.stderr,
+        disable=not sys.stderr.isatty(),
+        delay=_DELAY,
+    ) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report

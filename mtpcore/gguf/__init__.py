@@ -8,6 +8,7 @@ from mtpcore.gguf.file import ModelFile, open_model_file
 from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_header
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
+from mtpcore.gguf.stream import StreamedTensor, stream_model_file
 from mtpcore.gguf.tensor import Tensor
 from mtpcore.gguf.tokenizer import TextStream, Tokenizer, read_tokenizer
 from mtpcore.gguf.writer import write_model_file
@@ -18,6 +19,7 @@ __all__ = [
     "Header",
     "Metadata",
     "ModelFile",
+    "StreamedTensor",
     "Tensor",
     "TensorInfo",
     "TextStream",
@@ -29,5 +31,6 @@ __all__ = [
     "parse_header",
     "read_chat_template",
     "read_tokenizer",
+    "stream_model_file",
     "write_model_file",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
-__all__ = ["Pretokenizer", "find_pretokenizer"]
+__all__ = ["Pretokenizer", "find_pretokenizer", "name_pretokenizer"]
 
 log = logging.getLogger("mtpcore")
 
@@ -99,3 +99,16 @@ def find_pretokenizer(name: str) -> Pretokenizer:
             known,
         )
     return _BY_NAME.get(name, _GPT_2)
+
+
+def name_pretokenizer(patterns: tuple[str, ...], whole_words: bool) -> str | None:
+    """Return the name of the pre-tokenizer that cuts by these patterns; None for an unknown one.
+
+    An empty pattern stands for GPT-2's.
+    """
+    patterns = tuple(pattern or _GPT_2.patterns[0] for pattern in patterns)
+    for name in ("qwen2", "llama-bpe", "glm4", "deepseek-v3", "qwen35", "gpt-2"):
+        known = _BY_NAME[name]
+        if (known.patterns, known.whole_words) == (patterns, whole_words):
+            return name
+    return None

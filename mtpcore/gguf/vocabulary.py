@@ -13,7 +13,20 @@ from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.metadata import Fields
 from mtpcore.gguf.pretokenizers import Pretokenizer, find_pretokenizer
 
-__all__ = ["ADDED", "BYTE", "SPACE", "SPECIAL", "Vocabulary", "byte_alphabet", "read_vocabulary"]
+__all__ = [
+    "ADDED",
+    "BYTE",
+    "CONTROL",
+    "NORMAL",
+    "SPACE",
+    "SPECIAL",
+    "UNKNOWN",
+    "UNUSED",
+    "USER_DEFINED",
+    "Vocabulary",
+    "byte_alphabet",
+    "read_vocabulary",
+]
 
 log = logging.getLogger("mtpcore")
 

@@ -12,7 +12,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
 
-__all__ = ["write_model_file"]
+__all__ = ["add_value", "encode", "write_model_file"]
 
 _STORED = {
     "b": GGUFValueType.BOOL,
@@ -66,13 +66,13 @@ def write_model_file(
     writer = GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     for key, value in metadata.items():
         if key != "general.architecture":
-            _add_value(writer, key, value)
+            add_value(writer, key, value)
     for name, values in tensors.items():
         if isinstance(types, Mapping):
             chosen = types.get(name, "F32")
         else:
             chosen = types if values.ndim > 1 else "F32"
-        blocks, kind = _encode(name, values, _type_id(name, chosen))
+        blocks, kind = encode(name, values, _type_id(name, chosen))
         writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -80,7 +80,8 @@ def write_model_file(
     writer.close()
 
 
-def _add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
+def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
+    """Add a metadata value, stored as ``write_model_file`` says."""
     if key == "general.alignment":
         writer.add_custom_alignment(value)
     elif isinstance(value, np.ndarray | np.generic):
@@ -122,8 +123,14 @@ def _type_id(name: str, kind: int | str) -> int:
         ) from None
 
 
-def _encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
-    """Return the bytes of a tensor (or a plain array of its values) and its type."""
+def encode(name: str, values: np.ndarray, kind: int) -> tuple[np.ndarray, int]:
+    """Return the bytes of a tensor (or a plain array of its values) and its type.
+
+    Raises
+    ------
+    ModelFileError
+        If the type cannot be made from values, or does not fit the rows.
+    """
     where = f"tensor {name!r}"
     n_values, n_bytes = BLOCKS[kind]
     if values.dtype == np.uint8:

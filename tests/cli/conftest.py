@@ -1,13 +1,12 @@
 """What the tests of commands share."""
 
-from pathlib import Path
-
 import pytest
+from harness.fixtures import model_file
 
 from mtpcore.cli import main
 from mtpcore.gguf import open_model_file, write_model_file
 
-GLM = Path(__file__).parents[1] / "data" / "glm-11" / "glm-11-q8_0.gguf"
+GLM = model_file("glm-11", "q8_0")
 
 
 @pytest.fixture(scope="session")

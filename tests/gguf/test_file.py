@@ -2,16 +2,15 @@
 
 import json
 import logging
-from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from harness.fixtures import model_file
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
 
-DATA = Path(__file__).parents[1] / "data" / "glm-11"
 KIND = gguf.GGMLQuantizationType
 NATIVE = {KIND.F32, KIND.F16, KIND.BF16, KIND.Q8_0, KIND.Q4_0, KIND.Q4_K, KIND.Q6_K}
 
@@ -33,10 +32,11 @@ def blocks(kind, n_rows, n_blocks):
     return found.reshape(n_rows, -1)
 
 
-@pytest.mark.parametrize("name", ["glm-11-f16.gguf", "glm-11-q8_0.gguf"])
-def test_fixture_equals_what_the_gguf_package_reads(name):
-    theirs = gguf.GGUFReader(DATA / name)
-    with open_model_file(DATA / name) as ours:
+@pytest.mark.parametrize("outtype", ["f16", "q8_0"])
+def test_fixture_equals_what_the_gguf_package_reads(outtype):
+    path = model_file("glm-11", outtype)
+    theirs = gguf.GGUFReader(path)
+    with open_model_file(path) as ours:
         assert ours.architecture == "glm4moe"
         assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
         for tensor in theirs.tensors:

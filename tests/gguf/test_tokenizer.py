@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
+from harness.fixtures import model_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 
 
 def fixture():
-    with open_model_file(DATA / "glm-11-f16.gguf") as model:
+    with open_model_file(model_file("glm-11")) as model:
         return read_tokenizer(model.metadata, str(model.path))
 
 

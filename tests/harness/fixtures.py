@@ -12,11 +12,14 @@ import json
 import lzma
 import os
 import shutil
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+
+from mtpcore.conversion import convert
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKPOINT_FILES = ("config.json", "generation_config.json", "tokenizer.json", "held.json")
@@ -68,6 +71,14 @@ def target_checkpoint(name: str) -> tuple[Path, bool]:
     return (Path(whole) / name / "target", True) if whole else (DATA / name / "target", False)
 
 
+@cache
+def model_file(name: str, outtype: str = "f16") -> Path:
+    """Return a model file converted from a checkpoint, its head in the same type as its trunk."""
+    path = Path(_unpacked().name) / f"{name}-{outtype}.gguf"
+    convert(checkpoint(name), path, outtype=outtype, mtp_type=outtype)
+    return path
+
+
 def references(name: str) -> dict[str, np.ndarray]:
     """Return what independent engines made of a model; keys and shapes in ``tests/data/README``."""
     with np.load(DATA / name / "refs.npz") as file:
@@ -78,3 +89,7 @@ def counts(name: str) -> dict[str, dict[str, object]]:
     """Return drafts made and accepted in the greedy loop, by ``k=<length>``."""
     found: dict[str, dict[str, object]] = json.loads((DATA / name / "counts.json").read_text())
     return found
+
+
+if __name__ == "__main__":  # python tests/harness/fixtures.py NAME OUT.gguf
+    shutil.copyfile(model_file(sys.argv[1]), sys.argv[2])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.fixtures import model_file
 
 from mtpcore import Batch, Context, Sampling, link, load_model
 from mtpcore.sampling import Sampler, Scratch
@@ -28,7 +29,7 @@ FIGURES = {
 def rows():
     """Logits of target and head, float32[n_windows, n_places, n_vocab]."""
     held = np.asarray(json.loads((FIXTURE / "held.json").read_text())["held_ids"], np.int32)
-    with load_model(FIXTURE / "glm-11-f16.gguf") as model:
+    with load_model(model_file("glm-11")) as model:
         llm = Context(model, N_WINDOW, n_seq_max=N_WINDOWS, kv_dtype="f32", threads=2)
         cross = link(llm)
         target, head = [], []

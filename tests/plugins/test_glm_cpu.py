@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.fixtures import model_file
 
 import mtpcore
 from mtpcore.backends.reference import ReferenceBackend
@@ -18,7 +19,7 @@ def refs():
 
 
 def process(name, tokens, backend="cpu"):
-    with mtpcore.load_model(FIXTURE / name) as model:
+    with mtpcore.load_model(model_file("glm-11", name)) as model:
         context = mtpcore.Context(
             model, n_ctx=64, kv_dtype="f32", backend=backend, threads=2, taps=["hidden"]
         )
@@ -28,7 +29,7 @@ def process(name, tokens, backend="cpu"):
 
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_f16_file_against_other_engines(refs, prompt):
-    logits, hidden = process("glm-11-f16.gguf", refs["prompts"][prompt])
+    logits, hidden = process("f16", refs["prompts"][prompt])
     assert np.abs(logits - refs["logits"][prompt]).max() < 5e-5
     assert np.abs(hidden - refs["hidden"][prompt]).max() < 5e-5
 
@@ -42,8 +43,8 @@ def test_q8_0_file_against_its_definition(refs):
     texts = refs["prompts"][:3].reshape(-1, 8)
     errors = []
     for tokens in texts:
-        made, _ = process("glm-11-q8_0.gguf", tokens)
-        wanted, _ = process("glm-11-q8_0.gguf", tokens, ReferenceBackend(quantise_activations=True))
+        made, _ = process("q8_0", tokens)
+        wanted, _ = process("q8_0", tokens, ReferenceBackend(quantise_activations=True))
         errors.append(np.abs(made - wanted).max())
     assert np.mean(np.array(errors) < 1e-5) > 0.7
     assert max(errors) < 0.1
@@ -52,7 +53,7 @@ def test_q8_0_file_against_its_definition(refs):
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_q8_0_file_against_float_activations(refs, prompt):
     tokens = refs["prompts"][prompt]
-    made, _ = process("glm-11-q8_0.gguf", tokens)
-    exact, _ = process("glm-11-q8_0.gguf", tokens, ReferenceBackend())
+    made, _ = process("q8_0", tokens)
+    exact, _ = process("q8_0", tokens, ReferenceBackend())
     error = np.sqrt(np.mean((made - exact) ** 2) / np.mean(exact**2))
     assert 1e-4 < error < 1e-2

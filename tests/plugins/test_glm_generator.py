@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness.fixtures import model_file
 from harness.scripted import SCRIPTS, Scripted, run
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
@@ -31,7 +32,7 @@ def rates():
 
 @pytest.fixture(scope="module")
 def model():
-    with load_model(FIXTURE / "glm-11-f16.gguf") as model:
+    with load_model(model_file("glm-11")) as model:
         yield model
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import mtpcore_glm_nextn
 import numpy as np
 import pytest
+from harness.fixtures import model_file
 
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.loading import load_model
@@ -27,8 +28,8 @@ def refs():
 class Glm:
     """Trunk and head of one file, with memories of their own."""
 
-    def __init__(self, name="glm-11-f16.gguf", backend=None):
-        self.model = load_model(FIXTURE / name, plugins=Registry.of(mtpcore_glm_nextn))
+    def __init__(self, name="f16", backend=None):
+        self.model = load_model(model_file("glm-11", name), plugins=Registry.of(mtpcore_glm_nextn))
         self.backend = backend or ReferenceBackend()
         self.trunk, self.head = self.runner("llm", ["hidden"]), self.runner("draft")
 
@@ -134,8 +135,8 @@ def test_acceptance_counts(drafts, refs, k):
 
 def test_quantised_file_stays_close(refs):
     """Int8 weights and activations change logits a little, and the text of this model hardly."""
-    plain = Glm("glm-11-q8_0.gguf", ReferenceBackend()).trunk.feed(refs["prompts"][0])
-    as_kernels = Glm("glm-11-q8_0.gguf", ReferenceBackend(quantise_activations=True))
+    plain = Glm("q8_0", ReferenceBackend()).trunk.feed(refs["prompts"][0])
+    as_kernels = Glm("q8_0", ReferenceBackend(quantise_activations=True))
     made = as_kernels.trunk.feed(refs["prompts"][0])
     error = np.sqrt(
         np.mean((made["logits"] - plain["logits"]) ** 2) / np.mean(plain["logits"] ** 2)

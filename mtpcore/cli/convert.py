@@ -1,0 +1,54 @@
+"""``mtpcore convert``: a model file of a published checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from mtpcore.cli.options import add_type_options
+from mtpcore.cli.terminal import byte_bar
+from mtpcore.conversion import convert
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "Make a model file of a published checkpoint: a folder of .safetensors files"
+EXAMPLES = """examples:
+  mtpcore convert Some-Model-7B model.gguf --outtype q8_0
+  mtpcore convert Some-Model-7B trunk.gguf --mtp drop
+  mtpcore convert Some-Model-7B mtp-model.gguf --mtp only    (run it: --mtp-path mtp-model.gguf)
+  mtpcore convert Some-Drafter drafter.gguf --target Some-Model-7B
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    group = parser.add_argument_group("files")
+    group.add_argument("folder", metavar="HF_DIR", help="config.json, tensors and tokenizer")
+    group.add_argument("out", metavar="OUT.gguf", help="written anew where it exists")
+    group.add_argument(
+        "--target",
+        metavar="HF_DIR",
+        help="the target's folder, for a drafter with a file of its own: its tokenizer is taken",
+    )
+    add_type_options(parser, "f16")
+    group.add_argument(
+        "--mtp",
+        choices=("keep", "only", "drop"),
+        default="keep",
+        help="keep trunk and heads (the default), only the heads with the tables they share, or "
+        "drop the heads",
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    with byte_bar("writing") as report:
+        convert(
+            options.folder,
+            options.out,
+            outtype=options.outtype,
+            mtp_type=options.mtp_type,
+            mtp=options.mtp,
+            target=options.target,
+            report=report,
+        )
+    return 0

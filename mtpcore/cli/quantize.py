@@ -1,0 +1,38 @@
+"""``mtpcore quantize``: a model file with its tensors in other types."""
+
+from __future__ import annotations
+
+import argparse
+
+from mtpcore.cli.options import add_type_options
+from mtpcore.cli.terminal import byte_bar
+from mtpcore.conversion import quantize
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "Write a model file with its tensors in other types"
+EXAMPLES = """examples:
+  mtpcore quantize model-f16.gguf model-q8_0.gguf --outtype q8_0
+  mtpcore quantize model-f16.gguf model-q4_0.gguf --outtype q4_0 --mtp-type f16
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    group = parser.add_argument_group("files")
+    group.add_argument("source", metavar="IN", help="a GGUF file, of a split one the first part")
+    group.add_argument("out", metavar="OUT", help="written anew where it exists")
+    add_type_options(parser, None)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    with byte_bar("writing") as report:
+        quantize(
+            options.source,
+            options.out,
+            outtype=options.outtype,
+            mtp_type=options.mtp_type,
+            report=report,
+        )
+    return 0

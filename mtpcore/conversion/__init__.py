@@ -1,0 +1,12 @@
+"""Published checkpoints into model files, and model files into other types.
+
+What a family's tensors are called and what its metadata says is declared by trunks and plugins
+(``mtpcore.checkpoint``); nothing here knows an architecture.
+"""
+
+from mtpcore.conversion.convert import convert
+from mtpcore.conversion.output import Report
+from mtpcore.conversion.quantize import quantize
+from mtpcore.conversion.types import OUT_TYPES
+
+__all__ = ["OUT_TYPES", "Report", "convert", "quantize"]

@@ -1,0 +1,196 @@
+"""From a published checkpoint to a model file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from mtpcore.checkpoint import Config
+from mtpcore.conversion.family import (
+    Family,
+    canonical_names,
+    find_family,
+    open_config,
+    read_config,
+)
+from mtpcore.conversion.metadata import family_metadata, general_metadata
+from mtpcore.conversion.output import Report, write_checked
+from mtpcore.conversion.plan import MTP, Plan, PlannedTensor, make_plan
+from mtpcore.conversion.published import read_tensors
+from mtpcore.conversion.tokenizer import tokenizer_metadata
+from mtpcore.conversion.types import FILE_TYPES, OutType, TypeChoice
+from mtpcore.conversion.values import read_values
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import StreamedTensor
+from mtpcore.gguf.header import Value
+from mtpcore.gguf.types import PLAIN
+from mtpcore.gguf.writer import encode
+from mtpcore.registry import Registry, registry
+
+__all__ = ["convert"]
+
+log = logging.getLogger("mtpcore")
+_TYPE_OF = {dtype: kind for kind, dtype in PLAIN.items()}
+
+
+def convert(
+    folder: str | PathLike[str],
+    path: str | PathLike[str],
+    *,
+    outtype: OutType = "f16",
+    mtp_type: OutType | None = None,
+    mtp: MTP = "keep",
+    target: str | PathLike[str] | None = None,
+    plugins: Registry | None = None,
+    report: Report | None = None,
+) -> None:
+    """Make a model file of a published checkpoint.
+
+    Tensors are read, changed and written one after the other: memory is bounded by the largest.
+
+    Parameters
+    ----------
+    folder : path
+        With ``config.json``, ``*.safetensors`` and ``tokenizer.json``.
+    path : path
+        The GGUF file to write; replaced where it exists.
+    outtype : str
+        Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
+    mtp_type : str, optional
+        Type of the heads' matrices; default: ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+    mtp : str
+        ``keep`` trunk and heads, ``only`` the heads (with the tables that they share with the
+        trunk), or ``drop`` the heads.
+    target : path, optional
+        Folder of the target's checkpoint, for a drafter with a file of its own: its tokenizer is
+        taken, and what the drafter's configuration does not say.
+    plugins : Registry, optional
+        Who may declare the conversion; default: everybody who is installed.
+    report : callable, optional
+
+    Raises
+    ------
+    ModelFileError
+        An architecture that no plugin declares, missing or unknown tensors (all are named), a
+        tensor of the wrong shape, a malformed file. No file is left behind.
+    PluginError
+        As ``registry``.
+    """
+    folder, known = Path(folder), registry() if plugins is None else plugins
+    values, published = read_config(folder), read_tensors(folder)
+    family = find_family(values, published, folder, known)
+    _check_options(family, folder, mtp, target)
+    config = open_config(
+        family.main,
+        values,
+        folder,
+        n_drafter_blocks=0 if mtp == "drop" else family.n_heads,
+        target=_target_config(target),
+    )
+    tables = [t for t in (family.main, family.heads if mtp != "drop" else None) if t]
+    metadata = family_metadata(family.architecture, tables, config)
+    n_experts = metadata.get(f"{family.architecture}.expert_count", 0)
+    if not isinstance(n_experts, int):
+        raise ModelFileError("not a number of experts", where=config.file, got=n_experts)
+    tensors = {
+        spelled: published[name]
+        for spelled, name in canonical_names(family.main, published).items()
+    }
+    plan = make_plan(family, config, tensors, n_experts, mtp)
+    for name, reason in plan.left_out.items():
+        log.info("left out: %s (%s)", name, reason)
+    choice = TypeChoice(
+        outtype, mtp_type, 1 << 30 if family.standalone else config.n_layers, family.min_types
+    )
+    tokens = _tokenizer(family, config, folder, target)
+    general = general_metadata(folder, plan.tensors, FILE_TYPES[outtype])
+    streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
+    found = {**general, **metadata, **tokens}
+    write_checked(path, family.architecture, found, streamed, known, report)
+
+
+def _check_options(
+    family: Family, folder: Path, mtp: MTP, target: str | PathLike[str] | None
+) -> None:
+    if family.standalone:
+        if target is None:
+            raise ModelFileError(
+                "a drafter with a file of its own takes its target's tokenizer",
+                where=str(folder),
+                fix="give the folder of the target's checkpoint: --target FOLDER",
+            )
+        if mtp != "keep":
+            raise ModelFileError(
+                "the checkpoint is a drafter alone: there is nothing to take apart",
+                where=str(folder),
+                fix=f"leave --mtp {mtp} out",
+            )
+    elif target is not None:
+        raise ModelFileError(
+            "only a drafter with a file of its own has a target",
+            where=str(folder),
+            fix="leave --target out",
+        )
+    elif mtp == "only" and not family.n_heads:
+        raise ModelFileError(
+            "the checkpoint has no heads that a plugin knows",
+            where=str(folder),
+            fix="leave --mtp only out, or install the drafter's plugin",
+        )
+
+
+def _target_config(target: str | PathLike[str] | None) -> Config | None:
+    if target is None:
+        return None
+    folder = Path(target)
+    values = read_config(folder)
+    inner = values.get("text_config")
+    return Config(
+        {**values, **inner} if isinstance(inner, dict) else values, str(folder / "config.json")
+    )
+
+
+def _tokenizer(
+    family: Family, config: Config, folder: Path, target: str | PathLike[str] | None
+) -> dict[str, Value]:
+    source = config if config.target is None else config.target
+    return tokenizer_metadata(
+        folder if target is None else Path(target),
+        source.get("vocab_size"),
+        family.main.special_tokens,
+    )
+
+
+def _streamed(
+    planned: PlannedTensor, plan: Plan, config: Config, choice: TypeChoice
+) -> StreamedTensor:
+    """Choose the type of a tensor; integers keep theirs."""
+    dtype = planned.dtype.newbyteorder("<")
+    if dtype.kind == "f":
+        kind = choice.choose(planned.name, planned.shape)
+    elif dtype in _TYPE_OF:
+        kind = _TYPE_OF[dtype]
+    else:
+        raise ModelFileError(
+            "a model file has no such type",
+            where=f"tensor {planned.name!r}",
+            wanted="I8, I16, I32, I64",
+            got=dtype.name,
+        )
+
+    def blocks() -> Iterator[np.ndarray]:
+        n_infinite = 0
+        for values in read_values(planned, plan, config):
+            with np.errstate(over="ignore"):
+                made, _ = encode(planned.name, values, kind)
+            if made.dtype == np.float16:
+                n_infinite += int(np.isinf(made).sum() - np.isinf(values).sum())
+            yield made
+        if n_infinite:
+            log.warning("%s: %d values are too large for F16", planned.name, n_infinite)
+
+    return StreamedTensor(planned.name, planned.shape, kind, blocks)

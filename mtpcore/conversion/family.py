@@ -1,0 +1,202 @@
+"""Whose checkpoint a folder holds: the declarations of its trunk and of the heads behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mtpcore.checkpoint import Checkpoint, Config
+from mtpcore.conversion.published import read_json
+from mtpcore.errors import ModelFileError, PluginError
+from mtpcore.registry import Registry
+from mtpcore.spec import DrafterSpec, ModelSpec
+
+__all__ = ["Family", "count_heads", "find_family", "pattern", "read_config"]
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """The declarations by which one checkpoint is converted.
+
+    Attributes
+    ----------
+    architecture : str
+        What the file says in ``general.architecture``.
+    main : Checkpoint
+        The trunk's table, or that of a drafter with a file of its own.
+    heads : Checkpoint or None
+        The table of heads behind the trunk, where the checkpoint has some.
+    n_heads : int
+    standalone : bool
+        Whether ``main`` is a drafter's.
+    min_types : tuple of (str, str)
+        Of trunk and heads.
+    """
+
+    architecture: str
+    main: Checkpoint
+    heads: Checkpoint | None
+    n_heads: int
+    standalone: bool
+    min_types: tuple[tuple[str, str], ...]
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the whole ``config.json`` of a checkpoint."""
+    return read_json(folder / "config.json")
+
+
+def find_family(
+    values: Mapping[str, Any], names: Iterable[str], folder: Path, known: Registry
+) -> Family:
+    """Find the declarations for a checkpoint.
+
+    Parameters
+    ----------
+    values : mapping
+        Its configuration.
+    names : iterable of str
+        Its tensors.
+    folder : Path
+        For errors.
+    known : Registry
+
+    Raises
+    ------
+    ModelFileError
+        No plugin declares how such a checkpoint is converted.
+    PluginError
+        Two plugins declare different heads that are both there.
+    """
+    specs: list[ModelSpec | DrafterSpec] = [*known.models]
+    specs += [spec for spec in known.drafters if spec.standalone]
+    offers = [(spec, spec.checkpoint) for spec in specs if spec.checkpoint]
+    fitting = [(spec, c) for spec, c in offers if _describes(c, values)]
+    if not fitting:
+        raise _unknown(values, folder, [c for _, c in offers])
+    spec, main = max(fitting, key=lambda one: len(one[1].requires))
+    architecture = main.architecture or next(iter(sorted(spec.fit.architectures)))
+    config = open_config(main, values, folder)
+    names = list(canonical_names(main, names))
+    found: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
+    for drafter in known.drafters:
+        checkpoint = drafter.checkpoint
+        mine = not drafter.fit.architectures or architecture in drafter.fit.architectures
+        if drafter.standalone or checkpoint is None or not mine or isinstance(spec, DrafterSpec):
+            continue
+        if _describes(checkpoint, values):
+            n_heads = count_heads(checkpoint.heads, names, config.n_layers, folder)
+            if n_heads:
+                found.setdefault(checkpoint, (n_heads, drafter))
+    if len(found) > 1:
+        names_of = ", ".join(repr(drafter.name) for _, drafter in found.values())
+        raise PluginError(
+            f"drafters {names_of} both declare heads that the checkpoint has", where=str(folder)
+        )
+    heads = next(iter(found), None)
+    n_heads, least = 0, spec.min_types
+    if heads is not None:
+        n_heads, drafter = found[heads]
+        least = (*least, *drafter.min_types)
+    return Family(
+        architecture=architecture,
+        main=main,
+        heads=heads,
+        n_heads=n_heads,
+        standalone=isinstance(spec, DrafterSpec),
+        min_types=least,
+    )
+
+
+def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:
+    config = Config(values)
+    architectures = config.get("architectures", default=())
+    named = isinstance(architectures, list | tuple) and checkpoint.architectures & {
+        a for a in architectures if isinstance(a, str)
+    }
+    return bool(named) and all(config.get(path) is not None for path in checkpoint.requires)
+
+
+def _unknown(
+    values: Mapping[str, Any], folder: Path, checkpoints: list[Checkpoint]
+) -> ModelFileError:
+    return ModelFileError(
+        "no plugin declares how to convert this architecture",
+        where=f"{folder / 'config.json'}: architectures",
+        wanted=", ".join(sorted({a for c in checkpoints for a in c.architectures})),
+        got=values.get("architectures", f"none, model_type {values.get('model_type')!r}"),
+        fix="install the plugin that declares it",
+    )
+
+
+def open_config(
+    checkpoint: Checkpoint, values: Mapping[str, Any], folder: Path, **fields: Any
+) -> Config:
+    """Return the configuration as a table's functions read it."""
+    merged = dict(values)
+    for name in checkpoint.nested:
+        inner = Config(values).get(name)
+        if isinstance(inner, Mapping):
+            merged.update({k: v for k, v in inner.items() if merged.get(k) is None})
+    return Config(merged, str(folder / "config.json"), **fields)
+
+
+def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Return names as a table spells them, each with the one in the checkpoint.
+
+    Raises
+    ------
+    ModelFileError
+        Two names mean the same.
+    """
+    prefixes = sorted(checkpoint.prefixes, key=lambda pair: -len(pair[0]))
+    found: dict[str, str] = {}
+    for name in names:
+        begins = (pair for pair in prefixes if name.startswith(pair[0]))
+        old, new = next(begins, ("", ""))
+        spelled = new + name[len(old) :]
+        if spelled in found:
+            raise ModelFileError(
+                "two tensors of the checkpoint mean the same", got=f"{found[spelled]} and {name}"
+            )
+        found[spelled] = name
+    return found
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Return what a table's name matches; its number of a block or head is group ``n`` or ``i``."""
+    parts = re.split(r"\{([nie])\}", name)
+    spelled, used = "", set()
+    for at, part in enumerate(parts):
+        if at % 2 == 0:
+            spelled += re.escape(part)
+        else:
+            spelled += r"\d{1,6}" if part in used else rf"(?P<{part}>\d{{1,6}})"
+            used.add(part)
+    return re.compile(spelled)
+
+
+def count_heads(heads: str, names: Iterable[str], n_layers: int, folder: Path) -> int:
+    """Count a checkpoint's heads by the tensor that each has.
+
+    Raises
+    ------
+    ModelFileError
+        They are not numbered one after the other, from 0 or behind the trunk's layers.
+    """
+    if not heads:
+        return 0
+    kind, first = ("i", 0) if "{i}" in heads else ("n", n_layers)
+    matches = (pattern(heads).fullmatch(name) for name in names)
+    numbers = sorted(int(found[kind]) for found in matches if found)
+    if numbers != list(range(first, first + len(numbers))):
+        raise ModelFileError(
+            "heads are not numbered one after the other",
+            where=f"{folder}: {heads}",
+            wanted=f"{first}, {first + 1}, ...",
+            got=numbers,
+        )
+    return len(numbers)

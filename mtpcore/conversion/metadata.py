@@ -1,0 +1,97 @@
+"""A model file's metadata from a checkpoint's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_VERSION, GGUFWriter, size_label
+from gguf import Metadata as Card
+
+from mtpcore.checkpoint import Checkpoint, Config, Key
+from mtpcore.conversion.plan import PlannedTensor
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf.header import Value
+
+__all__ = ["family_metadata", "general_metadata"]
+
+
+def family_metadata(
+    architecture: str, tables: Sequence[Checkpoint], config: Config
+) -> dict[str, Value]:
+    """Return the keys that the tables declare, and how many blocks there are.
+
+    Raises
+    ------
+    ModelFileError
+        The configuration lacks a value, or one has no place in a model file.
+    """
+    found: dict[str, Value] = {f"{architecture}.block_count": config.n_blocks}
+    for table in tables:
+        for key, source in table.metadata:
+            value = _read(key, source, config)
+            if value is not None:
+                found[key.replace("{arch}", architecture)] = value
+    if config.n_drafter_blocks:
+        found[f"{architecture}.nextn_predict_layers"] = config.n_drafter_blocks
+    return found
+
+
+def _read(key: str, source: Any, config: Config) -> Any:
+    if isinstance(source, str):
+        value = config[source]
+    elif isinstance(source, Key):
+        value = config.get(source.name, default=source.default)
+    else:
+        try:
+            value = source(config)
+        except ModelFileError:
+            raise
+        except Exception as error:  # whatever a plugin's function raises
+            raise ModelFileError(
+                f"the value cannot be computed: {type(error).__name__}: {error}",
+                where=f"{config.file}: for {key}",
+            ) from error
+    plain = (bool, int, float, str, np.ndarray, np.generic)
+    listed = isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value)
+    if value is None or isinstance(value, plain):
+        return value
+    if not listed:
+        raise ModelFileError(
+            "not a value for a model file", where=f"{config.file}: for {key}", got=value
+        )
+    return list(value)
+
+
+def general_metadata(
+    folder: Path, tensors: Sequence[PlannedTensor], file_type: int
+) -> dict[str, Value]:
+    """Return what the model is called and how large it is, as llama.cpp's converter finds it out.
+
+    The ``gguf`` package reads the model card and the configuration for it.
+    """
+    writer = GGUFWriter(None, "none")
+    for tensor in tensors:
+        n_bytes = 4 * int(np.prod(tensor.shape, dtype=np.int64))
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), n_bytes)
+    total, shared, experts, n_experts = writer.get_total_parameter_count()
+    try:
+        card = Card.load(None, folder, None, total)
+    except Exception as error:  # whatever a malformed model card makes of its parsers
+        raise ModelFileError("malformed model card", where=str(folder), got=error) from error
+    card.name = card.name or folder.resolve().name
+    if card.size_label is None and total > 0:
+        card.size_label = size_label(total, shared, experts, n_experts)
+    writer.add_type("model")
+    card.set_gguf_meta_model(writer)
+    found = {
+        key: value.value
+        for key, value in writer.kv_data[0].items()
+        if key != "general.architecture"
+    }
+    return found | {
+        "general.file_type": file_type,
+        "general.quantization_version": GGML_QUANT_VERSION,
+    }

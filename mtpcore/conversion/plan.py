@@ -1,0 +1,273 @@
+"""Which tensors of a checkpoint become which of the file, before any is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from mtpcore.checkpoint import Checkpoint, Config, Rename
+from mtpcore.conversion.family import Family, pattern
+from mtpcore.conversion.published import PublishedTensor
+from mtpcore.errors import ModelFileError
+
+__all__ = ["MTP", "Plan", "PlannedTensor", "make_plan"]
+
+MTP = Literal["keep", "only", "drop"]
+"""Whether the file gets trunk and heads, the heads (and the tables they share), or the trunk."""
+
+SCALES = "_scale_inv"
+_MOST_NAMES = 40
+
+
+class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of the file and what it is made of.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    dtype : dtype
+        Of its values before they are stored.
+    sources : tuple of PublishedTensor
+        One, or the experts that are stacked.
+    rename : Rename
+    n : int or None
+        Its block.
+    stacked : bool
+    made : array, optional
+        The values, where they follow from the configuration.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    sources: tuple[PublishedTensor, ...]
+    rename: Rename
+    n: int | None = None
+    stacked: bool = False
+    made: np.ndarray | None = None
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """All tensors of the file in order, scales by weight, and what was left out.
+
+    ``left_out`` maps names of the checkpoint to the reason.
+    """
+
+    tensors: tuple[PlannedTensor, ...]
+    scales: dict[str, PublishedTensor]
+    left_out: dict[str, str]
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    """A tensor that a table asks for, with the names of its sources."""
+
+    tensor: str
+    names: tuple[str, ...]
+    rename: Rename
+    n: int | None
+    in_head: bool
+
+
+def make_plan(
+    family: Family,
+    config: Config,
+    tensors: Mapping[str, PublishedTensor],
+    n_experts: int,
+    mtp: MTP,
+) -> Plan:
+    """Match a checkpoint's tensors with the family's tables.
+
+    Parameters
+    ----------
+    family : Family
+    config : Config
+    tensors : mapping
+        By name as the tables spell it.
+    n_experts : int
+        How many ``{e}`` counts.
+    mtp : MTP
+
+    Raises
+    ------
+    ModelFileError
+        Tensors are missing or stand in no table; all are named. A stack of unequal shapes, a
+        matrix of eight bits without its scales.
+    """
+    wishes = [*_wishes(family.main, config, n_experts, range(config.n_layers), False)]
+    if family.heads:
+        blocks = range(config.n_layers, config.n_layers + family.n_heads)
+        wishes += _wishes(family.heads, config, n_experts, blocks, True)
+    scales = {
+        name.removesuffix(SCALES): tensor
+        for name, tensor in tensors.items()
+        if name.endswith(SCALES) and name.removesuffix(SCALES) in tensors
+    }
+    unknown = {n for n in tensors if n.removesuffix(SCALES) not in scales or n in scales}
+    left_out: dict[str, str] = {}
+    missing: list[str] = []
+    chosen: dict[str, _Wish] = {}
+    for wish in wishes:
+        lacking = [name for name in wish.names if name not in tensors]
+        unknown.difference_update(wish.names)
+        if len(lacking) == len(wish.names) and _optional(wish.rename, config):
+            continue
+        if not _wanted(wish, mtp):
+            reason = "--mtp drop" if wish.in_head else "--mtp only"
+            left_out.update({name: reason for name in wish.names if name in tensors})
+            continue
+        if lacking:
+            missing += lacking
+        elif _is_copy(wish, tensors):
+            left_out[wish.names[0]] = f"a copy of {wish.rename.copy_of}"
+        elif wish.tensor in chosen:
+            other = chosen[wish.tensor].names[0]
+            raise ModelFileError(
+                f"{other} and {wish.names[0]} both become {wish.tensor}", where=config.file
+            )
+        else:
+            chosen[wish.tensor] = wish
+    for table in (family.main, family.heads):
+        for name in sorted(unknown):
+            if table and any(pattern(drop).fullmatch(name) for drop in table.dropped):
+                left_out[name] = "of no use"
+    _refuse(missing, sorted(unknown - left_out.keys()), config)
+    for wish in chosen.values():
+        for name in wish.names:
+            if tensors[name].kind == "F8_E4M3" and name not in scales:
+                raise ModelFileError(
+                    "a matrix of eight bits without its scales",
+                    where=f"{tensors[name].file}: {tensors[name].name}",
+                    wanted=tensors[name].name + SCALES,
+                )
+    planned = [_planned(wish, tensors, config) for wish in chosen.values()]
+    planned += _made(family.main, config)
+    return Plan(tuple(sorted(planned, key=_place)), scales, left_out)
+
+
+def _wishes(
+    table: Checkpoint, config: Config, n_experts: int, blocks: range, in_head: bool
+) -> Iterator[_Wish]:
+    for rename in table.tensors:
+        if "{n}" not in rename.tensor:
+            yield _Wish(rename.tensor, (rename.source,), rename, None, in_head)
+            continue
+        numbers = blocks if rename.layers is None else rename.layers(config)
+        for i, n in enumerate(numbers):
+            name = rename.source.replace("{n}", str(n)).replace("{i}", str(i))
+            experts = range(n_experts) if "{e}" in name else range(1)
+            names = tuple(name.replace("{e}", str(e)) for e in experts)
+            yield _Wish(rename.tensor.replace("{n}", str(n)), names, rename, n, in_head)
+
+
+def _optional(rename: Rename, config: Config) -> bool:
+    return rename.optional(config) if callable(rename.optional) else rename.optional
+
+
+def _wanted(wish: _Wish, mtp: MTP) -> bool:
+    """Say whether the file gets it; heads share with the trunk what belongs to no block."""
+    if mtp == "keep":
+        return True
+    if mtp == "drop":
+        return not wish.in_head
+    return wish.in_head or wish.n is None
+
+
+def _is_copy(wish: _Wish, tensors: Mapping[str, PublishedTensor]) -> bool:
+    other = tensors.get(wish.rename.copy_of)
+    return other is not None and tensors[wish.names[0]].equals(other)
+
+
+def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
+    """Raise where anything is missing or unknown."""
+    if not missing and not unknown:
+        return
+    counts = [f"{len(missing)} missing"] * bool(missing) + [f"{len(unknown)} unknown"] * bool(
+        unknown
+    )
+    raise ModelFileError(
+        f"the checkpoint's tensors are not those of the declarations: {', '.join(counts)}",
+        where=config.file,
+        wanted=_list(missing) if missing else None,
+        got=_list(unknown) if unknown else None,
+        fix="download the checkpoint again, or extend the plugin's Checkpoint",
+    )
+
+
+def _list(names: Iterable[str]) -> str:
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
+    sources = tuple(tensors[name] for name in wish.names)
+    shapes = {source.shape for source in sources}
+    if len(shapes) > 1:
+        raise ModelFileError("experts of different shapes", where=wish.tensor, got=sorted(shapes))
+    trial = _trial(sources[0], wish.rename, config)
+    stacked = "{e}" in wish.rename.source
+    return PlannedTensor(
+        name=wish.tensor,
+        shape=(len(sources), *trial.shape) if stacked else trial.shape,
+        dtype=trial.dtype,
+        sources=sources,
+        rename=wish.rename,
+        n=wish.n,
+        stacked=stacked,
+    )
+
+
+def _trial(source: PublishedTensor, rename: Rename, config: Config) -> np.ndarray:
+    """Return what a change makes of a source: of integers, or of zeros that take no memory."""
+    zeros = np.broadcast_to(np.float32(0), source.shape)
+    values = source.rows() if source.is_integer else zeros
+    return apply_change(rename, values, config, source.name)
+
+
+def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) -> np.ndarray:
+    """Apply a rename's change.
+
+    Raises
+    ------
+    ModelFileError
+        The change fails, as on a tensor whose shape is not what it expects.
+    """
+    if rename.change is None:
+        return values
+    try:
+        return np.asarray(rename.change(values, config))
+    except ModelFileError:
+        raise
+    except Exception as error:  # whatever a plugin's function raises
+        raise ModelFileError(
+            f"cannot make {rename.tensor} of it: {type(error).__name__}: {error}",
+            where=f"{config.file}: tensor {name}",
+            got=values.shape,
+        ) from error
+
+
+def _made(table: Checkpoint, config: Config) -> list[PlannedTensor]:
+    found = {name: make(config) for name, make in table.made}
+    return [
+        PlannedTensor(
+            name=name,
+            shape=values.shape,
+            dtype=values.dtype,
+            sources=(),
+            rename=Rename("", name),
+            made=values,
+        )
+        for name, values in found.items()
+        if values is not None
+    ]
+
+
+def _place(tensor: PlannedTensor) -> tuple[int, str]:
+    """Order: what belongs to no block, then block by block."""
+    found = re.match(r"blk\.(\d+)\.", tensor.name)
+    return (int(found[1]) if found else -1), ""

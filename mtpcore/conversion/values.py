@@ -1,0 +1,94 @@
+"""The values of a planned tensor, read and changed a piece at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from mtpcore.checkpoint import Config
+from mtpcore.conversion.float8 import find_ranks, regroup, scale_blocks
+from mtpcore.conversion.plan import Plan, PlannedTensor, apply_change
+from mtpcore.conversion.published import PublishedTensor
+from mtpcore.errors import ModelFileError
+
+__all__ = ["read_values"]
+
+_PIECE = 1 << 22  # values read at once where nothing forbids it
+
+
+def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[np.ndarray]:
+    """Yield a tensor's values, float32 or integers, one behind the other.
+
+    A source without a change comes in pieces of some rows, another one whole.
+    """
+    if planned.made is not None:
+        yield planned.made
+        return
+    wanted = planned.shape[1:] if planned.stacked else planned.shape
+    for source in planned.sources:
+        scales = plan.scales.get(source.name)
+        if planned.rename.change is None and (scales is None or planned.rename.shards is None):
+            yield from _pieces(source, scales, config)
+            continue
+        values = _whole(planned, source, scales, config)
+        values = apply_change(planned.rename, values, config, source.name)
+        if values.shape != wanted:
+            raise ModelFileError(
+                "the change returned another shape than for zeros",
+                where=f"{config.file}: tensor {source.name}",
+                wanted=wanted,
+                got=values.shape,
+            )
+        yield values
+
+
+def _pieces(
+    source: PublishedTensor, scales: PublishedTensor | None, config: Config
+) -> Iterator[np.ndarray]:
+    block = _block(config) if scales is not None else (1, 1)
+    step = max(1, _PIECE // max(1, math.prod(source.shape[1:])) // block[0]) * block[0]
+    for begin in range(0, source.n_rows, step):
+        end = min(begin + step, source.n_rows)
+        values = source.rows(begin, end)
+        if scales is not None:
+            rows = _checked(source, scales, config)[begin // block[0] : -(-end // block[0])]
+            scale_blocks(values, rows, block)
+        yield values
+
+
+def _whole(
+    planned: PlannedTensor,
+    source: PublishedTensor,
+    scales: PublishedTensor | None,
+    config: Config,
+) -> np.ndarray:
+    values = source.rows()
+    if scales is None:
+        return values
+    shards, block = planned.rename.shards, _block(config)
+    if shards is None:
+        scale_blocks(values, _checked(source, scales, config), block)
+        return values
+    n_ranks = find_ranks(len(values), scales.n_rows, block[0], shards.ranks)
+    scale_blocks(values, scales.rows(), block, n_ranks)
+    return regroup(values, shards.parts(config, planned.n), n_ranks)
+
+
+def _block(config: Config) -> tuple[int, int]:
+    rows, columns = config.get("quantization_config.weight_block_size", default=(128, 128))
+    return int(rows), int(columns)
+
+
+def _checked(source: PublishedTensor, scales: PublishedTensor, config: Config) -> np.ndarray:
+    """Return the scales; raise where they are not one for each block."""
+    wanted = tuple(-(-n // b) for n, b in zip(source.shape, _block(config), strict=False))
+    if scales.shape != wanted:
+        raise ModelFileError(
+            "not one scale for each block",
+            where=f"{scales.file}: {scales.name}",
+            wanted=wanted,
+            got=scales.shape,
+        )
+    return scales.rows()
