@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, DraftRun, Plan, Rows
+from mtpcore.backends.base import Backend, DraftRun, Plan
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.graph import GraphType
-from mtpcore.memory import PAGE, Memory, PagedKV
+from mtpcore.memory import GroupedKV, PagedKV, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import admit, reserved
+from mtpcore.rows import admit, split
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -128,19 +129,22 @@ class Context:
 
     def _build(self) -> None:
         self.program = self.model.program(self.graph_type, taps=self.taps, drafter=self.drafter)
-        self.memory: Memory | None = None
-        store = None
+        self.memory: PagedKV | GroupedKV | None = None
         if self.program.memory:
-            n_pages = self.n_seq_max * -(-self.n_ctx // PAGE)
-            store = self.backend.store(self.program.memory, n_pages, self.kv_dtype)
-            self.memory = PagedKV(store, self.n_seq_max, self.n_ctx, n_pages)
+            self.memory = make_memory(
+                self.program.memory,
+                lambda layers, n_pages: self.backend.store(layers, n_pages, self.kv_dtype),
+                n_seq=self.n_seq_max,
+                n_ctx=self.n_ctx,
+                n_batch=self.n_batch,
+            )
         self.plan: Plan = self.backend.plan(
             self.program,
             self.model,
             n_batch=self.n_batch,
             n_ctx=self.n_ctx,
             threads=self.threads,
-            store=store,
+            stores=[group.store for group in self.memory.groups] if self.memory else (),
         )
         self.lengths = np.zeros(self.n_seq_max, np.int64)
         self.undecided: dict[int, tuple[int, int]] = {}
@@ -183,6 +187,11 @@ class Context:
         """``exact``, ``exact-backend``, ``tie-exact`` or ``fast``; see the guarantees page."""
         return self.backend.guarantee
 
+    @property
+    def longest_draft(self) -> int:
+        """How many drafts the memory can take back."""
+        return self.memory.longest_rewind if self.memory else self.n_ctx
+
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         self.check_seq(seq)
@@ -208,8 +217,12 @@ class Context:
             is missing. The state is what it was.
         """
         rows, ranges, groups = admit(self, batch)
-        with reserved(self, ranges):
-            parts = [self.plan.run(part, self.memory) for part in self._split(rows)]
+        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
+            parts = []
+            for part, places in split(rows, ranges, self.n_batch):
+                if self.memory:
+                    self.memory.reserve(places)
+                parts.append(self.plan.run(part, self.memory))
             arrays = {
                 name: parts[0][name]
                 if len(parts) == 1
@@ -223,11 +236,24 @@ class Context:
                 watcher(batch, output)
             if self.deliver is not None:
                 self.deliver(batch, output)
-        for seq, (begin, end) in ranges.items():
-            self.lengths[seq] = end
-            if rows.parent is not None:
-                self.undecided[seq] = (begin, end)
+            for seq, (begin, end) in ranges.items():
+                self.lengths[seq] = end
+                if rows.parent is not None:
+                    self.undecided[seq] = (begin, end)
         return output
+
+    @contextmanager
+    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
+        """Take back what the body processes where it raises; ``rows`` counts it by sequence."""
+        lengths = {seq: self.lengths[seq] for seq in rows}
+        try:
+            with self.memory.undoable(rows) if self.memory else nullcontext():
+                yield
+        except BaseException:
+            for seq, length in lengths.items():
+                self.lengths[seq] = length
+                self.undecided.pop(seq, None)
+            raise
 
     def draft(self, batch: Batch, k: Sequence[int], **choices: Any) -> list[list[int]]:
         """Run rows and go on with what is chosen from them; only the rows themselves are kept.
@@ -246,41 +272,15 @@ class Context:
         seqs = rows.seq[rows.outputs].tolist()
         ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
         room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
-        with reserved(self, room):
-            found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
-        for seq, (_, end) in ranges.items():
+        with self.undoable({seq: end - begin for seq, (begin, end) in room.items()}):
             if self.memory:
-                self.memory.rewind(seq, end)
-            self.lengths[seq] = end
+                self.memory.reserve(room)
+            found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
+            for seq, (_, end) in ranges.items():
+                if self.memory:
+                    self.memory.rewind(seq, end)
+                self.lengths[seq] = end
         return found
-
-    def _split(self, rows: Rows) -> Sequence[Rows]:
-        n = len(rows.tokens)
-        if n <= self.n_batch:
-            return [rows]
-        if rows.parent is not None:
-            raise BatchError(
-                "a draft tree runs in one piece",
-                wanted=f"at most {self.n_batch}",
-                got=n,
-                fix="make n_batch larger",
-            )
-        parts = []
-        for begin in range(0, n, self.n_batch):
-            end = min(begin + self.n_batch, n)
-            chosen = (rows.outputs >= begin) & (rows.outputs < end)
-            parts.append(
-                Rows(
-                    tokens=rows.tokens[begin:end],
-                    positions=rows.positions[begin:end],
-                    seq=rows.seq[begin:end],
-                    place=rows.place[begin:end],
-                    outputs=(rows.outputs[chosen] - begin).astype(np.int32),
-                    embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
-                    slots={name: slot[begin:end] for name, slot in rows.slots.items()},
-                )
-            )
-        return parts
 
     def keep(self, seq: int, path: Sequence[int]) -> None:
         """After a draft tree: keep of its rows only this path, as a chain.
@@ -337,6 +337,14 @@ class Context:
 
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
+        self.check_forget(seq, length)
+        if self.memory:
+            self.memory.rewind(seq, length)
+        self.lengths[seq] = length
+        self.undecided.pop(seq, None)
+
+    def check_forget(self, seq: int, length: int) -> None:
+        """Raise BatchError or CapacityError where ``forget`` would."""
         now = self.length(seq)
         whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if not whole or not 0 <= length <= now:
@@ -347,9 +355,7 @@ class Context:
                 got=length,
             )
         if self.memory:
-            self.memory.rewind(seq, length)
-        self.lengths[seq] = length
-        self.undecided.pop(seq, None)
+            self.memory.check_rewind(seq, length)
 
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +15,7 @@ from mtpcore.errors import BatchError, LinkError
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["admit", "reserved"]
+__all__ = ["admit", "split"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
@@ -83,20 +81,43 @@ def _look_closer(context: Context, batch: Batch) -> Placed:
     return place, ranges, groups, np.flatnonzero(batch.outputs).astype(np.int32)
 
 
-@contextmanager
-def reserved(context: Context, ranges: Ranges) -> Iterator[None]:
-    """Reserve memory for the rows; give it back where the body fails."""
-    if context.memory is None:
-        yield
-        return
-    before = {seq: context.memory.length(seq) for seq in ranges}
-    context.memory.reserve(ranges)
-    try:
-        yield
-    except BaseException:
-        for seq, length in before.items():
-            context.memory.rewind(seq, length)
-        raise
+def split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
+    """Return parts of at most ``n_batch`` rows, each with the places that it takes.
+
+    Raises
+    ------
+    BatchError
+        A draft tree is longer.
+    """
+    n = len(rows.tokens)
+    if n <= n_batch:
+        return [(rows, ranges)]
+    if rows.parent is not None:
+        raise BatchError(
+            "a draft tree runs in one piece",
+            wanted=f"at most {n_batch}",
+            got=n,
+            fix="make n_batch larger",
+        )
+    parts = []
+    for begin in range(0, n, n_batch):
+        end = min(begin + n_batch, n)
+        chosen = (rows.outputs >= begin) & (rows.outputs < end)
+        part = Rows(
+            tokens=rows.tokens[begin:end],
+            positions=rows.positions[begin:end],
+            seq=rows.seq[begin:end],
+            place=rows.place[begin:end],
+            outputs=(rows.outputs[chosen] - begin).astype(np.int32),
+            embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
+            slots={name: slot[begin:end] for name, slot in rows.slots.items()},
+        )
+        taken = {}
+        for seq in dict.fromkeys(part.seq.tolist()):
+            places = part.place[part.seq == seq]
+            taken[seq] = (int(places[0]), int(places[-1]) + 1)
+        parts.append((part, taken))
+    return parts
 
 
 def _check_seqs(context: Context, batch: Batch) -> None:

@@ -41,7 +41,11 @@ N_EXPERTS, N_USED = 5, 2
 def trunk(
     *, kind=Type.F32, layers=2, window=0, mask="causal", experts=True, seed=0, styles="halves"
 ):
-    """Return a program and its weights: embedding, layers with attention and experts, logits."""
+    """Return a program and its weights: embedding, layers with attention and experts, logits.
+
+    ``window`` is every layer's, or one for each.
+    """
+    windows = window if isinstance(window, tuple) else (window,) * layers
     shapes = {"embd": (N_VOCAB, WIDTH), "norm": (WIDTH,), "head": (N_VOCAB, WIDTH)}
     for i in range(layers):
         shapes |= {
@@ -69,7 +73,7 @@ def trunk(
         v = g.heads(g.matmul(a, f"{i}.v.weight"), N_KEY_HEADS)
         q, k = (g.rope(y, g.inputs.positions, frequencies, style=styles) for y in (q, k))
         y = g.attention(
-            q, k, v, layer=i, scale=HEAD**-0.5, mask=mask, window=window,
+            q, k, v, layer=i, scale=HEAD**-0.5, mask=mask, window=windows[i],
             sinks=f"{i}.sinks.weight",
         )  # fmt: skip
         x = g.plus(x, g.matmul(g.rows(y), f"{i}.o.weight"))

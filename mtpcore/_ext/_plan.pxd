@@ -36,11 +36,19 @@ cdef extern from "plan.h" nogil:
         const int32_t *axes
         int64_t[6] n
         float f
+        int32_t memory
 
     ctypedef struct mtp_store:
         char *data
         int64_t page_bytes
         int32_t is_half
+
+    ctypedef struct mtp_memory:
+        mtp_store store
+        const int32_t *tables
+        const int32_t *first
+        const int32_t *length
+        int64_t pages_of_seq
 
     ctypedef struct mtp_run:
         int64_t[2] n_rows
@@ -52,11 +60,7 @@ cdef extern from "plan.h" nogil:
         const int32_t *parent
         int64_t n_axes
         void **buffers
-        const int32_t *tables
-        const int32_t *first
-        const int32_t *length
-        int64_t pages_of_seq
-        mtp_store store
+        mtp_memory *memory
         int32_t *base
         int32_t *depth
         int32_t *is_tree
@@ -127,10 +131,10 @@ cdef class Executor:
     cdef list capacities    # bytes of each buffer
     cdef int64_t n_batch
     cdef int64_t n_vocab
-    cdef int64_t n_pages
+    cdef list n_pages       # of each group of memory
     cdef bint is_running
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
-                         int64_t seq, int64_t place, row) except -1
+                         int64_t n_pages, int64_t seq, int64_t place, row) except -1
     cdef list take_sequences(self, object wanted, object pages, mtp_draft *draft)
     cdef int take_rows(self, object rows, object pages) except -1

@@ -57,7 +57,8 @@ class Executor:
     arena_bytes, n_ops : int
     n_vocab : int
         Token ids are below it; 0 where no operation reads them.
-    store : CpuStore, optional
+    stores : sequence of CpuStore
+        Of each group of memory layers.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Executor:
         arena_bytes: int,
         n_ops: int,
         n_vocab: int,
-        store: Any = None,
+        stores: Sequence[Any] = (),
     ) -> None: ...
     def add(
         self,
@@ -86,6 +87,7 @@ class Executor:
         axes: NDArray[np.int32] | None = None,
         ints: Iterable[int] = (),
         f: float = 0.0,
+        memory: int = 0,
     ) -> None:
         """Append an operation; what its fields mean stands with each function in C."""
 
@@ -96,13 +98,15 @@ class Executor:
         ``worth_sharing`` is left to the caller alone.
         """
 
-    def run(self, rows: Any, pages: Any, external: Iterable[tuple[int, NDArray[Any]]]) -> None:
+    def run(
+        self, rows: Any, pages: Sequence[Any], external: Iterable[tuple[int, NDArray[Any]]]
+    ) -> None:
         """Run a batch.
 
         Parameters
         ----------
         rows : Rows
-        pages : PageTables or None
+        pages : sequence of PageTables, of each group of memory
         external : iterable of (buffer, array)
             The arrays of the buffers outside the arena.
 
@@ -117,7 +121,7 @@ class Executor:
     def draft(
         self,
         wanted: Any,
-        pages: Any,
+        pages: Sequence[Any],
         external: Iterable[tuple[int, NDArray[Any]]],
         logits: int,
         n_logits: int,

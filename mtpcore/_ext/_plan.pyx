@@ -74,7 +74,7 @@ cdef class Executor:
         memset(&self.run_state, 0, sizeof(mtp_run))
 
     def __init__(self, *, int n_threads, int64_t n_batch, capacities, offsets,
-                 size_t arena_bytes, int64_t n_ops, int64_t n_vocab, store=None):
+                 size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
         cdef int64_t i
         if not 1 <= n_threads <= MTP_MAX_THREADS:
             raise BackendError("impossible number of threads", wanted=f"1 to {MTP_MAX_THREADS}",
@@ -86,10 +86,11 @@ cdef class Executor:
         self.run_state.buffers = <void **> calloc(max(len(offsets), 1), sizeof(void *))
         self.run_state.scratch = <char **> calloc(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> calloc(4 * n_batch + 1, sizeof(int32_t))
+        self.run_state.memory = <mtp_memory *> calloc(len(stores) + 1, sizeof(mtp_memory))
         self.plan.pool = mtp_pool_of(n_threads)
         if (self.ops == NULL or self.arena == NULL or self.run_state.buffers == NULL
                 or self.run_state.scratch == NULL or self.run_state.base == NULL
-                or self.plan.pool == NULL):
+                or self.run_state.memory == NULL or self.plan.pool == NULL):
             raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
         self.run_state.depth = self.run_state.base + n_batch
         self.run_state.is_tree = self.run_state.depth + n_batch
@@ -100,12 +101,11 @@ cdef class Executor:
                 if offset + self.capacities[i] > arena_bytes:
                     raise BackendError("buffer outside the arena", got=offset)
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
-        if store is not None:
+        self.n_pages = [store.n_pages for store in stores]
+        for i, store in enumerate(stores):
             self.kept.append(store.data)
-            self.n_pages = store.n_pages
-            self.run_state.store.data = <char *> data_of(store.data, True)
-            self.run_state.store.page_bytes = store.page_bytes
-            self.run_state.store.is_half = store.is_half
+            self.run_state.memory[i].store = mtp_store(
+                <char *> data_of(store.data, True), store.page_bytes, store.is_half)
 
     def __dealloc__(self):
         for i in range(self.plan.n_ops):
@@ -114,6 +114,7 @@ cdef class Executor:
         free(self.run_state.buffers)
         free(self.run_state.scratch)
         free(self.run_state.base)
+        free(self.run_state.memory)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
 
@@ -128,10 +129,11 @@ cdef class Executor:
         return view
 
     def add(self, str kind not None, int barrier, int axis, inputs, outputs, *, matrices=(),
-            weights=(), numbers=None, axes=None, ints=(), float f=0):
+            weights=(), numbers=None, axes=None, ints=(), float f=0, int memory=0):
         cdef mtp_op *op = &self.ops[self.plan.n_ops]
         cdef mtp_matrix *found
         op.kind, op.barrier, op.axis, op.f = KINDS[kind], barrier, axis, f
+        op.memory = memory
         for i, view in enumerate(inputs):
             op.inputs[i] = self.view(view)
         for i, view in enumerate(outputs):
@@ -171,11 +173,11 @@ cdef class Executor:
         self.plan.worth_sharing = worth_sharing
 
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
-                         int64_t seq, int64_t place, row) except -1:
+                         int64_t n_pages, int64_t seq, int64_t place, row) except -1:
         if seq >= tables.shape[0] or not place < length[seq]:
             raise BatchError("place is not reserved", where=f"row {row}",
                              got=f"sequence {seq}, place {place}")
-        if not 0 <= tables[seq, place // MTP_PAGE] < self.n_pages:
+        if not 0 <= tables[seq, place // MTP_PAGE] < n_pages:
             raise BatchError("place has no page", where=f"row {row}", got=place)
         return 0
 
@@ -186,6 +188,11 @@ cdef class Executor:
         cdef const int32_t[:, ::1] positions = rows.positions, tables
         cdef int64_t n = tokens.shape[0], m = outputs.shape[0], t
         cdef int32_t least = 0 if rows.embeddings is None else -1
+        cdef mtp_memory *memory
+        cdef int64_t n_pages
+        if len(pages) != len(self.n_pages):
+            raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
+                               got=len(pages))
         if not (n <= self.n_batch and seq.shape[0] == n and place.shape[0] == n
                 and positions.shape[0] == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
@@ -217,21 +224,20 @@ cdef class Executor:
                     raise BatchError("a parent is an earlier row of the sequence",
                                      where=f"row {t}", got=parent[t])
             self.run_state.parent = &parent[0]
-        if pages is None:
-            return 0
-        tables, first, length = pages.tables, pages.first, pages.length
-        for t in range(n):
-            self.check_place(tables, length, seq[t], place[t], t)
-        self.run_state.tables, self.run_state.first = &tables[0, 0], &first[0]
-        self.run_state.length, self.run_state.pages_of_seq = &length[0], tables.shape[1]
+        for i, group in enumerate(pages):
+            tables, first, length = group.tables, group.first, group.length
+            n_pages = self.n_pages[i]
+            for t in range(n):
+                self.check_place(tables, length, n_pages, seq[t], place[t], t)
+            memory = &self.run_state.memory[i]
+            memory.tables, memory.first, memory.length = &tables[0, 0], &first[0], &length[0]
+            memory.pages_of_seq = tables.shape[1]
         return 0
 
     def run(self, rows, pages, external):
         """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
-        if pages is None and self.n_pages > 0:
-            raise BackendError("the plan was made with a store, but there is no memory")
         self.is_running = True
         try:
             self.take_rows(rows, pages)
@@ -307,9 +313,9 @@ cdef class Executor:
             own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
             sampler._check(draft.n_logits, own.n_history, own.n_prompt,
                            own.n_history + max(own.k, 0), ids, None)
-            if pages is not None:
-                tables, length = pages.tables, pages.length
+            for group, n_pages in zip(pages, self.n_pages):
+                tables, length = group.tables, group.length
                 for step in range(1, own.k):
-                    self.check_place(tables, length, seq[outputs[i]], place[outputs[i]] + step,
-                                     outputs[i])
+                    self.check_place(tables, length, n_pages, seq[outputs[i]],
+                                     place[outputs[i]] + step, outputs[i])
         return [history, later, wanted.samplers]

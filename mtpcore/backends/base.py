@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.graph.program import MemoryLayer, Program
-from mtpcore.memory.base import PAGE, Memory
+from mtpcore.memory.base import PAGE, Memory, Store
 
 __all__ = ["PAGE", "Backend", "DraftRun", "Plan", "Rows", "Store", "WeightSource", "WeightTensor"]
 
@@ -108,23 +108,6 @@ class WeightSource(Protocol):
         """Packed weights, owned by the model."""
 
 
-class Store(Protocol):
-    """The rows behind paged memory: pages of ``PAGE`` places for every memory layer."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Size of the store, in bytes."""
-
-    def copy(self, src: int, dst: int) -> None:
-        """Copy a whole page."""
-
-    def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
-        """Copy one place's rows of every layer."""
-
-    def read(self, page: int, row: int, n: int) -> bytes:
-        """Return the stored bytes of n places, in the order place, layer, K then V, head."""
-
-
 class Plan(Protocol):
     """A program ready to run on a backend."""
 
@@ -158,6 +141,10 @@ class Backend(Protocol):
         n_batch: int,
         n_ctx: int,
         threads: int,
-        store: Store | None,
+        stores: Sequence[Store],
     ) -> Plan:
-        """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``."""
+        """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
+
+        ``stores`` hold the pages of the program's memory layers, one for each of the ``groups`` of
+        the memory that the plan will run with.
+        """

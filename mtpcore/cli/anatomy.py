@@ -13,7 +13,7 @@ from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.errors import MtpcoreError
 from mtpcore.fit import block_of
 from mtpcore.graph import GraphType, Program
-from mtpcore.memory import PAGE
+from mtpcore.memory import PAGE, pages_for
 from mtpcore.model import Model
 from mtpcore.spec import DrafterSpec
 
@@ -21,6 +21,7 @@ __all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of"]
 
 ROLES = ("embedding", "trunk", "norms", "output", "head")
 _VALUE_BYTES = {"f16": 2, "f32": 4}
+_N_BATCH = 512  # rows at once, as contexts have it by default
 _ONE_ARRAY = 4  # values of a metadata array that are shown
 
 
@@ -147,15 +148,20 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        token = sum(layer.n_heads * (layer.k_width + layer.v_width) for layer in program.memory)
-        token *= _VALUE_BYTES[kv_dtype]
+        values = {
+            layer: layer.n_heads * (layer.k_width + layer.v_width) * _VALUE_BYTES[kv_dtype]
+            for layer in program.memory
+        }
         parts.append(
             {
                 "role": name,
                 "weights": sum(n for t, n in weights.items() if t not in counted),
                 "shared": sum(n for t, n in weights.items() if t in counted),
-                "kv_per_token": token,
-                "kv_per_sequence": -(-n_ctx // PAGE) * PAGE * token,
+                "kv_per_token": sum(n for layer, n in values.items() if not layer.window),
+                "kv_per_sequence": sum(
+                    pages_for(layer.window, 1, n_ctx, min(n_ctx, _N_BATCH)) * PAGE * n
+                    for layer, n in values.items()
+                ),
             }
         )
         counted |= weights

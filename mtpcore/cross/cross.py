@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
 from mtpcore.errors import BatchError, LinkError
+from mtpcore.output import Output
 from mtpcore.sampling import Sampling
 
 __all__ = ["Acceptance", "Cross", "DraftSampler"]
@@ -82,7 +84,7 @@ class Cross(Roles):
                     got=repr(n),
                 )
             self._need_pending(one, settings)
-            n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0))
+            n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
             elif n:
@@ -188,6 +190,8 @@ class Cross(Roles):
             state = self._decided(seq)
             if seq in prefill:
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
+            if self.llm.memory:
+                self.llm.memory.allow_rewind(len(ids))
             pending = self._need_pending(seq, _of(sampling, seq))
             spans[seq] = (len(tokens), len(tokens) + 1 + len(ids))
             tokens += [pending, *ids]
@@ -203,22 +207,26 @@ class Cross(Roles):
         if not tokens:
             return {}
         batch = Batch(tokens, seq=seqs, pos=pos, outputs=wanted)
-        before = {seq: self._states[seq].n for seq in (*drafts, *prefill)}
+        output: Output | None = None
         self._verifying = True
         try:
-            output = self.llm.process(batch)
-            begin = perf_counter()
-            verdicts = {
-                seq: self._judge(
-                    seq, batch.tokens[at:end], output.logits[at:end], _of(sampling, seq), acceptance
-                )
-                for seq, (at, end) in spans.items()
-            }
-            self.choose_seconds += perf_counter() - begin
+            with self.llm.undoable(Counter(seqs)):
+                output = self.llm.process(batch)
+                begin = perf_counter()
+                verdicts = {
+                    seq: self._judge(
+                        seq,
+                        batch.tokens[at:end],
+                        output.logits[at:end],
+                        _of(sampling, seq),
+                        acceptance,
+                    )
+                    for seq, (at, end) in spans.items()
+                }
+                self.choose_seconds += perf_counter() - begin
         except BaseException:
-            for seq, n in before.items():
-                if self.llm.length(seq) > n:
-                    self._rewind(seq, n)
+            for seq in dict.fromkeys(seqs) if output else ():
+                self._rewind(seq, self._states[seq].n)
             raise
         finally:
             self._verifying = False

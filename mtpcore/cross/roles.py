@@ -17,7 +17,7 @@ from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
@@ -205,6 +205,11 @@ class Roles:
 
         Roles that the target reads (an encoder) keep their rows: they are no consequence of what
         is taken back, and the target needs them again.
+
+        Raises
+        ------
+        BatchError, CapacityError
+            No such place, or a role with a sliding window keeps too little; nothing changed.
         """
         state = self._state(seq)
         if (
@@ -223,14 +228,30 @@ class Roles:
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
+        readers = self.links.readers("llm")
+        for name in dict.fromkeys(["llm", *self.drafters, *readers]):
+            if name in self.contexts:
+                self._check_rewind(name, seq, n)
         self.llm.forget(seq, min(n, self.llm.length(seq)))
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
-        readers = self.links.readers("llm")
         for name, context in self._others():
             if name in readers:
                 context.forget(seq, min(n, context.length(seq)))
         self.links.rewind(seq, n)
+
+    def _check_rewind(self, name: str, seq: int, n: int) -> None:
+        context = self.contexts[name]
+        try:
+            context.check_forget(seq, min(n, context.length(seq)))
+        except CapacityError as error:
+            raise CapacityError(
+                error.what,
+                where=f"role {name}, {error.where}",
+                wanted=error.wanted,
+                got=error.got,
+                fix=error.fix,
+            ) from None
 
     def _others(self) -> list[tuple[str, Context]]:
         """Return the roles that are neither the target nor drafters, by name."""

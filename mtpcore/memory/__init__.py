@@ -1,7 +1,19 @@
 """Memory kinds: what a context keeps of each sequence."""
 
 from mtpcore.memory.base import PAGE, Memory
+from mtpcore.memory.grouped import GroupedKV, make_memory
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
+from mtpcore.memory.windowed import SPARE, WindowedKV, pages_for
 
-__all__ = ["PAGE", "Memory", "PageTables", "PagedKV"]
+__all__ = [
+    "PAGE",
+    "SPARE",
+    "GroupedKV",
+    "Memory",
+    "PageTables",
+    "PagedKV",
+    "WindowedKV",
+    "make_memory",
+    "pages_for",
+]

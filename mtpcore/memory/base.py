@@ -7,9 +7,11 @@ draft when contexts are linked, so that it can refuse then and not at the first 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-__all__ = ["PAGE", "Memory"]
+__all__ = ["PAGE", "Memory", "Store"]
 
 PAGE = 64
 """Places in one page of paged memory."""
@@ -17,6 +19,10 @@ PAGE = 64
 
 class Memory(Protocol):
     """State kept for sequences 0..n_seq_max-1; places of a sequence count from ``first(seq)``."""
+
+    @property
+    def longest_rewind(self) -> int:
+        """How many newest rows can be taken back whatever happened before."""
 
     def allow_rewind(self, n: int) -> None:
         """Promise that up to ``n`` newest rows can be taken back.
@@ -47,6 +53,9 @@ class Memory(Protocol):
     def commit(self, seq: int, length: int) -> None:
         """Say that rows before ``length`` will not be taken back by a rejection."""
 
+    def check_rewind(self, seq: int, length: int) -> None:
+        """Raise CapacityError where ``rewind`` would."""
+
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from place ``length`` on.
 
@@ -55,6 +64,9 @@ class Memory(Protocol):
         CapacityError
             The rows are older than this kind can take back; nothing changed.
         """
+
+    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
+        """Undo what the body appends where it raises; ``rows`` is how many rows by sequence."""
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Keep of the rows stored from ``begin`` on only ``begin + path[i]``, as ``begin + i``."""
@@ -67,3 +79,24 @@ class Memory(Protocol):
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of the stored rows in the order of their places."""
+
+
+class Store(Protocol):
+    """The rows behind paged memory: pages of ``PAGE`` places for every memory layer."""
+
+    @property
+    def layers(self) -> Collection[int]:
+        """Which memory layers have their rows here."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the store, in bytes."""
+
+    def copy(self, src: int, dst: int) -> None:
+        """Copy a whole page."""
+
+    def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
+        """Copy one place's rows of every layer."""
+
+    def read(self, page: int, row: int, n: int) -> bytes:
+        """Return the stored bytes of n places, in the order place, layer, K then V, head."""

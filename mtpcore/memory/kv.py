@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from mtpcore.errors import CapacityError
-from mtpcore.memory.base import PAGE
+from mtpcore.memory.base import PAGE, Store
 from mtpcore.memory.pages import PageTables
 
 __all__ = ["PagedKV"]
-
-
-class _Store(Protocol):
-    @property
-    def n_bytes(self) -> int: ...
-    def copy(self, src: int, dst: int) -> None: ...
-    def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None: ...
-    def read(self, page: int, row: int, n: int) -> bytes: ...
 
 
 class PagedKV:
@@ -31,9 +25,19 @@ class PagedKV:
         Sequences, places of each, and pages of all together.
     """
 
-    def __init__(self, store: _Store, n_seq: int, n_ctx: int, n_pages: int) -> None:
+    def __init__(self, store: Store, n_seq: int, n_ctx: int, n_pages: int) -> None:
         self.store = store
         self.pages = PageTables(n_seq, n_ctx, n_pages, store.copy)
+
+    @property
+    def groups(self) -> tuple[PagedKV, ...]:
+        """The memories with tables of their own that this one is made of."""
+        return (self,)
+
+    @property
+    def longest_rewind(self) -> int:
+        """As many rows as there can be."""
+        return self.pages.n_ctx
 
     def allow_rewind(self, n: int) -> None:
         """Accept any length: nothing is overwritten before it is rewound."""
@@ -53,9 +57,23 @@ class PagedKV:
     def commit(self, seq: int, length: int) -> None:
         """Do nothing: older rows cost nothing to keep."""
 
+    def check_rewind(self, seq: int, length: int) -> None:
+        """Accept any length."""
+
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from place ``length`` on."""
         self.pages.rewind(seq, length)
+
+    @contextmanager
+    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
+        """Take back what the body appends to these sequences where it raises."""
+        before = {seq: self.length(seq) for seq in rows}
+        try:
+            yield
+        except BaseException:
+            for seq, length in before.items():
+                self.rewind(seq, length)
+            raise
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""
@@ -74,16 +92,20 @@ class PagedKV:
 
     def remove(self, seq: int) -> None:
         """Forget a whole sequence."""
-        self.pages.rewind(seq, 0)
+        self.rewind(seq, 0)
 
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the stored values in the order of their places."""
         first, length = self.first(seq), self.length(seq)
         found = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
-        place = first
-        while place < length:
+        self.hash_rows(found, seq, first, length)
+        return found.digest()
+
+    def hash_rows(self, found: Any, seq: int, begin: int, end: int) -> None:
+        """Add the stored values of places [begin, end) to a hash."""
+        place = begin
+        while place < end:
             page, row = self.pages.where(seq, place)
-            n = min(PAGE - row, length - place)
+            n = min(PAGE - row, end - place)
             found.update(self.store.read(page, row, n))
             place += n
-        return found.digest()

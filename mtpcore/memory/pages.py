@@ -7,6 +7,7 @@ of places, whatever their numbers. The rows themselves belong to a backend's sto
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,15 @@ from numpy.typing import NDArray
 from mtpcore.errors import CapacityError
 from mtpcore.memory.base import PAGE
 
-__all__ = ["PageTables"]
+__all__ = ["Held", "PageTables"]
+
+
+class Held(NamedTuple):
+    """Pages int32[pages of n_ctx], first place and length of a sequence, as they were."""
+
+    pages: NDArray[np.int32]
+    first: int
+    length: int
 
 
 class PageTables:
@@ -32,6 +41,7 @@ class PageTables:
         self.first: NDArray[np.int32] = np.zeros(n_seq, np.int32)
         self.length: NDArray[np.int32] = np.zeros(n_seq, np.int32)
         self.uses: NDArray[np.int32] = np.zeros(n_pages, np.int32)
+        self._holds: NDArray[np.int32] = np.zeros(n_pages, np.int32)
         self._free = list(range(n_pages - 1, -1, -1))
         self._copy = copy
 
@@ -55,10 +65,9 @@ class PageTables:
         shared = first if row[first] >= 0 and self.uses[row[first]] > 1 else None
         return fresh, shared
 
-    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
-        """Give every place in ``[begin, end)`` a page of its own sequence, all or none."""
-        plans = []
-        for seq, (begin, end) in rows.items():
+    def check_lengths(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Raise CapacityError where rows ``[begin, end)`` of a sequence leave the context."""
+        for seq, (_, end) in rows.items():
             if end > self.n_ctx:
                 raise CapacityError(
                     "sequence is longer than the context",
@@ -67,7 +76,13 @@ class PageTables:
                     got=end,
                     fix="make n_ctx larger",
                 )
-            plans.append((seq, begin, end, *self._plan(seq, begin, end)))
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Give every place in ``[begin, end)`` a page of its own sequence, all or none."""
+        self.check_lengths(rows)
+        plans = [
+            (seq, begin, end, *self._plan(seq, begin, end)) for seq, (begin, end) in rows.items()
+        ]
         wanted = sum(len(fresh) + (shared is not None) for _, _, _, fresh, shared in plans)
         if wanted > len(self._free):
             raise CapacityError(
@@ -100,7 +115,10 @@ class PageTables:
             return
         self.tables[seq, entry] = -1
         self.uses[page] -= 1
-        if self.uses[page] == 0:
+        self._free_if_unused(page)
+
+    def _free_if_unused(self, page: int) -> None:
+        if self.uses[page] == 0 and self._holds[page] == 0:
             self._free.append(page)
 
     def rewind(self, seq: int, length: int) -> None:
@@ -116,6 +134,35 @@ class PageTables:
         self.length[seq] = length
         if length == first:
             self.first[seq] = self.length[seq] = 0
+
+    def drop_before(self, seq: int, place: int) -> None:
+        """Give up the pages that lie wholly before ``place``; ``first`` moves up."""
+        first = int(self.first[seq])
+        begin, end = first // PAGE, min(place, int(self.length[seq])) // PAGE
+        for entry in range(begin, end):
+            self._drop(seq, entry)
+        self.first[seq] = max(first, end * PAGE)
+
+    def hold(self, seq: int) -> Held:
+        """Keep what a sequence holds from being given to others until it is released."""
+        row = self.tables[seq].copy()
+        self._holds[row[row >= 0]] += 1
+        return Held(row, int(self.first[seq]), int(self.length[seq]))
+
+    def restore(self, seq: int, held: Held) -> None:
+        """Let a sequence be what it was when it was held; rows were only appended since."""
+        kept = held.pages[held.pages >= 0]
+        self.uses[kept] += 1
+        for entry in np.flatnonzero(self.tables[seq] >= 0).tolist():
+            self._drop(seq, entry)
+        self.tables[seq] = held.pages
+        self.first[seq], self.length[seq] = held.first, held.length
+
+    def release(self, held: Held) -> None:
+        """Undo ``hold``."""
+        for page in held.pages[held.pages >= 0].tolist():
+            self._holds[page] -= 1
+            self._free_if_unused(page)
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` share all pages of ``seq``; its old places are forgotten."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mtpcore.backends.base import F32, Backend, Rows, WeightSource, WeightTensor
 from mtpcore.graph.program import Program
-from mtpcore.memory import PAGE, PagedKV
+from mtpcore.memory import make_memory
 
 __all__ = ["Runner", "Weights"]
 
@@ -47,11 +47,20 @@ class Runner:
         threads: int = 1,
         kv_dtype: str = "f32",
     ) -> None:
-        n_pages = n_seq * -(-n_ctx // PAGE)
-        store = backend.store(program.memory, n_pages, kv_dtype)
-        self.memory = PagedKV(store, n_seq, n_ctx, n_pages)
+        self.memory = make_memory(
+            program.memory,
+            lambda layers, n_pages: backend.store(layers, n_pages, kv_dtype),
+            n_seq=n_seq,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+        )
         self.plan = backend.plan(
-            program, source, n_batch=n_batch, n_ctx=n_ctx, threads=threads, store=store
+            program,
+            source,
+            n_batch=n_batch,
+            n_ctx=n_ctx,
+            threads=threads,
+            stores=[group.store for group in self.memory.groups],
         )
 
     def feed(

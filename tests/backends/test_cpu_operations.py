@@ -325,7 +325,7 @@ def test_wrong_rows_are_errors():
 def test_programs_that_cannot_be_lowered():
     program, weights = trunk(layers=1)
     with pytest.raises(BackendError, match="memory"):
-        CpuBackend().plan(program, weights, n_batch=1, n_ctx=8, threads=1, store=None)
+        CpuBackend().plan(program, weights, n_batch=1, n_ctx=8, threads=1, stores=())
     with pytest.raises(BackendError, match="threads"):
         Runner(CpuBackend(), program, weights, threads=0)
     with pytest.raises(BackendError, match="type of memory"):

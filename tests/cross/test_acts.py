@@ -179,8 +179,8 @@ def test_T19_ties_go_to_the_lowest_id_in_verify_and_decode():
     texts = []
     for draft, n_batch in ((0, 16), (3, 16), (5, 2)):
         cross, backend = cross_of(n_batch=n_batch)
-        backend.plan = lambda program, source, *, store, backend=backend, **sizes: TiedPlan(
-            program, store, backend
+        backend.plan = lambda program, source, *, stores, backend=backend, **sizes: TiedPlan(
+            program, stores[0], backend
         )
         llm = Context(HashModel(), 90, n_batch=n_batch, backend=backend, taps=["hidden"])
         cross = link(llm)

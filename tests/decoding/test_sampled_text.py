@@ -32,8 +32,8 @@ class FlatPlan(HashPlan):
 class FlatBackend(HashBackend):
     """The drafter has another distribution than the target: some drafts are accepted."""
 
-    def plan(self, program, source, *, n_batch, n_ctx, threads, store):
-        return FlatPlan(program, store, self)
+    def plan(self, program, source, *, n_batch, n_ctx, threads, stores):
+        return FlatPlan(program, stores[0], self)
 
 
 def expected(sampling):

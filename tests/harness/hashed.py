@@ -144,8 +144,8 @@ class HashBackend:
     def store(self, layers, n_pages, dtype):
         return ListStore(n_pages)
 
-    def plan(self, program, source, *, n_batch, n_ctx, threads, store):
-        return HashPlan(program, store, self)
+    def plan(self, program, source, *, n_batch, n_ctx, threads, stores):
+        return HashPlan(program, stores[0] if stores else None, self)
 
 
 class HashModel:

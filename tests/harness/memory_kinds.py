@@ -1,6 +1,7 @@
 """Memory kinds for tests: a store that remembers plain rows, and a recurrent kind."""
 
 import hashlib
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -66,16 +67,26 @@ class RunningSum:
         kept = [s for s in self.states[seq] if s[0] >= length - self.spare]
         self.states[seq] = kept or self.states[seq][-1:]
 
+    def check_rewind(self, seq, length):
+        if self.starts[seq] < length < self.length(seq) and length not in dict(self.states[seq]):
+            raise CapacityError("snapshot is gone", where=f"sequence {seq}", got=length)
+
     def rewind(self, seq, length):
-        if length >= self.length(seq):
-            return
+        self.check_rewind(seq, length)
         if length <= self.starts[seq]:
             self.remove(seq)
-            return
-        kept = [s for s in self.states[seq] if s[0] <= length]
-        if not kept or kept[-1][0] != length:
-            raise CapacityError("snapshot is gone", where=f"sequence {seq}", got=length)
-        self.states[seq] = kept
+        else:
+            self.states[seq] = [s for s in self.states[seq] if s[0] <= length]
+
+    @contextmanager
+    def undoable(self, rows):
+        before = {seq: (list(self.states[seq]), self.starts[seq]) for seq in rows}
+        try:
+            yield
+        except BaseException:
+            for seq, (states, start) in before.items():
+                self.states[seq], self.starts[seq] = states, start
+            raise
 
     def keep(self, seq, begin, path):
         if path != list(range(len(path))):

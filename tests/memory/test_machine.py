@@ -1,14 +1,19 @@
 """Every memory kind against a plain list of rows, through one rule machine."""
 
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 from harness.memory_kinds import ListStore, RunningSum
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mtpcore.errors import CapacityError
-from mtpcore.memory import PAGE, PagedKV
+from mtpcore.memory import PAGE, SPARE, PagedKV, make_memory
 
 N_SEQ, N_CTX, N_PAGES, DRAFT = 4, 200, 12, 4
+N_LONG, N_BATCH = 700, 90
 seqs = st.integers(0, N_SEQ - 1)
 
 
@@ -31,9 +36,11 @@ class Machine(RuleBasedStateMachine):
         self.stamp = 0
 
     def append(self, memory, seq, begin, values):
-        memory.reserve({seq: (begin, begin + len(values))})
-        for i, value in enumerate(values):
-            self.write(memory, seq, begin + i, value)
+        for at in range(0, len(values), N_BATCH):
+            part = values[at : at + N_BATCH]
+            memory.reserve({seq: (begin + at, begin + at + len(part))})
+            for i, value in enumerate(part):
+                self.write(memory, seq, begin + at + i, value)
 
     def values(self, n):
         self.stamp += n
@@ -70,6 +77,13 @@ class Machine(RuleBasedStateMachine):
         self.memory.commit(seq, begin + 1 + accepted)
         self.rows[seq] += values[: accepted + 1]
 
+    @rule(seq=seqs, n=st.integers(1, 250))
+    def fail(self, seq, n):
+        begin = self.end(seq)
+        with suppress(CapacityError, ZeroDivisionError), self.memory.undoable({seq: n}):
+            self.append(self.memory, seq, begin, self.values(n))
+            raise ZeroDivisionError
+
     @rule(seq=seqs)
     def remove(self, seq):
         self.memory.remove(seq)
@@ -100,18 +114,26 @@ class PagedMachine(Machine):
         return PagedKV(ListStore(N_PAGES), N_SEQ, N_CTX, N_PAGES)
 
     def write(self, memory, seq, place, value):
-        page, row = memory.pages.where(seq, place)
-        memory.store.pages[page][row] = value
+        for group in memory.groups:
+            page, row = group.pages.where(seq, place)
+            group.store.pages[page][row] = value
 
     @precondition(lambda self: any(self.rows))
     @rule(data=st.data())
     def cut_tail(self, data):
         seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.rows[s]]))
         keep = data.draw(st.integers(0, len(self.rows[seq])))
-        self.memory.rewind(seq, self.starts[seq] + keep)
+        try:
+            self.memory.rewind(seq, self.starts[seq] + keep)
+        except CapacityError:
+            self.refused(seq, keep)
+            return
         self.rows[seq] = self.rows[seq][:keep]
         if not keep:
             self.starts[seq] = 0
+
+    def refused(self, seq, keep):
+        raise AssertionError("pages can be rewound anywhere")
 
     @precondition(lambda self: any(self.rows))
     @rule(data=st.data(), k=st.integers(1, 8))
@@ -128,11 +150,43 @@ class PagedMachine(Machine):
 
     @invariant()
     def counts_uses(self):
-        tables = self.memory.pages.tables
-        held = tables[tables >= 0]
-        for page in range(N_PAGES):
-            assert (held == page).sum() == self.memory.pages.uses[page]
-        assert self.memory.pages.n_free == (self.memory.pages.uses == 0).sum()
+        for pages in (group.pages for group in self.memory.groups):
+            held = pages.tables[pages.tables >= 0]
+            for page in range(len(pages.uses)):
+                assert (held == page).sum() == pages.uses[page]
+            assert pages.n_free == (pages.uses == 0).sum()
+
+
+class WindowedMachine(PagedMachine):
+    """Layers without a window beside some of two windows; room runs out with n_ctx alone."""
+
+    windows: ClassVar = (8, 0, 70)
+
+    def make(self):
+        return make_memory(
+            [SimpleNamespace(window=window) for window in self.windows],
+            lambda layers, n_pages: ListStore(n_pages),
+            n_seq=N_SEQ,
+            n_ctx=N_LONG,
+            n_batch=N_BATCH,
+        )
+
+    @rule(seq=seqs, n=st.integers(1, 300))
+    def prefill_long(self, seq, n):
+        values, begin = self.values(n), self.end(seq)
+        if begin + n <= N_LONG:
+            self.append(self.memory, seq, begin, values)
+            self.rows[seq] += values
+
+    def refused(self, seq, keep):
+        """Only what lies further back than every draft."""
+        assert len(self.rows[seq]) - keep > SPARE
+
+
+class NarrowMachine(WindowedMachine):
+    """A row sees itself only."""
+
+    windows: ClassVar = (1,)
 
 
 class RecurrentMachine(Machine):
@@ -146,6 +200,8 @@ class RecurrentMachine(Machine):
 
 
 TestPaged = PagedMachine.TestCase
+TestWindowed = WindowedMachine.TestCase
+TestNarrow = NarrowMachine.TestCase
 TestRecurrent = RecurrentMachine.TestCase
 
 

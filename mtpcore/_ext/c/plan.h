@@ -73,6 +73,7 @@ typedef struct {
     const int32_t *axes;
     int64_t n[6];
     float f;
+    int32_t memory; /* the group of memory layers that it reads or writes */
 } mtp_op;
 
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
@@ -83,6 +84,13 @@ typedef struct {
     int32_t is_half; /* float16, else float32 */
 } mtp_store;
 
+/* A group of memory layers: its pages, and whose they are. */
+typedef struct {
+    mtp_store store;
+    const int32_t *tables, *first, *length;
+    int64_t pages_of_seq;
+} mtp_memory;
+
 /* One batch. Everything in it was checked. */
 typedef struct {
     int64_t n_rows[2]; /* by axis */
@@ -90,9 +98,7 @@ typedef struct {
     const int32_t *parent; /* or NULL */
     int64_t n_axes;        /* of a position */
     void **buffers;
-    const int32_t *tables, *first, *length; /* of the memory */
-    int64_t pages_of_seq;
-    mtp_store store;
+    mtp_memory *memory; /* by group */
     /* Made by mtp_run_begin from the above: */
     int32_t *base;    /* [n] first place of the row's sequence in this batch */
     int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */

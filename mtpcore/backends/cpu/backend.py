@@ -18,6 +18,7 @@ from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
 from mtpcore.memory.base import Memory
+from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
 
@@ -54,7 +55,7 @@ class CpuBackend:
         n_batch: int,
         n_ctx: int,
         threads: int,
-        store: Store | None,
+        stores: Sequence[Store],
     ) -> CpuPlan:
         """Lower a program for batches of at most ``n_batch`` rows.
 
@@ -67,11 +68,12 @@ class CpuBackend:
         """
         if n_batch < 1:
             raise BackendError("a batch has at least one row", where="n_batch", got=n_batch)
-        if not (store is None or isinstance(store, CpuStore)):
-            raise BackendError("memory of another backend", got=type(store).__name__)
+        own = [store for store in stores if isinstance(store, CpuStore)]
+        if len(own) < len(stores):
+            raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         weights = Weights(source)
         weights.pack_ahead(program, threads)
-        return CpuPlan(Lowering(program, weights, store, n_batch), threads)
+        return CpuPlan(Lowering(program, weights, own, n_batch), threads)
 
 
 class CpuPlan:
@@ -92,7 +94,7 @@ class CpuPlan:
             arena_bytes=arena_bytes,
             n_ops=len(self.steps),
             n_vocab=n_embeddings(lowered.program),
-            store=lowered.store,
+            stores=lowered.stores,
         )
         for step in self.steps:
             self._executor.add(
@@ -107,6 +109,7 @@ class CpuPlan:
                 axes=step.axes,
                 ints=step.ints,
                 f=step.f,
+                memory=step.memory,
             )
         self._executor.finish(*_work(self.steps), WORTH_SHARING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
@@ -162,10 +165,10 @@ class CpuPlan:
         recycled = [(slots[slot], *buffers[name]) for slot, name in run.recycle.items()]
         return self._executor.draft(run, self._pages(memory), external, logits, n_logits, recycled)
 
-    def _pages(self, memory: Memory | None) -> PageTables | None:
-        if not (memory is None or isinstance(memory, PagedKV)):
+    def _pages(self, memory: Memory | None) -> list[PageTables]:
+        if not (memory is None or isinstance(memory, (PagedKV, GroupedKV))):
             raise BackendError("attention needs paged memory", got=type(memory).__name__)
-        return None if memory is None else memory.pages
+        return [] if memory is None else [group.pages for group in memory.groups]
 
     def _inputs(self, rows: Rows) -> list[tuple[int, Any]]:
         """Return the arrays of slots and embeddings by buffer."""

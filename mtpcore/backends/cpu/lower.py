@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,9 +36,9 @@ class Lowering:
     """
 
     def __init__(
-        self, program: Program, weights: Weights, store: CpuStore | None, n_batch: int
+        self, program: Program, weights: Weights, stores: Sequence[CpuStore], n_batch: int
     ) -> None:
-        self.program, self.weights, self.store, self.n_batch = program, weights, store, n_batch
+        self.program, self.weights, self.stores, self.n_batch = program, weights, stores, n_batch
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}
@@ -280,11 +280,20 @@ class Lowering:
     def _lower_attention(self, node: Node) -> None:
         q, k, v = self._in(node)
         attrs, layer = node.attrs, _MEMORY + node.attrs["layer"]
-        if self.store is None:
+        held = [i for i, store in enumerate(self.stores) if attrs["layer"] in store.layers]
+        if not held:
             raise BackendError("attention needs memory", where=node.name)
-        k_offset, v_offset = self.store.offsets(attrs["layer"])
+        k_offset, v_offset = self.stores[held[0]].offsets(attrs["layer"])
         self.steps.append(
-            Step("remember", 0, [k, v], [], ints=[k_offset, v_offset], writes={layer})
+            Step(
+                "remember",
+                0,
+                [k, v],
+                [],
+                ints=[k_offset, v_offset],
+                writes={layer},
+                memory=held[0],
+            )
         )
         is_block = int(attrs["mask"] == "block")
         self._add(
@@ -295,6 +304,7 @@ class Lowering:
             ints=[k_offset, v_offset, k.n_heads, attrs["window"], is_block],
             f=attrs["scale"],
             reads={layer},
+            memory=held[0],
         )
 
     def _lower_cross_attention(self, node: Node) -> None:

@@ -70,7 +70,8 @@ def pattern_of(kind: str) -> Pattern:
 class Step:
     """One record of the executor; see ``Executor.add`` and the operation's comment in C.
 
-    ``reads`` and ``writes`` are buffers (views and memory layers).
+    ``reads`` and ``writes`` are buffers (views and memory layers); ``memory`` is the group whose
+    pages it reads or writes.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class Step:
     reads: set[int] = field(default_factory=set)
     writes: set[int] = field(default_factory=set)
     barrier: int = 0
+    memory: int = 0
 
     def __post_init__(self) -> None:
         self.reads |= {view.buffer for view in self.inputs}

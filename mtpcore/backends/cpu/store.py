@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,11 @@ class CpuStore:
     def n_bytes(self) -> int:
         """Size of the store, in bytes."""
         return self.data.nbytes
+
+    @property
+    def layers(self) -> Collection[int]:
+        """Which memory layers have their rows here."""
+        return self._offsets.keys()
 
     def offsets(self, layer: int) -> tuple[int, int]:
         """Return where keys and values of a layer begin in a page, in bytes."""

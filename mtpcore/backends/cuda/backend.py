@@ -55,7 +55,7 @@ class CudaBackend:
         n_batch: int,
         n_ctx: int,
         threads: int,
-        store: Store | None,
+        stores: Sequence[Store],
     ) -> CudaPlan:
         """Compile the kernels and upload the weights, shared by all plans of the source.
 

@@ -12,6 +12,7 @@ from mtpcore.backends.reference.run import Array, Run
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
 from mtpcore.memory.base import PAGE
+from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 
 __all__ = ["attention", "cross_attention", "visible_places"]
@@ -22,10 +23,8 @@ def attention(
 ) -> tuple[Array, ...]:
     """Store k and v of all rows at (seq, place); then each row attends to what it sees."""
     q, k, v = inputs
-    memory, store = run.memory, run.store
-    if not isinstance(memory, PagedKV) or store is None:
-        raise BackendError("attention needs paged memory", got=type(memory).__name__)
     rows, layer = run.rows, attrs["layer"]
+    memory, store = _group(run, layer)
     for t in range(len(q)):
         place = _where(memory, int(rows.seq[t]), rows.place[t : t + 1])
         store.keys[layer][place], store.values[layer][place] = k[t], v[t]
@@ -43,6 +42,17 @@ def attention(
                 for places in [visible_places(rows, t, memory, attrs["mask"], attrs["window"])]
             ]
         ),
+    )
+
+
+def _group(run: Run, layer: int) -> tuple[PagedKV, ReferenceStore]:
+    """Return the memory and the store that hold a layer."""
+    if isinstance(run.memory, (PagedKV, GroupedKV)):
+        for memory, store in zip(run.memory.groups, run.stores, strict=True):
+            if layer in store.layers:
+                return memory, store
+    raise BackendError(
+        "attention needs paged memory", where=f"layer {layer}", got=type(run.memory).__name__
     )
 
 
@@ -83,7 +93,7 @@ def visible_places(
     leaves the row's own place and the w - 1 seen before it.
     """
     seq, own = int(rows.seq[t]), int(rows.place[t])
-    first = memory.first(seq)
+    first = int(memory.pages.first[seq])
     if mask == "block":
         begin = max(first, own - window + 1) if window else first
         return np.arange(begin, memory.length(seq))

@@ -92,7 +92,7 @@ class ReferenceBackend:
         n_batch: int,
         n_ctx: int,
         threads: int,
-        store: Store | None,
+        stores: Sequence[Store],
     ) -> ReferencePlan:
         """Load the weights; sizes and threads make no difference here.
 
@@ -104,13 +104,14 @@ class ReferenceBackend:
         unknown = sorted({node.op for node in program.nodes} - set(self.operations))
         if unknown:
             raise BackendError("operations that are not defined", got=", ".join(unknown))
-        if not (store is None or isinstance(store, ReferenceStore)):
-            raise BackendError("memory of another backend", got=type(store).__name__)
+        own = [store for store in stores if isinstance(store, ReferenceStore)]
+        if len(own) < len(stores):
+            raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         weights = [
             [None if w is None else self._load(node, w, source) for w in node.weights]
             for node in program.nodes
         ]
-        return ReferencePlan(self, program, weights, store)
+        return ReferencePlan(self, program, weights, own)
 
     def _load(self, node: Node, weight: Weight, source: WeightSource) -> Any:
         """Return a weight as the node's formula takes it, shared by all plans of the source."""
@@ -143,15 +144,15 @@ class ReferencePlan:
         backend: ReferenceBackend,
         program: Program,
         weights: list[list[Any]],
-        store: ReferenceStore | None,
+        stores: Sequence[ReferenceStore],
     ) -> None:
-        self.program, self.store = program, store
+        self.program, self.stores = program, stores
         self._dtype, self._weights = backend.dtype, weights
         self._operations = [backend.operations[node.op] for node in program.nodes]
 
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name, of the backend's number type."""
-        run = Run(rows, memory, self.store, self._dtype)
+        run = Run(rows, memory, self.stores, self._dtype)
         values = {i: self._input(name, rows) for name, i in self.program.inputs.items()}
         # Weights from outside may hold NaN and Inf; they flow through.
         with np.errstate(all="ignore"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +18,11 @@ Array = NDArray[Any]
 
 
 class Run(NamedTuple):
-    """One call of ``Plan.run``: its rows, the memory, its store and the number type."""
+    """One call of ``Plan.run``: its rows, the memory, its stores and the number type."""
 
     rows: Rows
     memory: Memory | None
-    store: ReferenceStore | None
+    stores: Sequence[ReferenceStore]
     dtype: type[np.floating[Any]]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,11 @@ class ReferenceStore:
         self.values: dict[int, NDArray[Any]] = {
             m.layer: np.zeros((n_pages, PAGE, m.n_heads, m.v_width), made) for m in layers
         }
+
+    @property
+    def layers(self) -> Collection[int]:
+        """Which memory layers have their rows here."""
+        return self.keys.keys()
 
     def _arrays(self) -> list[NDArray[Any]]:
         return [array for layer in self.keys for array in (self.keys[layer], self.values[layer])]

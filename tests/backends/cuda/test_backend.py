@@ -18,7 +18,7 @@ from mtpcore.graph.builder import GraphBuilder, Outputs
 from mtpcore.graph.ops import OPS
 
 KIND = gguf.GGMLQuantizationType
-SIZES = {"n_batch": 8, "n_ctx": 16, "threads": 1, "store": None}
+SIZES = {"n_batch": 8, "n_ctx": 16, "threads": 1, "stores": ()}
 
 
 class Tensor:

@@ -1,0 +1,128 @@
+"""Paged memory of layers with a sliding window: a sequence of any length takes a few pages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from mtpcore.errors import CapacityError
+from mtpcore.memory.base import PAGE, Store
+from mtpcore.memory.kv import PagedKV
+
+__all__ = ["SPARE", "WindowedKV", "pages_for"]
+
+SPARE = PAGE
+"""Newest rows that can always be taken back, and so the longest draft and the largest tree."""
+
+
+def pages_for(window: int, n_seq: int, n_ctx: int, n_batch: int) -> int:
+    """Return how many pages memory of this window needs; 0 is no window.
+
+    A window keeps for each sequence what its newest rows see and the spare ones, twice, because a
+    call that fails half-way goes back to what was there before; rows of one batch come on top.
+    """
+    whole = -(-n_ctx // PAGE)
+    if not window:
+        return n_seq * whole
+    kept = -(-(window + 2 * SPARE) // PAGE) + 2
+    return min(n_seq * 2 * kept + -(-n_batch // PAGE), n_seq * (whole + 1))
+
+
+class WindowedKV(PagedKV):
+    """Keys and values of layers whose rows see ``window`` places, their own included.
+
+    Implements ``mtpcore.memory.base.Memory``. Pages that lie before what a rewind by ``SPARE``
+    rows would need are given up when rows are appended; pages go as a whole, so that more may be
+    there. Rows of a batch see what they need however long it is.
+
+    Parameters
+    ----------
+    store : Store
+    n_seq, n_ctx : int
+    n_pages : int
+        ``pages_for`` tells how many are enough.
+    window : int
+    """
+
+    def __init__(self, store: Store, n_seq: int, n_ctx: int, n_pages: int, window: int) -> None:
+        super().__init__(store, n_seq, n_ctx, n_pages)
+        self.window = window
+        self._starts = [0] * n_seq
+
+    @property
+    def longest_rewind(self) -> int:
+        """The spare rows."""
+        return SPARE
+
+    def allow_rewind(self, n: int) -> None:
+        """Accept up to ``SPARE`` rows."""
+        if n > SPARE:
+            raise CapacityError(
+                "layers with a sliding window cannot take back so many rows",
+                wanted=f"at most {SPARE}",
+                got=n,
+                fix="make drafts shorter",
+            )
+
+    def first(self, seq: int) -> int:
+        """Return the place of the sequence's first row, whether it is still kept or not."""
+        return self._starts[seq] if self.length(seq) else 0
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Make room, giving up pages that neither these rows nor a rewind by ``SPARE`` need."""
+        self.pages.check_lengths(rows)
+        for seq, (begin, _) in rows.items():
+            if self.length(seq):
+                self.pages.drop_before(seq, begin - self.window - SPARE)
+            else:
+                self._starts[seq] = begin
+        self.pages.reserve(rows)
+
+    def check_rewind(self, seq: int, length: int) -> None:
+        """Refuse where the window before ``length`` is not kept any more."""
+        start, first = self._starts[seq], int(self.pages.first[seq])
+        if start < length < self.length(seq) and first > max(start, length - self.window):
+            raise CapacityError(
+                "rows that a sliding window would see are gone",
+                where=f"sequence {seq}, place {max(start, length - self.window)}",
+                wanted=f"a place in {first + self.window}..{self.length(seq)}, or the whole "
+                "sequence",
+                got=length,
+                fix="remove the sequence and process its tokens again up to there",
+            )
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows from place ``length`` on."""
+        self.check_rewind(seq, length)
+        self.pages.rewind(seq, length if length > self._starts[seq] else 0)
+
+    @contextmanager
+    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
+        """Hold the pages of sequences that get more rows than could be taken back."""
+        before = {seq: self.length(seq) for seq in rows}
+        held = {s: self.pages.hold(s) for s, n in rows.items() if n > SPARE and before[s]}
+        try:
+            yield
+        except BaseException:
+            for seq, length in before.items():
+                if seq in held:
+                    self.pages.restore(seq, held[seq])
+                else:
+                    self.rewind(seq, length)
+            raise
+        finally:
+            for pages in held.values():
+                self.pages.release(pages)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Share all pages of ``seq`` with ``new``."""
+        super().fork(seq, new)
+        self._starts[new] = self._starts[seq]
+
+    def digest(self, seq: int) -> bytes:
+        """Hash first place, length and the values that a next row would see."""
+        first, length = self.first(seq), self.length(seq)
+        found = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
+        self.hash_rows(found, seq, max(first, length - self.window + 1), length)
+        return found.digest()
