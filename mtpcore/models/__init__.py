@@ -4,12 +4,13 @@ from mtpcore.hookspecs import hookimpl
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
+from mtpcore.models.qwen3moe import QWEN3_MOE
 from mtpcore.spec import ModelSpec
 
-__all__ = ["LLAMA", "QWEN2", "QWEN3", "mtpcore_models"]
+__all__ = ["LLAMA", "QWEN2", "QWEN3", "QWEN3_MOE", "mtpcore_models"]
 
 
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
     """Offer the trunks that come with mtpcore."""
-    return [LLAMA, QWEN2, QWEN3]
+    return [LLAMA, QWEN2, QWEN3, QWEN3_MOE]

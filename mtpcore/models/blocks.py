@@ -15,6 +15,7 @@ __all__ = [
     "OUTPUT_TIE",
     "ROUTER_TYPE",
     "attention_block",
+    "feed_forward",
     "moe",
     "swiglu",
     "trunk_outputs",
@@ -139,6 +140,13 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
     if g.has(f"{block}.ffn_gate_shexp.weight"):
         y = g.plus(y, swiglu(g, x, layer, "_shexp"))
     return y
+
+
+def feed_forward(g: GraphBuilder, x: Value, layer: int, experts: Experts | None) -> Value:
+    """Return a block's experts' rows where it has a router, else its dense SwiGLU's."""
+    if experts is not None and g.has(f"blk.{layer}.ffn_gate_inp.weight"):
+        return moe(g, x, layer, experts)
+    return swiglu(g, x, layer)
 
 
 def trunk_outputs(g: GraphBuilder, x: Value, h: Hparams) -> Outputs:

@@ -11,14 +11,14 @@ from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
     attention_block,
-    moe,
-    swiglu,
+    feed_forward,
     trunk_outputs,
 )
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     DECODER,
     INTERLEAVED_ATTENTION,
+    INTERLEAVED_BIASES,
     ROPE_KEYS,
     SWIGLU,
     TABLES,
@@ -26,6 +26,7 @@ from mtpcore.models.published import (
     head_width,
     long_context_factors,
     on_layers,
+    optional,
 )
 from mtpcore.models.rope import Style
 from mtpcore.spec import Fit, ModelSpec
@@ -51,7 +52,7 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: LlamaHparams) 
     """Add attention and feed-forward of layer n to the residual stream."""
     x = g.plus(x, attention_block(g, x, positions, n, h, factors="rope_freqs.weight"))
     f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    return g.plus(x, moe(g, f, n, h.experts) if h.experts else swiglu(g, f, n))
+    return g.plus(x, feed_forward(g, f, n, h.experts))
 
 
 def build(g: GraphBuilder, inputs: Inputs, h: LlamaHparams) -> Outputs:
@@ -70,6 +71,22 @@ def _sparse(config: Config) -> range:
     return range(config.n_layers if config.get("num_local_experts") else 0)
 
 
+def _lacks_attention_biases(config: Config) -> bool:
+    return not config.get("attention_bias")
+
+
+def _lacks_mlp_biases(config: Config) -> bool:
+    return not config.get("mlp_bias")
+
+
+_OUTPUT_BIAS = block_renames({"self_attn.o_proj.bias": "attn_output.bias"})
+_MLP_BIASES = block_renames(
+    {
+        "mlp.gate_proj.bias": "ffn_gate.bias",
+        "mlp.up_proj.bias": "ffn_up.bias",
+        "mlp.down_proj.bias": "ffn_down.bias",
+    }
+)
 _EXPERTS = block_renames(
     {
         "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
@@ -85,7 +102,8 @@ CHECKPOINT = Checkpoint(
         *TABLES,
         *INTERLEAVED_ATTENTION,
         *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
-        *on_layers(_dense, SWIGLU),
+        *optional(_lacks_attention_biases, INTERLEAVED_BIASES, _OUTPUT_BIAS),
+        *on_layers(_dense, SWIGLU, optional(_lacks_mlp_biases, _MLP_BIASES)),
         *on_layers(_sparse, _EXPERTS),
     ),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),

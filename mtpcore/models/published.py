@@ -23,6 +23,7 @@ __all__ = [
     "EXPERT_KEYS",
     "HEAD_NORMS",
     "INTERLEAVED_ATTENTION",
+    "INTERLEAVED_BIASES",
     "NEXTN",
     "ROPE_KEYS",
     "SHARED_EXPERT",
@@ -135,6 +136,17 @@ BIASES: tuple[Rename, ...] = block_renames(
     }
 )
 """Biases of q, k and v."""
+
+INTERLEAVED_BIASES: tuple[Rename, ...] = (
+    *block_renames(
+        {"self_attn.q_proj.bias": "attn_q.bias"}, change=interleave("num_attention_heads")
+    ),
+    *block_renames(
+        {"self_attn.k_proj.bias": "attn_k.bias"}, change=interleave("num_key_value_heads")
+    ),
+    *block_renames({"self_attn.v_proj.bias": "attn_v.bias"}),
+)
+"""The same for families whose files turn neighbours."""
 
 HEAD_NORMS: tuple[Rename, ...] = block_renames(
     {

@@ -1,196 +1,35 @@
 """Trunks against an independent restatement of the published formulas, in float64.
 
-The witness below works on a whole text at once, on weights laid out as published checkpoints are;
-``to_gguf`` renames and reorders them as converters do.
+``to_gguf`` renames and reorders a checkpoint's weights by hand; ``tests/conversion`` holds what
+``convert`` does against the same witness.
 """
-
-import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
+from harness.trunks import (
+    CONFIGS,
+    EPS,
+    N_CTX_ORIGINAL,
+    N_EXPERTS,
+    N_FF,
+    N_LAYERS,
+    N_USED,
+    N_VOCAB,
+    ROPE_FACTOR,
+    Config,
+    checkpoint,
+    inverse_frequencies,
+    witness,
+)
 
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.gguf import Fields, open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder
-from mtpcore.models.llama import LLAMA
-from mtpcore.models.qwen2 import QWEN2
-from mtpcore.models.qwen3 import QWEN3
+from mtpcore.models import LLAMA, QWEN2, QWEN3, QWEN3_MOE
 from mtpcore.spec import Tap
 from mtpcore.testing import Runner, Weights
 
-EPS = 2.0**-17
-N_VOCAB, N_LAYERS, N_FF = 50, 2, 40
-N_EXPERTS, N_USED = 5, 2
-
-
-class Config(NamedTuple):
-    """One checkpoint of a family."""
-
-    family: str
-    width: int = 32
-    n_heads: int = 4
-    n_kv_heads: int = 2
-    head_width: int = 8
-    qkv_bias: bool = False
-    other_biases: bool = False
-    qk_norm: bool = False
-    tied: bool = False
-    experts: bool = False
-    rope_base: float = 10000.0
-    scaling: str = ""
-
-
-CONFIGS = {
-    "llama": Config("llama"),
-    "llama, tied, one key head": Config("llama", n_kv_heads=1, tied=True),
-    "llama 3.1 rotation": Config("llama", rope_base=500000.0, scaling="llama3"),
-    "llama, linear scaling": Config("llama", scaling="linear"),
-    "llama with biases": Config("llama", qkv_bias=True, other_biases=True),
-    "llama with experts": Config("llama", experts=True),
-    "qwen2": Config("qwen2", qkv_bias=True, rope_base=1e6),
-    "qwen2, tied": Config("qwen2", qkv_bias=True, tied=True, n_kv_heads=4),
-    "qwen2, yarn": Config("qwen2", qkv_bias=True, rope_base=1e6, scaling="yarn"),
-    "qwen3": Config("qwen3", qk_norm=True, head_width=12, rope_base=1e6),
-    "qwen3, tied": Config("qwen3", qk_norm=True, tied=True),
-}
-SPECS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
-ROPE_FACTOR, N_CTX_ORIGINAL = 8.0, 64
-
-
-def checkpoint(c: Config, seed: int) -> dict[str, np.ndarray]:
-    """Return random weights by their published names (the part after ``model.``)."""
-    rng = np.random.default_rng(seed)
-
-    def random(*shape: int, around: float = 0.0) -> np.ndarray:
-        return (around + rng.normal(0, 0.3, shape)).astype(np.float32)
-
-    made = {"embed_tokens": random(N_VOCAB, c.width), "norm": random(c.width, around=1)}
-    if not c.tied:
-        made["lm_head"] = random(N_VOCAB, c.width)
-    q_width, kv_width = c.n_heads * c.head_width, c.n_kv_heads * c.head_width
-    for i in range(N_LAYERS):
-        at, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        made[f"layers.{i}.input_layernorm"] = random(c.width, around=1)
-        made[f"layers.{i}.post_attention_layernorm"] = random(c.width, around=1)
-        for name, n in (("q_proj", q_width), ("k_proj", kv_width), ("v_proj", kv_width)):
-            made[at + name] = random(n, c.width)
-            if c.qkv_bias:
-                made[at + name + ".bias"] = random(n)
-        made[at + "o_proj"] = random(c.width, q_width)
-        if c.qk_norm:
-            made[at + "q_norm"] = random(c.head_width, around=1)
-            made[at + "k_norm"] = random(c.head_width, around=1)
-        stack = (N_EXPERTS,) if c.experts else ()
-        made[mlp + "gate_proj"] = random(*stack, N_FF, c.width)
-        made[mlp + "up_proj"] = random(*stack, N_FF, c.width)
-        made[mlp + "down_proj"] = random(*stack, c.width, N_FF)
-        if c.experts:
-            made[mlp + "router"] = random(N_EXPERTS, c.width)
-        if c.other_biases:
-            made[at + "o_proj.bias"] = random(c.width)
-            made[mlp + "gate_proj.bias"] = random(N_FF)
-            made[mlp + "up_proj.bias"] = random(N_FF)
-            made[mlp + "down_proj.bias"] = random(c.width)
-    return made
-
-
-# The witness
-
-
-def inverse_frequencies(c: Config) -> tuple[np.ndarray, float]:
-    """Return the rotation of each pair, radians a position, and the factor of its magnitude."""
-    d, base = c.head_width, c.rope_base
-    plain = 1.0 / base ** (np.arange(0, d, 2) / d)
-    if c.scaling == "linear":
-        return plain / ROPE_FACTOR, 1.0
-    if c.scaling == "llama3":  # low and high frequency factors 1 and 4
-        wavelength = 2 * np.pi / plain
-        smooth = (N_CTX_ORIGINAL / wavelength - 1) / (4 - 1)
-        between = (1 - smooth) * plain / ROPE_FACTOR + smooth * plain
-        made = np.where(wavelength > N_CTX_ORIGINAL, plain / ROPE_FACTOR, between)
-        return np.where(wavelength < N_CTX_ORIGINAL / 4, plain, made), 1.0
-    if c.scaling == "yarn":
-        low, high = (
-            d * math.log(N_CTX_ORIGINAL / (beta * 2 * math.pi)) / (2 * math.log(base))
-            for beta in (32, 1)
-        )
-        low, high = max(math.floor(low), 0), min(math.ceil(high), d - 1)
-        keep = 1 - np.clip((np.arange(d // 2) - low) / (high - low), 0, 1)
-        return plain / ROPE_FACTOR * (1 - keep) + plain * keep, 0.1 * math.log(ROPE_FACTOR) + 1
-    return plain, 1.0
-
-
-def norm(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    return w * (x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS))
-
-
-def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotate [heads, n, d]: a pair's halves lie half a head apart, as in published checkpoints."""
-    left, right = np.split(x, 2, axis=-1)
-    return x * cos + np.concatenate([-right, left], -1) * sin
-
-
-def witness(c: Config, weights: dict[str, np.ndarray], tokens: np.ndarray) -> dict[str, np.ndarray]:
-    w = {name: value.astype(np.float64) for name, value in weights.items()}
-    n = len(tokens)
-
-    def linear(x: np.ndarray, name: str) -> np.ndarray:
-        return x @ w[name].T + w.get(name + ".bias", 0.0)
-
-    def split(x: np.ndarray, n_heads: int) -> np.ndarray:
-        return x.reshape(n, n_heads, -1).swapaxes(0, 1)
-
-    turns, magnitude = inverse_frequencies(c)
-    angles = np.outer(np.arange(n), np.concatenate([turns, turns]))
-    cos, sin = np.cos(angles) * magnitude, np.sin(angles) * magnitude
-    unseen = np.triu(np.full((n, n), -np.inf), 1)
-
-    x = w["embed_tokens"][tokens]
-    taps = {}
-    for i in range(N_LAYERS):
-        at, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        taps[f"layer_input:{i}"] = x
-        a = norm(x, w[f"layers.{i}.input_layernorm"])
-        q = split(linear(a, at + "q_proj"), c.n_heads)
-        k = split(linear(a, at + "k_proj"), c.n_kv_heads)
-        v = split(linear(a, at + "v_proj"), c.n_kv_heads)
-        if c.qk_norm:
-            q, k = norm(q, w[at + "q_norm"]), norm(k, w[at + "k_norm"])
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k, v = (np.repeat(y, c.n_heads // c.n_kv_heads, axis=0) for y in (k, v))
-        scores = np.einsum("hid,hjd->hij", q, k) / math.sqrt(c.head_width) + unseen
-        p = np.exp(scores)
-        p /= p.sum(-1, keepdims=True)
-        y = np.einsum("hij,hjd->ihd", p, v).reshape(n, -1)
-        x = x + linear(y, at + "o_proj")
-        f = norm(x, w[f"layers.{i}.post_attention_layernorm"])
-        x = x + (mixture(w, mlp, f) if c.experts else feed_forward(linear, mlp, f))
-    hidden = norm(x, w["norm"])
-    head = w.get("lm_head", w["embed_tokens"])
-    return {"logits": hidden @ head.T, "hidden": hidden, "residual": x, **taps}
-
-
-def feed_forward(linear, mlp: str, f: np.ndarray) -> np.ndarray:
-    gate = linear(f, mlp + "gate_proj")
-    return linear(gate / (1 + np.exp(-gate)) * linear(f, mlp + "up_proj"), mlp + "down_proj")
-
-
-def mixture(w: dict[str, np.ndarray], mlp: str, f: np.ndarray) -> np.ndarray:
-    """Mixtral: softmax over the chosen experts' router logits."""
-    y = np.zeros_like(f)
-    for t, row in enumerate(f):
-        logits = w[mlp + "router"] @ row
-        chosen = np.argsort(-logits)[:N_USED]
-        shares = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum()
-        for e, share in zip(chosen, shares, strict=True):
-            gate = w[mlp + "gate_proj"][e] @ row
-            up = w[mlp + "up_proj"][e] @ row
-            y[t] += share * (w[mlp + "down_proj"][e] @ (gate / (1 + np.exp(-gate)) * up))
-    return y
-
-
-# Conversion
+SPECS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}
 
 NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -245,6 +84,8 @@ def metadata(c: Config) -> dict[str, object]:
         made["attention.key_length"] = made["attention.value_length"] = c.head_width
     if c.experts:
         made |= {"expert_count": N_EXPERTS, "expert_used_count": N_USED}
+        if not c.normalised:
+            made["expert_weights_norm"] = False
     if c.scaling in ("linear", "yarn"):
         made |= {"rope.scaling.type": c.scaling, "rope.scaling.factor": ROPE_FACTOR}
         made["rope.scaling.original_context_length"] = N_CTX_ORIGINAL

@@ -9,8 +9,7 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     attention_block,
-    moe,
-    swiglu,
+    feed_forward,
     trunk_outputs,
 )
 
@@ -33,8 +32,7 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GlmHparams) ->
     """
     x = g.plus(x, attention_block(g, x, positions, n, h))
     f = g.rms_norm(x, f"blk.{n}.post_attention_norm.weight", h.norm_eps)
-    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
-    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+    return g.plus(x, feed_forward(g, f, n, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:

@@ -1,0 +1,108 @@
+"""Qwen3 with experts: as Qwen3, softmax routing, some layers dense where the checkpoint has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mtpcore.checkpoint import Checkpoint, Config, Key
+from mtpcore.gguf.metadata import Fields
+from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.blocks import (
+    OUTPUT_TIE,
+    ROUTER_TYPE,
+    attention_block,
+    feed_forward,
+    trunk_outputs,
+)
+from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.published import (
+    ATTENTION,
+    DECODER,
+    EXPERTS,
+    HEAD_NORMS,
+    ROPE_KEYS,
+    SWIGLU,
+    TABLES,
+    block_renames,
+    on_layers,
+)
+from mtpcore.spec import Fit, ModelSpec
+
+__all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build"]
+
+
+class Qwen3MoeHparams(Hparams, frozen=True, kw_only=True):
+    """What experts add."""
+
+    experts: Experts | None = None
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, Any]:
+        """Read how experts are routed: by softmax, the chosen ones summing to one."""
+        return {"experts": Experts.read(fields, gate="softmax", normalise=True)}
+
+
+def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Qwen3MoeHparams) -> Value:
+    """Add attention and feed-forward of layer n to the residual stream."""
+    x = g.plus(x, attention_block(g, x, positions, n, h))
+    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
+    return g.plus(x, feed_forward(g, f, n, h.experts))
+
+
+def build(g: GraphBuilder, inputs: Inputs, h: Qwen3MoeHparams) -> Outputs:
+    """Build the trunk."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    for n in range(h.n_layers):
+        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    return trunk_outputs(g, x, h)
+
+
+def _has_experts(config: Config, n: int) -> bool:
+    step = config.get("decoder_sparse_step", default=1)
+    return n not in config.get("mlp_only_layers", default=()) and (n + 1) % step == 0
+
+
+def _sparse(config: Config) -> list[int]:
+    return [n for n in range(config.n_layers) if _has_experts(config, n)]
+
+
+def _dense(config: Config) -> list[int]:
+    return [n for n in range(config.n_layers) if not _has_experts(config, n)]
+
+
+QWEN3_MOE = ModelSpec(
+    name="qwen3moe",
+    fit=Fit(
+        architectures=frozenset({"qwen3moe"}),
+        tensors=(
+            "token_embd.weight",
+            "output_norm.weight",
+            "blk.0.attn_q_norm.weight",
+            "blk.0.attn_k_norm.weight",
+        ),
+    ),
+    hparams=Qwen3MoeHparams.read,
+    build=build,
+    ties=(OUTPUT_TIE,),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=Checkpoint(
+        architectures=frozenset({"Qwen3MoeForCausalLM"}),
+        tensors=(
+            *TABLES,
+            *ATTENTION,
+            *HEAD_NORMS,
+            *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+            *on_layers(_sparse, EXPERTS),
+            *on_layers(_dense, SWIGLU),
+        ),
+        metadata=(
+            *DECODER,
+            *ROPE_KEYS,
+            ("{arch}.expert_count", "num_experts"),
+            ("{arch}.expert_used_count", "num_experts_per_tok"),
+            ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
+            # transformers takes a missing key for false.
+            ("{arch}.expert_weights_norm", Key("norm_topk_prob", False)),
+        ),
+    ),
+)
