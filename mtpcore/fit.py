@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds"]
 
 log = logging.getLogger("mtpcore")
 
+_Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
@@ -169,7 +170,7 @@ def _taps(tap: str, fields: Fields) -> list[str]:
     point, _, layer = tap.partition(":")
     if not layer or layer.isdigit():
         return [tap]
-    return [f"{point}:{i}" for i in fields.require(layer, list[int])]
+    return [f"{point}:{i}" for i in fields.require(layer, list[_Layer])]
 
 
 def _number(value: Number | bool, fields: Fields, kind: type = int) -> Any:

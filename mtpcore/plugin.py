@@ -9,6 +9,7 @@ from mtpcore.hookspecs import hookimpl
 from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
+    attend,
     attention_block,
     feed_forward,
     moe,
@@ -16,7 +17,7 @@ from mtpcore.models.blocks import (
     trunk_outputs,
     turn,
 )
-from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.hparams import Count, Experts, Hparams
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -62,6 +63,7 @@ __all__ = [
     "Block",
     "Checkpoint",
     "Config",
+    "Count",
     "DECODER",
     "DrafterSpec",
     "EXPERTS",
@@ -99,6 +101,7 @@ __all__ = [
     "Tree",
     "Value",
     "VocabularyMap",
+    "attend",
     "attention_block",
     "block_renames",
     "convert",

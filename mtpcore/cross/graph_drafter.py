@@ -12,6 +12,7 @@ from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.feeders import Feeders, sound_places
+from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec
 
@@ -42,7 +43,7 @@ class GraphDrafter:
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self._check()
         self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
-        self._ids = self._vocabulary()
+        self._ids = read_vocabulary(context)
         self.paused = 0
 
     def _check(self) -> None:
@@ -60,24 +61,6 @@ class GraphDrafter:
                 wanted={name: getattr(plain, name) for name in beyond},
                 got=beyond,
             )
-
-    def _vocabulary(self) -> I32 | None:
-        declared = self.spec.vocabulary
-        tensors = self.context.model.tensors
-        if declared is None or declared.tensor not in tensors:
-            return None
-        ids = tensors[declared.tensor].array(np.int64).astype(np.int64)
-        if declared.values == "offset":
-            ids = ids + np.arange(len(ids))
-        n_vocab = self.context.model.hparams.n_vocab
-        if len(ids) and not 0 <= ids.min() <= ids.max() < n_vocab:
-            raise LinkError(
-                "draft vocabulary names unknown tokens",
-                where=declared.tensor,
-                wanted=f"0..{n_vocab - 1}",
-                got=(int(ids.min()), int(ids.max())),
-            )
-        return ids.astype(np.int32)
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""

@@ -14,6 +14,7 @@ from mtpcore.spec import Tie, first_of
 __all__ = [
     "OUTPUT_TIE",
     "ROUTER_TYPE",
+    "attend",
     "attention_block",
     "feed_forward",
     "moe",
@@ -58,6 +59,33 @@ def attention_block(
         f32[n_tokens, width]
     """
     a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight", h.norm_eps)
+    return attend(g, a, positions, layer, h, window=window, factors=factors)
+
+
+def attend(
+    g: GraphBuilder,
+    a: Value,
+    positions: Value,
+    layer: int,
+    h: Hparams,
+    *,
+    window: int = 0,
+    factors: str | None = None,
+) -> Value:
+    """Project, turn, attend, project: ``attention_block`` behind its norm.
+
+    Parameters
+    ----------
+    a : Value
+        f32[n_tokens, inputs], as wide as q, k and v read; a head's may be wider than its output.
+    positions, layer, h, window, factors
+        As ``attention_block``.
+
+    Returns
+    -------
+    Value
+        f32[n_tokens, width]
+    """
     q, k, v = _project(g, a, layer, h)
     if g.has(f"blk.{layer}.attn_q_norm.weight"):
         q = g.rms_norm(q, f"blk.{layer}.attn_q_norm.weight", h.norm_eps)

@@ -163,7 +163,16 @@ def count_layers(fields: Fields, tensors: Mapping[str, Any], n_blocks: int) -> t
 
 
 def _count_vocabulary(fields: Fields, tensors: Mapping[str, Any], width: int) -> int:
+    """Return the rows of the embedding table; where it is another file's, what the metadata says.
+
+    Trunks always have one: it is among the tensors by which they are found.
+    """
     table = tensors.get("token_embd.weight")
+    if table is None:
+        texts = fields.metadata.get("tokenizer.ggml.tokens")
+        n_texts = len(texts) if isinstance(texts, list) else 0
+        if n_vocab := fields.get("{arch}.vocab_size", Count, n_texts):
+            return int(n_vocab)
     shape = None if table is None else tuple(table.shape)
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise ModelFileError(

@@ -1,0 +1,64 @@
+"""The tokens that a drafter can draft, where these are not all of the target's."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.context import Context
+from mtpcore.errors import LinkError
+
+__all__ = ["read_vocabulary"]
+
+
+def read_vocabulary(context: Context) -> NDArray[np.int32] | None:
+    """Return the target's id of each of a drafter's logits, int32[n_logits]; None: their own.
+
+    Raises
+    ------
+    LinkError
+        The map that was declared is not there, or no id for each logit, or names a token that the
+        target does not have, or one twice.
+    """
+    spec, model = context.drafter, context.model
+    assert spec is not None
+    n_logits, n_vocab = int(context.program.shape("logits")[1]), model.hparams.n_vocab
+    declared = spec.vocabulary
+    if declared is None or (declared.optional and declared.tensor not in model.tensors):
+        if n_logits == n_vocab:
+            return None
+        raise LinkError(
+            "the drafter's logits are of other tokens than the target's, and no map says of which",
+            where=f"{model.path}, drafter {spec.name!r}",
+            wanted=f"{n_vocab} logits"
+            + (f", or the tensor {declared.tensor!r}" if declared else ""),
+            got=f"{n_logits} logits",
+        )
+    where = f"{model.path}, tensor {declared.tensor!r}"
+    if declared.tensor not in model.tensors:
+        raise LinkError("the draft vocabulary's map is missing", where=where)
+    tensor = model.tensors[declared.tensor]
+    if tuple(tensor.shape) != (n_logits,):
+        raise LinkError(
+            "the draft vocabulary's map has one id for each logit",
+            where=where,
+            wanted=(n_logits,),
+            got=tuple(tensor.shape),
+        )
+    ids = tensor.array(np.int64)
+    if declared.values == "offset":
+        ids = ids + np.arange(len(ids))
+    unknown = ids[(ids < 0) | (ids >= n_vocab)]
+    if len(unknown):
+        raise LinkError(
+            "the draft vocabulary names unknown tokens",
+            where=where,
+            wanted=f"0..{n_vocab - 1}",
+            got=int(unknown[0]),
+        )
+    first, counts = np.unique(ids, return_counts=True)
+    if counts.max(initial=0) > 1:
+        raise LinkError(
+            "the draft vocabulary names a token twice", where=where, got=int(first[counts > 1][0])
+        )
+    return ids.astype(np.int32)
