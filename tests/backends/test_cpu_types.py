@@ -49,10 +49,17 @@ def test_native_types():
 @pytest.mark.parametrize("kind", NATIVE)
 @pytest.mark.parametrize("family", ["llama", "glm4moe"])
 def test_native_type(family, kind, tmp_path):
-    """The reference multiplies what the ``gguf`` package dequantises, in float64."""
+    """The bits of the arithmetic as it is written down, and the values of the formulas.
+
+    The latter multiply what the ``gguf`` package dequantises, in float64.
+    """
     path = write_generated(tmp_path / "model.gguf", family, kind)
     made = run(path, "cpu")
-    errors = largest_errors(made, run(path, ReferenceBackend(quantise_activations=True)))
+    for rows, wanted in zip(
+        made, run(path, ReferenceBackend(quantise_activations=True)), strict=True
+    ):
+        assert np.array_equal(rows, wanted)
+    errors = largest_errors(made, run(path, ReferenceBackend("f64", quantise_activations=True)))
     if kind not in QUANTISED:
         assert errors.max() < 1e-5
         return

@@ -90,8 +90,8 @@ def test_weights_are_loaded_once_for_all_plans():
 @pytest.mark.parametrize("weight", ["w.weight", "w8.weight"])
 def test_activations_are_rounded_where_kernels_do_so(weight):
     program = build(lambda g, x: g.matmul(x, weight))
-    plain = Runner(ReferenceBackend(), program, Weights(TENSORS)).feed([3])["y"]
-    rounded = Runner(ReferenceBackend(quantise_activations=True), program, Weights(TENSORS))
+    plain = Runner(ReferenceBackend("f64"), program, Weights(TENSORS)).feed([3])["y"]
+    rounded = Runner(ReferenceBackend("f64", quantise_activations=True), program, Weights(TENSORS))
     differs = np.abs(rounded.feed([3])["y"] - plain).max()
     assert differs == 0 if weight == "w.weight" else 1e-3 < differs < 0.5
 
@@ -106,7 +106,7 @@ def test_experts_round_activations_too():
     ids, _ = g.route(x, "r.weight", n_used=2)
     program = g.finish(Outputs(y=g.rows(g.expert_matmul(x, ids, "experts.weight"))))
     made = [
-        Runner(ReferenceBackend(quantise_activations=q), program, Weights(g.tensors)).feed([5])["y"]
+        Runner(ReferenceBackend("f64", q), program, Weights(g.tensors)).feed([5])["y"]
         for q in (False, True)
     ]
     assert 1e-3 < np.abs(made[0] - made[1]).max() < 0.5

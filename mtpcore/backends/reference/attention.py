@@ -15,7 +15,7 @@ from mtpcore.memory.base import PAGE
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 
-__all__ = ["attention", "cross_attention", "visible_places"]
+__all__ = ["attention", "cross_attention", "group_of", "visible_places"]
 
 
 def attention(
@@ -24,7 +24,7 @@ def attention(
     """Store k and v of all rows at (seq, place); then each row attends to what it sees."""
     q, k, v = inputs
     rows, layer = run.rows, attrs["layer"]
-    memory, store = _group(run, layer)
+    memory, store = group_of(run, layer)
     for t in range(len(q)):
         place = _where(memory, int(rows.seq[t]), rows.place[t : t + 1])
         store.keys[layer][place], store.values[layer][place] = k[t], v[t]
@@ -45,7 +45,7 @@ def attention(
     )
 
 
-def _group(run: Run, layer: int) -> tuple[PagedKV, ReferenceStore]:
+def group_of(run: Run, layer: int) -> tuple[PagedKV, ReferenceStore]:
     """Return the memory and the store that hold a layer."""
     if isinstance(run.memory, (PagedKV, GroupedKV)):
         for memory, store in zip(run.memory.groups, run.stores, strict=True):

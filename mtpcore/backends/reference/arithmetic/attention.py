@@ -1,0 +1,143 @@
+"""Attention as an online softmax over pages of 64 places, in the order of places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.reference.arithmetic.functions import exp
+from mtpcore.backends.reference.arithmetic.fused import F32, fma
+from mtpcore.backends.reference.arithmetic.sums import LANES, sum_of_lanes
+from mtpcore.backends.reference.attention import group_of, visible_places
+from mtpcore.backends.reference.run import Array, Run
+from mtpcore.memory.base import PAGE
+from mtpcore.memory.kv import PagedKV
+
+__all__ = ["attention", "cross_attention"]
+
+Slots = NDArray[np.int64]
+HIDDEN = -1
+LEAST = np.float32(-np.inf)
+
+
+def attention(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Store k and v of all rows, rounded to the memory's type; then attend to what is stored."""
+    q, k, v = inputs
+    rows = run.rows
+    memory, store = group_of(run, attrs["layer"])
+    keys, values = store.keys[attrs["layer"]], store.values[attrs["layer"]]
+    page = memory.pages.tables[rows.seq, rows.place // PAGE]
+    keys[page, rows.place % PAGE], values[page, rows.place % PAGE] = k, v
+    slots = stored_slots(run, memory, attrs["mask"], attrs["window"])
+    k, v = (array.reshape(-1, *array.shape[2:]) for array in (keys, values))
+    return (attend(q, slots, k, v, attrs["scale"], weights[0] if weights else None),)
+
+
+def cross_attention(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Attend to the rows of the same sequence in this batch, 64 at a time."""
+    q, k, v = inputs
+    seen = [np.flatnonzero(run.rows.seq == seq) for seq in run.rows.seq]
+    slots = np.full((len(q), -(-max(map(len, seen)) // PAGE) * PAGE), HIDDEN, np.int64)
+    for t, places in enumerate(seen):
+        slots[t, : len(places)] = places
+    return (attend(q, slots, k, v, attrs["scale"], None),)
+
+
+def stored_slots(run: Run, memory: PagedKV, mask: str, window: int) -> Slots:
+    """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
+
+    A place decides by its number in which page and lane a key is taken in. Rows of a tree count
+    places along their path, as if it had been decoded in a row.
+    """
+    rows, found = run.rows, []
+    for t, seq in enumerate(rows.seq):
+        seen = visible_places(rows, t, memory, mask, window)
+        n_path = len(visible_places(rows, t, memory, mask, 0))
+        found.append((int(memory.pages.first[seq]) + n_path - len(seen), seen))
+    begin = min(first for first, _ in found) // PAGE * PAGE
+    end = max(first + len(seen) for first, seen in found)
+    slots = np.full((len(found), -(-(end - begin) // PAGE) * PAGE), HIDDEN, np.int64)
+    for t, (first, seen) in enumerate(found):
+        page = memory.pages.tables[rows.seq[t], seen // PAGE].astype(np.int64)
+        slots[t, first - begin : first - begin + len(seen)] = page * PAGE + seen % PAGE
+    return slots
+
+
+def attend(q: F32, slots: Slots, k: Array, v: Array, scale: float, sinks: F32 | None) -> F32:
+    """Return float32[rows, H, Dv] for q [rows, H, Dk], k [n, G, Dk], v [n, G, Dv].
+
+    H / G query heads share a key head. For each query head there is the largest score so far, the
+    sum of exp(score - largest), and the sum of exp(score - largest) v; ``take_in`` adds a page.
+    """
+    n, n_heads, _ = q.shape
+    grouped = q.reshape(n, k.shape[1], -1, q.shape[2])
+    state = (
+        np.full(grouped.shape[:3], LEAST),
+        np.zeros(grouped.shape[:3], np.float32),
+        np.zeros((*grouped.shape[:3], v.shape[2]), np.float32),
+    )
+    for begin in range(0, slots.shape[1], PAGE):
+        page = slots[:, begin : begin + PAGE]
+        rows = np.flatnonzero((page != HIDDEN).any(axis=1))
+        before = tuple(part[rows] for part in state)
+        keys, values = (array[page[rows]].astype(np.float32) for array in (k, v))
+        visible = page[rows] != HIDDEN
+        made = take_in(before, grouped[rows], keys, values, visible, np.float32(scale))
+        for part, new in zip(state, made, strict=True):
+            part[rows] = new
+    return finish(state, sinks).reshape(n, n_heads, -1)
+
+
+def take_in(
+    state: tuple[F32, ...],
+    q: F32,
+    keys: F32,
+    values: F32,
+    visible: NDArray[np.bool_],
+    scale: np.float32,
+) -> tuple[F32, F32, F32]:
+    """Let queries [rows, G, H / G, Dk] take in a page [rows, 64, G, D] of keys and values.
+
+    Each product with a key is a chain over its width; the scale multiplies the finished product.
+    A page's weights are summed in lanes, place p in lane p mod 16, and the page's sum is added to
+    the sum so far. Values are added to ``out`` place after place.
+    """
+    top, total, out = state
+    dots = np.zeros((*q.shape[:3], PAGE), np.float32)
+    for d in range(q.shape[3]):
+        dots = fma(keys[:, :, :, d].transpose(0, 2, 1)[:, :, None], q[..., d, None], dots)
+    shown = visible[:, None, None]
+    scores = np.where(shown, dots * scale, LEAST)
+    highest = np.where(np.isnan(scores), LEAST, scores).max(axis=-1)
+    moved = highest > top
+    factor = np.where(moved, exp(top - highest), np.float32(1))
+    total = np.where(moved, total * factor, total)
+    out = np.where(moved[..., None], out * factor[..., None], out)
+    top = np.where(moved, highest, top)
+    weights = exp(scores - top[..., None])
+    lanes = np.zeros((*weights.shape[:-1], LANES), np.float32)
+    for begin in range(0, PAGE, LANES):
+        lanes = lanes + weights[..., begin : begin + LANES]
+    total = total + sum_of_lanes(lanes)
+    for place in range(PAGE):
+        added = fma(weights[..., place, None], values[:, place, :, None], out)
+        out = np.where(shown[..., place, None], added, out)
+    return top, total, out
+
+
+def finish(state: tuple[F32, ...], sinks: F32 | None) -> F32:
+    """Divide by the sum. A sink is one more score, of a value of zeros."""
+    top, total, out = state
+    if sinks is not None:
+        sink = np.broadcast_to(sinks.reshape(top.shape[1:]), top.shape)
+        highest = np.where(sink > top, sink, top)
+        factor = exp(top - highest)
+        total = total * factor + exp(sink - highest)
+        out = out * factor[..., None]
+    return np.asarray(out / total[..., None])

@@ -1,0 +1,84 @@
+"""Operations that treat every value alike, norms, and the rotary embedding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS
+from mtpcore.backends.reference.arithmetic.fused import F32, fma
+from mtpcore.backends.reference.arithmetic.sums import sum_of_row, sum_of_squares
+
+__all__ = ["activation", "gated", "layer_norm", "rms_norm", "rope", "scale"]
+
+
+def scale(x: F32, *, factor: float) -> F32:
+    """Return factor x, the factor rounded to float32 first."""
+    return np.asarray(x * np.float32(factor))
+
+
+def activation(x: F32, *, kind: str) -> F32:
+    """Return kind(x)."""
+    return ACTIVATIONS[kind](x)
+
+
+def gated(gate: F32, up: F32, *, kind: str) -> F32:
+    """Return kind(gate) up: the activation is rounded before it is multiplied."""
+    return np.asarray(ACTIVATIONS[kind](gate) * up)
+
+
+def inverse_size(x: F32, eps: float) -> F32:
+    """Return 1 / sqrt(sum(x^2) / n + eps), [..., n] -> [..., 1]; each step is rounded."""
+    mean = sum_of_squares(x) / np.float32(x.shape[-1])
+    return np.asarray(np.float32(1) / np.sqrt(mean + np.float32(eps)))[..., None]
+
+
+def rms_norm(x: F32, w: F32 | None = None, *, eps: float) -> F32:
+    """Return w (x inverse): one division a row, then products only."""
+    y = x * inverse_size(x, eps)
+    return np.asarray(y if w is None else w * y)
+
+
+def layer_norm(x: F32, w: F32 | None = None, bias: F32 | None = None, *, eps: float) -> F32:
+    """Return (w (c inverse)) + bias, where c = x - mean is rounded before its squares are added."""
+    centred = x - (sum_of_row(x) / np.float32(x.shape[-1]))[..., None]
+    y = centred * inverse_size(centred, eps)
+    y = y if w is None else w * y
+    return np.asarray(y if bias is None else y + bias)
+
+
+def rope(
+    x: F32,
+    positions: NDArray[np.int32],
+    factors: F32 | None = None,
+    *,
+    frequencies: Sequence[float],
+    axes: Sequence[int],
+    style: str,
+    magnitude: float,
+) -> F32:
+    """Turn pairs (a, b) to (a cos - b sin, a sin + b cos).
+
+    Angles, sines and cosines are double (the system's ``libm``, as in the kernels; NumPy's own
+    differ from it in last bits), times the magnitude, and then rounded to float32. Of each result
+    the product with b is rounded; the one with a is not.
+    """
+    turned = np.asarray(frequencies) if factors is None else np.asarray(frequencies) / factors
+    angles = positions[:, np.asarray(axes)].astype(np.float64) * turned
+    cos, sin = (
+        (np.array([[f(a) for a in row] for row in angles.tolist()]) * magnitude).astype(np.float32)
+        for f in (math.cos, math.sin)
+    )
+    cos, sin = cos[:, None], sin[:, None]  # the same for all heads
+    n = len(frequencies)
+    if style == "halves":
+        first, second = np.arange(n), np.arange(n, 2 * n)
+    else:
+        first, second = np.arange(0, 2 * n, 2), np.arange(1, 2 * n, 2)
+    a, b, y = x[..., first], x[..., second], x.copy()
+    y[..., first] = fma(a, cos, (np.float32(0) - b) * sin)
+    y[..., second] = fma(a, sin, b * cos)
+    return y

@@ -1,0 +1,71 @@
+"""Which operation has which arithmetic; those that only move values keep the formulas' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mtpcore.backends.base import WeightTensor
+from mtpcore.backends.reference.arithmetic import elementwise, experts
+from mtpcore.backends.reference.arithmetic.attention import attention, cross_attention
+from mtpcore.backends.reference.arithmetic.fused import F32
+from mtpcore.backends.reference.arithmetic.matrix import (
+    FloatMatrix,
+    Matrix,
+    load_matrix,
+    load_table,
+)
+from mtpcore.backends.reference.run import Array, Operation, Run
+from mtpcore.graph.program import Weight
+
+__all__ = ["OPERATIONS", "load"]
+
+
+def matmul(x: F32, w: Matrix, bias: F32 | None = None) -> F32:
+    """Return w x, then plus bias: the sum with the bias is a rounding of its own."""
+    y = w.times(x)
+    return y if bias is None else y + bias
+
+
+def at_once(formula: Callable[..., Any]) -> Operation:
+    """Make an operation of a formula over all rows: ``formula(*inputs, *weights, **attrs)``."""
+
+    def operation(
+        run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    ) -> tuple[Array, ...]:
+        made = formula(*inputs, *weights, **attrs)
+        return made if isinstance(made, tuple) else (made,)
+
+    return operation
+
+
+OPERATIONS: dict[str, Operation] = {
+    "matmul": at_once(matmul),
+    "rms_norm": at_once(elementwise.rms_norm),
+    "layer_norm": at_once(elementwise.layer_norm),
+    "scale": at_once(elementwise.scale),
+    "activation": at_once(elementwise.activation),
+    "gated": at_once(elementwise.gated),
+    "rope": at_once(elementwise.rope),
+    "attention": attention,
+    "cross_attention": cross_attention,
+    "route": at_once(experts.route),
+    "expert_matmul": at_once(experts.expert_matmul),
+    "mix": at_once(experts.mix),
+}
+
+_MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
+    "embed": load_table,
+    "matmul": load_matrix,
+    "expert_matmul": load_matrix,
+    "route": lambda tensor, weight: FloatMatrix(np.asarray(tensor.array(), np.float32)),
+}
+
+
+def load(op: str, index: int, tensor: WeightTensor, weight: Weight) -> Any:
+    """Return weight ``index`` of an operation as its formula here takes it."""
+    if index == 0 and op in _MATRICES:
+        return _MATRICES[op](tensor, weight)
+    return np.asarray(tensor.array(), np.float32)

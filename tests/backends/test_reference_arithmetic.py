@@ -1,0 +1,367 @@
+"""The written arithmetic of the kernels: its fused multiply-add, and each operation bit for bit."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+from harness.generated import NATIVE, random_matrix
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from programs import Tensor, random_tensors
+
+from mtpcore._ext._matmul import available_isas
+from mtpcore._ext._plan import use_isa
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.reference.arithmetic.fused import fma
+from mtpcore.backends.reference.arithmetic.sums import sum_of_lanes
+from mtpcore.errors import BackendError
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.testing import Runner, Weights
+
+SPECIAL = np.array(
+    [0, -0.0, 1, -1, 1e-45, -1e-45, 1e-38, -3e-39, 88.37, -87.3, 3.4e38, -3.4e38,
+     np.inf, -np.inf, np.nan], np.float32,
+)  # fmt: skip
+
+# Fused multiply-add
+
+
+def rounded(exact):
+    """Round a fraction to float32, half to even; ``round`` does so with whole numbers."""
+    if exact == 0:
+        return np.float32(0)
+    exponent = abs(exact).numerator.bit_length() - exact.denominator.bit_length()
+    exponent -= abs(exact) < Fraction(2) ** exponent
+    unit = Fraction(2) ** (max(exponent, -126) - 23)
+    made = round(exact / unit) * unit
+    if abs(made) >= 2**128:
+        return np.float32(np.inf if exact > 0 else -np.inf)
+    return np.float32(float(made))
+
+
+def as_floats(values):
+    return [np.float32(value) for value in values]
+
+
+few_bits = st.builds(
+    lambda sign, p, q, sign_q: sign * (2.0**p + sign_q * 2.0 ** (p - q)),
+    st.sampled_from([1, -1]),
+    st.integers(-40, 40),
+    st.integers(1, 24),
+    st.sampled_from([1, 0, -1]),
+)
+"""Products and sums of these lie on ties, and a hair beside them."""
+any_float = st.floats(width=32) | few_bits
+near = st.tuples(few_bits, few_bits, st.integers(-30, 30), st.sampled_from([1, -1])).map(
+    lambda t: (t[0], t[1], float(np.float32(t[0] * t[1] * 2.0 ** t[2] * t[3])))
+)
+"""Three of which the third is of the size of the others' product."""
+
+
+@settings(max_examples=500)
+@given(near | st.tuples(any_float, any_float, any_float))
+@example((2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-23), 1 + 2.0**-23))  # rounded twice: up
+@example((2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-23), -1 - 2.0**-23))
+@example((-0.0, 1.0, -0.0))
+@example((1.0, 1.0, -1.0))
+@example((1e-45, 0.5, 1e-45))
+def test_fma_rounds_once(values):
+    with np.errstate(all="ignore"):
+        a, b, c = as_floats(values)
+        made = fma(a, b, c)
+        in_float64 = np.float64(a) * np.float64(b) + np.float64(c)
+    assert made.dtype == np.float32
+    if not np.isfinite(in_float64):  # infinities and what is not a number come from the operands
+        assert np.array_equal(made, np.float32(in_float64), equal_nan=True)
+        return
+    wanted = rounded(Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c)))
+    assert made == wanted
+    assert np.signbit(made) == np.signbit(in_float64)
+
+
+def test_lanes_are_summed_by_halves():
+    """Each order of a sum that rounds gives another result; this is the one of the kernels."""
+    lanes = np.array([1, 2**24, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -(2.0**24)], np.float32)
+    eight = [lanes[i] + lanes[i + 8] for i in range(8)]
+    four = [eight[i] + eight[i + 4] for i in range(4)]
+    two = [four[i] + four[i + 2] for i in range(2)]
+    assert sum_of_lanes(lanes) == two[0] + two[1]
+    assert sum_of_lanes(lanes) != sum(lanes.tolist())
+
+
+# Operations
+
+
+@pytest.fixture(autouse=True)
+def _isa():
+    before = use_isa("base")
+    use_isa(before)
+    yield
+    use_isa(before)
+
+
+each_operation = settings(max_examples=25)
+isas = st.sampled_from(available_isas())
+sizes = st.sampled_from(["plain", "wide", "special"])
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def values(draw, *shape):
+    """Draw float32 of ordinary sizes, of all sizes, or with what is not a number among them."""
+    rng, size = np.random.default_rng(draw(seeds)), draw(sizes)
+    x = rng.normal(0, 2, shape)
+    if size == "wide":
+        x = x * 2.0 ** rng.integers(-149, 120, shape)
+    x = x.astype(np.float32)
+    if size == "special":
+        few = rng.random(shape) < draw(st.sampled_from([0.02, 0.3, 1.0]))
+        x = np.where(few, rng.choice(SPECIAL, shape), x)
+    return x
+
+
+def assert_same_bits(made, wanted):
+    """Values that are not numbers count as equal, whatever their bits."""
+    assert made.keys() == wanted.keys()
+    for name in wanted:
+        a, b = made[name], wanted[name]
+        assert a.dtype == b.dtype == np.float32
+        assert a.shape == b.shape
+        differs = (a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b))
+        at = tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None
+        assert at is None, f"{name}{list(at)}: {a[at].hex()} instead of {b[at].hex()}"
+
+
+def compare(isa, make, tensors, rows, *, axes=1, feeds=None, kv_dtype="f32"):
+    """Run a program of slots on both backends; ``feeds`` are further arguments, one a batch."""
+    use_isa(isa)
+    slots = {name: x.shape[1] for name, x in rows.items()}
+    n = len(next(iter(rows.values())))
+    runners = []
+    for backend in (CpuBackend(), ReferenceBackend(quantise_activations=True)):
+        g = GraphBuilder("test", tensors, slots=slots, axes=axes)
+        program = g.finish(Outputs(**make(g)))
+        runners.append(Runner(backend, program, Weights(tensors), kv_dtype=kv_dtype))
+    for made, written in zip(*(r.memory.groups for r in runners), strict=True):
+        made.store.data[:] = 0xFF  # what is stored nowhere yet is not a number
+        for array in written.store._arrays():
+            array[:] = np.nan
+    begin = 0
+    for options in feeds or [{"n": n}]:
+        end = begin + options.pop("n")
+        fed = {name: np.ascontiguousarray(x[begin:end]) for name, x in rows.items()}
+        assert_same_bits(
+            *(r.feed(np.zeros(end - begin, np.int32), **options, **fed) for r in runners)
+        )
+        begin = end
+    if all(np.isfinite(x).all() for x in rows.values()):
+        assert runners[0].memory.digest(0) == runners[1].memory.digest(0)
+
+
+widths = st.integers(1, 40)
+counts = st.integers(1, 10)
+
+
+@each_operation
+@given(st.data(), isas, widths, counts)
+def test_values_one_by_one(data, isa, width, n):
+    def make(g):
+        a, b = g.inputs["a"], g.inputs["b"]
+        return {
+            "add": g.plus(a, b),
+            "mul": g.times(a, b),
+            "scale": g.scale(a, -1.7),
+            **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
+            **{"gated " + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
+        }
+
+    compare(isa, make, {}, {name: data.draw(values(n, width)) for name in "ab"})
+
+
+@pytest.mark.parametrize("isa", available_isas())
+def test_activations_everywhere(isa):
+    x = np.linspace(-110, 110, 20001, dtype=np.float32)
+    x = np.concatenate([x, x / 100, x / 1e4, x * 1e30, SPECIAL])[None]
+    compare(isa, lambda g: {k: g.activation(g.inputs["x"], k) for k in ACTIVATIONS}, {}, {"x": x})
+
+
+@each_operation
+@given(st.data(), isas, widths, counts, st.sampled_from([1e-5, 1e-6, 0.0]))
+def test_norms(data, isa, width, n, eps):
+    tensors = random_tensors(1, w=(width,), b=(width,), h=(7,))
+
+    def make(g):
+        a, heads = g.inputs["a"], g.heads(g.inputs["heads"], 3)
+        return {
+            "rms": g.rms_norm(a, "w.weight", eps),
+            "plain rms": g.rms_norm(a, None, eps),
+            "rms of heads": g.rows(g.rms_norm(heads, "h.weight", eps)),
+            "layer": g.layer_norm(a, "w.weight", "b.weight", eps),
+            "plain layer": g.layer_norm(a, None, None, eps),
+        }
+
+    rows = {"a": data.draw(values(n, width)), "heads": data.draw(values(n, 21))}
+    compare(isa, make, tensors, rows)
+
+
+@each_operation
+@given(st.data(), isas, counts, st.integers(1, 20), st.sampled_from(["halves", "pairs"]))
+def test_rope(data, isa, n, pairs, style):
+    tensors = {"f.weight": Tensor(np.random.default_rng(2).uniform(0.5, 4, pairs))}
+
+    def make(g):
+        x, p = g.heads(g.inputs["a"], 2), g.inputs.positions
+        frequencies = [3e4 ** (-i / pairs) for i in range(pairs)]
+        axes = [i % 3 for i in range(pairs)]
+        rope = {"axes": axes, "style": style}
+        return {
+            "plain": g.rows(g.rope(x, p, frequencies, **rope)),
+            "magnitude": g.rows(g.rope(x, p, frequencies, magnitude=1.3, **rope)),
+            "factors": g.rows(g.rope(x, p, frequencies, factors="f.weight", **rope)),
+        }
+
+    positions = np.random.default_rng(data.draw(seeds)).integers(0, 2**20, (n, 3), np.int32)
+    rows = {"a": data.draw(values(n, 2 * (2 * pairs + 3)))}
+    compare(isa, make, tensors, rows, axes=3, feeds=[{"n": n, "positions": positions}])
+
+
+class Raw(Tensor):
+    """A tensor of blocks that the ``gguf`` package cannot write."""
+
+    def __init__(self, raw, kind, shape):
+        self._raw, self.type, self.shape = raw.view(np.uint8), int(Type[kind]), shape
+
+
+def matrix(rng, kind, *shape):
+    """Make a matrix of any codes; one scale in forty is any float16 at all."""
+    raw = random_matrix(rng, kind, *shape).view(np.uint8)
+    block = quants.GGML_QUANT_SIZES[Type[kind]]
+    if kind in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"):
+        blocks = raw.reshape(-1, block[1]).copy()
+        odd = rng.random(len(blocks)) < 0.025
+        at = 208 if kind == "Q6_K" else 0
+        blocks[odd, at : at + 2] = rng.integers(0, 256, (odd.sum(), 2))
+        raw = blocks.reshape(raw.shape)
+    return Raw(raw, kind, shape)
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+@settings(max_examples=12)
+@given(st.data(), isas, st.integers(1, 70), counts)
+def test_products(kind, data, isa, n_outputs, n):
+    rng = np.random.default_rng(data.draw(seeds))
+    n_blocks = data.draw(st.integers(1, 4))
+    columns = n_blocks * {"Q8_0": 32, "Q4_0": 32, "Q4_K": 256, "Q6_K": 256}.get(kind, 13)
+    tensors = {
+        "w.weight": matrix(rng, kind, n_outputs, columns),
+        "e.weight": matrix(rng, kind, 3, n_outputs, columns),
+        **random_tensors(4, b=(n_outputs,), r=(3, columns)),
+    }
+
+    def make(g):
+        a = g.inputs["a"]
+        ids, _ = g.route(a, "r.weight", n_used=2)
+        return {
+            "matmul": g.matmul(a, "w.weight"),
+            "bias": g.matmul(a, "w.weight", "b.weight"),
+            "expert_matmul": g.rows(g.expert_matmul(a, ids, "e.weight")),
+        }
+
+    compare(isa, make, tensors, {"a": data.draw(values(n, columns))})
+
+
+@pytest.mark.parametrize("kind", NATIVE)
+def test_rows_of_tables(kind):
+    rng = np.random.default_rng(3)
+    tensors = {"w.weight": matrix(rng, kind, 40, 512)}
+    found = []
+    for backend in (CpuBackend(), ReferenceBackend(quantise_activations=True)):
+        g = GraphBuilder("test", tensors)
+        program = g.finish(Outputs(y=g.embed(g.inputs.tokens, "w.weight")))
+        found.append(Runner(backend, program, Weights(tensors)).feed(np.arange(40)))
+    assert_same_bits(*found)
+
+
+ROUTES = [
+    {"gate": "sigmoid"},
+    {"gate": "softmax", "normalise": False, "scale": 2.5},
+    {"gate": "softmax", "n_groups": 4, "n_groups_used": 2},
+    {"gate": "sigmoid", "n_groups": 12, "n_groups_used": 5},
+]
+
+
+@each_operation
+@given(st.data(), isas, counts, st.sampled_from(ROUTES), st.integers(1, 5))
+def test_experts(data, isa, n, options, n_used):
+    tensors = random_tensors(5, r=(12, 20), up=(12, 35, 20))
+    correction = data.draw(values(12) | st.just(np.zeros(12)))  # else it may decide for all rows
+    tensors["c.weight"] = Tensor(correction)
+    if data.draw(st.booleans()):
+        tensors["r.weight"] = Tensor(np.repeat(tensors["r.weight"].array()[:4], 3, axis=0))  # ties
+
+    def make(g):
+        ids, shares = g.route(g.inputs["a"], "r.weight", "c.weight", n_used=n_used, **options)
+        up = g.expert_matmul(g.inputs["a"], ids, "up.weight")
+        return {"route": shares, "expert_matmul": g.rows(up), "mix": g.mix(up, shares)}
+
+    compare(isa, make, tensors, {"a": data.draw(values(n, 20))})
+
+
+ATTENTIONS = [
+    {},
+    {"window": 37},
+    {"sinks": "sinks.weight"},
+    {"mask": "block"},
+    {"mask": "block", "window": 70},
+]
+
+
+@settings(max_examples=40)
+@given(
+    st.data(),
+    isas,
+    st.sampled_from([*ATTENTIONS, "cross"]),
+    st.sampled_from([(24, 16), (5, 7), (33, 80)]),
+    st.sampled_from(["f32", "f16"]),
+    st.lists(st.integers(1, 70), min_size=1, max_size=3),
+    st.integers(0, 130),
+)
+def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
+    """Batch after batch, from any place on; the last one may be a tree."""
+    k_width, v_width = head_widths
+    tensors = {"sinks.weight": Tensor(data.draw(values(6)))}
+
+    def make(g):
+        q, k, v = (
+            g.heads(g.inputs[name], heads) for name, heads in zip("qkv", (6, 2, 2), strict=True)
+        )
+        if options == "cross":
+            return {"y": g.rows(g.add("cross_attention", [q, k, v], scale=0.1)[0])}
+        return {"y": g.rows(g.attention(q, k, v, layer=0, scale=0.1, **options))}
+
+    feeds = [{"n": n} for n in batches]
+    feeds[0]["place"] = place
+    if options != "cross" and "mask" not in options and data.draw(st.booleans()):
+        n = batches[-1] = feeds[-1]["n"] = min(batches[-1], 20)
+        feeds[-1]["parent"] = [data.draw(st.integers(max(i - 3, -1), i - 1)) for i in range(n)]
+    n = sum(batches)
+    rows = {
+        "q": data.draw(values(n, 6 * k_width)),
+        "k": data.draw(values(n, 2 * k_width)),
+        "v": data.draw(values(n, 2 * v_width)),
+    }
+    compare(isa, make, tensors, rows, feeds=feeds, kv_dtype=kv_dtype)
+
+
+def test_attention_needs_paged_memory():
+    g = GraphBuilder("test", {}, slots={"a": 8})
+    x = g.heads(g.inputs["a"], 2)
+    program = g.finish(Outputs(y=g.rows(g.attention(x, x, x, layer=0, scale=1.0))))
+    runner = Runner(ReferenceBackend(quantise_activations=True), program, Weights({}))
+    runner.memory = type("Nothing", (), {"length": lambda *_: 0, "reserve": lambda *_: None})()
+    with pytest.raises(BackendError, match="needs paged memory"):
+        runner.feed([0], a=np.zeros((1, 8), np.float32))
