@@ -11,6 +11,7 @@ from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import Cross, Verdict, link
 from mtpcore.decoding import Generator, Request, Stats
+from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import (
     BackendError,
     BatchError,
@@ -37,6 +38,7 @@ __all__ = [
     "CapacityError",
     "Context",
     "Cross",
+    "DraftTree",
     "Generator",
     "GraphError",
     "GraphType",

@@ -14,11 +14,12 @@ from mtpcore.backends.base import Backend, DraftRun, Plan
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers
-from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
+from mtpcore.limits import check_sizes
 from mtpcore.memory import GroupedKV, PagedKV, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import admit, split
+from mtpcore.rows import admit, run_parts
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -89,26 +90,7 @@ class Context:
                 got=type(model).__name__,
                 fix="load it: Context(load_model(path))",
             )
-        for name, value, most in (
-            ("n_ctx", n_ctx, 1 << 24),
-            ("n_seq_max", n_seq_max, 1 << 16),
-            ("n_batch", n_batch, 1 << 16),
-            ("threads", 1 if threads is None else threads, 1024),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise CapacityError(
-                    "size out of range",
-                    where=f"Context({name}=...)",
-                    wanted=f"an int in 1..{most}",
-                    got=repr(value),
-                )
-        if kv_dtype not in ("f16", "f32"):
-            raise CapacityError(
-                "unknown type of keys and values",
-                where="Context(kv_dtype=...)",
-                wanted="f16, f32",
-                got=repr(kv_dtype),
-            )
+        check_sizes(n_ctx, n_seq_max, n_batch, threads, kv_dtype)
         self.model, self.graph_type = model, GraphType(graph_type)
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
         self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
@@ -218,19 +200,7 @@ class Context:
         """
         rows, ranges, groups = admit(self, batch)
         with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            parts = []
-            for part, places in split(rows, ranges, self.n_batch):
-                if self.memory:
-                    self.memory.reserve(places)
-                parts.append(self.plan.run(part, self.memory))
-            arrays = {
-                name: parts[0][name]
-                if len(parts) == 1
-                else np.concatenate([part[name] for part in parts])
-                for name in self.program.outputs
-            }
-            for array in arrays.values():
-                array.flags.writeable = False
+            arrays = run_parts(self, rows, ranges)
             output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
                 watcher(batch, output)
@@ -282,30 +252,36 @@ class Context:
                 self.lengths[seq] = end
         return found
 
+    def explore(self, batch: Batch) -> Output:
+        """Run rows and forget them: they reach no link and no watcher.
+
+        The rows of the batch may be a draft tree.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            As ``process``.
+        """
+        rows, ranges, groups = admit(self, batch)
+        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
+            arrays = run_parts(self, rows, ranges)
+            if self.memory:
+                for seq, (begin, _) in ranges.items():
+                    self.memory.rewind(seq, begin)
+        return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+
     def keep(self, seq: int, path: Sequence[int]) -> None:
         """After a draft tree: keep of its rows only this path, as a chain.
 
         ``path`` counts the tree's rows of that sequence in the order of the batch, ascending.
+
+        Raises
+        ------
+        BatchError, LinkError
+            There is no tree, or no such path; the context belongs to a Cross.
         """
-        if seq not in self.undecided:
-            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
-        begin, end = self.undecided[seq]
-        steps = integers(list(path), "path").tolist()
-        if (
-            np.ndim(steps) != 1
-            or sorted(set(steps)) != steps
-            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
-        ):
-            raise BatchError(
-                "a path ascends through the tree's rows",
-                where=f"sequence {seq}",
-                wanted=f"0..{end - begin - 1}",
-                got=steps,
-            )
-        if self.memory:
-            self.memory.keep(seq, begin, steps)
-        self.lengths[seq] = begin + len(steps)
-        del self.undecided[seq]
+        self._check_free("accept")
+        self.follow(seq, path)
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
@@ -356,6 +332,28 @@ class Context:
             )
         if self.memory:
             self.memory.check_rewind(seq, length)
+
+    def follow(self, seq: int, path: Sequence[int]) -> None:
+        """Keep a path in this context alone; for the Cross that owns it."""
+        if seq not in self.undecided:
+            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
+        begin, end = self.undecided[seq]
+        steps = integers(list(path), "path").tolist()
+        if (
+            np.ndim(steps) != 1
+            or sorted(set(steps)) != steps
+            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
+        ):
+            raise BatchError(
+                "a path ascends through the tree's rows",
+                where=f"sequence {seq}",
+                wanted=f"0..{end - begin - 1}",
+                got=steps,
+            )
+        if self.memory:
+            self.memory.keep(seq, begin, steps)
+        self.lengths[seq] = begin + len(steps)
+        del self.undecided[seq]
 
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""

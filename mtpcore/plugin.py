@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
+from mtpcore.draft_tree import DraftTree
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, Outputs, Value
 from mtpcore.hookspecs import hookimpl
@@ -65,6 +66,7 @@ __all__ = [
     "Config",
     "Count",
     "DECODER",
+    "DraftTree",
     "DrafterSpec",
     "EXPERTS",
     "EXPERT_KEYS",

@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.draft_tree import DraftTree
+
 __all__ = ["Proposer"]
 
 
@@ -20,8 +22,8 @@ class Proposer(Protocol):
     told of rejections.
     """
 
-    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Sequence[int]:
-        """Return up to ``k`` guesses of what follows.
+    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Sequence[int] | DraftTree:
+        """Return up to ``k`` guesses of what follows, or a tree of them.
 
         Parameters
         ----------
@@ -30,11 +32,13 @@ class Proposer(Protocol):
         tokens : ndarray, int32[n]
             All tokens so far, the newest last; a copy.
         k : int
-            How many guesses are wanted; longer answers are cut, shorter and empty ones are fine.
+            How many guesses in a row are wanted; longer answers are cut, shorter and empty ones
+            are fine.
 
         Returns
         -------
-        sequence of int
-            Token ids of the target's vocabulary. From the first invalid id on they are dropped.
+        sequence of int, or DraftTree
+            Token ids of the target's vocabulary. From the first invalid id on they are dropped;
+            of a tree its branch is. A tree is at most ``k`` deep.
         """
         raise NotImplementedError

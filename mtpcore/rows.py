@@ -15,7 +15,7 @@ from mtpcore.errors import BatchError, LinkError
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["admit", "split"]
+__all__ = ["admit", "run_parts"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
@@ -81,43 +81,85 @@ def _look_closer(context: Context, batch: Batch) -> Placed:
     return place, ranges, groups, np.flatnonzero(batch.outputs).astype(np.int32)
 
 
-def split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
+def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[np.float32]]:
+    """Run all rows, in as many parts as are needed; return read-only arrays by name.
+
+    Raises
+    ------
+    BatchError, CapacityError
+        A draft tree is longer than ``n_batch``, or there is no room.
+    """
+    parts = []
+    for part, places in _split(rows, ranges, context.n_batch):
+        if context.memory:
+            context.memory.reserve(places)
+        parts.append(context.plan.run(part, context.memory))
+    arrays = {
+        name: parts[0][name] if len(parts) == 1 else np.concatenate([part[name] for part in parts])
+        for name in context.program.outputs
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays
+
+
+def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
+
+    A chain may be cut anywhere, for what went before is stored by then. The rows of a sequence
+    that branches see each other and stay together.
 
     Raises
     ------
     BatchError
-        A draft tree is longer.
+        A draft tree is longer than ``n_batch``.
     """
     n = len(rows.tokens)
     if n <= n_batch:
         return [(rows, ranges)]
-    if rows.parent is not None:
-        raise BatchError(
-            "a draft tree runs in one piece",
-            wanted=f"at most {n_batch}",
-            got=n,
-            fix="make n_batch larger",
-        )
-    parts = []
-    for begin in range(0, n, n_batch):
-        end = min(begin + n_batch, n)
-        chosen = (rows.outputs >= begin) & (rows.outputs < end)
-        part = Rows(
-            tokens=rows.tokens[begin:end],
-            positions=rows.positions[begin:end],
-            seq=rows.seq[begin:end],
-            place=rows.place[begin:end],
-            outputs=(rows.outputs[chosen] - begin).astype(np.int32),
-            embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
-            slots={name: slot[begin:end] for name, slot in rows.slots.items()},
-        )
-        taken = {}
-        for seq in dict.fromkeys(part.seq.tolist()):
-            places = part.place[part.seq == seq]
-            taken[seq] = (int(places[0]), int(places[-1]) + 1)
-        parts.append((part, taken))
+    joined = np.zeros(n + 1, bool)  # to the row before
+    for seq in ranges if rows.parent is not None else ():
+        mine = np.flatnonzero(rows.seq == seq)
+        assert rows.parent is not None
+        if (rows.parent[mine[1:]] != mine[:-1]).any():
+            joined[mine[0] + 1 : mine[-1] + 1] = True
+    free = np.flatnonzero(~joined)
+    parts, begin = [], 0
+    while begin < n:
+        end = int(free[free <= begin + n_batch][-1])
+        if end == begin:
+            raise BatchError(
+                "a draft tree runs in one piece",
+                where=f"sequence {rows.seq[begin]}",
+                wanted=f"at most {n_batch}",
+                got=f"{int((rows.seq == rows.seq[begin]).sum())} rows",
+                fix="make n_batch larger",
+            )
+        parts.append(_part(rows, begin, end))
+        begin = end
     return parts
+
+
+def _part(rows: Rows, begin: int, end: int) -> tuple[Rows, Ranges]:
+    chosen = (rows.outputs >= begin) & (rows.outputs < end)
+    parent = rows.parent
+    if parent is not None:  # a parent in an earlier part is the newest row stored
+        parent = np.maximum(parent[begin:end] - np.int32(begin), np.int32(-1))
+    part = Rows(
+        tokens=rows.tokens[begin:end],
+        positions=rows.positions[begin:end],
+        seq=rows.seq[begin:end],
+        place=rows.place[begin:end],
+        outputs=(rows.outputs[chosen] - begin).astype(np.int32),
+        parent=parent,
+        embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
+        slots={name: slot[begin:end] for name, slot in rows.slots.items()},
+    )
+    taken = {}
+    for seq in dict.fromkeys(part.seq.tolist()):
+        places = part.place[part.seq == seq]
+        taken[seq] = (int(places[0]), int(places[-1]) + 1)
+    return part, taken
 
 
 def _check_seqs(context: Context, batch: Batch) -> None:

@@ -3,5 +3,6 @@
 from mtpcore.cross.cross import Acceptance, Cross, DraftSampler
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
+from mtpcore.cross.walk import Draft
 
-__all__ = ["Acceptance", "Cross", "DraftSampler", "Verdict", "link"]
+__all__ = ["Acceptance", "Cross", "Draft", "DraftSampler", "Verdict", "link"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
@@ -15,6 +14,8 @@ from mtpcore.batch import Batch
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
+from mtpcore.cross.walk import Draft, RoundRows, tree_rows, walk
+from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.output import Output
 from mtpcore.sampling import Sampling
@@ -65,7 +66,8 @@ class Cross(Roles):
 
         Returns
         -------
-        list of int, or dict of seq to list of int
+        list of int or DraftTree, or dict of seq to them
+            A tree where the drafter makes trees; it is at most ``k`` deep.
 
         Raises
         ------
@@ -92,13 +94,16 @@ class Cross(Roles):
                 jobs.append(
                     DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
                 )
-        drafts: dict[int, list[int]] = {one: [] for one in wanted}
+        drafts: dict[int, list[int] | DraftTree] = {one: [] for one in wanted}
         for name, drafter in self.drafters.items():
-            open_jobs = [job for job in jobs if not drafts[job.seq]]
+            open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
             if open_jobs:
-                lengths = {job.seq: job.k for job in open_jobs}
-                for one, ids in drafter.draft(open_jobs).items():
-                    drafts[one] = self._trust(name, one, ids, lengths[one])
+                for one, draft in drafter.draft(list(open_jobs.values())).items():
+                    job = open_jobs[one]
+                    if isinstance(draft, DraftTree):
+                        drafts[one] = self._trust_tree(name, job, draft)
+                    else:
+                        drafts[one] = self._trust(name, one, draft, job.k)
         return drafts if isinstance(seq, Mapping) else drafts[seq]
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
@@ -127,6 +132,26 @@ class Cross(Roles):
             good.append(int(token))
         return good
 
+    def _trust_tree(self, name: str, job: DraftJob, tree: DraftTree) -> DraftTree:
+        """Cut ids that are none, with what follows them; then what is too deep or has no room."""
+        n_vocab, depth = self.llm.model.hparams.n_vocab, tree.depth
+        kept = np.zeros(len(tree), bool)
+        for node, above in enumerate(tree.parent.tolist()):
+            if above >= 0 and not kept[above]:
+                continue
+            token = int(tree.tokens[node])
+            if depth[node] > job.k:
+                self._warn(name, job.seq, f"more than {job.k} drafts in a row; the rest is dropped")
+            elif not 0 <= token < n_vocab:
+                self.invalid += 1
+                self._warn(name, job.seq, f"{token} is no token; its branch of drafts is dropped")
+            else:
+                kept[node] = True
+        llm = self.llm
+        room = min(llm.n_ctx - len(job.history), llm.n_batch - 1, llm.longest_draft - 1)
+        kept[np.flatnonzero(kept)[room:]] = False
+        return tree.select(kept)
+
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that no drafter can follow; warn of the first one."""
         if not self._paused:
@@ -151,7 +176,7 @@ class Cross(Roles):
 
     def verify(
         self,
-        drafts: Mapping[int, Sequence[int]],
+        drafts: Mapping[int, Draft],
         sampling: Samplings = GREEDY,
         *,
         prefill: Mapping[int, Sequence[int]] | None = None,
@@ -161,8 +186,9 @@ class Cross(Roles):
 
         Parameters
         ----------
-        drafts : mapping of seq to token ids
-            Drafts after each pending token; may be empty.
+        drafts : mapping of seq to token ids or DraftTree
+            Drafts after each pending token; may be empty. Of a tree the target takes the child
+            that it chooses, as long as there is one.
         sampling : Sampling, or mapping of seq to Sampling
             The target's settings. The verdict does not depend on the drafts.
         prefill : mapping of seq to token ids, optional
@@ -181,55 +207,39 @@ class Cross(Roles):
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
         prefill = {seq: ids for seq, ids in (prefill or {}).items() if len(ids)}
-        tokens: list[int] = []
-        seqs: list[int] = []
-        pos: list[int] = []
-        wanted: list[bool] = []
-        spans: dict[int, tuple[int, int]] = {}
-        for seq, ids in drafts.items():
+        rows = RoundRows()
+        for seq, draft in drafts.items():
             state = self._decided(seq)
             if seq in prefill:
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.llm.memory:
-                self.llm.memory.allow_rewind(len(ids))
-            pending = self._need_pending(seq, _of(sampling, seq))
-            spans[seq] = (len(tokens), len(tokens) + 1 + len(ids))
-            tokens += [pending, *ids]
-            wanted += [True] * (1 + len(ids))
-            seqs += [seq] * (1 + len(ids))
-            pos += range(state.n, state.n + 1 + len(ids))
+                self.llm.memory.allow_rewind(len(draft))
+            rows.add_draft(seq, state.n, self._need_pending(seq, _of(sampling, seq)), draft)
         for seq, ids in prefill.items():
-            state = self._decided(seq)
-            tokens += ids
-            wanted += [False] * (len(ids) - 1) + [True]
-            seqs += [seq] * len(ids)
-            pos += range(state.n, state.n + len(ids))
-        if not tokens:
+            rows.add_prompt(seq, self._decided(seq).n, ids)
+        if not len(rows):
             return {}
-        batch = Batch(tokens, seq=seqs, pos=pos, outputs=wanted)
+        batch = rows.batch()
         output: Output | None = None
-        self._verifying = True
+        self._verifying, self._branching = True, rows.branching
         try:
-            with self.llm.undoable(Counter(seqs)):
+            with self.llm.undoable(rows.counts()):
                 output = self.llm.process(batch)
                 begin = perf_counter()
                 verdicts = {
                     seq: self._judge(
-                        seq,
-                        batch.tokens[at:end],
-                        output.logits[at:end],
-                        _of(sampling, seq),
-                        acceptance,
+                        seq, batch, span, output.logits, drafts[seq], _of(sampling, seq), acceptance
                     )
-                    for seq, (at, end) in spans.items()
+                    for seq, span in rows.spans.items()
                 }
                 self.choose_seconds += perf_counter() - begin
+                self._deliver_paths(rows, output, verdicts)
         except BaseException:
-            for seq in dict.fromkeys(seqs) if output else ():
+            for seq in rows.counts() if output else ():
                 self._rewind(seq, self._states[seq].n)
             raise
         finally:
-            self._verifying = False
+            self._verifying, self._branching = False, set()
         for seq, verdict in verdicts.items():
             self._states[seq].undecided = verdict
         self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
@@ -238,26 +248,37 @@ class Cross(Roles):
     def _judge(
         self,
         seq: int,
-        tokens: NDArray[np.int32],
+        batch: Batch,
+        span: tuple[int, int],
         logits: NDArray[np.float32],
+        draft: Draft,
         sampling: Sampling,
         acceptance: Acceptance | None,
     ) -> Verdict:
         state, sampler = self._states[seq], self._sampler(seq, sampling)
-        history = state.history  # what lies beyond n is nobody's until it is accepted
-        history[state.n : state.n + len(tokens)] = tokens
-        chosen: list[int] = []
-        for i in range(len(tokens)):
-            n = state.n + 1 + i
-            chosen.append(sampler.choose(logits[i], history[:n], state.n_prompt, n))
-            if i + 1 == len(tokens):
-                break
-            draft = int(tokens[i + 1])
-            if acceptance is not None and acceptance(i, draft):
-                chosen[-1] = draft
-            elif acceptance is not None or chosen[-1] != draft:
-                break
-        return Verdict(len(chosen) - 1, chosen[-1], tuple(chosen))
+        begin, end = span  # of rows, and of logits: those of drafts come first
+        history = state.history[: state.n + end - begin]
+        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
+
+        def choose(row: int, tokens: NDArray[np.int32]) -> int:
+            return sampler.choose(logits[begin + row], tokens, state.n_prompt, len(tokens))
+
+        return walk(draft, choose, history, acceptance)
+
+    def _deliver_paths(
+        self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
+    ) -> None:
+        """Decide what chains beside a tree hold, and deliver of each tree the path taken."""
+        if not rows.branching:
+            return
+        for seq, mine in output.rows.items():
+            if seq not in rows.branching:
+                self.llm.follow(seq, range(len(mine)))
+        self.links.post(
+            "llm",
+            output,
+            {seq: output.rows[seq][tree_rows(verdicts[seq].path)] for seq in rows.branching},
+        )
 
     def accept(self, seq: int, n: int | None = None) -> None:
         """Commit the pending token and ``n`` drafts (default: all accepted); forget the rest.
@@ -284,6 +305,8 @@ class Cross(Roles):
                 got=n,
             )
         length = state.n + 1 + n
+        if seq in self.llm.undecided:
+            self.llm.follow(seq, tree_rows(verdict.path[:n]))
         self._rewind(seq, length)
         for context in self.contexts.values():
             if context.memory is not None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
+from mtpcore.cross.walk import Draft
+from mtpcore.draft_tree import DraftTree
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec
 
@@ -44,7 +46,7 @@ class Drafter(Protocol):
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+    def draft(self, jobs: list[DraftJob]) -> Mapping[int, Draft]:
         """Return drafts by sequence; ids are not trusted."""
 
     def rewind(self, seq: int, n: int) -> None:
@@ -66,13 +68,16 @@ class ProposerDrafter:
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
-        drafts = {}
+        drafts: dict[int, Draft] = {}
         for job in jobs:
             answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
+            if isinstance(answer, DraftTree):
+                drafts[job.seq] = answer
+                continue
             # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-            ids = answer if isinstance(answer, Iterable) else [answer]
+            ids: Iterable[Any] = answer if isinstance(answer, Iterable) else [answer]
             drafts[job.seq] = list(islice(ids, job.k + 1))
         return drafts
 

@@ -104,18 +104,18 @@ class Links:
     def _width(self, link: Link) -> int:
         return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
 
-    def post(self, role: str, output: Output) -> None:
-        """Deliver the rows that ``role`` has made."""
+    def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
+        """Deliver rows that ``role`` has made: of each sequence some that continue it."""
         posts = []
         for key, joined in self._joined.items():
             if joined[0].src != role:
                 continue
             taps = [output.tap(str(Tap.parse(one.tap))) for one in joined]
-            rows = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
-            for seq, mine in output.rows.items():
-                posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), rows[mine]))
-        for box, seq, pos, rows in posts:
-            box.put(seq, pos, rows)
+            made = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
+            for seq, mine in rows.items():
+                posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), made[mine]))
+        for box, seq, pos, found in posts:
+            box.put(seq, pos, found)
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""

@@ -54,6 +54,7 @@ class Roles:
         self._states = [SequenceState(self.llm.n_ctx) for _ in range(self.llm.n_seq_max)]
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
         self._verifying = False
+        self._branching: set[int] = set()
         self._warned = False
         self._paused = 0
         for seq, state in enumerate(self._states):
@@ -110,15 +111,18 @@ class Roles:
     def _deliverer(self, role: str) -> Watcher:
         def deliver(batch: Batch, output: Output) -> None:
             target = role == "llm"
+            if batch.parent is not None and not self._verifying:
+                raise LinkError(
+                    "a linked context decides a draft tree at once",
+                    where=role,
+                    fix="give the tree to verify() of its Cross, or use a context of its own",
+                )
             if target and not self._verifying:
-                if batch.parent is not None:
-                    raise LinkError(
-                        "a linked context runs no draft trees",
-                        fix="use a context of its own, or chains",
-                    )
                 for seq, mine in output.rows.items():
                     self._diverge(self._decided(seq), seq, int(batch.tokens[mine[0]]))
-            self.links.post(role, output)
+            # Of a tree only the path that the target takes is delivered, once it is known.
+            told = {seq: mine for seq, mine in output.rows.items() if seq not in self._branching}
+            self.links.post(role, output, told)
             if target and not self._verifying:
                 self._note(batch, output, output.rows)
 

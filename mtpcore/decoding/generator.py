@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 
 from mtpcore.context import Context
-from mtpcore.cross import Acceptance, Cross, DraftSampler, Verdict
+from mtpcore.cross import Acceptance, Cross, Draft, DraftSampler, Verdict
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
+from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.sampling import Sampling
 
@@ -210,7 +211,7 @@ class Generator:
 
     def _draft(
         self, ready: Mapping[int, Request], samplings: Mapping[int, Sampling]
-    ) -> dict[int, list[int]]:
+    ) -> dict[int, Draft]:
         room = self.cross.llm.n_ctx
         lengths = {}
         for seq, request in ready.items():
@@ -219,7 +220,7 @@ class Generator:
                 room - len(request.prompt) - len(request.tokens) + 1,
             )
             lengths[seq] = max(0, min(request.draft, left - 1))
-        drafts: dict[int, list[int]] = {seq: [] for seq in ready}
+        drafts: dict[int, Draft] = {seq: [] for seq in ready}
         wanted = {seq: k for seq, k in lengths.items() if k}
         for p_min in {ready[seq].p_min for seq in wanted}:
             mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
@@ -254,7 +255,7 @@ class Generator:
         if self._take(request, token, drafted=False):
             self._check_room(request)
 
-    def _commit(self, seq: int, drafts: list[int], verdict: Verdict) -> None:
+    def _commit(self, seq: int, drafts: Draft, verdict: Verdict) -> None:
         request = self._running[seq]
         accepted = 0
         for i, token in enumerate(verdict.tokens):
@@ -263,8 +264,9 @@ class Generator:
             self.stats.tokens += 1
             if not going:
                 break
-        if drafts:
-            self.stats.count(len(drafts), accepted)
+        if len(drafts):
+            depth = drafts.depth.max() if isinstance(drafts, DraftTree) else len(drafts)
+            self.stats.count(len(drafts), int(depth), accepted)
         if not request.done:
             self.cross.accept(seq)
             self._check_room(request)

@@ -10,13 +10,14 @@ __all__ = ["Stats"]
 class Stats(msgspec.Struct):
     """What was drafted, accepted and spent; times in seconds.
 
-    ``accepted_per_position[i]`` counts the steps in which draft i + 1 was accepted; ``invalid``
-    the drafted ids that were no tokens; ``paused`` how often a sequence got no further draft
-    because a hidden row was not finite or an embedding row stands in its text; ``tokens`` the
-    committed ones, ``passes`` the target's runs after the prompts. The first token of each of the
-    ``prompts`` comes from the prompt's own run. ``verify_seconds`` is the target's runs,
-    ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds`` what follows it. A
-    drafter reads the prompt in ``draft_seconds``.
+    ``drafted`` counts all drafts, of a tree every node. ``accepted_per_position[i]`` counts the
+    steps in which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted
+    ids that were no tokens; ``paused`` how often a sequence got no further draft because a hidden
+    row was not finite or an embedding row stands in its text; ``tokens`` the committed ones,
+    ``passes`` the target's runs after the prompts. The first token of each of the ``prompts`` comes
+    from the prompt's own run. ``verify_seconds`` is the target's runs, ``choose_seconds`` the
+    choice of tokens from their logits, ``commit_seconds`` what follows it. A drafter reads the
+    prompt in ``draft_seconds``.
     """
 
     tokens: int = 0
@@ -35,12 +36,12 @@ class Stats(msgspec.Struct):
     commit_seconds: float = 0.0
     prefill_seconds: float = 0.0
 
-    def count(self, drafted: int, accepted: int) -> None:
-        """Count one verified draft of one sequence."""
+    def count(self, drafted: int, depth: int, accepted: int) -> None:
+        """Count one verified draft of one sequence, ``depth`` tokens in a row at most."""
         self.verify_steps += 1
         self.drafted += drafted
         self.accepted += accepted
-        missing = drafted - len(self.accepted_per_position)
+        missing = depth - len(self.accepted_per_position)
         self.accepted_per_position += [0] * missing
         for i in range(accepted):
             self.accepted_per_position[i] += 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from harness import seer
 from harness.hashed import N_VOCAB, HashModel, HashPlan
-from harness.scripted import SCRIPTS, Scripted, cross_of, plain
+from harness.scripted import SCRIPTS, Scripted, assert_fresh, cross_of, plain
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
@@ -15,16 +15,6 @@ from mtpcore.sampling import Sampling
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, SAMPLING, 60)
-
-
-def assert_fresh(cross, seq, tokens, **settings):
-    """I1, I2 and I4: every role is as if only these tokens had been seen."""
-    fresh, _ = cross_of(*[n for n in ("head",) if "draft" in cross.contexts], **settings)
-    fresh.llm.process(Batch.of(tokens, seq=seq))
-    assert cross.tokens(seq) == list(tokens)
-    assert cross.llm.length(seq) == len(tokens)
-    assert cross.digest(seq) == fresh.digest(seq)
-    assert all(c.length(seq) == len(tokens) for c in cross.contexts.values())
 
 
 def rounds(cross, seq, k, n, sampling=SAMPLING):

@@ -8,6 +8,7 @@ p - 1 of the same history; I4 lengths; I5 the tokens are those of plain decoding
 import numpy as np
 import pytest
 from harness.hashed import FUSED, N_VOCAB, SPEC, START, HashBackend, HashModel, advance, logits_of
+from harness.scripted import trees_around
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -46,6 +47,16 @@ class Sequence:
         history = np.asarray(self.tokens, np.int32)
         sampler = Sampler(self.sampling, Scratch(N_VOCAB))
         return sampler.choose(logits_of(state), history, self.n_prompt, len(history))
+
+
+def grown(data, known, room):
+    """A tree around what plain decoding would say after the pending token."""
+    truth, later = [], Sequence(known.sampling)
+    later.tokens, later.n_prompt = list(known.tokens), known.n_prompt
+    for _ in range(4):
+        later.tokens.append(later.next_token())
+        truth.append(later.tokens[-1])
+    return data.draw(trees_around(truth[1:], most=min(room, 7)))
 
 
 class CrossMachine(RuleBasedStateMachine):
@@ -88,9 +99,10 @@ class CrossMachine(RuleBasedStateMachine):
         argmax=st.booleans(),
         drafting=st.booleans(),
         again=st.booleans(),
+        trees=st.booleans(),
         finish=st.sampled_from(["accept", "fewer", "rollback"]),
     )
-    def round(self, data, k, argmax, drafting, again, finish):
+    def round(self, data, k, argmax, drafting, again, trees, finish):
         chosen = data.draw(st.sets(st.sampled_from(self.ready()), min_size=1))
         settings_of = {s: self.known[s].sampling for s in chosen}
         kind = "argmax" if argmax else "coupled"
@@ -104,7 +116,10 @@ class CrossMachine(RuleBasedStateMachine):
                 dict.fromkeys(chosen, k), sampling=settings_of, draft_sampler=kind
             )
         for seq, ids in drafts.items():
-            assert len(ids) <= min(k, N_CTX - len(self.known[seq].tokens) - 1)
+            room = N_CTX - len(self.known[seq].tokens) - 1
+            assert len(ids) <= min(k, room)
+            if trees and data.draw(st.booleans()):
+                drafts[seq] = grown(data, self.known[seq], room)
         verdicts = self.cross.verify(drafts, settings_of)
         for seq, verdict in verdicts.items():
             known = self.known[seq]
@@ -169,8 +184,8 @@ class CrossMachine(RuleBasedStateMachine):
         del self.known[seq]
 
     @precondition(lambda self: self.ready())
-    @rule(data=st.data(), after=st.integers(0, 6))
-    def interrupted(self, data, after):
+    @rule(data=st.data(), after=st.integers(0, 6), trees=st.booleans())
+    def interrupted(self, data, after, trees):
         """T14: whatever raises inside draft or verify, contents are as before and a retry works."""
         seq = data.draw(st.sampled_from(self.ready()))
         sampling = self.known[seq].sampling
@@ -178,6 +193,9 @@ class CrossMachine(RuleBasedStateMachine):
         self.backend.fail_at, raised = after, ""
         try:
             drafts = self.cross.draft({seq: 3}, sampling=sampling)
+            if trees:
+                room = N_CTX - len(self.known[seq].tokens) - 1
+                drafts = {seq: grown(data, self.known[seq], room)}
             self.cross.verify(drafts, sampling)
         except RuntimeError as error:
             raised = str(error)

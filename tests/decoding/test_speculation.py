@@ -6,13 +6,15 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from harness.hashed import N_VOCAB, HashModel, Planted
-from harness.scripted import INVALID, SCRIPTS, Scripted, cross_of, plain, run, settings
+from harness.scripted import INVALID, SCRIPTS, TREES, Scripted, cross_of, plain, run, settings
 from hypothesis import given, target
 from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
+from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import BatchError
 from mtpcore.sampling import Sampling
 
 N_CTX = 90
@@ -37,7 +39,7 @@ drafters = st.sampled_from(["head", "script", "both"])
 @given(
     wanted=requests,
     kind=drafters,
-    script=st.sampled_from(sorted(SCRIPTS)),
+    script=st.sampled_from([*sorted(SCRIPTS), *sorted(TREES)]),
     skill=st.integers(0, 16),
     nan=st.sampled_from([0, 0, 4]),
     n_seq_max=st.integers(1, 4),
@@ -53,7 +55,7 @@ def test_texts_are_those_of_plain_decoding(
     """T17: the noise of a position is the same whatever was drafted or rejected before it."""
     truths = [plain(w["prompt"], w["sampling"], w["max_tokens"]) for w in wanted]
     texts = [[*w["prompt"], *t] for w, t in zip(wanted, truths, strict=True)]
-    scripted = Scripted(SCRIPTS[script], texts, raises)
+    scripted = Scripted((SCRIPTS | TREES)[script], texts, raises)
     roles = {"head": ["head"], "script": [scripted], "both": [scripted, "head"]}[kind]
     cross, backend = cross_of(
         *roles, skill=skill, nan=nan, n_ctx=N_CTX, n_seq_max=n_seq_max, n_batch=n_batch
@@ -113,6 +115,61 @@ def test_T37_invalid_drafts_are_cut_counted_and_warned_of_once(name, caplog):
     assert generator.stats.drafted == generator.stats.accepted == generator.stats.verify_steps
     assert len(caplog.records) == 1
     assert "draft" in caplog.text
+
+
+@pytest.mark.parametrize("k", range(7))
+def test_a_tree_is_walked_as_far_as_it_is_right(k):
+    """Whichever branch holds the truth; drafted counts nodes, positions count tokens in a row."""
+    prompt, sampling = [3, 1, 4], Sampling(temperature=0.9, seed=11, stream=5)
+    truth = plain(prompt, sampling, 40)
+    for name, script in TREES.items():
+        cross, _ = cross_of(Scripted(script, [[*prompt, *truth]]), n_batch=64)
+        generator = Generator(cross, sampling=sampling, draft=k)
+        assert list(generator.generate(prompt, max_tokens=40)) == truth
+        stats = generator.stats
+        wanted = {"tree, wrong": 0, "tree, empty": 0, "tree, right for one": min(1, k)}.get(
+            name, min(k, 3) if "last" in name else min(k, 1) if "many" in name else k
+        )
+        assert stats.passes == -(-39 // (wanted + 1))  # the first token comes with the prompt
+        assert stats.accepted == 39 - stats.passes == sum(stats.accepted_per_position)
+        if k and name == "tree, right":
+            assert stats.drafted > 2 * stats.verify_steps * min(k, 2)
+            assert len(stats.accepted_per_position) == k
+
+
+def test_trees_that_are_not_to_be_trusted(caplog):
+    """Invalid ids are counted and cut with what follows them; all is warned of once."""
+    prompt, sampling = [3, 1, 4], Sampling(seed=11)
+    truth = plain(prompt, sampling, 30)
+    for name in ("tree, invalid ids", "tree, too deep"):
+        caplog.clear()
+        cross, _ = cross_of(Scripted(TREES[name], [[*prompt, *truth]]), n_batch=64)
+        generator = Generator(cross, sampling=sampling, draft=3)
+        with caplog.at_level(logging.WARNING, logger="mtpcore"):
+            assert list(generator.generate(prompt, max_tokens=30)) == truth
+        stats = generator.stats
+        assert stats.invalid == (2 * stats.verify_steps if "invalid" in name else 0)
+        assert stats.drafted <= (3 if "invalid" in name else 6) * stats.verify_steps
+        assert len(caplog.records) == 1
+        assert "draft" in caplog.text
+
+
+def test_siblings_alike_are_the_error_of_who_makes_the_tree():
+    """It comes out of step(); the request is as before, and goes on."""
+    prompt, sampling = [3, 1, 4], Sampling(seed=11)
+    calls = []
+
+    def twins(truth, k):
+        calls.append(k)
+        return DraftTree([1, 2, 1], [-1, -1, -1]) if len(calls) == 3 else DraftTree(truth[:1], [-1])
+
+    cross, _ = cross_of(Scripted(twins, [[*prompt, *plain(prompt, sampling, 20)]]))
+    generator = Generator(cross, sampling=sampling, draft=3)
+    request = generator.add(prompt, max_tokens=20)
+    with pytest.raises(BatchError, match="siblings"):
+        run(generator)
+    run(generator)
+    assert request.tokens == plain(prompt, sampling, 20)
 
 
 @pytest.mark.parametrize("name", ["empty", "too long", "endless"])

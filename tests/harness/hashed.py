@@ -77,11 +77,13 @@ class HashPlan:
         logits = np.empty((n, N_VOCAB), np.float32)
         for i in range(n):
             self.backend.count_row()
-            seq, place, token = int(rows.seq[i]), int(rows.place[i]), int(rows.tokens[i])
-            begin = memory.first(seq)
+            seq, token = int(rows.seq[i]), int(rows.tokens[i])
+            at_row = int(rows.place[i])
+            place = int(rows.positions[i, 0])  # the same, but in a tree
+            above = at_row - 1 if rows.parent is None else self.above(rows, i)
             before = START
-            if place > begin:
-                page, row = memory.pages.where(seq, place - 1)
+            if above >= memory.first(seq) and at_row > memory.first(seq):
+                page, row = memory.pages.where(seq, above)
                 before = self.store.pages[page][row]
             if target:
                 state = entry = advance(before, token)
@@ -91,7 +93,7 @@ class HashPlan:
                 state = advance(hidden, token)
                 entry = advance(before, (token, hidden, at, rows.slots["hidden"][i, 3]))
                 self.backend.pairs.append((token, place, hidden))
-            page, row = memory.pages.where(seq, place)
+            page, row = memory.pages.where(seq, at_row)
             self.store.pages[page][row] = entry
             made[i] = tag(state, place, 1.0 if target else 2.0)
             logits[i] = logits_of(state)
@@ -114,6 +116,13 @@ class HashPlan:
             at = read_tag(row)[1]
             assert at == rows.place[i], f"place {rows.place[i]} fused of the rows of {at}"
         return taps[:, :WIDTH].copy()
+
+    @staticmethod
+    def above(rows, i):
+        """Return where the row before row i is stored; before the first of a batch all is chain."""
+        if rows.parent[i] >= 0:
+            return int(rows.place[rows.parent[i]])
+        return int(rows.place[rows.seq == rows.seq[i]].min()) - 1
 
     def draft(self, run, memory):
         return draft_steps(self, run, memory)

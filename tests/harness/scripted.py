@@ -6,8 +6,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from harness.hashed import N_VOCAB, START, HashBackend, HashModel, Planted, advance, logits_of
+from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import link
+from mtpcore.draft_tree import DraftTree
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 
@@ -92,6 +94,68 @@ SCRIPTS = {
     "too long": too_long,
     "endless": endless,
 }
+
+
+def fan(truth, k, offsets, right_on):
+    """A tree of one child for each offset, level by level below the child number ``right_on``."""
+    tokens, parent, above = [], [], -1
+    for token in truth[:k]:
+        tokens += [(token + offset) % N_VOCAB for offset in offsets]
+        parent += [above] * len(offsets)
+        above = len(tokens) - len(offsets) + right_on
+    return DraftTree(tokens, parent)
+
+
+def bad_branches(truth, k):
+    """Branches of invalid ids with the truth below them, beside the truth itself."""
+    chain, n = list(truth[:k]), min(k, len(truth))
+    begin = 2 * n + 2  # of the truth alone
+    tokens = [-1, *[-2, *chain[1:]][:n], N_VOCAB, *chain, *chain]  # -2 is not reached
+    parent = [-1, *range(n), -1, *range(n + 1, 2 * n + 1), *[-1, *range(begin, begin + n)][:n]]
+    return DraftTree(tokens, parent)
+
+
+TREES = {
+    "tree, right": lambda truth, k: fan(truth, k, (0, 1, 2), 0),
+    "tree, right on the second branch": lambda truth, k: fan(truth, k, (1, 0, 2), 1),
+    "tree, right on the last branch": lambda truth, k: fan(truth, min(k, 3), (3, 1, 2, 0), 3),
+    "tree, wrong": lambda truth, k: fan(truth, k, (1, 2), 0),
+    "tree, right for one": lambda truth, k: fan([*truth[:1], *wrong(truth[1:], k)], k, (0, 1), 0),
+    "tree, invalid ids": bad_branches,
+    "tree, too deep": lambda truth, k: fan(truth, k + 3, (0, 1), 0),
+    "tree, too many": lambda truth, k: (
+        DraftTree(
+            [*truth[:1], *((truth[0] + i) % N_VOCAB for i in range(1, N_VOCAB)), *[1] * 300],
+            [*[-1] * N_VOCAB, *range(N_VOCAB - 1, N_VOCAB + 299)],
+        )
+        if truth
+        else DraftTree([], [])
+    ),
+    "tree, a chain": lambda truth, k: fan(truth, k, (0,), 0),
+    "tree, empty": lambda truth, k: DraftTree([], []),
+}
+"""Scripts that answer with trees; each path of the first few is cut where it leaves the truth."""
+
+
+@st.composite
+def trees_around(draw, truth, n_vocab=N_VOCAB, most=9):
+    """A tree through which the truth goes for a while, with other branches everywhere."""
+    tokens, parent, seen, right = [], [], set(), {-1: 0}
+    for _ in range(draw(st.integers(0, most))):
+        above = draw(st.integers(-1, len(tokens) - 1))
+        at = right.get(above)
+        true = at is not None and at < len(truth) and draw(st.integers(0, 2)) > 0
+        token = truth[at] if true else draw(st.integers(0, n_vocab - 1))
+        if (above, token) in seen:
+            continue
+        seen.add((above, token))
+        if at is not None and at < len(truth) and token == truth[at]:
+            right[len(tokens)] = at + 1
+        tokens.append(token)
+        parent.append(above)
+    return DraftTree(tokens, parent)
+
+
 INVALID = [name for name in SCRIPTS if name.startswith(("minus", "beyond", "a ", "nothing"))]
 
 
@@ -127,6 +191,16 @@ def cross_of(*drafters, skill=12, nan=0, n_ctx=90, n_seq_max=4, n_batch=16, mode
     )
     wanted = ["hashed" if one == "head" else one for one in drafters]
     return link(llm, wanted), backend
+
+
+def assert_fresh(cross, seq, tokens, **settings):
+    """I1, I2 and I4: every role is as if only these tokens had been seen."""
+    fresh, _ = cross_of(*[n for n in ("head",) if "draft" in cross.contexts], **settings)
+    fresh.llm.process(Batch.of(tokens, seq=seq))
+    assert cross.tokens(seq) == list(tokens)
+    assert cross.llm.length(seq) == len(tokens)
+    assert cross.digest(seq) == fresh.digest(seq)
+    assert all(c.length(seq) == len(tokens) for c in cross.contexts.values())
 
 
 def run(generator, patience=1000):
