@@ -28,6 +28,11 @@ cdef extern from "sampler.h" nogil:
         const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
         const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
         const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability) noexcept
+    int64_t mtp_rank(
+        const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
+        const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
+        const int32_t *token_ids, mtp_sampler_scratch *scratch, int64_t n, int32_t *ids,
+        float *probabilities, double *shares) noexcept
     double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id) noexcept
 
 

@@ -152,6 +152,40 @@ class Sampler:
             A shape, an id or an index is out of range.
         """
 
+    def rank(
+        self,
+        logits: NDArray[np.float32],
+        history: NDArray[np.int32],
+        n_prompt: int,
+        index: int,
+        n: int,
+        token_ids: NDArray[np.int32] | None = None,
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
+        """Rank the best tokens: the one that `choose` returns, then those that would be next.
+
+        Parameters
+        ----------
+        logits, history, n_prompt, index, token_ids
+            As in `choose`.
+        n : int
+            How many are wanted. Above temperature 0 the cuts may leave fewer.
+
+        Returns
+        -------
+        ids : int32[m]
+            Token ids, best first.
+        probabilities : float32[m]
+            As `choose_with_probability` gives them.
+        shares : float64[m]
+            How much of the choice is each token's, if logits are not quite what they seem; never
+            rising, the probabilities at temperature 0. ``c/sampler.h`` has the formula.
+
+        Raises
+        ------
+        SamplingError
+            A shape, an id or a number is out of range.
+        """
+
 def use_isa(name: str) -> str:
     """Make choices with another instruction set, for tests; return the one used before.
 

@@ -92,6 +92,23 @@ cdef class Sampler:
                                      token_ids, None, NULL)
         return chosen
 
+    def rank(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
+             int64_t index, int64_t n, const int32_t[::1] token_ids=None):
+        cdef int64_t n_vocab = logits.shape[0], n_history = history.shape[0]
+        if n < 1:
+            raise SamplingError("too few places in a ranking", where="rank", wanted=">= 1", got=n)
+        self._check(n_vocab, n_history, n_prompt, index, token_ids, None)
+        n = min(n, n_vocab)
+        found = np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n)
+        cdef int32_t[::1] ids = found[0]
+        cdef float[::1] probabilities = found[1]
+        cdef double[::1] shares = found[2]
+        n = mtp_rank(
+            &logits[0], n_vocab, &self.settings, &history[0] if n_history else NULL, n_history,
+            n_prompt, index, &token_ids[0] if token_ids is not None else NULL,
+            self.scratch.pointer, n, &ids[0], &probabilities[0], &shares[0])
+        return found[0][:n], found[1][:n], found[2][:n]
+
     cdef object _choose(self, const float[::1] logits, const int32_t[::1] history,
                         int64_t n_prompt, int64_t index, const int32_t[::1] token_ids,
                         const uint32_t[::1] mask, float *probability):

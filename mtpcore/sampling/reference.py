@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.sampling.settings import Sampling
 
-__all__ = ["adjust", "choose", "cut", "gumbel", "masses", "philox"]
+__all__ = ["adjust", "choose", "cut", "gumbel", "masses", "philox", "rank"]
 
 MASS_ONE = 2.0**40  # units in the largest probability
 
@@ -95,15 +95,20 @@ def adjust(
     return out
 
 
+def gaps(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return how far each logit lies below the largest: 0 or less."""
+    wide, top = logits.astype(np.float64), float(logits.max())
+    gap = np.full(len(wide), -np.inf) if np.isinf(top) else wide - top
+    gap[wide == top] = 0.0
+    return gap
+
+
 def masses(logits: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return probabilities at temperature 1 in whole units of 2**-40 of the largest.
 
     Whole numbers add up to the same sum in every order.
     """
-    wide, top = logits.astype(np.float64), float(logits.max())
-    gap = np.full(len(wide), -np.inf) if np.isinf(top) else wide - top
-    gap[wide == top] = 0.0
-    return np.rint(np.exp(gap) * MASS_ONE).astype(np.int64)
+    return np.rint(np.exp(gaps(logits)) * MASS_ONE).astype(np.int64)
 
 
 def cut(sampling: Sampling, logits: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -142,3 +147,38 @@ def choose(
     wide = adjusted[rows].astype(np.float64)
     scores = wide * (1.0 / sampling.temperature) + gumbel(sampling, index, ids[rows])
     return int(ids[rows[scores.argmax()]])
+
+
+def rank(
+    sampling: Sampling,
+    logits: NDArray[np.float32],
+    history: NDArray[np.int32],
+    n_prompt: int,
+    index: int,
+    n: int,
+    token_ids: NDArray[np.int32] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]:
+    """Return the n best token ids, their probabilities and shares; parameters as in `choose`.
+
+    The first is the one chosen, each further one would be chosen without those before it. A share
+    is p e^(temperature * noise) over the sum of that for all ranked tokens and of p for the others,
+    p being the probability at temperature 1 after bias and penalties.
+    """
+    ids = np.arange(len(logits), dtype=np.int32) if token_ids is None else token_ids
+    adjusted = adjust(sampling, logits, history, n_prompt, ids)
+    if adjusted.max() == -np.inf:
+        return ids[:1], np.zeros(1, np.float32), np.zeros(1)
+    wide, temperature = adjusted.astype(np.float64), sampling.temperature
+    if temperature == 0:
+        rows, scores, noise = np.flatnonzero(wide > -np.inf), wide, np.zeros(len(wide))
+    else:
+        rows, noise = np.sort(cut(sampling, adjusted)), gumbel(sampling, index, ids)
+        scores = wide * (1.0 / temperature) + noise
+    rows = rows[np.argsort(-scores[rows], kind="stable")][:n]
+    mass = masses(adjusted)
+    exponents = gaps(adjusted)[rows] + temperature * noise[rows]
+    largest = max(0.0, exponents.max())
+    others = float(mass.sum() - mass[rows].sum()) / MASS_ONE * np.exp(-largest)
+    weights = np.exp(exponents - largest)
+    shares = np.minimum.accumulate(weights / (others + weights.sum()))
+    return ids[rows], (mass[rows] / float(mass.sum())).astype(np.float32), shares

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from harness.situations import situations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,57 +27,6 @@ def words(allowed):
     padded = np.zeros(-(-len(allowed) // 32) * 32, np.uint8)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").view(np.uint32)
-
-
-@st.composite
-def situations(draw):
-    """Settings and one row, with everything that the chain can meet."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    n_vocab = draw(st.one_of(st.integers(1, 20), st.integers(21, 700)))
-    logits = rng.normal(size=n_vocab) * draw(st.sampled_from([0.01, 1.0, 4.0, 30.0]))
-    if draw(st.booleans()):
-        logits = np.round(logits)  # many ties
-    logits = logits.astype(np.float32)
-    odd = draw(
-        st.lists(
-            st.tuples(
-                st.integers(0, n_vocab - 1), st.sampled_from([math.nan, -math.inf, math.inf])
-            ),
-            max_size=3,
-        )
-    )
-    for row, value in odd:
-        logits[row] = value
-    n_ids = n_vocab
-    token_ids = None
-    if draw(st.booleans()):
-        n_ids = n_vocab + draw(st.integers(0, 50))
-        token_ids = np.sort(rng.permutation(n_ids)[:n_vocab]).astype(np.int32)
-    history = rng.integers(-2, n_ids + 2, draw(st.integers(0, 40))).astype(np.int32)
-    allowed = rng.random(n_ids) < 0.7 if draw(st.booleans()) else None
-    sampling = Sampling(
-        temperature=draw(st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.5, 20.0])),
-        top_k=draw(st.sampled_from([0, 0, 1, 2, 7, 40, 1000])),
-        top_p=draw(st.sampled_from([1.0, 1.0, 0.999999, 0.95, 0.5, 1e-9])),
-        min_p=draw(st.sampled_from([0.0, 0.0, 1e-13, 0.05, 0.5, 1.0])),
-        repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
-        frequency_penalty=draw(st.sampled_from([0.0, 0.5, -0.5])),
-        presence_penalty=draw(st.sampled_from([0.0, 0.7])),
-        logit_bias=draw(
-            st.one_of(
-                st.none(),
-                st.dictionaries(
-                    st.integers(0, n_ids + 2),
-                    st.sampled_from([-math.inf, -2.0, 0.5, 3.0]),
-                    max_size=6,
-                ),
-            )
-        ),
-        seed=draw(st.integers(0, 2**64 - 1)),
-        stream=draw(st.integers(0, 2**64 - 1)),
-    )
-    n_prompt = draw(st.integers(0, len(history)))
-    return sampling, logits, history, n_prompt, n_ids, token_ids, allowed
 
 
 @settings(max_examples=600)

@@ -10,8 +10,9 @@
 #include <stdlib.h>
 
 #include "cpu.h"
-#include "philox.h"
+#include "sampler_heap.h"
 #include "sampler_passes.h"
+#include "sampler_race.h"
 
 #define LARGEST_NOISE 36.8 /* -log(2^-53) and a little */
 
@@ -138,35 +139,6 @@ static void adjust(logits_row *row, const mtp_sampling *sampling, const int32_t 
             if (!allows(sampling->mask, token_id(row, i))) adjusted[i] = -INFINITY;
 }
 
-/* -- a heap of rows, largest key first, of equal keys the lowest row --------------------- */
-
-static inline int comes_before(const float *keys, int32_t a, int32_t b) {
-    return keys[a] > keys[b] || (keys[a] == keys[b] && a < b);
-}
-
-static void sift_down(int32_t *heap, int64_t n, int64_t hole, const float *keys) {
-    const int32_t moved = heap[hole];
-    for (int64_t child; (child = 2 * hole + 1) < n; hole = child) {
-        if (child + 1 < n && comes_before(keys, heap[child + 1], heap[child])) child++;
-        if (!comes_before(keys, heap[child], moved)) break;
-        heap[hole] = heap[child];
-    }
-    heap[hole] = moved;
-}
-
-static void heapify(int32_t *heap, int64_t n, const float *keys) {
-    for (int64_t i = n / 2; i-- > 0;) sift_down(heap, n, i, keys);
-}
-
-/* Move the first of n to heap[n - 1] and return it. */
-static int32_t pop(int32_t *heap, int64_t n, const float *keys) {
-    const int32_t first = heap[0];
-    heap[0] = heap[n - 1];
-    sift_down(heap, n - 1, 0, keys);
-    heap[n - 1] = first;
-    return first;
-}
-
 /* -- the three cuts ------------------------------------------------------------------------ */
 
 /* A logit that no survivor of top_k falls below: of chunks' maxima the k-th largest has k - 1
@@ -226,30 +198,10 @@ static int64_t cut(const logits_row *row, const mtp_sampling *sampling, float ma
 
 /* -- the choice ------------------------------------------------------------------------------ */
 
-static double gumbel(uint64_t bits) {
-    const double u = ((double)(bits >> 12) + 0.5) * 0x1p-52;
-    return -mtp_log(-mtp_log(u));
-}
-
-static uint64_t noise_bits(const mtp_noise *noise, int32_t id) {
-    uint32_t counter[4] = {(uint32_t)id, noise->index, (uint32_t)noise->stream,
-                           (uint32_t)(noise->stream >> 32)};
-    mtp_philox(counter, noise->seed);
-    return (uint64_t)counter[1] << 32 | counter[0];
-}
-
 double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id) {
     const mtp_noise noise = {seed, stream, (uint32_t)index};
     return gumbel(noise_bits(&noise, token_id));
 }
-
-/* The race so far: best score, its row. */
-typedef struct {
-    const mtp_noise *noise;
-    double inverse; /* 1 / temperature */
-    double score;
-    int64_t row;
-} race;
 
 /* Let up to 64 rows run: rows[0 .. n), or `begin` and the following if rows is NULL. */
 static void run_chunk(race *state, const logits_row *row, const int32_t *rows, int64_t begin,
@@ -270,41 +222,92 @@ static void run_chunk(race *state, const logits_row *row, const int32_t *rows, i
         logits[j] = -INFINITY;
         ids[j] = 0;
     }
-    if (!passes()->draw(logits, ids, state->noise, state->inverse, state->score, lower, upper))
-        return;
+    const double least = score_to_reach(state);
+    if (!passes()->draw(logits, ids, state->noise, state->inverse, least, lower, upper)) return;
     for (int64_t j = 0; j < n; j++) {
         const double scaled = (double)logits[j] * state->inverse;
-        if (!(scaled + mtp_noise_bound(upper[j]) >= state->score)) continue;
-        const int64_t i = rows ? rows[j] : begin + j;
-        const double score = scaled + gumbel((uint64_t)upper[j] << 32 | lower[j]);
-        if (score > state->score || (score == state->score && i < state->row)) {
-            state->score = score;
-            state->row = i;
-        }
+        if (!(scaled + mtp_noise_bound(upper[j]) >= score_to_reach(state))) continue;
+        if (!(logits[j] > -INFINITY)) continue;
+        enter(state, scaled + gumbel((uint64_t)upper[j] << 32 | lower[j]),
+              rows ? rows[j] : (int32_t)(begin + j));
+    }
+}
+
+static int has_cuts(const mtp_sampling *sampling) {
+    return sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->min_p > 0.0;
+}
+
+/* Let every row run that passes the cuts. */
+static void run_all(race *state, const logits_row *row, const mtp_sampling *sampling, float max,
+                    uint64_t total) {
+    if (has_cuts(sampling)) {
+        int64_t n;
+        int64_t first = cut(row, sampling, max, total, &n);
+        for (; first < n; first += MTP_CHUNK)
+            run_chunk(state, row, row->scratch->order + first, 0,
+                      n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
+        return;
+    }
+    for (int64_t begin = 0; begin < row->n_vocab; begin += MTP_CHUNK) {
+        const float largest = row->scratch->maxima[begin / MTP_CHUNK];
+        if ((double)largest * state->inverse + LARGEST_NOISE <= score_to_reach(state)) continue;
+        run_chunk(state, row, NULL, begin,
+                  row->n_vocab - begin < MTP_CHUNK ? row->n_vocab - begin : MTP_CHUNK);
     }
 }
 
 static int64_t choose_row(const logits_row *row, const mtp_sampling *sampling, int64_t index,
                           int64_t top, uint64_t total) {
     const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
-    race state = {&noise, 1.0 / sampling->temperature, 0.0, top};
+    const double inverse = 1.0 / sampling->temperature;
     const float max = row->logits[top];
-    state.score = (double)max * state.inverse + gumbel(noise_bits(&noise, token_id(row, top)));
-    if (sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->min_p > 0.0) {
-        int64_t n;
-        int64_t first = cut(row, sampling, max, total, &n);
-        for (; first < n; first += MTP_CHUNK)
-            run_chunk(&state, row, row->scratch->order + first, 0,
-                      n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
-        return state.row;
+    double score = (double)max * inverse + gumbel(noise_bits(&noise, token_id(row, top)));
+    int32_t winner = (int32_t)top; /* it runs first: most others need not */
+    race state = {&noise, inverse, 1, 1, &score, &winner};
+    run_all(&state, row, sampling, max, total);
+    return winner;
+}
+
+/* Put the best `n` rows into rows[0 .. returned), the one that would be chosen first; `scores` is
+ * working memory. */
+static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, int64_t index,
+                         float max, uint64_t total, int64_t n, int32_t *rows, double *scores) {
+    if (sampling->temperature > 0.0) {
+        const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
+        race state = {&noise, 1.0 / sampling->temperature, n, 0, scores, rows};
+        run_all(&state, row, sampling, max, total);
+        return state.n;
     }
-    for (int64_t begin = 0; begin < row->n_vocab; begin += MTP_CHUNK) {
-        const float largest = row->scratch->maxima[begin / MTP_CHUNK];
-        if ((double)largest * state.inverse + LARGEST_NOISE <= state.score) continue;
-        run_chunk(&state, row, NULL, begin,
-                  row->n_vocab - begin < MTP_CHUNK ? row->n_vocab - begin : MTP_CHUNK);
+    const mtp_sampling likeliest = {.top_k = n, .top_p = 1.0};
+    int64_t end;
+    const int64_t first = cut(row, &likeliest, max, total, &end);
+    for (int64_t i = first; i < end; i++) rows[end - 1 - i] = row->scratch->order[i];
+    return end - first;
+}
+
+/* See mtp_rank for what a share is. `row->logits[rows[0 .. n)]` are above -inf. */
+static void share_out(const logits_row *row, const mtp_sampling *sampling, int64_t index, float max,
+                      uint64_t total, int64_t n, const int32_t *rows, double *shares) {
+    const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
+    uint64_t others = total;
+    double largest = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        const float logit = row->logits[rows[i]];
+        others -= mtp_mass(logit, max);
+        shares[i] = logit == max ? 0.0 : (double)logit - (double)max;
+        if (sampling->temperature > 0.0)
+            shares[i] += sampling->temperature * gumbel(noise_bits(&noise, token_id(row, rows[i])));
+        largest = shares[i] > largest ? shares[i] : largest;
     }
-    return state.row;
+    double sum = largest < 700.0 ? (double)others / (double)MTP_MASS_ONE * mtp_exp(-largest) : 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        shares[i] = shares[i] - largest > -700.0 ? mtp_exp(shares[i] - largest) : 0.0;
+        sum += shares[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        shares[i] /= sum;
+        if (i > 0 && shares[i] > shares[i - 1]) shares[i] = shares[i - 1]; /* rounding */
+    }
 }
 
 /* The lowest row with the largest logit, -1 if every one is -inf or NaN. */
@@ -346,4 +349,28 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
     if (probability)
         *probability = (float)((double)mtp_mass(row.logits[chosen], max) / (double)total);
     return token_id(&row, chosen);
+}
+
+int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
+                 const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
+                 const int32_t *token_ids, mtp_sampler_scratch *scratch, int64_t n, int32_t *ids,
+                 float *probabilities, double *shares) {
+    logits_row row = {logits, n_vocab, token_ids, scratch};
+    adjust(&row, sampling, history, n_history, n_prompt);
+    const int64_t top = argmax(&row);
+    if (top < 0) {
+        ids[0] = token_id(&row, first_allowed(&row, sampling->mask));
+        probabilities[0] = 0.0f;
+        shares[0] = 0.0;
+        return 1;
+    }
+    const float max = row.logits[top];
+    const uint64_t total = passes()->total_mass(row.logits, n_vocab, max);
+    n = rank_rows(&row, sampling, index, max, total, n, ids, shares);
+    share_out(&row, sampling, index, max, total, n, ids, shares);
+    for (int64_t i = 0; i < n; i++) {
+        probabilities[i] = (float)((double)mtp_mass(row.logits[ids[i]], max) / (double)total);
+        ids[i] = token_id(&row, ids[i]);
+    }
+    return n;
 }

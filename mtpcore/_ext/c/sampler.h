@@ -56,6 +56,22 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
                    const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                    const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
 
+/* Rank the `n` best tokens for that position: the one that mtp_choose returns, then those that it
+ * would return in turn were the ones before them not there. At temperature 0 these are the largest
+ * logits; above it the cuts leave no others.
+ *
+ * ids           [n] token ids, best first
+ * probabilities [n] as mtp_choose gives them
+ * shares        [n] how much of the choice is each token's, if logits are not quite what they
+ *               seem: p e^(temperature * noise) over the sum of that for all ranked tokens and of p
+ *               for all others, p as above. Never rising. At temperature 0 a share is p.
+ *
+ * Returns how many there are: 1 .. n. Nothing is allocated. */
+int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
+                 const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
+                 const int32_t *token_ids, mtp_sampler_scratch *scratch, int64_t n, int32_t *ids,
+                 float *probabilities, double *shares);
+
 /* The Gumbel noise of one token. */
 double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id);
 
