@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mtpcore.errors import SamplingError
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import Sampler, Sampling, Scratch
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,16 @@ def test_seed_is_drawn_and_recorded():
 def test_settings_are_frozen():
     with pytest.raises(AttributeError):
         Sampling().temperature = 2.0
+
+
+@pytest.mark.parametrize(
+    ("field", "largest"), [("top_k", 2**31 - 1), ("seed", 2**64 - 1), ("stream", 2**64 - 1)]
+)
+def test_whole_numbers_end_where_the_compiled_sampler_does(field, largest):
+    logits, history = np.array([0, 1, 5, 2], np.float32), np.zeros(0, np.int32)
+    settings = Sampling(**{"seed": 0, field: largest})
+    assert getattr(settings, field) == largest
+    assert Sampler(settings, Scratch(4)).choose(logits, history, 0, 0) in range(4)
+    with pytest.raises(SamplingError, match=f"bad {field}") as caught:
+        Sampling(**{"seed": 0, field: largest + 1})
+    assert caught.value.got == str(largest + 1)
