@@ -7,6 +7,8 @@ Load a model, make a context, link a drafter, generate::
     gen = mtpcore.Generator(cross, draft=3)
 """
 
+from typing import TYPE_CHECKING
+
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import Cross, Verdict, link
@@ -30,6 +32,7 @@ from mtpcore.output import Output
 from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
 from mtpcore.spec import Link, Tap
+from mtpcore.version import version
 
 __all__ = [
     "BackendError",
@@ -59,3 +62,13 @@ __all__ = [
     "link",
     "load_model",
 ]
+
+if TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Look the version up when it is asked for, not at every import."""
+        if name == "__version__":
+            return version()
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "mtpcore"
 
 STOREYS = [
-    "errors spec checkpoint",
+    "version errors spec checkpoint",
     "declarations",
     "_ext",
     "gguf",

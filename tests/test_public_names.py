@@ -1,6 +1,7 @@
 """The names that users write, used exactly as they are promised, on the model in the package."""
 
 import inspect
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -123,3 +124,10 @@ def test_the_module_exports_what_it_names():
     ]
     assert len(errors) > 5
     assert all(issubclass(e, mtpcore.MtpcoreError) for e in errors)
+
+
+def test_the_version_is_that_of_the_installed_distribution():
+    assert mtpcore.__version__ == metadata.version("mtpcore")
+    assert "__version__" not in vars(mtpcore)  # importing mtpcore does not look for it
+    with pytest.raises(AttributeError, match=r"mtpcore.*no attribute 'verison'"):
+        _ = mtpcore.verison

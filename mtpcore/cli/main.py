@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 
 from mtpcore.cli import bench, convert, inspect, plugins, quantize, run
 from mtpcore.cli.parser import Parser
-from mtpcore.cli.version import version
 from mtpcore.errors import MtpcoreError
+from mtpcore.version import version
 
 __all__ = ["main"]
 

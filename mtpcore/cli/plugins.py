@@ -7,9 +7,9 @@ import json
 import os
 from typing import Any
 
-from mtpcore.cli.version import version
 from mtpcore.registry import SWITCH, Plugin, describe_plugins
 from mtpcore.spec import DrafterSpec, ModelSpec
+from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
