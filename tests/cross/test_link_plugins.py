@@ -8,7 +8,7 @@ import toy
 
 from mtpcore import Context, Generator, Sampling, link
 from mtpcore.errors import GraphError, LinkError, PluginError
-from mtpcore.plugin import DrafterSpec, Feed, Fit, Proposer, first_of
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Outputs, Proposer, first_of
 
 
 @pytest.fixture
@@ -118,6 +118,7 @@ def test_no_such_drafter_says_what_there_is(load):
         ({"feeds": (Feed(slot="hidden", recycle="hiden"),)}, LinkError, "hiden"),
         ({"build": lambda g, inputs, h: inputs["hidden"]}, GraphError, "Outputs; got Value"),
         ({"build": lambda g, inputs, h: None}, GraphError, "Outputs; got NoneType"),
+        ({"build": lambda g, inputs, h: Outputs(hidden=inputs["hidden"])}, LinkError, "no logits"),
     ],
 )
 def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
