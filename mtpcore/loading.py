@@ -113,7 +113,7 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
         layout = "mtp-only"
     left_out = set() if mtp else in_head
     tensors = {name: tensor for name, tensor in file.tensors.items() if name not in left_out}
-    return Model(file, spec, hparams, fitted, tensors=tensors, layout=layout)
+    return Model(file, spec, hparams, fitted, tensors=tensors, layout=layout, absent=known.absent)
 
 
 def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
@@ -153,16 +153,15 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
         if one is not None:
             fitted.append(one)
     if fitted:
-        return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only")
+        return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only", absent=known.absent)
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}
-    broken = [f"{p.name} ({p.error.what})" for p in known.broken if p.error]
     raise ModelFileError(
         "no plugin knows this architecture",
         where=str(file.path),
         wanted=", ".join(sorted(architectures)) or "a plugin that declares a trunk",
         got=repr(file.architecture),
         fix="install the plugin that declares it, or convert the model to a supported architecture"
-        + (f"; left out: {', '.join(broken)}" if broken else ""),
+        + (f"; left out: {known.absent}" if known.absent else ""),
     )
 
 

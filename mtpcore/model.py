@@ -43,6 +43,8 @@ class Model:
         Packed weights by (backend, layout, tensor); contexts share them.
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
+    absent_plugins : str
+        Installed plugins that had no say, and why; empty if there are none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Model:
         *,
         tensors: Mapping[str, Tensor] | None = None,
         layout: Layout = "combined",
+        absent: str = "",
     ) -> None:
         self._file, self.spec, self.hparams = file, spec, hparams
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
@@ -61,7 +64,7 @@ class Model:
         self._target: Model | None = None
         self.packed: dict[Any, Any] = {}
         self._programs: dict[Any, Program] = {}
-        self.file_layout = layout
+        self.file_layout, self.absent_plugins = layout, absent
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}, {self.architecture}, {self.file_layout})"
@@ -125,7 +128,8 @@ class Model:
             where=str(self.path),
             wanted=", ".join(self._fitted) or None,
             fix="load a file with its head (mtp=True), complete it with mtp_path=, or install the "
-            "drafter's plugin",
+            "drafter's plugin"
+            + (f"; left out: {self.absent_plugins}" if self.absent_plugins else ""),
         )
 
     def borrow_from(self, target: Model) -> None:

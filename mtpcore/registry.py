@@ -50,9 +50,14 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry(msgspec.Struct, frozen=True):
-    """All plugins of this process and what they declare."""
+    """All plugins of this process and what they declare.
+
+    ``left_out`` names those that are installed and were not asked, because ``MTPCORE_PLUGINS``
+    does not name them.
+    """
 
     plugins: tuple[Plugin, ...]
+    left_out: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -73,6 +78,12 @@ class Registry(msgspec.Struct, frozen=True):
     def broken(self) -> tuple[Plugin, ...]:
         """Plugins that could not be imported and were left out."""
         return tuple(plugin for plugin in self.plugins if plugin.error)
+
+    @property
+    def absent(self) -> str:
+        """Which installed plugins take no part, and why; empty if all do."""
+        reasons = [f"{plugin.name} ({plugin.error.what})" for plugin in self.broken if plugin.error]
+        return ", ".join(reasons + [f"{name} ({SWITCH})" for name in self.left_out])
 
     @classmethod
     def of(cls, *modules: Any) -> Registry:
@@ -115,10 +126,12 @@ def load_registry(selected: str | None = None) -> Registry:
         A misspelt hook, something else than declarations, two claims of one model or name, or a
         selected plugin that is not installed; names the plugins.
     """
-    plugins = _checked(_find(selected))
-    for plugin in plugins.broken:
+    found = _checked(_find(selected))
+    for plugin in found.broken:
         log.warning("%s", plugin.error)
-    return plugins
+    asked = {plugin.module for plugin in found.plugins}
+    others = {entry.name for entry in entry_points(group="mtpcore") if entry.value not in asked}
+    return msgspec.structs.replace(found, left_out=tuple(sorted(others)))
 
 
 def describe_plugins() -> list[Plugin]:

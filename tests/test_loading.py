@@ -4,6 +4,7 @@ import functools
 import logging
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -12,8 +13,9 @@ import mtpcore
 from mtpcore import loading
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.graph import GraphType
-from mtpcore.loading import find_companion, find_model
+from mtpcore.loading import find_companion, find_model, load_model
 from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key
+from mtpcore.registry import Registry
 
 
 @pytest.fixture
@@ -61,6 +63,18 @@ def test_T29_model_without_head(load, caplog):
         model.find_drafter()
     assert str(model.path) in caught.value.where
     assert "mtp_path=" in caught.value.fix
+
+
+def test_a_model_without_drafter_names_plugins_that_had_no_say(tmp_path):
+    path = toy.write(tmp_path / "toy.gguf", toy.trunk_tensors())
+    known = Registry.of(toy)
+    for registry, said in (
+        (known, ""),
+        (msgspec.structs.replace(known, left_out=("far",)), "; left out: far (MTPCORE_PLUGINS)"),
+    ):
+        with load_model(path, plugins=registry) as model, pytest.raises(PluginError) as caught:
+            model.find_drafter()
+        assert caught.value.fix.endswith("install the drafter's plugin" + said)
 
 
 def test_T29_flag_without_tensors(load, caplog):

@@ -236,6 +236,9 @@ def test_switch_chooses_third_party_plugins(installed):
     assert not {"far", "near"} & names(load_registry(""))
     assert {"far", "near"} & names(load_registry(" far, ")) == {"far"}
     assert "trunks" in names(load_registry(""))
+    assert load_registry(None).left_out == ()
+    assert {"far", "near"} & {*load_registry("near").left_out} == {"far"}
+    assert "far (MTPCORE_PLUGINS)" in load_registry("near").absent
     with pytest.raises(PluginError) as caught:
         load_registry("distant")
     assert "far" in caught.value.wanted

@@ -137,7 +137,8 @@ def _choose(
             where=str(model.path),
             got=f"--drafter {options.drafter}" if options.drafter else f"--draft {options.draft}",
             fix="--draft auto decodes plainly; --mtp-path FILE adds a head, -md FILE a drafter in "
-            "a file of its own, and plugins may bring others (mtpcore plugins)",
+            "a file of its own, and plugins may bring others (mtpcore plugins)"
+            + (f"; left out: {model.absent_plugins}" if model.absent_plugins else ""),
         )
     note(f"{model.path} has no drafter: decoding plainly")
     return None
