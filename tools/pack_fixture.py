@@ -5,7 +5,8 @@
 ``FIXTURE`` is a folder with a checkpoint (in ``hf/``), ``refs.npz`` and ``counts.json``. Of the
 tensors' bytes first all low ones are stored, then all high ones (those of float16 numbers resemble
 each other), compressed by xz: about 0.84 of the file. ``refs.npz`` keeps texts, drafts and margins
-of all prompts, and rows of numbers of the first prompt only. ``peer.json`` gets what the files hold
+of all prompts, and rows of numbers of the first prompt only. Of a drafter's target, in ``target/``,
+``embeddings.npz`` keeps the rows that the first drafts read. ``peer.json`` gets what the files hold
 that llama.cpp's converter made of the checkpoint, read by the ``gguf`` package: metadata (long
 lists as digests) and each tensor's type, shape and digest.
 """
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from safetensors.numpy import load_file
 
 ROWS = ("logits", "hidden", "residual", "taps")
 SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
@@ -40,6 +42,14 @@ def reduce_references(source: Path, target: Path) -> None:
     with np.load(source) as file:
         kept = {name: value[:1] if name in ROWS else value for name, value in file.items()}
     np.savez_compressed(target, **kept)
+
+
+def keep_embeddings(fixture: Path, target: Path) -> None:
+    """Write the rows of the target's embedding table that its head's first drafts read."""
+    with np.load(fixture / "refs.npz") as file:
+        ids = np.unique([*file["prompts"][0], file["greedy"][0, 0], *file["drafts"][0, 0]])
+    table = load_file(fixture / "target" / "model.safetensors")["model.embed_tokens.weight"]
+    np.savez_compressed(target / "embeddings.npz", ids=ids, rows=table[ids])
 
 
 def describe(path: Path) -> dict[str, dict[str, object]]:
@@ -85,6 +95,8 @@ def main() -> None:
             shutil.copyfile(folder / name, given.target / name)
     reduce_references(given.fixture / "refs.npz", given.target / "refs.npz")
     shutil.copyfile(given.fixture / "counts.json", given.target / "counts.json")
+    if (given.fixture / "target").exists():
+        keep_embeddings(given.fixture, given.target / "target")
     if given.peer:
         peers = {path.stem.rpartition("-")[2]: describe(path) for path in given.peer}
         (given.target / "peer.json").write_text(json.dumps(peers, indent=1) + "\n")

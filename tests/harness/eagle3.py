@@ -1,0 +1,213 @@
+"""EAGLE-3 heads of random weights as checkpoints are published, and their formulas in NumPy.
+
+The witness works on a whole text at once, in float64, on weights by their published names without
+prefix and ``.weight``.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.generated import TINY, make_metadata, make_tensors, types_of
+from harness.published import tokenizer, write_checkpoint
+from harness.trunks import EPS, Config, inverse_frequencies, norm, rotate
+from mtpcore.conversion import convert
+from mtpcore.gguf import write_model_file
+
+SIZES = TINY._replace(n_layers=6)
+N_VOCAB, WIDTH, N_FF, N_DRAFT = SIZES.n_vocab, SIZES.width, 20, 24
+HEADS = {"n_heads": 4, "n_kv_heads": 2, "head_width": 8, "rope_base": 10000.0}
+SCALING = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+class Variant(NamedTuple):
+    """What published heads differ in; ``layers`` None: the configuration does not name them."""
+
+    architecture: str = "LlamaForCausalLMEagle3"
+    prefix: str = "midlayer."
+    width: int = WIDTH
+    n_draft: int = N_DRAFT
+    layers: tuple[int, ...] | None = None
+    nested: str = ""
+    own_table: bool = False
+    own_head: bool = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    scaling: str = ""
+
+
+VARIANTS = {
+    "reference": Variant(architecture="LlamaForCausalLM"),
+    "SpecForge": Variant(layers=(1, 3, 4), nested="eagle_config"),
+    "vLLM": Variant("Eagle3LlamaForCausalLM", "layers.0.", layers=(0, 2, 5)),
+    "speculators": Variant(
+        "Eagle3Speculator",
+        "layers.0.",
+        nested="transformer_layer_config",
+        norm_before_residual=True,
+        own_table=True,
+    ),
+    "speculators' draft model": Variant("Eagle3DraftModel", "layers.0.", norm_before_residual=True),
+    "norm before fc": Variant(norm_before_fc=True),
+    "both norms": Variant(norm_before_fc=True, norm_before_residual=True),
+    "every token": Variant(n_draft=N_VOCAB),
+    "the target's head": Variant(n_draft=N_VOCAB, own_head=False),
+    "another width": Variant(width=24, own_table=True),
+    "llama3 rotation": Variant(scaling="llama3"),
+    "four layers": Variant(layers=(0, 1, 2, 3)),
+}
+
+
+def layers_of(c: Variant) -> list[int]:
+    n = SIZES.n_layers
+    return list(c.layers or (2, n // 2, n - 3))
+
+
+def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return random weights by their published names without prefix."""
+    rng = np.random.default_rng(seed)
+
+    def random(*shape: int, around: float = 0.0) -> np.ndarray:
+        return (around + rng.normal(0, 0.3, shape)).astype(np.float32)
+
+    d, n_taps = c.width, len(layers_of(c))
+    q, kv = HEADS["n_heads"] * HEADS["head_width"], HEADS["n_kv_heads"] * HEADS["head_width"]
+    made = {
+        "fc": random(d, n_taps * WIDTH),
+        "input_layernorm": random(d, around=1),
+        "hidden_norm": random(d, around=1),
+        "self_attn.q_proj": random(q, 2 * d),
+        "self_attn.k_proj": random(kv, 2 * d),
+        "self_attn.v_proj": random(kv, 2 * d),
+        "self_attn.o_proj": random(d, q),
+        "post_attention_layernorm": random(d, around=1),
+        "mlp.gate_proj": random(N_FF, d),
+        "mlp.up_proj": random(N_FF, d),
+        "mlp.down_proj": random(d, N_FF),
+        "norm": random(d, around=1),
+    }
+    if c.norm_before_fc:
+        made["input_norm"] = random(n_taps * WIDTH, around=1)
+    if c.own_table:
+        made["embed_tokens"] = random(N_VOCAB, d)
+    if c.own_head:
+        made["lm_head"] = random(c.n_draft, d)
+    if c.n_draft < N_VOCAB:
+        ids = np.sort(rng.permutation(N_VOCAB)[: c.n_draft])
+        made["d2t"] = ids - np.arange(c.n_draft)
+        made["t2d"] = np.isin(np.arange(N_VOCAB), ids)
+    return made
+
+
+def config_of(c: Variant) -> dict[str, object]:
+    """Return ``config.json``."""
+    layer = {
+        "hidden_size": c.width,
+        "intermediate_size": N_FF,
+        "max_position_embeddings": 512,
+        "num_attention_heads": HEADS["n_heads"],
+        "num_key_value_heads": HEADS["n_kv_heads"],
+        "head_dim": HEADS["head_width"],
+        "num_hidden_layers": 1,
+        "rms_norm_eps": EPS,
+        "rope_theta": 10000,
+        "vocab_size": N_VOCAB,
+        "rope_scaling": SCALING if c.scaling else None,
+    }
+    inner = {"eagle_aux_hidden_state_layer_ids": list(c.layers)} if c.layers else {}
+    made: dict[str, object] = {
+        "architectures": [c.architecture],
+        "draft_vocab_size": c.n_draft,
+        "norm_before_residual": c.norm_before_residual,
+        "norm_before_fc": c.norm_before_fc,
+    }
+    if c.width != WIDTH:
+        made["target_hidden_size"] = WIDTH
+    if c.nested == "transformer_layer_config":
+        return made | {c.nested: layer} | inner
+    return made | layer | ({c.nested: inner} if c.nested else inner)
+
+
+def write_head(folder: Path, c: Variant, seed: int = 0) -> Path:
+    """Write a head's checkpoint and convert it; return the model file."""
+    outer = ("fc", "norm", "input_norm", "embed_tokens", "lm_head")
+    named = {}
+    for name, values in weights_of(c, seed).items():
+        if name in ("d2t", "t2d"):
+            named[name] = values
+        else:
+            named[f"{'' if name in outer else c.prefix}{name}.weight"] = values
+    source = write_checkpoint(folder / "head", config_of(c), named)
+    target = folder / "target"
+    target.mkdir(exist_ok=True)
+    sizes = {"num_hidden_layers": SIZES.n_layers, "hidden_size": WIDTH, "vocab_size": N_VOCAB}
+    (target / "config.json").write_text(json.dumps({"architectures": ["Any"], **sizes}))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer(N_VOCAB)))
+    convert(source, folder / "head.gguf", outtype="f32", target=target)
+    return folder / "head.gguf"
+
+
+def write_target(folder: Path, family: str = "llama", kind: str = "F32") -> Path:
+    """Write a target of random weights."""
+    tensors, path = make_tensors(family, kind, SIZES), folder / f"{family}.gguf"
+    write_model_file(path, family, make_metadata(family, SIZES), tensors, types_of(tensors, kind))
+    return path
+
+
+# The witness
+
+
+def fuse(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> np.ndarray:
+    return (norm(taps, w["input_norm"]) if c.norm_before_fc else taps) @ w["fc"].T
+
+
+def draft_rows(
+    c: Variant, w: dict[str, np.ndarray], tokens: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits and un-normed outputs of entries 1, 2, ...: token p with row p - 1."""
+    n = len(tokens)
+    e = norm(w["embed_tokens"][tokens], w["input_layernorm"])
+    h = norm(rows, w["hidden_norm"])
+    pair = np.concatenate([e, h], axis=1)
+    shape = Config("llama", scaling=c.scaling, **HEADS)
+    turns, _ = inverse_frequencies(shape)
+    angles = np.outer(np.arange(1, n + 1), np.concatenate([turns, turns]))
+    q, k, v = (
+        (pair @ w[f"self_attn.{name}_proj"].T).reshape(n, -1, shape.head_width).swapaxes(0, 1)
+        for name in "qkv"
+    )
+    q, k = (rotate(x, np.cos(angles), np.sin(angles)) for x in (q, k))
+    k, v = (np.repeat(x, shape.n_heads // shape.n_kv_heads, axis=0) for x in (k, v))
+    scores = np.einsum("hid,hjd->hij", q, k) / np.sqrt(shape.head_width)
+    p = np.exp(scores + np.triu(np.full((n, n), -np.inf), 1))
+    p /= p.sum(-1, keepdims=True)
+    seen = np.einsum("hij,hjd->ihd", p, v).reshape(n, -1)
+    x = (h if c.norm_before_residual else rows) + seen @ w["self_attn.o_proj"].T
+    f = norm(x, w["post_attention_layernorm"])
+    gate = f @ w["mlp.gate_proj"].T
+    x = x + (gate / (1 + np.exp(-gate)) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
+    return norm(x, w["norm"]) @ w["lm_head"].T, x
+
+
+def drafts(
+    c: Variant, w: dict[str, np.ndarray], tokens: np.ndarray, fused: np.ndarray, k: int
+) -> tuple[list[int], float]:
+    """Return k greedy drafts after ``tokens``, and the least distance of the two best logits."""
+    found, margin, ids = [], np.inf, w["d2t"] + np.arange(c.n_draft) if "d2t" in w else None
+    text, rows = tokens[1:], fused[: len(tokens) - 1]
+    for _ in range(k):
+        logits, outputs = draft_rows(c, w, text, rows)
+        second, first = np.sort(logits[-1])[-2:]
+        margin = min(margin, first - second)
+        best = int(logits[-1].argmax())
+        found.append(best if ids is None else int(ids[best]))
+        text, rows = np.append(text, found[-1]), np.concatenate([rows, outputs[-1:]])
+    return found, float(margin)

@@ -1,0 +1,57 @@
+"""What must hold for every family, for EAGLE-3 heads on trunks of every kind."""
+
+import pytest
+from harness import eagle3
+from harness.eagle3 import VARIANTS
+from harness.generated import FAMILIES
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
+from mtpcore.testing.machine import machine_of
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    """Return what makes the subject of a trunk's family and a head's variant."""
+
+    def make(family="llama", name="reference", kind="F32"):
+        folder = tmp_path_factory.mktemp(family)
+        target = eagle3.write_target(folder, family, kind)
+        head = eagle3.write_head(folder, VARIANTS[name])
+        return Subject(f"eagle3-{family}", str(target), str(head))
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["reference", "both norms", "another width"])
+def test_rows_do_not_depend_on_their_company(subject, name):
+    """Every graph, the fusion among them, bit by bit."""
+    family = subject(name=name)
+    for company in (
+        Company(chunk=96),
+        Company(chunk=7, n_batch=5, threads=2, neighbours=2),
+        Company(chunk=40, neighbours=1),
+    ):
+        check_rows(family, company)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_do_not_depend_on_drafts(subject, family):
+    """Greedy and sampled, chains of several lengths; coupled drafts agree even by chance."""
+    pair, rates = subject(family), []
+    for k, temperature, n_batch in ((1, 1.5, 512), (2, 0.0, 4), (3, 0.8, 512), (5, 1.5, 4)):
+        texts = Texts(k=k, temperature=temperature, n_batch=n_batch, n_tokens=24)
+        rates.append(check_texts(pair, texts))
+    assert max(rates) > 0.1
+
+
+@pytest.mark.parametrize("name", ["reference", "every token"])
+def test_no_trace_of_rejected_drafts(subject, name):
+    few = settings(
+        max_examples=8,
+        stateful_step_count=15,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    run_state_machine_as_test(machine_of(subject(name=name)), settings=few)

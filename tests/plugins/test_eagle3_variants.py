@@ -1,0 +1,94 @@
+"""Every variant of EAGLE-3 heads, from its published layout, against its formulas in NumPy."""
+
+import numpy as np
+import pytest
+from harness import eagle3
+from harness.eagle3 import N_VOCAB, VARIANTS, layers_of
+
+from mtpcore import Batch, Context, Sampling, link, load_model
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.select import select_backend
+from mtpcore.testing import Runner
+
+TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, 16).astype(np.int32)
+variants = pytest.mark.parametrize("name", VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    with load_model(eagle3.write_target(tmp_path_factory.mktemp("target"))) as model:
+        yield model
+
+
+def weights(c, name, target):
+    """The witness's weights, with the target's where the head borrows."""
+    made = eagle3.weights_of(c, seed=list(VARIANTS).index(name))
+    made.setdefault("embed_tokens", target.tensors["token_embd.weight"].array())
+    made.setdefault("lm_head", target.tensors["output.weight"].array())
+    return {n: w.astype(np.float64) if w.dtype.kind == "f" else w for n, w in made.items()}
+
+
+def head_of(name, target, folder):
+    head = load_model(eagle3.write_head(folder, VARIANTS[name], list(VARIANTS).index(name)))
+    head.borrow_from(target)
+    return head
+
+
+@variants
+@pytest.mark.parametrize("kind", ["reference", "cpu"])
+def test_formulas(name, kind, target, tmp_path):
+    """Fused rows, logits and recycled rows, over a text and two steps behind it."""
+    c, head = VARIANTS[name], head_of(name, target, tmp_path)
+    w = weights(c, name, target)
+    (feed,) = (feed for feed in head.drafters[0].feeds if feed.graph == "fusion")
+    assert feed.taps == tuple(f"layer_input:{n}" for n in layers_of(c))
+    exact = kind == "reference"
+    backend = ReferenceBackend("f64") if exact else select_backend("cpu")
+    near = (1e-5 if c.scaling else 1e-9) if exact else 2e-3  # factors are stored in float32
+
+    def runner(model, graph_type, taps=()):
+        program = model.program(graph_type, taps=taps)
+        return Runner(backend, program, model, kv_dtype="f64" if exact else "f32")
+
+    made = runner(target, "llm", feed.taps).feed(TOKENS)
+    taps = np.concatenate([made[tap] for tap in feed.taps], axis=1)
+    fusion = Runner(backend, head.program("fusion", drafter="eagle3"), head)
+    fused = fusion.feed(TOKENS, taps=taps)["fused"]
+    wanted = eagle3.fuse(c, w, taps.astype(np.float64))
+    assert np.abs(fused - wanted).max() < near
+
+    drafter = runner(head, "draft")
+    rows, text = wanted[:-1], TOKENS[1:]
+    found = drafter.feed(text, place=1, fused=rows.astype(np.float64 if exact else np.float32))
+    for _ in range(3):
+        logits, outputs = eagle3.draft_rows(c, w, text, rows)
+        n = len(found["logits"])
+        assert np.abs(logits).max() > 1
+        assert np.abs(found["logits"] - logits[-n:]).max() < near
+        assert np.abs(found["residual"] - outputs[-n:]).max() < near
+        rows = np.concatenate([rows, outputs[-1:]])
+        text = np.append(text, np.int32(5))
+        found = drafter.feed(text[-1:], fused=found["residual"][-1:])
+
+
+@variants
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_drafts_of_a_linked_head(name, backend, target, tmp_path):
+    """At every place of a text, through links and the draft loop."""
+    c, head = VARIANTS[name], head_of(name, target, tmp_path)
+    w = weights(c, name, target)
+    taps = [f"layer_input:{n}" for n in layers_of(c)]
+    llm = Context(target, 64, kv_dtype="f32", threads=1, backend=backend)
+    cross = link(llm, draft_model=head)
+    rows, near = [], 0
+    for place, token in enumerate(TOKENS):
+        made = llm.process(Batch.of([token], pos=place))
+        rows.append(np.concatenate([made.tap(tap)[0] for tap in taps]))
+        pending = cross.pending(0, Sampling.greedy())
+        text = np.append(TOKENS[: place + 1], pending)
+        fused = eagle3.fuse(c, w, np.array(rows, np.float64))
+        wanted, margin = eagle3.drafts(c, w, text, fused, 4)
+        near += margin < 1e-2
+        if margin >= 1e-2:
+            assert cross.draft(0, 4) == wanted
+    assert near < 8
