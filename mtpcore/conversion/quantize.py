@@ -20,7 +20,7 @@ from mtpcore.registry import Registry, registry
 
 __all__ = ["quantize"]
 
-_PIECE = 1 << 22  # values converted at once
+_PIECE = 1 << 20  # values converted at once
 
 
 def quantize(
@@ -85,5 +85,6 @@ def _retyped(tensor: Tensor, choice: TypeChoice) -> StreamedTensor:
                 yield raw[begin:end]
             else:
                 yield encode(tensor.name, tensor.rows(begin, end), kind)[0]
+        tensor.release()
 
     return StreamedTensor(tensor.name, tensor.shape, kind, blocks)

@@ -15,7 +15,7 @@ from mtpcore.errors import ModelFileError
 
 __all__ = ["read_values"]
 
-_PIECE = 1 << 22  # values read at once where nothing forbids it
+_PIECE = 1 << 20  # values read at once where nothing forbids it
 
 
 def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[np.ndarray]:

@@ -60,6 +60,12 @@ class MappedFile:
             raise ModelFileError("the file is closed", where=str(self.path), fix="open it again")
         return np.frombuffer(self.data, np.uint8, n_bytes, begin)
 
+    def release(self, begin: int, n_bytes: int) -> None:
+        """Let the system take back the pages of these bytes; they are read again when needed."""
+        if self.data is not None and hasattr(mmap, "MADV_DONTNEED"):
+            first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self.data.madvise(mmap.MADV_DONTNEED, first, begin + n_bytes - first)
+
     def close(self) -> None:
         """Forget the map; the system unmaps it when the last array of it is gone."""
         self.data = None
@@ -113,6 +119,10 @@ class Tensor:
         return self._file.bytes_at(self._begin, self.n_bytes).reshape(
             *self.shape[:-1], self.row_bytes
         )
+
+    def release(self) -> None:
+        """Say that the data is not needed soon, so that it does not count as memory in use."""
+        self._file.release(self._begin, self.n_bytes)
 
     def array(self, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Return the values, dequantised, with ``shape`` and ``dtype``.

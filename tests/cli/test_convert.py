@@ -1,0 +1,72 @@
+"""``mtpcore convert`` and ``mtpcore quantize``."""
+
+import sys
+
+import pytest
+from harness.fixtures import checkpoint
+
+import mtpcore
+from mtpcore.cli.terminal import byte_bar
+
+
+def test_from_a_checkpoint_to_text(command, tmp_path):
+    """The whole way: convert, quantise, generate, with drafts and without."""
+    whole, small = tmp_path / "model.gguf", tmp_path / "small.gguf"
+    assert command("convert", checkpoint("glm-11"), whole) == (0, "", "")
+    assert command("quantize", whole, small, "--outtype", "q8_0") == (0, "", "")
+    assert small.stat().st_size < 0.8 * whole.stat().st_size
+    texts = [
+        command("run", path, "-p", "def read(", "-n", 24, "--draft", draft, "--ignore-eos")[1]
+        for path in (whole, small)
+        for draft in (0, 3)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[2] == texts[3]
+    assert len(texts[0]) > 24
+
+
+def test_parts(command, tmp_path):
+    trunk, head = tmp_path / "trunk.gguf", tmp_path / "head.gguf"
+    assert command("convert", checkpoint("glm-11"), trunk, "--mtp", "drop")[0] == 0
+    assert command("convert", checkpoint("glm-11"), head, "--mtp", "only")[0] == 0
+    run = ("run", trunk, "-p", "def", "-n", 8, "--draft", 2)
+    assert command(*run)[0] == 1
+    assert command(*run, "--mtp-path", head)[0] == 0
+
+
+def test_types_are_options(command, tmp_path):
+    path = tmp_path / "model.gguf"
+    given = ("--outtype", "q4_0", "--mtp-type", "f32")
+    assert command("convert", checkpoint("glm-11"), path, *given)[0] == 0
+    with mtpcore.load_model(path) as model:
+        assert model.tensors["blk.1.attn_q.weight"].type_name == "Q4_0"
+        assert model.tensors["blk.4.attn_q.weight"].type_name == "F32"
+
+
+def test_what_is_left_out_is_said_on_request(command, tmp_path):
+    _, out, err = command("convert", checkpoint("glm-11"), tmp_path / "m", "--mtp", "drop", "-v")
+    assert out == ""
+    assert "left out: model.layers.4.enorm.weight (--mtp drop)" in err
+
+
+def test_errors_are_for_people(command, tmp_path):
+    code, out, err = command("convert", tmp_path, tmp_path / "model.gguf")
+    assert (code, out) == (1, "")
+    assert "config.json: cannot read the file" in err
+    code, _, err = command("quantize", "demo", tmp_path / "model.gguf")
+    assert code == 2
+    assert "--outtype" in err
+    code, _, err = command("convert", tmp_path, tmp_path / "x", "--outtype", "q3_k")
+    assert code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_shows_on_terminals_only(monkeypatch, capsys, terminal):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setattr("mtpcore.cli.terminal._DELAY", 0)
+    with byte_bar("writing") as report:
+        report(10, 100)
+        report(100, 100)
+    shown = capsys.readouterr().err
+    assert ("writing" in shown) == terminal

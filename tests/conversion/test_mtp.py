@@ -1,0 +1,128 @@
+"""Heads kept, alone or dropped: the file layouts, and the types that heads are kept in."""
+
+import logging
+
+import numpy as np
+import pytest
+from harness.fixtures import checkpoint, references
+from harness.published import save_tensors
+
+import mtpcore
+from mtpcore.conversion import convert
+from mtpcore.conversion.published import read_tensors
+from mtpcore.gguf import open_model_file
+
+HEAD = "blk.4."
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """GLM with its head, without it, and the head alone."""
+    folder = tmp_path_factory.mktemp("glm")
+    for mtp in ("keep", "drop", "only"):
+        convert(checkpoint("glm-11"), folder / f"{mtp}.gguf", mtp=mtp)
+    return folder
+
+
+def metadata(path):
+    with open_model_file(path) as file:
+        return dict(file.metadata)
+
+
+def names(path):
+    with open_model_file(path) as file:
+        return set(file.tensors)
+
+
+def test_layouts(files):
+    layouts = {"keep": "combined", "drop": "trunk-only", "only": "mtp-only"}
+    for mtp, layout in layouts.items():
+        with mtpcore.load_model(files / f"{mtp}.gguf") as model:
+            assert model.file_layout == layout
+
+
+def test_each_part_holds_its_tensors(files):
+    whole = names(files / "keep.gguf")
+    tables = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    head = {name for name in whole if name.startswith(HEAD)}
+    assert len(head) > 20
+    assert names(files / "drop.gguf") == whole - head
+    assert names(files / "only.gguf") == head | tables
+
+
+def test_metadata_counts_what_is_there(files):
+    whole, trunk, head = (metadata(files / f"{m}.gguf") for m in ("keep", "drop", "only"))
+    assert (whole["glm4moe.block_count"], trunk["glm4moe.block_count"]) == (5, 4)
+    assert "glm4moe.nextn_predict_layers" not in trunk
+    assert head["glm4moe.nextn_predict_layers"] == whole["glm4moe.nextn_predict_layers"] == 1
+    assert head["glm4moe.block_count"] == 5
+
+
+def test_the_parts_together_are_the_whole(files):
+    prompt = references("glm-11")["prompts"][0]
+    made = []
+    for path, mtp_path in (("keep", None), ("drop", files / "only.gguf")):
+        with mtpcore.load_model(files / f"{path}.gguf", mtp_path=mtp_path) as model:
+            cross = mtpcore.link(mtpcore.Context(model, 128, kv_dtype="f32"))
+            generator = mtpcore.Generator(cross, sampling=mtpcore.Sampling.greedy(), draft=3)
+            tokens = list(generator.generate(prompt, max_tokens=32))
+            made.append((tokens, generator.stats.accepted))
+    assert made[0] == made[1]
+    assert made[0][1] > 0
+
+
+@pytest.mark.parametrize(
+    ("outtype", "mtp_type", "trunk", "head"),
+    [
+        ("f32", None, "F32", "F32"),
+        ("f16", None, "F16", "F16"),
+        ("bf16", None, "BF16", "BF16"),
+        ("q8_0", None, "Q8_0", "F16"),
+        ("q4_0", None, "Q4_0", "Q8_0"),
+        ("q8_0", "q4_0", "Q8_0", "Q4_0"),
+        ("f16", "f32", "F16", "F32"),
+    ],
+)
+def test_types(tmp_path, outtype, mtp_type, trunk, head):
+    path = tmp_path / "model.gguf"
+    convert(checkpoint("glm-11"), path, outtype=outtype, mtp_type=mtp_type)
+    with open_model_file(path) as file:
+        kinds = {name: tensor.type_name for name, tensor in file.tensors.items()}
+    assert kinds["blk.1.attn_q.weight"] == kinds["blk.1.ffn_up_exps.weight"] == trunk
+    assert kinds[HEAD + "attn_q.weight"] == kinds[HEAD + "nextn.eh_proj.weight"] == head
+    assert kinds["output.weight"] == ("Q8_0" if outtype == "q4_0" else trunk)
+    for n in (1, 4):
+        for name in ("ffn_gate_inp.weight", "exp_probs_b.bias", "attn_norm.weight", "attn_q.bias"):
+            assert kinds[f"blk.{n}.{name}"] == "F32"
+
+
+def test_what_is_left_out_is_said(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "mtpcore"):
+        convert(checkpoint("glm-11"), tmp_path / "model.gguf", mtp="drop")
+    assert "left out: model.layers.4.eh_proj.weight (--mtp drop)" in caplog.text
+    assert "model.layers.3." not in caplog.text
+
+
+def test_tables_that_are_copies_are_left_out(tmp_path, caplog):
+    """As DeepSeek and GLM publish them: the head's own tables equal the trunk's."""
+    source, folder = checkpoint("glm-11"), tmp_path / "hf"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    tensors = {name: t.rows() for name, t in read_tensors(source).items()}
+    tensors["model.layers.4.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+    other = tensors["lm_head.weight"] * np.float32(2)
+    tensors["model.layers.4.shared_head.head.weight"] = other
+    save_tensors(folder / "model.safetensors", tensors)
+    with caplog.at_level(logging.INFO, "mtpcore"):
+        convert(folder, tmp_path / "model.gguf")
+    wanted = "model.layers.4.embed_tokens.weight (a copy of model.embed_tokens.weight)"
+    assert wanted in caplog.text
+    with open_model_file(tmp_path / "model.gguf") as file:
+        assert HEAD + "nextn.embed_tokens.weight" not in file.tensors
+        found = file.tensors[HEAD + "nextn.shared_head_head.weight"].array()
+        np.testing.assert_array_equal(found, other)
+    with mtpcore.load_model(tmp_path / "model.gguf") as model:
+        uses = {use.wanted: use.source for use in model.tie_report()}
+    assert uses[HEAD + "nextn.embed_tokens.weight"] == "borrowed"
+    assert uses[HEAD + "nextn.shared_head_head.weight"] == "own"

@@ -1,0 +1,169 @@
+"""Reading checkpoints: types, several files, files that are wrong."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from harness.published import Raw, bf16, save_tensors, small_config, small_tensors, write_checkpoint
+
+from mtpcore.conversion import convert
+from mtpcore.conversion.published import read_tensors
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import open_model_file
+
+FLOATS = np.array([[0.0, -1.5, 3.0e38], [np.inf, np.nan, 1e-30]], np.float32)
+
+
+def test_types_keep_their_values(tmp_path):
+    tensors = {
+        "f32": FLOATS,
+        "f16": np.full((2, 3), 0.25, "f2"),
+        "f64": FLOATS[:, :2].astype("f8"),
+        "i64": np.array([1 << 40, -3]),
+        "i32": np.array([[7]], np.int32),
+        "bool": np.array([True, False]),
+        "scalar": np.float32(2).reshape(()),
+        "bf16": bf16(FLOATS),
+        "f8": Raw("F8_E4M3", np.array([0x38, 0xB8], np.uint8)),
+    }
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    found = read_tensors(tmp_path)
+    assert list(found) == list(tensors)
+    for name in ("f32", "f64", "i64", "i32", "bool", "scalar"):
+        values = found[name].rows()
+        assert values.shape == tensors[name].shape
+        np.testing.assert_array_equal(values, tensors[name].astype(values.dtype))
+    assert found["i64"].rows().dtype == np.int64
+    assert found["bf16"].rows().dtype == np.float32
+    np.testing.assert_allclose(found["bf16"].rows(), FLOATS, rtol=2.0**-7)
+    assert found["f8"].rows().tolist() == [1.0, -1.0]
+
+
+def test_rows_are_read_by_themselves(tmp_path):
+    values = np.arange(24, dtype=np.float32).reshape(6, 4)
+    save_tensors(tmp_path / "model.safetensors", {"a": values, "b": values + 1})
+    np.testing.assert_array_equal(read_tensors(tmp_path)["b"].rows(2, 5), values[2:5] + 1)
+
+
+def test_equality_is_of_bytes(tmp_path):
+    values = np.arange(1 << 19, dtype=np.float32) % 99
+    other = values.copy()
+    other[-1] = 0
+    tensors = {"a": values, "b": values.copy(), "c": other, "d": values.astype("f2")}
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    found = read_tensors(tmp_path)
+    assert found["a"].equals(found["b"])
+    assert not found["a"].equals(found["c"])
+    assert not found["a"].equals(found["d"])
+
+
+def test_several_files_with_an_index_are_one_checkpoint(tmp_path, caplog):
+    config, tensors = small_config(), small_tensors(small_config())
+    write_checkpoint(tmp_path / "one", config, tensors)
+    write_checkpoint(tmp_path / "three", config, tensors, n_files=3)
+    save_tensors(tmp_path / "three" / "consolidated.safetensors", tensors)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        convert(tmp_path / "three", tmp_path / "three.gguf")
+    assert "consolidated.safetensors is not in the index" in caplog.text
+    convert(tmp_path / "one", tmp_path / "one.gguf")
+    with (
+        open_model_file(tmp_path / "one.gguf") as one,
+        open_model_file(tmp_path / "three.gguf") as three,
+    ):
+        assert one.tensors.keys() == three.tensors.keys()
+        for name, tensor in one.tensors.items():
+            np.testing.assert_array_equal(tensor.raw(), three.tensors[name].raw())
+
+
+def test_a_file_of_the_index_is_missing(tmp_path):
+    write_checkpoint(tmp_path, small_config(), small_tensors(small_config()), n_files=3)
+    (tmp_path / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"model-00002-of-00003\.safetensors: a file"):
+        read_tensors(tmp_path)
+
+
+def test_a_tensor_of_the_index_is_in_no_file(tmp_path):
+    write_checkpoint(tmp_path, small_config(), small_tensors(small_config()), n_files=2)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["model.lost"] = "model-00001-of-00002.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(ModelFileError, match=r"in no file.*got model\.lost"):
+        read_tensors(tmp_path)
+
+
+def test_a_tensor_in_two_files(tmp_path):
+    for name in ("a", "b"):
+        save_tensors(tmp_path / f"{name}.safetensors", {"twice": FLOATS})
+    with pytest.raises(ModelFileError, match=r"also in a\.safetensors"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "not a safetensors file"),
+        (b"GGUF" + bytes(100), "not a safetensors file"),
+        ((1 << 60).to_bytes(8, "little") + b"{}", "not a safetensors file"),
+        (b"\x02\0\0\0\0\0\0\0{]", "not a safetensors file"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, data, what):
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelFileError, match=what):
+        read_tensors(tmp_path)
+
+
+def test_damaged_files_are_refused_or_read(tmp_path):
+    """Flip bytes of the header: an error of ours, or tensors that can be read, nothing else."""
+    path = tmp_path / "model.safetensors"
+    save_tensors(path, {"a": FLOATS, "b": np.arange(3)})
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[random.integers(0, 150)] = random.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            for tensor in read_tensors(tmp_path).values():
+                tensor.rows()
+        except ModelFileError:
+            refused += 1
+    assert refused > 100
+
+
+def test_types_without_a_conversion_are_named(tmp_path):
+    save_tensors(tmp_path / "model.safetensors", {"a": Raw("F8_E5M2", np.zeros(4, np.uint8))})
+    with pytest.raises(ModelFileError, match=r"tensor 'a'.*got F8_E5M2"):
+        read_tensors(tmp_path)
+
+
+def test_a_folder_without_tensors(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ModelFileError, match=r"no tensors.*pytorch_model\.bin"):
+        read_tensors(tmp_path)
+
+
+def test_values_beyond_f16_are_warned_of(tmp_path, caplog):
+    tensors = small_tensors(small_config())
+    tensors["lm_head.weight"][3, 4] = 1e6
+    write_checkpoint(tmp_path / "hf", small_config(), tensors)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f16")
+    assert "output.weight: 1 values are too large for F16" in caplog.text
+    caplog.clear()
+    convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="bf16")
+    assert "too large" not in caplog.text
+
+
+def test_bf16_stays_bf16(tmp_path):
+    tensors = {name: bf16(values) for name, values in small_tensors(small_config()).items()}
+    write_checkpoint(tmp_path / "hf", small_config(), tensors)
+    convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="bf16")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        found = file.tensors["blk.0.ffn_up.weight"]
+        assert found.type_name == "BF16"
+        stored = found.raw().reshape(-1).view(np.uint16)
+        bits = tensors["model.layers.0.mlp.up_proj.weight"].bits
+        np.testing.assert_array_equal(stored, bits.reshape(-1))

@@ -1,0 +1,95 @@
+"""Model files in other types."""
+
+import gguf
+import numpy as np
+import pytest
+from harness.fixtures import model_file
+
+import mtpcore
+from mtpcore.conversion import quantize
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import open_model_file, write_model_file
+
+
+def raw(path):
+    with open_model_file(path) as file:
+        return {n: (t.type_name, t.shape, t.raw().tobytes()) for n, t in file.tensors.items()}
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0", "q4_0"])
+def test_the_same_as_from_the_checkpoint(tmp_path, outtype):
+    path = tmp_path / "model.gguf"
+    quantize(model_file("glm-11"), path, outtype=outtype, mtp_type=outtype)
+    assert raw(path) == raw(model_file("glm-11", outtype))
+    with open_model_file(path) as made, open_model_file(model_file("glm-11", outtype)) as wanted:
+        assert made.metadata.keys() == wanted.metadata.keys()
+        assert made.metadata["general.file_type"] == wanted.metadata["general.file_type"]
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_0"])
+def test_blocks_are_those_of_the_gguf_package(tmp_path, outtype):
+    path = tmp_path / "model.gguf"
+    quantize(model_file("glm-11", "f32"), path, outtype=outtype)
+    kind = gguf.GGMLQuantizationType[outtype.upper()]
+    with open_model_file(path) as made, open_model_file(model_file("glm-11", "f32")) as source:
+        name = "blk.2.ffn_down_exps.weight"
+        wanted = gguf.quants.quantize(source.tensors[name].array(), kind)
+        np.testing.assert_array_equal(made.tensors[name].raw(), wanted)
+        assert (
+            made.tensors["blk.4.attn_q.weight"].type_name
+            == {"q8_0": "F16", "q4_0": "Q8_0"}[outtype]
+        )
+
+
+def test_a_quantised_file_may_be_the_source(tmp_path):
+    quantize("demo", tmp_path / "f16.gguf", outtype="f16")
+    quantize(tmp_path / "f16.gguf", tmp_path / "q8_0.gguf", outtype="q8_0", mtp_type="q8_0")
+    with (
+        open_model_file(tmp_path / "f16.gguf") as big,
+        open_model_file(tmp_path / "q8_0.gguf") as small,
+    ):
+        assert big.n_bytes > 1.5 * small.n_bytes
+    with mtpcore.load_model(tmp_path / "q8_0.gguf") as model:
+        assert [drafter.name for drafter in model.drafters] == ["glm_nextn"]
+
+
+def test_rows_that_are_no_whole_blocks_become_f16(tmp_path):
+    with open_model_file(model_file("glm-11", "f32")) as file:
+        tensors = {name: tensor.array() for name, tensor in file.tensors.items()}
+        narrow = {n: t for n, t in tensors.items() if n.startswith("blk.0.ffn_")}
+        for name, values in narrow.items():
+            cut = values[:, :377] if name == "blk.0.ffn_down.weight" else values[:377]
+            tensors[name] = cut
+        write_model_file(tmp_path / "odd.gguf", file.architecture, file.metadata, tensors)
+    quantize(tmp_path / "odd.gguf", tmp_path / "model.gguf", outtype="q8_0")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        assert file.tensors["blk.0.ffn_down.weight"].type_name == "F16"
+        assert file.tensors["blk.0.ffn_up.weight"].type_name == "Q8_0"
+
+
+def test_a_split_file_becomes_one(tmp_path):
+    with open_model_file(model_file("glm-11")) as file:
+        blocks = {name: tensor.raw() for name, tensor in file.tensors.items()}
+        kinds = {name: tensor.type for name, tensor in file.tensors.items()}
+        write_model_file(
+            tmp_path / "m.gguf", file.architecture, file.metadata, blocks, kinds, max_tensors=30
+        )
+    first = tmp_path / "m-00001-of-00003.gguf"
+    quantize(first, tmp_path / "whole.gguf", outtype="f16")
+    assert raw(tmp_path / "whole.gguf") == raw(model_file("glm-11"))
+    with open_model_file(tmp_path / "whole.gguf") as file:
+        assert not [key for key in file.metadata if key.startswith("split.")]
+
+
+def test_a_file_is_not_written_over_itself(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(model_file("glm-11").read_bytes())
+    with pytest.raises(ModelFileError, match="the one to read"):
+        quantize(path, path, outtype="q8_0")
+    assert path.read_bytes() == model_file("glm-11").read_bytes()
+
+
+def test_an_unknown_type(tmp_path):
+    with pytest.raises(ModelFileError, match="unknown type"):
+        quantize("demo", tmp_path / "model.gguf", outtype="q3_k")
+    assert list(tmp_path.iterdir()) == []

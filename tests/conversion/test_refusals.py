@@ -1,0 +1,234 @@
+"""What does not fit is named, and nothing is left behind."""
+
+import json
+import types
+
+import msgspec
+import numpy as np
+import pytest
+from harness.fixtures import checkpoint
+from harness.published import save_tensors, small_config, small_tensors, write_checkpoint
+
+from mtpcore.conversion import convert
+from mtpcore.errors import ModelFileError
+from mtpcore.models import QWEN2
+from mtpcore.plugin import Rename, hookimpl
+from mtpcore.registry import Registry
+
+
+@pytest.fixture
+def config():
+    return small_config()
+
+
+@pytest.fixture
+def tensors(config):
+    return small_tensors(config)
+
+
+@pytest.fixture
+def refuse(tmp_path):
+    """Convert; return the error, having seen that no file is left."""
+
+    def run(config, tensors, **options):
+        write_checkpoint(tmp_path / "hf", config, tensors)
+        with pytest.raises(ModelFileError) as error:
+            convert(tmp_path / "hf", tmp_path / "model.gguf", **options)
+        assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+        return error.value
+
+    return run
+
+
+def test_missing_and_unknown_tensors_are_all_named(refuse, config, tensors):
+    tensors["model.layers.0.self_attn.sinks"] = np.zeros(4, np.float32)
+    tensors["model.layers.2.self_attn.q_proj.weight"] = np.zeros(4, np.float32)
+    del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+    error = refuse(config, tensors)
+    assert "2 missing, 2 unknown" in error.what
+    assert error.wanted == "model.norm.weight, model.layers.1.mlp.up_proj.weight"
+    assert error.got == "model.layers.0.self_attn.sinks, model.layers.2.self_attn.q_proj.weight"
+
+
+def test_an_output_matrix_may_be_missing_only_where_it_is_tied(refuse, config, tensors):
+    del tensors["lm_head.weight"]
+    assert refuse(config, tensors).wanted == "lm_head.weight"
+
+
+def test_one_expert_is_missing(tmp_path):
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    source = checkpoint("glm-11")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    data = (source / "model.safetensors").read_bytes()
+    name = "model.layers.2.mlp.experts.5.up_proj.weight"
+    data = data.replace(name.encode(), name.replace("5.up", "8.up").encode())
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ModelFileError) as error:
+        convert(folder, tmp_path / "model.gguf")
+    assert error.value.wanted == name
+    assert error.value.got == name.replace("5.up", "8.up")
+
+
+def test_a_tensor_of_the_wrong_shape(refuse, config, tensors):
+    tensors["model.layers.1.mlp.down_proj.weight"] = np.zeros((32, 63), np.float32)
+    error = refuse(config, tensors)
+    assert "blk.1.ffn_down" in str(error)
+    assert "does not fit its tensors" in error.what
+
+
+def test_a_shape_that_a_change_cannot_take(refuse, config, tensors):
+    config["architectures"] = ["LlamaForCausalLM"]
+    tensors = {name: t for name, t in tensors.items() if not name.endswith(".bias")}
+    tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((30, 32), np.float32)
+    error = refuse(config, tensors)
+    assert "cannot make blk.{n}.attn_q.weight of it" in error.what
+    assert "model.layers.0.self_attn.q_proj.weight" in error.where
+
+
+def test_experts_of_different_shapes(refuse, config, tensors):
+    config |= {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
+    config["num_experts_per_tok"] = 1
+    made = {n: t for n, t in tensors.items() if not n.endswith(".bias") and ".mlp." not in n}
+    for n in range(2):
+        moe = f"model.layers.{n}.block_sparse_moe."
+        made[moe + "gate.weight"] = np.zeros((2, 32), np.float32)
+        for e in range(2):
+            made[f"{moe}experts.{e}.w1.weight"] = np.zeros((64, 32), np.float32)
+            made[f"{moe}experts.{e}.w3.weight"] = np.zeros((64 + 8 * e * n, 32), np.float32)
+            made[f"{moe}experts.{e}.w2.weight"] = np.zeros((32, 64), np.float32)
+    error = refuse(config, made)
+    assert "experts of different shapes" in error.what
+    assert error.where == "blk.1.ffn_up_exps.weight"
+
+
+def test_an_unknown_architecture(refuse, config, tensors):
+    error = refuse(config | {"architectures": ["GPT2LMHeadModel"]}, tensors)
+    assert "Qwen3MoeForCausalLM" in error.wanted
+    assert error.got == ["GPT2LMHeadModel"]
+    assert (
+        "none, model_type 'gpt2'"
+        in refuse(
+            {k: v for k, v in config.items() if k != "architectures"} | {"model_type": "gpt2"},
+            tensors,
+        ).got
+    )
+
+
+def test_a_configuration_lacks_a_value(refuse, config, tensors):
+    del config["hidden_size"]
+    assert refuse(config, tensors).where.endswith("config.json: hidden_size")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100000])
+def test_a_malformed_configuration(tmp_path, tensors, text):
+    (tmp_path / "config.json").write_text(text)
+    save_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ModelFileError, match=r"config\.json: not"):
+        convert(tmp_path, tmp_path / "model.gguf")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(ModelFileError, match="cannot read the file"):
+        convert(tmp_path / "nothing", tmp_path / "model.gguf")
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, config, tensors):
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    with pytest.raises(ModelFileError, match="cannot write the file"):
+        convert(tmp_path / "hf", tmp_path / "nowhere" / "model.gguf")
+
+
+def plugin(**changed):
+    """Return Qwen2 with another table."""
+    made = types.ModuleType("changed")
+    table = msgspec.structs.replace(QWEN2.checkpoint, **changed)
+    made.mtpcore_models = hookimpl(lambda: [msgspec.structs.replace(QWEN2, checkpoint=table)])
+    return Registry.of(made)
+
+
+def test_a_failing_function_of_a_plugin_is_named(refuse, config, tensors):
+    broken = (*QWEN2.checkpoint.metadata, ("{arch}.x", lambda config: 1 / 0))
+    error = refuse(config, tensors, plugins=plugin(metadata=broken))
+    assert "ZeroDivisionError" in error.what
+    assert "{arch}.x" in error.where
+
+
+def test_a_value_that_no_file_can_hold(refuse, config, tensors):
+    strange = (*QWEN2.checkpoint.metadata, ("{arch}.x", lambda config: {"a": 1}))
+    assert refuse(config, tensors, plugins=plugin(metadata=strange)).got == {"a": 1}
+
+
+def test_a_change_that_looks_at_values(refuse, config, tensors):
+    """It is tried on zeros, to know the shape."""
+    kept = [r for r in QWEN2.checkpoint.tensors if r.tensor != "output.weight"]
+    sly = Rename("lm_head.weight", "output.weight", lambda v, c: v if not v.any() else v[:-1])
+    error = refuse(config, tensors, plugins=plugin(tensors=(*kept, sly)))
+    assert "another shape than for zeros" in error.what
+
+
+def test_two_sources_of_one_tensor(refuse, config, tensors):
+    second = Rename("model.norm.weight", "output.weight")
+    table = (*QWEN2.checkpoint.tensors, second)
+    error = refuse(config, tensors, plugins=plugin(tensors=table))
+    assert "both become output.weight" in error.what
+
+
+def test_two_spellings_of_one_name(refuse, config, tensors):
+    tensors["norm.weight"] = tensors["model.norm.weight"]
+    error = refuse(config, tensors, plugins=plugin(prefixes=(("norm.", "model.norm."),)))
+    assert "mean the same" in error.what
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"mtp": "only"}, "no heads"),
+        ({"target": "."}, "only a drafter"),
+        ({"outtype": "q3_k"}, "unknown type"),
+        ({"mtp_type": "q3_k"}, "unknown type"),
+    ],
+)
+def test_options_that_make_no_sense(refuse, config, tensors, options, what):
+    assert what in refuse(config, tensors, **options).what
+
+
+def test_an_old_file_survives_a_failure(tmp_path, config, tensors):
+    (tmp_path / "model.gguf").write_text("before")
+    tensors["model.norm.weight"] = np.zeros(31, np.float32)
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    with pytest.raises(ModelFileError):
+        convert(tmp_path / "hf", tmp_path / "model.gguf")
+    assert (tmp_path / "model.gguf").read_text() == "before"
+
+
+def test_an_interrupt_leaves_nothing(tmp_path, config, tensors):
+    write_checkpoint(tmp_path / "hf", config, tensors)
+
+    def interrupt(done, total):
+        assert (tmp_path / "model.gguf.part").exists()
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "hf", tmp_path / "model.gguf", report=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_progress_counts_every_byte(tmp_path, config, tensors):
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    seen = []
+    convert(tmp_path / "hf", tmp_path / "model.gguf", report=lambda *said: seen.append(said))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+def test_the_configuration_s_nested_objects_may_be_laid_open(tmp_path, config, tensors):
+    inner = {key: value for key, value in config.items() if key != "architectures"}
+    outer = {"architectures": config["architectures"], "text_config": inner}
+    write_checkpoint(tmp_path / "hf", outer, tensors)
+    convert(tmp_path / "hf", tmp_path / "a.gguf", plugins=plugin(nested=("text_config",)))
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "hf", tmp_path / "b.gguf")
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()

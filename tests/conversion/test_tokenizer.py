@@ -1,0 +1,165 @@
+"""Published tokenizers as metadata: what is read back makes the tokens that their source makes."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from harness.fixtures import checkpoint
+from harness.published import tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from mtpcore.conversion.tokenizer import tokenizer_metadata
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import read_chat_template, read_tokenizer
+from mtpcore.gguf.pretokenizers import find_pretokenizer
+
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+KEY = "tokenizer.ggml."
+TEXTS = (
+    "def read(path: str) -> None:\n    return 12345\n",
+    "  It's here.\r\n\n\tNo; they'll wait\u2026 \u4e2d\u6587 na\u00efve 42%",
+    " a  b   c ",
+)
+CORPUS = ["the cat sat on the mat", "a cat and a dog at the door", "that hat is on the dog"] * 5
+
+
+def write(folder, source, **config):
+    (folder / "tokenizer.json").write_text(
+        source if isinstance(source, str) else json.dumps(source)
+    )
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["glm-11", "ds-12", "mimo-14", "mimo2-15"])
+def test_tokens_equal_those_of_the_source(name):
+    folder = checkpoint(name)
+    made = read_tokenizer(tokenizer_metadata(folder, 2048))
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for text in TEXTS:
+        wanted = theirs.encode(text, add_special_tokens=False).ids
+        assert made.encode(text, add_special=False) == wanted
+        assert made.decode(wanted) == text
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "glm4", "deepseek-v3", "gpt-2"])
+def test_pre_tokenizers_are_known_by_their_patterns(tmp_path, name):
+    known = find_pretokenizer(name)
+    steps = [{"type": "Split", "pattern": {"Regex": pattern}} for pattern in known.patterns]
+    steps.append({"type": "ByteLevel", "add_prefix_space": False, "use_regex": False})
+    source = tokenizer()
+    source["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    source["model"]["ignore_merges"] = known.whole_words
+    assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
+
+
+def test_the_expression_that_byte_level_brings_along(tmp_path):
+    source = tokenizer() | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
+    assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == "gpt-2"
+
+
+def test_kinds_of_tokens_and_unused_ids(tmp_path):
+    source = tokenizer(4)
+    source["added_tokens"] += [
+        {"id": 5, "content": "<tool>", "special": False},
+        {"id": 6, "content": "<|looks|>", "special": False},
+    ]
+    made = tokenizer_metadata(write(tmp_path, source), 9)
+    assert made[KEY + "tokens"] == [
+        *("a", "b", "ab", "<|end|>", "[PAD4]", "<tool>", "<|looks|>", "[PAD7]", "[PAD8]")
+    ]
+    assert made[KEY + "token_type"].tolist() == [
+        *(NORMAL, NORMAL, NORMAL, CONTROL, UNUSED, USER, CONTROL, UNUSED, UNUSED)
+    ]
+
+
+def test_special_ids_and_chat_template(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = write(
+        tmp_path,
+        tokenizer(8),
+        eos_token={"content": "<|end|>"},
+        add_bos_token=False,
+        chat_template=template,
+    )
+    kinds = (("eot", "<|end|>"), ("bos", "<|end|>"), ("eom", "<|nowhere|>"))
+    made = tokenizer_metadata(folder, 8, kinds)
+    assert made[KEY + "eos_token_id"] == 7, "the tokenizer's own word counts"
+    assert made[KEY + "bos_token_id"] == 1, "the declaration's counts last"
+    assert made[KEY + "eot_token_id"] == 7
+    assert KEY + "eom_token_id" not in made
+    assert made[KEY + "add_bos_token"] is False
+    read = read_tokenizer(made)
+    assert read_chat_template(made, read).render([{"role": "user", "content": "x"}]) == "x"
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """A vocabulary of the SentencePiece kind, as transformers converts one."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=["<unk>", "<s>", "</s>", *bytes_], show_progress=False
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    source = json.loads(made.to_str())
+    source["pre_tokenizer"] = None
+    source["added_tokens"] = [t for t in source["added_tokens"] if t["id"] < 3]
+    return source
+
+
+def test_pieces_keep_the_order_of_their_merges(tmp_path, pieces):
+    folder = write(tmp_path, pieces, bos_token="<s>", eos_token="</s>")
+    made = tokenizer_metadata(folder, None)
+    assert made[KEY + "model"] == "llama"
+    assert made[KEY + "add_space_prefix"] is True
+    types = made[KEY + "token_type"].tolist()
+    assert types[:3] == [UNKNOWN, CONTROL, CONTROL]
+    assert types[3:259] == [BYTE] * 256
+    assert set(types[259:]) == {NORMAL}
+    assert made[KEY + "scores"].dtype == np.float32
+    read = read_tokenizer(made)
+    theirs = Tokenizer.from_str(json.dumps(pieces))
+    for text in (*CORPUS[:3], "that cat", "hot dogs at the mat", "caf\u00e9"):
+        wanted = theirs.encode(text, add_special_tokens=False).ids
+        assert len(wanted) < len(text.encode()) + 2
+        assert read.encode(text, add_special=False) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"model": {"type": "Unigram", "vocab": []}}, "no byte-pair encoding"),
+        ({"model": None}, "no byte-pair encoding"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "unknown step"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "a space is put"),
+        ({"model": {"type": "BPE", "vocab": {"a": -1}}}, "negative"),
+        ({"model": {"type": "BPE", "vocab": {"a": "x"}}}, "malformed"),
+        ({"model": {"type": "BPE", "vocab": {"a": 900}}}, "more tokens than the model has"),
+        ({"added_tokens": [{"content": "x"}]}, "malformed"),
+        ({"added_tokens": 3}, "malformed"),
+        ({"pre_tokenizer": 3}, "no model file has a name"),
+    ],
+)
+def test_others_are_refused(tmp_path, changed, what):
+    with pytest.raises(ModelFileError, match=what):
+        tokenizer_metadata(write(tmp_path, tokenizer() | changed), 64)
+
+
+def test_a_pattern_without_a_name(tmp_path):
+    source = tokenizer()
+    source["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r"\w+"}
+    with pytest.raises(ModelFileError, match=r"no model file has a name.*\\\\w"):
+        tokenizer_metadata(write(tmp_path, source), 64)
+
+
+def test_no_tokenizer(tmp_path):
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot read"):
+        tokenizer_metadata(tmp_path, 64)
