@@ -1,4 +1,4 @@
-"""The shipped demo model is what it says it is; only the `gguf` reader looks at it."""
+"""The shipped demo models are what they say they are; only the `gguf` reader looks at them."""
 
 import json
 from pathlib import Path
@@ -7,92 +7,145 @@ import gguf
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "mtpcore/data/demo.gguf"
+MODELS = ROOT / "mtpcore/data"
 PROMPTS = ROOT / "tests/data/demo/prompts.json"
+I64 = gguf.GGMLQuantizationType.I64
 Q8_0, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 
+FAMILIES = {
+    "glm": ["demo.gguf"],
+    "eagle3": ["demo-eagle3.gguf", "demo-eagle3-draft.gguf"],
+}
+EVERY = [(family, name) for family, names in FAMILIES.items() for name in names]
+ARCHITECTURES = {
+    "demo.gguf": "glm4moe",
+    "demo-eagle3.gguf": "llama",
+    "demo-eagle3-draft.gguf": "eagle3",
+}
+
+
+class Content:
+    """A file's metadata and tensors."""
+
+    def __init__(self, name):
+        self.reader = gguf.GGUFReader(MODELS / name)
+        self.tensors = {t.name: t for t in self.reader.tensors}
+        self.arch = self["general.architecture"]
+
+    def __getitem__(self, key):
+        return self.reader.fields[key].contents()
+
+    def own(self, key):
+        return self[f"{self.arch}.{key}"]
+
 
 @pytest.fixture(scope="module")
-def reader():
-    return gguf.GGUFReader(MODEL)
+def contents():
+    return {name: Content(name) for _, name in EVERY}
 
 
-@pytest.fixture(scope="module")
-def tensors(reader):
-    return {t.name: t for t in reader.tensors}
+each = pytest.mark.parametrize(("family", "name"), EVERY)
 
 
-def value(reader, key):
-    return reader.fields[key].contents()
+def test_every_packaged_file_is_a_familys():
+    assert {path.name for path in MODELS.glob("*.gguf")} == {name for _, name in EVERY}
 
 
-def test_file_is_at_most_five_megabytes():
-    assert MODEL.stat().st_size <= 5_000_000
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_are_small(family):
+    size = sum((MODELS / name).stat().st_size for name in FAMILIES[family])
+    assert size <= {"glm": 4_000_000, "eagle3": 3_000_000}.get(family, 2_200_000)
 
 
-def test_architecture_is_glm_with_one_nextn_block(reader):
-    assert value(reader, "general.architecture") == "glm4moe"
-    assert value(reader, "glm4moe.nextn_predict_layers") == 1
-    assert value(reader, "glm4moe.leading_dense_block_count") == 1
-    assert value(reader, "glm4moe.expert_gating_func") == gguf.ExpertGatingFuncType.SIGMOID
-    n_rope = value(reader, "glm4moe.rope.dimension_count")
-    assert 0 < n_rope < value(reader, "glm4moe.attention.key_length")
-    n_head_kv = value(reader, "glm4moe.attention.head_count_kv")
-    assert n_head_kv < value(reader, "glm4moe.attention.head_count")
+@each
+def test_matrices_are_q8_0_and_the_rest_f32(contents, family, name):
+    for tensor in contents[name].tensors.values():
+        is_plain = len(tensor.shape) == 1 or "ffn_gate_inp." in tensor.name
+        wanted = F32 if is_plain else Q8_0
+        assert tensor.tensor_type == (I64 if tensor.name == "d2t" else wanted), tensor.name
 
 
-def test_two_to_four_million_weights(tensors):
-    assert 2_000_000 <= sum(int(t.n_elements) for t in tensors.values()) <= 4_000_000
+@each
+def test_correction_biases_were_moved_by_load(contents, family, name):
+    tensors = contents[name].tensors
+    biases = [t.data for key, t in tensors.items() if key.endswith("exp_probs_b.bias")]
+    assert len(biases) == sum(key.endswith("ffn_gate_inp.weight") for key in tensors)
+    assert all(b.std() > 1e-3 for b in biases)
 
 
-def test_tensors_are_those_of_a_complete_file(reader, tensors):
+@each
+def test_all_have_one_tokenizer_that_covers_the_table(contents, family, name):
+    one = contents[name]
+    tokens = one["tokenizer.ggml.tokens"]
+    assert len(tokens) == len(set(tokens)) == 2048
+    assert one["tokenizer.ggml.model"] == "gpt2"
+    assert one["tokenizer.ggml.pre"] == "qwen2"
+    known = set(tokens)
+    for merge in one["tokenizer.ggml.merges"]:
+        assert merge.replace(" ", "") in known
+    assert tokens == contents["demo.gguf"]["tokenizer.ggml.tokens"]
+    assert one["tokenizer.ggml.merges"] == contents["demo.gguf"]["tokenizer.ggml.merges"]
+
+
+@each
+def test_file_says_where_it_comes_from(contents, family, name):
+    one = contents[name]
+    assert one["general.license"] == "PSF-2.0"
+    assert one["general.license.link"].startswith("https://docs.python.org/")
+    description = one["general.description"]
+    assert "tools/train_demo.py" in description
+    assert "seed 17" in description
+    assert "standard library of CPython" in description
+    assert family == "glm" or f"--family {family}," in description
+
+
+@each
+def test_architecture(contents, family, name):
+    assert contents[name].arch == ARCHITECTURES[name]
+
+
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "demo-eagle3-draft.gguf"])
+def test_table_and_output_matrix_are_not_the_same(contents, name):
+    tensors = contents[name].tensors
+    table, output = tensors["token_embd.weight"], tensors["output.weight"]
+    assert table.shape.tolist() == output.shape.tolist()
+    assert (table.data != output.data).any()
+
+
+def test_glm_has_one_nextn_block(contents):
+    one = contents["demo.gguf"]
+    assert one.own("nextn_predict_layers") == 1
+    assert one.own("leading_dense_block_count") == 1
+    assert one.own("expert_gating_func") == gguf.ExpertGatingFuncType.SIGMOID
+    assert 0 < one.own("rope.dimension_count") < one.own("attention.key_length")
+    assert one.own("attention.head_count_kv") < one.own("attention.head_count")
+
+
+def test_glm_tensors_are_those_of_a_complete_file(contents):
     attention = ["attn_norm.weight", "attn_output.weight", "post_attention_norm.weight"]
     attention += [f"attn_{x}.{kind}" for x in "qkv" for kind in ("weight", "bias")]
     dense = ["ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"]
     routed = ["ffn_gate_inp.weight", "exp_probs_b.bias"]
     routed += [f"ffn_{x}_{s}.weight" for x in ("gate", "up", "down") for s in ("exps", "shexp")]
     nextn = [f"nextn.{x}.weight" for x in ("eh_proj", "enorm", "hnorm", "shared_head_norm")]
-    last = value(reader, "glm4moe.block_count") - 1
+    last = contents["demo.gguf"].own("block_count") - 1
     wanted = {"token_embd.weight", "output_norm.weight", "output.weight"}
     for i in range(last + 1):
         parts = attention + (dense if i == 0 else routed) + (nextn if i == last else [])
         wanted |= {f"blk.{i}.{part}" for part in parts}
-    assert set(tensors) == wanted
+    assert set(contents["demo.gguf"].tensors) == wanted
 
 
-def test_matrices_are_q8_0_and_the_rest_f32(tensors):
-    for name, t in tensors.items():
-        is_plain = len(t.shape) == 1 or "ffn_gate_inp." in name
-        assert t.tensor_type == (F32 if is_plain else Q8_0), name
-
-
-def test_correction_biases_were_moved_by_load(tensors):
-    biases = [t.data for name, t in tensors.items() if name.endswith("exp_probs_b.bias")]
-    assert len(biases) > 1
-    assert all(b.std() > 1e-3 for b in biases)
-
-
-def test_table_and_output_matrix_are_not_the_same(tensors):
-    table, output = tensors["token_embd.weight"], tensors["output.weight"]
-    assert table.shape.tolist() == output.shape.tolist()
-    assert (table.data != output.data).any()
-
-
-def test_tokenizer_covers_the_table(reader, tensors):
-    tokens = value(reader, "tokenizer.ggml.tokens")
-    assert len(tokens) == len(set(tokens)) == tensors["token_embd.weight"].shape[1]
-    assert value(reader, "tokenizer.ggml.model") == "gpt2"
-    assert value(reader, "tokenizer.ggml.pre") == "qwen2"
-    known = set(tokens)
-    for merge in value(reader, "tokenizer.ggml.merges"):
-        assert merge.replace(" ", "") in known
-
-
-def test_file_says_where_it_comes_from(reader):
-    assert value(reader, "general.license") == "PSF-2.0"
-    description = value(reader, "general.description")
-    assert "tools/train_demo.py" in description
-    assert "seed" in description
+def test_eagle3_head_fits_its_target(contents):
+    target, head = contents["demo-eagle3.gguf"], contents["demo-eagle3-draft.gguf"]
+    assert head.own("target_hidden_size") == target.own("embedding_length")
+    taps = head.own("target_layers")
+    assert len(set(taps)) == 3
+    assert max(taps) < target.own("block_count")
+    ids = head.tensors["d2t"].data.tolist()
+    assert ids == sorted(set(ids))
+    assert 0 <= ids[0] <= ids[-1] < 2048
+    assert len(ids) == head.tensors["output.weight"].shape[1] < 2048
 
 
 def test_twenty_held_out_prompts():

@@ -24,7 +24,7 @@ class Family(NamedTuple):
 FAMILIES = {
     "glm": Family(Glm, ("demo.gguf",), (1600,), 2048, "highest"),
     "deepseek": Family(Deepseek, ("demo-deepseek.gguf",), (1500,), precision="highest"),
-    "mimo": Family(Mimo, ("demo-mimo.gguf",), (500,)),
-    "mimo2": Family(Mimo2, ("demo-mimo2.gguf",), (500,)),
+    "mimo": Family(Mimo, ("demo-mimo.gguf",), (600,)),
+    "mimo2": Family(Mimo2, ("demo-mimo2.gguf",), (600,)),
     "eagle3": Family(Eagle3, ("demo-eagle3.gguf", "demo-eagle3-draft.gguf"), (600, 250)),
 }

@@ -1,0 +1,64 @@
+"""Commands on the models in the package."""
+
+import json
+
+import pytest
+
+from mtpcore.cli import session
+from mtpcore.errors import ModelFileError
+
+NAMES = ["demo", "demo:eagle3"]
+PROMPT = ("-p", "def read_config(path):", "-n", 24, "--json")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_run_drafts(command, name):
+    found = []
+    for draft in (0, 3):
+        code, out, _ = command("run", name, *PROMPT, "--draft", draft)
+        assert code == 0
+        found.append(json.loads(out))
+        assert (found[-1]["stats"]["drafted"] > 0) == (draft > 0)
+    assert found[0]["tokens"] == found[1]["tokens"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inspect_lists_the_drafter(command, name):
+    code, out, _ = command("inspect", name, "--json")
+    assert code == 0
+    assert json.loads(out)["architecture"]
+    beside = "-draft" if name == "demo:eagle3" else ""
+    code, out, _ = command("inspect", name + beside, "--json")
+    assert code == 0
+    assert json.loads(out)["drafters"]
+
+
+def test_bench_takes_the_drafter_beside_the_model(command):
+    code, out, _ = command("bench", "demo:eagle3", *PROMPT[:2], "-n", 4, "-r", 1, "--json")
+    assert code == 0
+    assert json.loads(out)["settings"]["drafter"] == "eagle3"
+
+
+def test_an_unknown_name_lists_the_known_ones(command):
+    code, _, err = command("run", "demo:nobody")
+    assert code != 0
+    for name in NAMES:
+        assert name in err
+
+
+def test_a_missing_plugin_leaves_the_drafter_out(command, monkeypatch):
+    loads = session.load_model
+
+    def refuse_heads(path, **options):
+        if str(path).endswith("-draft"):
+            raise ModelFileError("no plugin knows this architecture", where=str(path))
+        return loads(path, **options)
+
+    monkeypatch.setattr(session, "load_model", refuse_heads)
+    code, out, err = command("run", "demo:eagle3", *PROMPT)
+    assert code == 0
+    assert json.loads(out)["stats"]["drafted"] == 0
+    assert "demo:eagle3-draft is left out" in err
+    code, _, err = command("run", "demo:eagle3", *PROMPT, "--draft", 2)
+    assert code != 0
+    assert "no plugin knows" in err

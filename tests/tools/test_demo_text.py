@@ -1,0 +1,48 @@
+"""What the demo models write, and how much of it their heads foresee; prompts are held out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import mtpcore
+from mtpcore.loading import find_companion
+
+PROMPTS = Path(__file__).resolve().parents[1] / "data/demo/prompts.json"
+N_TOKENS = 64
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    return [p["text"] for p in json.loads(PROMPTS.read_text(encoding="utf-8"))]
+
+
+def write(name, prompts, draft):
+    """Continue the prompts greedily, one after the other."""
+    model, companion = mtpcore.load_model(name), find_companion(name)
+    llm = mtpcore.Context(model, 160)
+    if draft:
+        llm = mtpcore.link(llm, draft_model=companion and mtpcore.load_model(companion))
+    generator = mtpcore.Generator(llm, sampling=mtpcore.Sampling.greedy(), draft=draft)
+    encoded = map(model.tokenizer.encode, prompts)
+    texts = [list(generator.generate(ids, max_tokens=N_TOKENS)) for ids in encoded]
+    return texts, generator.stats, model.tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("demo", 0.5),
+        ("demo:eagle3", 0.45),
+    ],
+)
+def test_drafts_are_often_right_and_change_nothing(prompts, name, wanted):
+    plain, _, tokenizer = write(name, prompts, 0)
+    for draft in (1, 3):
+        texts, stats, _ = write(name, prompts, draft)
+        assert texts == plain
+        assert stats.acceptance_per_position[0] >= wanted
+    written = "".join(map(tokenizer.decode, plain))
+    assert sum(map(len, plain)) > len(prompts) * N_TOKENS / 2
+    for sign in ("\n    ", "self", "(", "= ", "return"):
+        assert sign in written
