@@ -19,8 +19,8 @@ from mtpcore.gguf import (
     read_tokenizer,
 )
 from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
-from mtpcore.spec import DrafterSpec, Feed, ModelSpec, Tap
-from mtpcore.ties import TARGET, TieUse, borrow, check_target, report_ties
+from mtpcore.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap
+from mtpcore.ties import TieUse, borrow, check_target, report_ties
 
 __all__ = ["Layout", "Model"]
 

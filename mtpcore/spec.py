@@ -122,6 +122,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str = ""
 
 
+TARGET = "target:"
+"""What the name of a tensor in the target's file starts with."""
+
+
 class Tie(msgspec.Struct, frozen=True):
     """A weight that may live under several names: the first present one is used.
 

@@ -11,19 +11,17 @@ from mtpcore.errors import LinkError
 from mtpcore.fit import FittedDrafter
 from mtpcore.gguf import Tensor
 from mtpcore.graph import GraphBuilder
-from mtpcore.spec import DrafterSpec, Tie
+from mtpcore.spec import TARGET, DrafterSpec, Tie
 
-__all__ = ["TARGET", "TieUse", "borrow", "check_target", "report_ties"]
-
-TARGET = "target:"
-"""What the name of a tensor in the target's file starts with."""
+__all__ = ["TieUse", "borrow", "check_target", "report_ties"]
 
 
 class TieUse(msgspec.Struct, frozen=True):
     """Where a tied weight comes from: ``own``, ``borrowed`` or ``missing``.
 
     ``tensor`` is the name that was found, ``type`` the name of its type in the file (and of the
-    type that it is packed in, where that is another one).
+    type that it is packed in, where that is another one). Shape and type are empty for a weight of
+    a target that is not linked yet.
     """
 
     wanted: str
@@ -38,13 +36,16 @@ def report_ties(
 ) -> list[TieUse]:
     """Return where the weights of these ties come from, as a builder resolves them."""
     report = []
+    source: Literal["own", "borrowed", "missing"]
     for tie in ties:
         found = g.resolve(tie.tensor)
         wanted = tie.tensor.replace("{n}", str(g.n))
         if found is None:
-            report.append(TieUse(wanted, "missing"))
+            elsewhere = [name for name in tie.candidates if name.startswith(TARGET)]
+            source = "borrowed" if elsewhere else "missing"
+            report.append(TieUse(wanted, source, elsewhere[0] if elsewhere else None))
             continue
-        source: Literal["own", "borrowed"] = "own" if found.tensor == wanted else "borrowed"
+        source = "own" if found.tensor == wanted else "borrowed"
         stored = tensors[found.tensor].type_name
         packed = f"{stored} as {found.retype}" if found.retype else stored
         report.append(TieUse(wanted, source, found.tensor, found.shape, packed))

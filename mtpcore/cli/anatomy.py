@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -119,31 +120,45 @@ def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
         "limit": spec.limit,
         "heads": spec.heads.count,
         "acceptance": list(spec.acceptance),
-        "taps": [tap for feed in spec.feeds for tap in feed.taps],
+        "taps": [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps],
+        "graphs": [spec.graph_type, *(name for name, _ in spec.graphs)] if spec.build else [],
         "ties": [msgspec.to_builtins(use) for use in model.tie_report(spec)],
         "evidence": spec.evidence,
     }
 
 
-def drafter_program(model: Model, name: str | None = None) -> Program:
-    """Return the graph with which a drafter drafts.
+def drafter_program(model: Model, name: str | None = None, graph: str = "") -> Program:
+    """Return a drafter's graph of a type; by default the one with which it drafts.
 
     Raises
     ------
     MtpcoreError
-        There is no drafter, or it has no graph.
+        There is no drafter, or it has no such graph.
     """
     spec = model.find_drafter(name)
-    return model.program(GraphType(spec.graph_type), drafter=spec)
+    return model.program(GraphType(graph or spec.graph_type), drafter=spec)
+
+
+def _programs(model: Model) -> dict[str, Callable[[], Program]]:
+    """Return what builds each graph, by the trunk's or the drafter's name."""
+    made: dict[str, Callable[[], Program]] = {}
+    if model.spec is not None:
+        made["llm"] = model.program
+    for spec in model.drafters:
+        if spec.shape != "proposer":
+            made[spec.name] = partial(drafter_program, model, spec.name)
+        for graph, _ in spec.graphs:
+            made[f"{spec.name}_{graph}"] = partial(drafter_program, model, spec.name, graph)
+    return made
 
 
 def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
     """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence."""
     parts: list[dict[str, Any]] = []
     counted: dict[str, int] = {}
-    for name in ("llm", *(s.name for s in model.drafters if s.shape != "proposer")):
+    for name, build in _programs(model).items():
         try:
-            program = model.program() if name == "llm" else drafter_program(model, name)
+            program = build()
             weights = estimate_packed_bytes([program], model.tensors)
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})

@@ -34,7 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shared.add_model_options(parser, draft_model=False)
     group = parser.add_argument_group("what to show")
     group.add_argument("--tensors", action="store_true", help="list every tensor as well")
-    group.add_argument("--graph", choices=("llm", "draft"), help="draw this graph instead")
+    group.add_argument(
+        "--graph",
+        metavar="NAME",
+        help="draw this graph instead: llm, draft, or another of the drafter's",
+    )
     group.add_argument("--drafter", metavar="NAME", help="whose graph, where several fit")
     group.add_argument(
         "--format", choices=sorted(_PICTURES), default="text", help="default: %(default)s"
@@ -77,7 +81,10 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _program(model: Model, options: argparse.Namespace) -> Program:
-    return model.program() if options.graph == "llm" else drafter_program(model, options.drafter)
+    if options.graph == "llm":
+        return model.program()
+    graph = "" if options.graph == "draft" else options.graph
+    return drafter_program(model, options.drafter, graph)
 
 
 def _overview(found: dict[str, Any]) -> list[str]:
@@ -126,6 +133,8 @@ def _drafters(found: dict[str, Any]) -> list[str]:
         )
         if drafter["taps"]:
             lines.append(f"  reads {', '.join(drafter['taps'])}")
+        if len(drafter["graphs"]) > 1:
+            lines.append(f"  graphs {', '.join(drafter['graphs'])}")
         for use in drafter["ties"]:
             origin = {"own": "its own", "missing": "missing"}.get(
                 use["source"], f"borrowed from {use['tensor']}"

@@ -21,7 +21,7 @@ from mtpcore.graph.program import (
     Value,
     Weight,
 )
-from mtpcore.spec import Tap, Tie
+from mtpcore.spec import TARGET, Tap, Tie
 
 __all__ = ["GraphBuilder", "Inputs", "Outputs", "TensorShape"]
 
@@ -133,13 +133,16 @@ class GraphBuilder:
         found = self.resolve(name)
         if found is None:
             wanted = self._expand(name)
-            stem = wanted.split(".")[-2] if "." in wanted else wanted
-            near = [t for t in self.tensors if stem in t][:3]
+            tie, stem = self._ties.get(wanted), wanted.split(".")[-2] if "." in wanted else wanted
+            near = ", ".join([t for t in self.tensors if stem in t][:3])
+            lent = tie is not None and tie.candidates[-1].startswith(TARGET)
             raise GraphError(
                 "tensor is not in the model",
                 where=f"{node}: {wanted}",
-                got=f"near: {', '.join(near)}" if near else None,
-                fix="convert the checkpoint again with this tensor kept",
+                got="no target is linked to lend it" if lent else f"near: {near}" if near else None,
+                fix="link the two: link(llm, draft_model=...)"
+                if lent
+                else "convert the checkpoint again with this tensor kept",
             )
         return found
 

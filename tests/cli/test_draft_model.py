@@ -1,0 +1,115 @@
+"""A drafter in a file of its own: ``-md`` of run and bench, and inspect."""
+
+import json
+
+import pytest
+from harness import eagle3
+
+from mtpcore.gguf import open_model_file, write_model_file
+
+PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A target and a head for it."""
+    folder = tmp_path_factory.mktemp("pair")
+    return eagle3.write_target(folder), eagle3.write_head(folder, eagle3.Variant())
+
+
+def rewrite(source, path, architecture="eagle3", without=(), **changed):
+    """Write a model file again with other metadata."""
+    with open_model_file(source) as file:
+        kept = {name: t for name, t in file.tensors.items() if name not in without}
+        write_model_file(
+            path,
+            architecture,
+            file.metadata | {f"eagle3.{key}": value for key, value in changed.items()},
+            {name: t.raw() for name, t in kept.items()},
+            {name: t.type for name, t in kept.items()},
+        )
+    return path
+
+
+def test_giving_one_turns_drafting_on(command, pair):
+    target, head = pair
+    texts = {}
+    for name, options in {
+        "plain": ("--draft", 0),
+        "auto": ("-md", head),
+        "long": ("--model-draft", head, "--draft", 5, "--temp", 1.2, "--seed", 4),
+        "plain too": ("--draft", 0, "--temp", 1.2, "--seed", 4),
+    }.items():
+        code, out, err = command("run", target, *PROMPT, "-n", 24, "--json", *options)
+        assert code == 0, err
+        texts[name] = json.loads(out)
+    assert texts["auto"]["tokens"] == texts["plain"]["tokens"]
+    assert texts["long"]["tokens"] == texts["plain too"]["tokens"]
+    assert texts["auto"]["settings"]["drafter"] == "eagle3"
+    assert texts["auto"]["stats"]["drafted"] > 0
+    assert texts["plain"]["stats"]["drafted"] == 0
+    assert len(texts["long"]["stats"]["accepted_per_position"]) == 5
+
+
+def test_bench_measures_it(command, pair):
+    target, head = pair
+    code, out, err = command(
+        *("bench", target, "-md", head, *PROMPT, "-n", 4, "-r", 1, "--json", "-c", 64)
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["settings"]["drafter"] == "eagle3"
+    assert all(text["equal"] for text in found["texts"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"target_hidden_size": 48}, ["a target of another width", "wanted 48; got 32"]),
+        ({"vocab_size": 41}, ["vocabulary is another one", "wanted 40; got 41"]),
+        ({"target_layers": [2, 3, 9]}, ["does not offer", "layer_input:9"]),
+        ({"target_layers": [2, 3]}, ["rows do not fit the matrix", "fc"]),
+        ({"target_layers": [2, 3, -1]}, ["eagle3.target_layers", "wrong value"]),
+        ({"block_count": 2}, ["has one layer"]),
+        ({"architecture": "unheard"}, ["no plugin knows this architecture", "'unheard'"]),
+        ({"without": ("d2t",)}, ["no map says"]),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_does_not_fit_is_refused_with_the_reason(command, pair, tmp_path, changes, reasons):
+    target, head = pair
+    other = rewrite(head, tmp_path / "other.gguf", **changes)
+    code, out, err = command("run", target, "-md", other, *PROMPT, "-n", 4)
+    assert (code, out) == (1, "")
+    for reason in reasons:
+        assert reason in err
+
+
+def test_a_file_without_a_drafter_is_refused(command, pair):
+    target, _ = pair
+    code, _, err = command("run", target, "-md", target, *PROMPT)
+    assert code == 1
+    assert "the file holds no drafter" in err
+
+
+def test_inspect_shows_the_file_alone(command, pair):
+    _, head = pair
+    code, out, err = command("inspect", head)
+    assert (code, err) == (0, "")
+    for said in (
+        "architecture  eagle3",
+        "layout        mtp-only",
+        "reads layer_input:2, layer_input:3, layer_input:3\n",
+        "graphs draft, fusion",
+        "token_embd.weight: borrowed from target:token_embd.weight\n",
+        "output.weight: its own F32",
+        "no target is linked to lend it",
+        "eagle3_fusion weights",
+    ):
+        assert said in out
+    code, out, _ = command("inspect", head, "--graph", "fusion")
+    assert (code, out.splitlines()[0]) == (0, "program eagle3.fusion")
+    code, _, err = command("inspect", head, "--graph", "draft")
+    assert code == 1
+    assert "fix: link the two" in err
+    assert "unknown graph type" in command("inspect", head, "--graph", "nothing")[2]
