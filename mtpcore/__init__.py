@@ -31,7 +31,7 @@ from mtpcore.model import Model
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link, Tap
+from mtpcore.spec import Link, Tap, Tree
 from mtpcore.version import version
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "SamplingError",
     "Stats",
     "Tap",
+    "Tree",
     "Verdict",
     "link",
     "load_model",

@@ -14,9 +14,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from mtpcore.errors import PluginError
-from mtpcore.spec import DrafterSpec, ModelSpec, Tap
+from mtpcore.spec import DrafterSpec, ModelSpec, Tap, Tree
 
-__all__ = ["check_spec"]
+__all__ = ["check_spec", "check_tree"]
 
 
 def check_spec(spec: ModelSpec | DrafterSpec) -> None:
@@ -137,6 +137,8 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 where=shape,
                 got=f"shape {spec.shape!r}, {shape}={value!r}",
             )
+    if spec.tree is not None:
+        check_tree(spec.tree)
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
     if spec.standalone and not (spec.fit.architectures and spec.hparams):
@@ -161,3 +163,18 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def check_tree(tree: Tree) -> None:
+    """Raise PluginError where a tree is neither fixed nor grown."""
+    grown = (tree.depth, tree.width, tree.n_nodes)
+    if tree.paths:
+        fits = not any(grown) and all(path and min(path) >= 0 for path in tree.paths)
+    else:
+        fits = min(grown) >= 1
+    if not fits:
+        raise PluginError(
+            "a tree has paths of ranks from 0 on, or depth, width and n_nodes from 1 on",
+            where="tree",
+            got=repr(tree),
+        )

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, cast
 
+import msgspec
+
 from mtpcore.errors import GraphError, LinkError, ModelFileError, MtpcoreError, PluginError
 from mtpcore.fit import FittedDrafter
 from mtpcore.gguf import (
@@ -113,6 +115,8 @@ class Model:
     def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
         """Return a drafter by name, or the best one.
 
+        A declaration in hand names a drafter, and says how it is to draft: in chains or a tree.
+
         Raises
         ------
         PluginError
@@ -122,7 +126,10 @@ class Model:
         if name is None and self._fitted:
             return self.drafters[0]
         if name is not None and name in self._fitted:
-            return self._fitted[name].spec
+            found = self._fitted[name].spec
+            if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
+                found = msgspec.structs.replace(found, shape=drafter.shape, tree=drafter.tree)
+            return found
         raise PluginError(
             "the model has no drafter" + (f" {name!r}" if name else ""),
             where=str(self.path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,6 +14,7 @@ from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
+from mtpcore.cross.walk import Draft
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec
 
@@ -36,6 +38,8 @@ class GraphDrafter:
         The declaration asks for what this loop cannot do.
     """
 
+    shape: Literal["chain", "tree"] = "chain"
+
     def __init__(self, name: str, context: Context, feeders: Feeders) -> None:
         assert context.drafter is not None
         self.name, self.context, self.spec = name, context, context.drafter
@@ -44,11 +48,13 @@ class GraphDrafter:
         self._check()
         self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
         self._ids = read_vocabulary(context)
+        self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         self.paused = 0
 
     def _check(self) -> None:
         """Refuse what this loop cannot follow: it follows the defaults of these fields."""
-        plain = DrafterSpec(name=self.spec.name, fit=self.spec.fit)
+        tree = self.spec.tree if self.shape == "tree" else None
+        plain = DrafterSpec(name=self.spec.name, fit=self.spec.fit, shape=self.shape, tree=tree)
         asked = msgspec.structs.replace(
             self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
         )
@@ -111,12 +117,12 @@ class GraphDrafter:
             tokens = history[places.start : places.stop]
             self.context.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
 
         A sequence with a non-finite hidden row gets no drafts.
         """
-        drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
+        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
         active = []
         self.feeders.fill({job.seq: job.history[:-1] for job in jobs})
         for job in jobs:
@@ -133,7 +139,7 @@ class GraphDrafter:
         self._run(active, drafts)
         return drafts
 
-    def _run(self, active: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+    def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
         """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
         room = max(self.context.n_batch // len(active), 1)
         for job in active:
@@ -144,7 +150,8 @@ class GraphDrafter:
         for begin in range(0, len(active), self.context.n_batch):
             self._run_together(active[begin : begin + self.context.n_batch], drafts)
 
-    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, list[int]]) -> None:
+    def _missing(self, jobs: list[DraftJob]) -> Batch:
+        """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
@@ -155,15 +162,18 @@ class GraphDrafter:
             seqs += [job.seq] * len(missing)
             places += missing
             wanted += [False] * (len(missing) - 1) + [True]
+        return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
+
+    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
         found = self.context.draft(
-            Batch(tokens, seq=seqs, pos=places, outputs=wanted),
+            self._missing(jobs),
             lengths,
             samplers=[job.sampler for job in jobs],
             history=[job.history for job in jobs],
             n_prompt=[job.n_prompt for job in jobs],
             p_min=[job.p_min for job in jobs],
-            recycle={feed.slot: feed.recycle for feed in self._feeds if feed.recycle},
+            recycle=self._recycle,
             token_ids=self._ids,
         )
         for job, k, ids in zip(jobs, lengths, found, strict=True):

@@ -6,14 +6,17 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.feeders import order_graphs
 from mtpcore.cross.links import role_of
+from mtpcore.declarations import check_tree
 from mtpcore.errors import GraphError, LinkError, PluginError
 from mtpcore.graph import GraphType
 from mtpcore.proposer import Proposer
-from mtpcore.spec import DrafterSpec, Tap
+from mtpcore.spec import DrafterSpec, Tap, Tree
 
 if TYPE_CHECKING:
     from mtpcore.model import Model
@@ -29,6 +32,7 @@ def link(
     drafter: OneDrafter | Sequence[OneDrafter] = "auto",
     *,
     draft_model: Model | None = None,
+    tree: Tree | None = None,
 ) -> Cross:
     """Make the drafter's contexts, connect them, and return the Cross.
 
@@ -41,6 +45,9 @@ def link(
         log line. Of several the first that proposes anything drafts.
     draft_model : Model, optional
         The drafter's weights, where they lie in a file of their own.
+    tree : Tree, optional
+        Let a drafter that drafts token by token grow trees of this shape; default: what its
+        declaration says.
 
     Raises
     ------
@@ -75,7 +82,7 @@ def link(
         if one == "auto" and not source.drafters:
             logger.info("%s has no drafter: decoding plainly", source.path)
             continue
-        spec = _find(source, one)
+        spec = _find(source, one, tree)
         if spec.shape == "proposer":
             roles[role] = _proposer(llm, spec)
             continue
@@ -85,13 +92,25 @@ def link(
     return Cross(**roles)
 
 
-def _find(source: Model, drafter: str | DrafterSpec) -> DrafterSpec:
+def _find(source: Model, drafter: str | DrafterSpec, tree: Tree | None) -> DrafterSpec:
     try:
-        return source.find_drafter(None if drafter == "auto" else drafter)
+        spec = source.find_drafter(None if drafter == "auto" else drafter)
+        if tree is not None:
+            check_tree(tree)
     except PluginError as error:
         raise LinkError(
             error.what, where=error.where, wanted=error.wanted, got=error.got, fix=error.fix
         ) from None
+    if tree is None:
+        return spec
+    if spec.shape not in ("chain", "tree"):
+        raise LinkError(
+            "only a drafter that drafts token by token can grow trees",
+            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            got=f"shape {spec.shape}",
+            fix="leave tree out",
+        )
+    return msgspec.structs.replace(spec, shape="tree", tree=tree)
 
 
 def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
@@ -159,7 +178,7 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             got=", ".join(outputs),
         )
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
-    if once and spec.shape == "chain":
+    if once and spec.shape in ("chain", "tree"):
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",

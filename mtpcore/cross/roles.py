@@ -17,6 +17,7 @@ from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
+from mtpcore.cross.tree_drafter import TreeDrafter
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
@@ -98,7 +99,9 @@ class Roles:
         for one in (self.llm, context, *feeding.values()):
             if one.memory is not None:
                 one.memory.allow_rewind(context.drafter.limit + 1)
-        drafter = GraphDrafter(name, context, feeders)
+        shape, tree = context.drafter.shape, context.drafter.tree
+        kind = TreeDrafter if shape == "tree" and tree else GraphDrafter
+        drafter = kind(name, context, feeders)
         context.before_digest = lambda seq: drafter.settle(seq, self._known(seq))
         for one in feeding.values():
             one.before_digest = lambda seq: feeders.fill({seq: self._known(seq)})

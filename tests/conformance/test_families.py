@@ -1,11 +1,13 @@
 """What must hold for every family of drafters, by the kit that authors of plugins use."""
 
+import msgspec
 import pytest
 from harness.families import FAMILIES
 from harness.pairwise import cover_pairs
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from mtpcore.spec import Tree
 from mtpcore.testing import (
     Company,
     Texts,
@@ -33,6 +35,10 @@ TEXTS = cover_pairs(
         "n_batch": (4, 512),
     }
 )
+TREES = (
+    Tree(depth=4, width=4, n_nodes=14),
+    Tree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
+)
 families = pytest.mark.parametrize("family", FAMILIES, ids=str)
 
 
@@ -47,6 +53,17 @@ def test_rows_do_not_depend_on_their_company(family, kv_dtype):
 def test_texts_do_not_depend_on_drafts(family):
     rates = [check_texts(family, Texts(**point)) for point in TEXTS]
     assert max(rates) > 0.2, "hardly a draft is accepted: the comparison says little"
+
+
+@families
+def test_texts_do_not_depend_on_trees(family):
+    """The families' chains as trees, grown and fixed."""
+    if family.spec.shape not in ("chain", "tree"):
+        pytest.skip("drafts are made in one pass, or without a graph")
+    for tree in TREES:
+        shaped = msgspec.structs.replace(family.spec, shape="tree", tree=tree)
+        for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7)):
+            check_texts(family, Texts(k=4, temperature=temperature, n_batch=n_batch), shaped)
 
 
 @families

@@ -17,6 +17,7 @@ from mtpcore.context import Context
 from mtpcore.cross import link
 from mtpcore.errors import CapacityError, LinkError
 from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.spec import Tree
 
 N_CTX, N_SEQ = 90, 4
 SAMPLINGS = (
@@ -28,10 +29,10 @@ SAMPLINGS = (
 samplings = st.sampled_from(SAMPLINGS)
 
 
-def make(skill=12, nan=0, spec=SPEC, n_batch=16):
+def make(skill=12, nan=0, spec=SPEC, tree=None, n_batch=16):
     backend = HashBackend(skill, nan)
     llm = Context(HashModel(spec), N_CTX, n_seq_max=N_SEQ, n_batch=n_batch, backend=backend)
-    return link(llm), backend
+    return link(llm, tree=tree), backend
 
 
 class Sequence:
@@ -60,11 +61,11 @@ def grown(data, known, room):
 
 
 class CrossMachine(RuleBasedStateMachine):
-    skill, nan, spec = 12, 0, SPEC
+    skill, nan, spec, tree = 12, 0, SPEC, None
 
     def __init__(self):
         super().__init__()
-        self.cross, self.backend = make(self.skill, self.nan, self.spec)
+        self.cross, self.backend = make(self.skill, self.nan, self.spec, self.tree)
         self.known: dict[int, Sequence] = {}
 
     def ready(self):
@@ -117,7 +118,7 @@ class CrossMachine(RuleBasedStateMachine):
             )
         for seq, ids in drafts.items():
             room = N_CTX - len(self.known[seq].tokens) - 1
-            assert len(ids) <= min(k, room)
+            assert len(ids) <= min(self.tree.n_nodes if self.tree and k else k, room)
             if trees and data.draw(st.booleans()):
                 drafts[seq] = grown(data, self.known[seq], room)
         verdicts = self.cross.verify(drafts, settings_of)
@@ -236,7 +237,7 @@ class CrossMachine(RuleBasedStateMachine):
     @rule()
     def equals_fresh(self):
         """A rule and no invariant: looking settles drafters, and states not looked at count too."""
-        fresh, _ = make(self.skill, self.nan, self.spec)
+        fresh, _ = make(self.skill, self.nan, self.spec, self.tree)
         for seq, known in self.known.items():
             fresh.llm.process(Batch.of(known.tokens, seq=seq))
         for seq in range(N_SEQ):
@@ -258,7 +259,12 @@ class FusedMachine(CrossMachine):
     spec = FUSED
 
 
+class TreeMachine(CrossMachine):
+    nan, tree = 2, Tree(depth=3, width=2, n_nodes=6)
+
+
 TestCross = CrossMachine.TestCase
 TestMisleading = MisleadingMachine.TestCase
 TestBreaking = BreakingMachine.TestCase
 TestFused = FusedMachine.TestCase
+TestTree = TreeMachine.TestCase

@@ -170,7 +170,7 @@ class HashModel:
         self.tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
 
     def find_drafter(self, drafter):
-        return self.drafters[0]
+        return drafter if isinstance(drafter, DrafterSpec) else self.drafters[0]
 
     def program(self, graph_type, *, taps=(), drafter=None, head=0):
         key = graph_type.name, tuple(taps)

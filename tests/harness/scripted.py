@@ -183,14 +183,14 @@ class Scripted:
         return self.script([], k)
 
 
-def cross_of(*drafters, skill=12, nan=0, n_ctx=90, n_seq_max=4, n_batch=16, model=None):
+def cross_of(*drafters, skill=12, nan=0, n_ctx=90, n_seq_max=4, n_batch=16, model=None, tree=None):
     """A Cross of the hashed model with these drafters ("head" or Proposers), and its backend."""
     backend = HashBackend(skill, nan)
     llm = Context(
         model or HashModel(), n_ctx, n_seq_max=n_seq_max, n_batch=n_batch, backend=backend
     )
     wanted = ["hashed" if one == "head" else one for one in drafters]
-    return link(llm, wanted), backend
+    return link(llm, wanted, tree=tree), backend
 
 
 def assert_fresh(cross, seq, tokens, **settings):
