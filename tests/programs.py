@@ -36,14 +36,17 @@ def random_tensors(seed, kind=Type.F32, **shapes):
 
 N_VOCAB, WIDTH, N_HEADS, N_KEY_HEADS, HEAD, N_FF = 40, 64, 4, 2, 24, 96
 N_EXPERTS, N_USED = 5, 2
+LATENT = 32
 
 
 def trunk(
-    *, kind=Type.F32, layers=2, window=0, mask="causal", experts=True, seed=0, styles="halves"
-):
+    *, kind=Type.F32, layers=2, window=0, mask="causal", experts=True, seed=0, styles="halves",
+    latent=False,
+):  # fmt: skip
     """Return a program and its weights: embedding, layers with attention and experts, logits.
 
-    ``window`` is every layer's, or one for each.
+    ``window`` is every layer's, or one for each. ``latent``: queries of wider keys, whose first
+    entries are the values, as absorbed products.
     """
     windows = window if isinstance(window, tuple) else (window,) * layers
     shapes = {"embd": (N_VOCAB, WIDTH), "norm": (WIDTH,), "head": (N_VOCAB, WIDTH)}
@@ -55,6 +58,9 @@ def trunk(
             f"{i}.v": (N_KEY_HEADS * HEAD, WIDTH),
             f"{i}.k_bias": (N_KEY_HEADS * HEAD,),
             f"{i}.sinks": (N_HEADS,),
+            f"{i}.k_b": (N_HEADS, LATENT, HEAD + 8),
+            f"{i}.v_b": (N_HEADS, HEAD, LATENT),
+            f"{i}.c": (LATENT, WIDTH),
             f"{i}.o": (WIDTH, N_HEADS * HEAD),
             f"{i}.ff_norm": (WIDTH,),
             f"{i}.router": (N_EXPERTS, WIDTH),
@@ -72,10 +78,17 @@ def trunk(
         k = g.heads(g.matmul(a, f"{i}.k.weight", f"{i}.k_bias.weight"), N_KEY_HEADS)
         v = g.heads(g.matmul(a, f"{i}.v.weight"), N_KEY_HEADS)
         q, k = (g.rope(y, g.inputs.positions, frequencies, style=styles) for y in (q, k))
+        if latent:
+            wide = g.concat(q, g.slice(q, 0, 8))
+            q = g.concat(g.head_matmul(wide, f"{i}.k_b.weight"), q)
+            k = g.slice(k, 0, HEAD // 2)
+            k = g.heads(g.concat(g.matmul(a, f"{i}.c.weight"), g.rows(k)), 1)
         y = g.attention(
-            q, k, v, layer=i, scale=HEAD**-0.5, mask=mask, window=windows[i],
+            q, k, LATENT if latent else v, layer=i, scale=HEAD**-0.5, mask=mask, window=windows[i],
             sinks=f"{i}.sinks.weight",
         )  # fmt: skip
+        if latent:
+            y = g.head_matmul(y, f"{i}.v_b.weight")
         x = g.plus(x, g.matmul(g.rows(y), f"{i}.o.weight"))
         if experts:
             f = g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5)

@@ -28,7 +28,7 @@ cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
     mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
     mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_CROSS_ATTENTION, MTP_ROUTE, MTP_SORT_BY_EXPERT
-    mtp_kind MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
+    mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
 
 cdef extern from "rows.h" nogil:
     int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
@@ -39,7 +39,8 @@ KINDS = {
     "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
     "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
     "attention": MTP_ATTENTION, "cross_attention": MTP_CROSS_ATTENTION, "route": MTP_ROUTE,
-    "sort_by_expert": MTP_SORT_BY_EXPERT, "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
+    "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
+    "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
     "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
 }
 NO_BARRIER, BARRIER_IF_MANY, BARRIER = MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER

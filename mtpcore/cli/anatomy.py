@@ -163,10 +163,7 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        values = {
-            layer: layer.n_heads * (layer.k_width + layer.v_width) * _VALUE_BYTES[kv_dtype]
-            for layer in program.memory
-        }
+        values = {layer: layer.n_values * _VALUE_BYTES[kv_dtype] for layer in program.memory}
         parts.append(
             {
                 "role": name,

@@ -255,6 +255,14 @@ class GraphBuilder:
         """See [T, H, D] as [T, H * D]."""
         return self.add("rows", [x], name=name)[0]
 
+    def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
+        """See [T, 1, D] as [T, H, D], every head the same."""
+        return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
+
+    def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
+        """Multiply each head by a matrix of its own: [T, H, inputs] -> [T, H, outputs]."""
+        return self.add("head_matmul", [x], [weight], name=name or self._stem(weight))[0]
+
     def rope(
         self,
         x: Value,
@@ -283,7 +291,7 @@ class GraphBuilder:
         self,
         q: Value,
         k: Value,
-        v: Value,
+        v: Value | int,
         *,
         layer: int,
         scale: float,
@@ -292,21 +300,27 @@ class GraphBuilder:
         sinks: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv]."""
+        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv].
+
+        A number as ``v`` means that the first so many entries of each key are its value; then
+        memory holds the keys alone.
+        """
+        latent = isinstance(v, int)
         made = self.add(
             "attention",
-            [q, k, v],
+            [q, k] if isinstance(v, int) else [q, k, v],
             [sinks] if sinks else [],
             name=name,
             layer=layer,
             scale=float(scale),
             mask=mask,
             window=window,
+            v_width=v if isinstance(v, int) else 0,
         )[0]
         if layer in self._memory:
             raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
         self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]), window
+            layer, int(k.shape[1]), int(k.shape[2]), int(made.shape[2]), window, latent
         )
         return made
 

@@ -151,8 +151,31 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return ((x[0], "f32"),)
 
 
+def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    stack = w[0]
+    assert stack is not None
+    _want(len(stack) == 3, "heads' matrices are stacked", "[heads, outputs, inputs]", stack)
+    wanted = (x[0][0], stack[0], stack[2])
+    _want(x[0] == wanted, "rows do not fit the heads' matrices", wanted, x[0])
+    return _f32(x[0][0], stack[0], stack[1])
+
+
+def _repeat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+    _want(len(x[0]) == 3 and x[0][1] == 1, "one head is repeated", "[rows, 1, width]", x[0])
+    _want(a["n_heads"] > 0, "heads to make of it", "1 or more", a["n_heads"])
+    return _f32(x[0][0], a["n_heads"], x[0][2])
+
+
 def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
-    q, k, v = x[:3]
+    q, k = x[:2]
+    if len(x) == 2:
+        _want(len(k) == 3, "k is rows of heads", "[rows, heads, width]", k)
+        fits = 0 < a["v_width"] <= int(k[2])
+        _want(fits, "values are the first entries of k", f"1..{k[2]}", a["v_width"])
+        v: Shape = (*k[:2], a["v_width"])
+    else:
+        v = x[2]
+        _want(a["v_width"] == 0, "values are given, or part of k", 0, a["v_width"])
     for name, s in (("q", q), ("k", k), ("v", v)):
         _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
     _want(q[2] == k[2], "q and k widths differ", q[2], k[2])
@@ -171,7 +194,7 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 
 
 def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
-    return _attention(x, w, {**a, "mask": "block", "window": 0})
+    return _attention(x, w, {**a, "mask": "block", "window": 0, "v_width": 0})
 
 
 def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -252,6 +275,7 @@ OPS: dict[str, OpRule] = {
     "slice": _rule(1, 0, "start stop", _slice, "x[..., start:stop]"),
     "heads": _rule(1, 0, "n_heads", _heads, "[T, H * D] seen as [T, H, D]"),
     "rows": _rule(1, 0, "", _rows, "[T, H, D] seen as [T, H * D]"),
+    "repeat": _rule(1, 0, "n_heads", _repeat, "[T, 1, D] seen as [T, H, D], every head the same"),
     "rope": _rule(
         2,
         (0, 1),
@@ -262,11 +286,12 @@ OPS: dict[str, OpRule] = {
         "(2i, 2i + 1) in style pairs",
     ),
     "attention": _rule(
-        3,
+        (2, 3),
         (0, 1),
-        "layer scale mask window",
+        "layer scale mask window v_width",
         _attention,
-        "store k, v at (seq, place); softmax(scale q.k) v over the visible places",
+        "store k, v at (seq, place); softmax(scale q.k) v over the visible places; without v only "
+        "k is stored, and the first v_width entries of each of its heads are the value",
     ),
     "cross_attention": _rule(
         3,
@@ -286,6 +311,7 @@ OPS: dict[str, OpRule] = {
         "normalise, times scale; w x is computed in floating point whatever the type of w",
     ),
     "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),
+    "head_matmul": _rule(1, 1, "", _head_matmul, "w[h] x[t, h] for each head h"),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
     "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),
 }

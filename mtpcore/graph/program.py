@@ -47,6 +47,8 @@ class MemoryLayer(msgspec.Struct, frozen=True):
     """What one attention node keeps for each position: K and V rows of some heads.
 
     ``window`` > 0 means that positions older than that many (the query included) are never read.
+    ``latent`` means that the first ``v_width`` entries of each K row are its V row, which is not
+    kept a second time.
     """
 
     layer: int
@@ -54,6 +56,12 @@ class MemoryLayer(msgspec.Struct, frozen=True):
     k_width: int
     v_width: int
     window: int = 0
+    latent: bool = False
+
+    @property
+    def n_values(self) -> int:
+        """Values that are stored for each position."""
+        return self.n_heads * (self.k_width + (0 if self.latent else self.v_width))
 
 
 class Node(msgspec.Struct, frozen=True):

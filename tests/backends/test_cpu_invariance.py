@@ -27,6 +27,8 @@ VARIANTS = {
     "f16": {"kind": Type.F16},
     "q8_0": {"kind": Type.Q8_0},
     "q4_0": {"kind": Type.Q4_0},
+    "latent": {"latent": True},
+    "latent q8_0": {"latent": True, "kind": Type.Q8_0},
 }
 PROGRAMS = {name: trunk(**options) for name, options in VARIANTS.items()}
 ALONE = {}
@@ -175,13 +177,13 @@ def test_chains_with_parents_are_chains():
 
 
 def test_forks_share_pages_and_go_their_own_way():
-    for kv_dtype in ("f32", "f16"):
-        one = runner("causal", kv_dtype, 2)
+    for variant, kv_dtype in (("causal", "f32"), ("causal", "f16"), ("latent", "f16")):
+        one = runner(variant, kv_dtype, 2)
         one.feed(TEXT[:100], seq=0)
         one.memory.fork(0, 1)
         one.feed(OTHER[:30], seq=1)
         made = one.feed(TEXT[100:], seq=0)["logits"]
-        logits, digest = alone("causal", kv_dtype)
+        logits, digest = alone(variant, kv_dtype)
         assert np.array_equal(made, logits[100:])
         assert one.memory.digest(0) == digest
 

@@ -186,6 +186,38 @@ def test_quantised_matmul(kind):
         assert np.abs(found[0][name] - found[1][name]).max() < 0.1
 
 
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0])
+@pytest.mark.parametrize("n", [1, 8, 9, 30])
+def test_products_by_head(kind, n):
+    """Of heads that lie side by side, cut out of wider ones, one alone, and all the same."""
+    tensors = random_tensors(9, kind, w=(3, 40, 32), v=(1, 5, 32))
+
+    def make(g):
+        a = g.inputs["a"]
+        heads, wide = g.heads(g.slice(a, 0, 96), 3), g.heads(a, 3)
+        return {
+            "whole": g.rows(g.head_matmul(heads, "w.weight")),
+            "cut": g.rows(g.head_matmul(g.slice(wide, 8, 40), "w.weight")),
+            "one": g.rows(g.head_matmul(g.heads(g.slice(a, 5, 37), 1), "v.weight")),
+            "repeated": g.rows(
+                g.head_matmul(g.repeat(g.heads(g.slice(a, 3, 35), 1), 3), "w.weight")
+            ),
+        }
+
+    exact = kind in (Type.F32, Type.F16, Type.BF16)
+    for threads in (1, 2, 3):
+        tolerance = 1e-5 if exact else 0.02  # activations in codes of 8 bits
+        assert_equal(make, tensors, {"a": 120}, n=n, threads=threads, tolerance=tolerance)
+
+
+def test_repeated_heads():
+    def make(g):
+        a, b = g.heads(g.inputs["a"], 1), g.heads(g.inputs["b"], 3)
+        return {"joined": g.rows(g.concat(b, g.repeat(a, 3))), "alone": g.rows(g.repeat(a, 2))}
+
+    assert_equal(make, {}, {"a": 5, "b": 12})
+
+
 def test_embedding():
     tensors = random_tensors(5, Type.F16, table=(7, 33))
 
@@ -238,14 +270,20 @@ def test_routes_of_ties_and_of_what_is_not_a_number():
     assert np.array_equal(np.rint(made["ids"] * 2), np.tile([1, 2, 0, 3, 4, 5], (11, 1)))
 
 
+N_QUERIES = 38
+"""Query heads: those of one key head are shared out, in parts of different sizes."""
+
+
 def attention_program(options, tensors):
     def make(g):
         x = g.embed(g.inputs.tokens, "embd.weight")
-        q = g.heads(g.matmul(x, "q.weight"), 6)
+        q = g.heads(g.matmul(x, "q.weight"), N_QUERIES)
         k = g.heads(g.matmul(x, "k.weight"), 2)
         v = g.heads(g.matmul(x, "v.weight"), 2)
         if options.get("cross"):
             y = g.add("cross_attention", [q, k, v], scale=0.1)[0]
+        elif options.get("latent"):
+            y = g.attention(q, k, min(v.shape[2], k.shape[2]), layer=0, scale=0.1)
         else:
             y = g.attention(q, k, v, layer=0, scale=0.1, **options)
         return g.finish(Outputs(y=g.rows(y)))
@@ -261,6 +299,7 @@ ATTENTIONS = {
     "block": {"mask": "block"},
     "block, window": {"mask": "block", "window": 70},
     "cross": {"cross": True},
+    "latent": {"latent": True},
 }
 
 
@@ -269,8 +308,8 @@ ATTENTIONS = {
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
 def test_attention(name, widths, kv_dtype):
     tensors = random_tensors(
-        7, embd=(20, 32), q=(6 * widths[0], 32), k=(2 * widths[0], 32), v=(2 * widths[1], 32),
-        sinks=(6,),
+        7, embd=(20, 32), q=(N_QUERIES * widths[0], 32), k=(2 * widths[0], 32),
+        v=(2 * widths[1], 32), sinks=(N_QUERIES,),
     )  # fmt: skip
     program = attention_program(ATTENTIONS[name], tensors)
     rng = np.random.default_rng(8)
@@ -284,8 +323,9 @@ def test_attention(name, widths, kv_dtype):
         assert np.abs(made - wanted).max() < tolerance
 
 
-def test_trunk():
-    program, weights = trunk()
+@pytest.mark.parametrize("latent", [False, True])
+def test_trunk(latent):
+    program, weights = trunk(latent=latent)
     tokens = np.random.default_rng(2).integers(0, 40, 100)
     cpu = Runner(CpuBackend(), program, weights, threads=2).feed(tokens)
     wanted = Runner(ReferenceBackend("f64"), program, weights, kv_dtype="f64").feed(tokens)

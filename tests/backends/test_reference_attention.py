@@ -37,7 +37,7 @@ TENSORS = {
 SCALE = 0.05
 
 
-def program(*, mask="causal", window=0, sinks=False, cross=False):
+def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False):
     g = GraphBuilder("attention", TENSORS)
     x = g.embed(g.inputs.tokens, "embd.weight")
     q = g.heads(g.matmul(x, "q.weight"), H)
@@ -47,7 +47,7 @@ def program(*, mask="causal", window=0, sinks=False, cross=False):
         y = g.add("cross_attention", [q, k, v], scale=SCALE)[0]
     else:
         y = g.attention(
-            q, k, v, layer=3, scale=SCALE, mask=mask, window=window,
+            q, k, DV if latent else v, layer=3, scale=SCALE, mask=mask, window=window,
             sinks="sinks.weight" if sinks else None,
         )  # fmt: skip
     return g.finish(Outputs(y=g.rows(y)))
@@ -84,6 +84,23 @@ def test_causal(window, sinks):
     assert np.abs(made - wanted(TOKENS, sees, sinks)).max() < 1e-12
 
 
+@pytest.mark.parametrize("kv_dtype", ["f64", "f16"])
+def test_latent_values_are_the_first_entries_of_keys(kv_dtype):
+    """As if they had been given a second time; memory holds them once."""
+    twice = dict(TENSORS)
+    twice["v.weight"] = Array(G * DV)
+    keys = TENSORS["k.weight"].array().reshape(G, DK, WIDTH)
+    twice["v.weight"]._values = np.ascontiguousarray(keys[:, :DV]).reshape(G * DV, WIDTH)
+    latent = runner("f64", kv_dtype, latent=True)
+    plain = Runner(ReferenceBackend("f64"), program(), Weights(twice), kv_dtype=kv_dtype)
+    for part in (TOKENS[:63], TOKENS[63:]):
+        made, given = latent.feed(part)["y"], plain.feed(part)["y"]
+        assert np.abs(made - given).max() < 1e-12
+    stores = latent.memory.store, plain.memory.store
+    assert stores[0].n_bytes * (DK + DV) == stores[1].n_bytes * DK
+    assert len(stores[0].read(0, 0, 3)) * (DK + DV) == len(stores[1].read(0, 0, 3)) * DK
+
+
 def test_first_place_need_not_be_zero():
     made = runner("f64").feed(TOKENS[:20], place=61)["y"]
     assert np.abs(made - wanted(TOKENS[:20], CAUSAL[:20, :20])).max() < 1e-12
@@ -118,23 +135,24 @@ def path_to(row):
     return path[::-1]
 
 
-@pytest.mark.parametrize("window", [0, 4])
-def test_each_row_of_a_tree_equals_a_chain(window):
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"latent": True}], ids=str)
+def test_each_row_of_a_tree_equals_a_chain(options):
     """Bitwise: a row sees the stored text, its ancestors and itself, as a chain of them would."""
     tree_tokens = TOKENS[60 : 60 + len(PARENT)]
-    r = runner(window=window)
+    r = runner(**options)
     r.feed(TOKENS[:59])
     tree = r.feed(tree_tokens, parent=PARENT)["y"]
     for row in range(len(PARENT)):
-        chain = runner(window=window)
+        chain = runner(**options)
         chain.feed(TOKENS[:59])
         assert np.array_equal(chain.feed(tree_tokens[path_to(row)])["y"][-1], tree[row])
 
 
-def test_kept_path_is_a_chain():
+@pytest.mark.parametrize("latent", [False, True])
+def test_kept_path_is_a_chain(latent):
     """Places 62, 63 | 64...: the kept rows move from one page to another."""
     tree_tokens = TOKENS[60 : 60 + len(PARENT)]
-    r, chain = runner(), runner()
+    r, chain = runner(latent=latent), runner(latent=latent)
     r.feed(TOKENS[:62])
     r.feed(tree_tokens, parent=PARENT)
     r.memory.keep(0, 62, path_to(5))
@@ -143,8 +161,9 @@ def test_kept_path_is_a_chain():
     assert np.array_equal(r.feed([7])["y"], chain.feed([7])["y"])
 
 
-def test_rewound_and_forked_memory():
-    r, fresh = runner(), runner()
+@pytest.mark.parametrize("latent", [False, True])
+def test_rewound_and_forked_memory(latent):
+    r, fresh = runner(latent=latent), runner(latent=latent)
     r.feed(TOKENS[:70])
     r.memory.fork(0, 2)
     r.memory.rewind(0, 60)

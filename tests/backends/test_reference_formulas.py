@@ -145,6 +145,13 @@ def test_nan_does_not_spoil_its_group():
     assert ids.tolist() == [0, 1]
 
 
+def test_products_by_head():
+    rng = np.random.default_rng(11)
+    w, x = rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 5))
+    assert np.allclose(formulas.head_matmul(x, w), np.einsum("hoi,hi->ho", w, x))
+    assert np.array_equal(formulas.repeat(x[:1], n_heads=2), [x[0], x[0]])
+
+
 def test_experts_and_mix():
     stack, x = RNG.normal(size=(3, 5, 4)), RNG.normal(size=4)
     rows = formulas.expert_matmul(x, np.array([2, 0]), stack)

@@ -68,6 +68,12 @@ WRONG = {
     "attention, sinks": lambda g, x: g.attention(
         *[heads(g, x)] * 3, layer=0, scale=1, sinks="vector.weight"
     ),
+    "attention, no values": lambda g, x: g.attention(*[heads(g, x)] * 2, 5, layer=0, scale=1),
+    "head_matmul, heads": lambda g, x: g.head_matmul(heads(g, x, 2), "stack.weight"),
+    "head_matmul, widths": lambda g, x: g.head_matmul(heads(g, g.slice(x, 0, 6)), "stack.weight"),
+    "head_matmul, matrix": lambda g, x: g.head_matmul(heads(g, x), "square.weight"),
+    "repeat": lambda g, x: g.repeat(heads(g, x), 3),
+    "repeat, none": lambda g, x: g.repeat(heads(g, x, 1), 0),
     "route, used": lambda g, x: g.route(x, "router.weight", n_used=4),
     "route, gate": lambda g, x: g.route(x, "router.weight", n_used=1, gate="tanh"),
     "route, groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=2),
@@ -151,7 +157,10 @@ def test_memory_layers():
     with pytest.raises(GraphError, match="written twice"):
         g.attention(q, q, q, layer=2, scale=1)
     wanted = MemoryLayer(layer=2, n_heads=3, k_width=4, v_width=4, window=9)
-    assert g.finish(Outputs(y=x)).memory == (wanted,)
+    g.attention(q, q, 3, layer=3, scale=1)
+    latent = MemoryLayer(layer=3, n_heads=3, k_width=4, v_width=3, latent=True)
+    assert g.finish(Outputs(y=x)).memory == (wanted, latent)
+    assert (wanted.n_values, latent.n_values) == (24, 12)
 
 
 def test_inputs_are_added_once():

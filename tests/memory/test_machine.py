@@ -9,7 +9,10 @@ from harness.memory_kinds import ListStore, RunningSum
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from mtpcore.backends.cpu.store import CpuStore
+from mtpcore.backends.reference import ReferenceStore
 from mtpcore.errors import CapacityError
+from mtpcore.graph import MemoryLayer
 from mtpcore.memory import PAGE, SPARE, PagedKV, make_memory
 
 N_SEQ, N_CTX, N_PAGES, DRAFT = 4, 200, 12, 4
@@ -189,6 +192,34 @@ class NarrowMachine(WindowedMachine):
     windows: ClassVar = (1,)
 
 
+LAYERS = (
+    MemoryLayer(layer=0, n_heads=1, k_width=6, v_width=4, latent=True),
+    MemoryLayer(layer=1, n_heads=2, k_width=3, v_width=5),
+)
+
+
+class CpuMachine(PagedMachine):
+    """Rows of a latent layer and of an ordinary one, as kernels store them."""
+
+    def make(self):
+        return PagedKV(CpuStore(LAYERS, N_PAGES, "f32"), N_SEQ, N_CTX, N_PAGES)
+
+    def write(self, memory, seq, place, value):
+        page, row = memory.pages.where(seq, place)
+        for i, view in enumerate(memory.store._views):
+            view[page, row] = value + i / 4
+
+
+class ReferenceMachine(PagedMachine):
+    def make(self):
+        return PagedKV(ReferenceStore(LAYERS, N_PAGES, "f32"), N_SEQ, N_CTX, N_PAGES)
+
+    def write(self, memory, seq, place, value):
+        where, store = memory.pages.where(seq, place), memory.store
+        store.keys[0][where] = value  # and with them the latent layer's values
+        store.keys[1][where], store.values[1][where] = value + 1, value + 2
+
+
 class RecurrentMachine(Machine):
     """T2: a state that rejected rows have advanced is taken back through snapshots."""
 
@@ -202,6 +233,8 @@ class RecurrentMachine(Machine):
 TestPaged = PagedMachine.TestCase
 TestWindowed = WindowedMachine.TestCase
 TestNarrow = NarrowMachine.TestCase
+TestCpu = CpuMachine.TestCase
+TestReference = ReferenceMachine.TestCase
 TestRecurrent = RecurrentMachine.TestCase
 
 

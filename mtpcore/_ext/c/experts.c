@@ -42,6 +42,22 @@ void mtp_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_
     lists.begin[0] = 0;
 }
 
+void mtp_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    (void)n_threads;
+    if (thread != 0)
+        return;
+    const int64_t n_heads = op->out[0].width, n = run->n_rows[MTP_TOKENS];
+    expert_lists lists = lists_in(run, &op->out[0], n_heads);
+    for (int64_t h = 0; h <= n_heads; h++)
+        lists.begin[h] = (int32_t)(h * n);
+    for (int64_t h = 0; h < n_heads; h++)
+        for (int64_t t = 0; t < n; t++) {
+            lists.slots[h * n + t] = (int32_t)(t * n_heads + h);
+            lists.rows[h * n + t] = (int32_t)t;
+        }
+}
+
 void mtp_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_view *x = &op->in[0];

@@ -49,10 +49,11 @@ static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_querie
 
 size_t mtp_scratch_bytes(const mtp_op *op)
 {
+    const int64_t shared = op->kind == MTP_ATTENTION ? op->in[0].n_heads / op->n[2] : 0;
     switch (op->kind) {
     case MTP_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
-                               MTP_QUERY_ROWS * (op->in[0].n_heads / op->n[2]));
+                               MTP_QUERY_ROWS * mtp_share(shared, 1, mtp_query_parts(shared)));
     case MTP_CROSS_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
                                op->in[0].n_heads / op->in[1].n_heads);

@@ -21,7 +21,8 @@
 enum {
     MTP_UNIT = MTP_TILE, /* rows that stay together */
     MTP_PAGE = 64,       /* places in a page of memory */
-    MTP_QUERY_ROWS = 8   /* rows of one sequence that share each page of keys */
+    MTP_QUERY_ROWS = 8,  /* rows of one sequence that share each page of keys */
+    MTP_QUERY_HEADS = 16 /* query heads that share it, at most */
 };
 
 /* Kinds of operations; `n`, `f` and the pointers of the record are described with each function. */
@@ -45,6 +46,7 @@ typedef enum {
     MTP_CROSS_ATTENTION,
     MTP_ROUTE,
     MTP_SORT_BY_EXPERT,
+    MTP_SORT_BY_HEAD,
     MTP_PREPARE_BY_EXPERT,
     MTP_EXPERT_MATMUL,
     MTP_MIX,
@@ -77,7 +79,7 @@ typedef struct {
 } mtp_op;
 
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
- * head V as [MTP_PAGE][v_width]. */
+ * head V as [MTP_PAGE][v_width]; a latent layer has no V, the first entries of its K are. */
 typedef struct {
     char *data;
     int64_t page_bytes;
@@ -146,6 +148,12 @@ void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int
 static inline int64_t mtp_share(int64_t n, int64_t i, int64_t parts)
 {
     return (n * i + parts - 1) / parts;
+}
+
+/* Into how many parts the query heads of one key head are shared out. */
+static inline int64_t mtp_query_parts(int64_t n_heads)
+{
+    return (n_heads + MTP_QUERY_HEADS - 1) / MTP_QUERY_HEADS;
 }
 
 typedef struct {

@@ -22,6 +22,8 @@ MTP_DECLARE(mtp_matmul_rows);
 MTP_DECLARE(mtp_angles);
 /* out = mtp_expert_lists of the ids in[0]; there are n[0] experts. */
 MTP_DECLARE(mtp_sort_by_expert);
+/* out = the lists of an expert for each head, which every row uses at the rank of its number. */
+MTP_DECLARE(mtp_sort_by_head);
 /* out = rows of in[0] by the lists in[1], prepared for each expert; n[0] experts, n[1] is an
  * MTP_ACT_*; where n[2], in[0] has a row for each of an expert's ranks. */
 MTP_DECLARE(mtp_prepare_by_expert);

@@ -16,7 +16,7 @@ __all__ = ["estimate_packed_bytes"]
 
 _GROUP = 32  # output rows that are packed together
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
-_MATRICES = {"embed", "matmul", "expert_matmul"}
+_MATRICES = {"embed", "matmul", "expert_matmul", "head_matmul"}
 
 
 def estimate_packed_bytes(

@@ -130,6 +130,10 @@ class Lowering:
         view = self._flat(self._views[node.inputs[0]], self._axis(node.inputs[0]))
         self._views[node.outputs[0]] = view
 
+    def _lower_repeat(self, node: Node) -> None:
+        view = self._views[node.inputs[0]]
+        self._views[node.outputs[0]] = view._replace(n_heads=node.attrs["n_heads"], head_stride=0)
+
     def _lower_slice(self, node: Node) -> None:
         view, start = self._views[node.inputs[0]], node.attrs["start"]
         self._views[node.outputs[0]] = view._replace(
@@ -230,8 +234,6 @@ class Lowering:
         assert weight is not None
         n_experts, n_used = weight.shape[0], ids.width
         x = self._whole(x, 0)
-        matrices = self.weights.experts(weight)
-        kind = matrices[0].activation
 
         def sort() -> View:
             words = expert_list_words(n_experts, self.n_batch * n_used)
@@ -240,16 +242,43 @@ class Lowering:
             return lists
 
         lists = self._once(("lists", ids, n_experts), sort)
+        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+
+    def _lower_head_matmul(self, node: Node) -> None:
+        """Multiply as if head h were an expert that each row uses at rank h."""
+        axis, weight = self._axis(node.inputs[0]), node.weights[0]
+        assert weight is not None
+        if axis:
+            raise BackendError("heads are multiplied in rows of the batch", where=node.name)
+        x, n_heads = self._views[node.inputs[0]], weight.shape[0]
+        if not x.is_whole or x.row_stride != n_heads * x.width:
+            x, view = self._new(n_heads, x.width), x
+            self.steps.append(Step("copy", axis, [view], [x]))
+
+        def sort() -> View:
+            words = expert_list_words(n_heads, self.n_batch * n_heads)
+            lists = View(self._buffer(4 * words), 1, 0, 0, 0, n_heads)
+            self.steps.append(Step("sort_by_head", 0, [], [lists]))
+            return lists
+
+        lists = self._once(("lists of heads", n_heads), sort)
+        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+
+    def _products_by_lists(
+        self, node: Node, x: View, lists: View, matrices: list[PackedMatrix]
+    ) -> None:
+        """Multiply the rows that each matrix has in ``lists``, one row a rank or one for all."""
+        n_matrices, n_used, kind = len(matrices), lists.width, matrices[0].activation
 
         def prepare() -> View:
             width = _BYTES_PER_VALUE * self.n_batch * n_used * x.width
-            made = View(self._buffer(width + 64 * n_experts), 1, 0, 0, 0, 1)
-            ints = [n_experts, kind, int(x.n_heads > 1 or len(self._shape(node.inputs[0])) == 3)]
+            made = View(self._buffer(width + 64 * n_matrices), 1, 0, 0, 0, 1)
+            ints = [n_matrices, kind, int(len(self._shape(node.inputs[0])) == 3)]
             self.steps.append(Step("prepare_by_expert", 0, [x, lists], [made], ints=ints))
             return made
 
         prepared = self._once(("by expert", x, lists, kind), prepare)
-        self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_experts])
+        self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
 
     def _shape(self, value_id: int) -> tuple[Any, ...]:
         return self.program.values[value_id].shape
@@ -278,7 +307,7 @@ class Lowering:
         self._add(node, "rope", [self._views[node.inputs[0]], angles], ints=ints)
 
     def _lower_attention(self, node: Node) -> None:
-        q, k, v = self._in(node)
+        q, *remembered = self._in(node)
         attrs, layer = node.attrs, _MEMORY + node.attrs["layer"]
         held = [i for i, store in enumerate(self.stores) if attrs["layer"] in store.layers]
         if not held:
@@ -288,7 +317,7 @@ class Lowering:
             Step(
                 "remember",
                 0,
-                [k, v],
+                remembered,
                 [],
                 ints=[k_offset, v_offset],
                 writes={layer},
@@ -301,7 +330,7 @@ class Lowering:
             "attention",
             [q],
             weights=[self.weights.vector(node.weights[0]) if node.weights else None],
-            ints=[k_offset, v_offset, k.n_heads, attrs["window"], is_block],
+            ints=[k_offset, v_offset, remembered[0].n_heads, attrs["window"], is_block],
             f=attrs["scale"],
             reads={layer},
             memory=held[0],

@@ -57,6 +57,7 @@ _PATTERNS = {
     "expert_matmul": Pattern.SPREAD,
     "take": Pattern.GATHER,
     "sort_by_expert": Pattern.GATHER,
+    "sort_by_head": Pattern.GATHER,
     "prepare_by_expert": Pattern.GATHER,
 }
 

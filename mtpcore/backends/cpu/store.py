@@ -22,7 +22,8 @@ class CpuStore:
     """Rows behind paged memory; implements ``mtpcore.backends.base.Store``.
 
     A page holds ``PAGE`` places of every layer; for each layer the keys of each head, turned
-    (dtype[k_width, PAGE]), then the values of each head (dtype[PAGE, v_width]).
+    (dtype[k_width, PAGE]), then the values of each head (dtype[PAGE, v_width]); of a latent layer
+    the keys alone.
 
     Attributes
     ----------
@@ -41,7 +42,8 @@ class CpuStore:
         self._offsets: dict[int, tuple[int, int]] = {}
         for layer in layers:
             k_offset, offset = offset, offset + layer.n_heads * layer.k_width * PAGE * size
-            v_offset, offset = offset, offset + layer.n_heads * layer.v_width * PAGE * size
+            v_offset = -1 if layer.latent else offset
+            offset = k_offset + layer.n_values * PAGE * size
             self._offsets[layer.layer] = k_offset, v_offset
         self.page_bytes = offset
         try:
@@ -56,16 +58,16 @@ class CpuStore:
         self.data: NDArray[np.uint8] = memory[begin : begin + n_pages * self.page_bytes]
         self._pages = self.data.reshape(n_pages, self.page_bytes)
         values = self._pages.view(_DTYPES[dtype])
-        self._views: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        # By place, head and entry, whatever the order in memory.
+        self._views: list[NDArray[Any]] = []
         for layer in layers:
-            k, v = (at // size for at in self._offsets[layer.layer])
-            end = v + layer.n_heads * layer.v_width * PAGE
-            self._views.append(
-                (
-                    values[:, k:v].reshape(n_pages, layer.n_heads, layer.k_width, PAGE),
-                    values[:, v:end].reshape(n_pages, layer.n_heads, PAGE, layer.v_width),
-                )
-            )
+            k = self._offsets[layer.layer][0] // size
+            v, end = (k + layer.n_heads * layer.k_width * PAGE, k + layer.n_values * PAGE)
+            keys = values[:, k:v].reshape(n_pages, layer.n_heads, layer.k_width, PAGE)
+            self._views.append(keys.transpose(0, 3, 1, 2))
+            if not layer.latent:
+                rows = values[:, v:end].reshape(n_pages, layer.n_heads, PAGE, layer.v_width)
+                self._views.append(rows.transpose(0, 2, 1, 3))
 
     @property
     def n_bytes(self) -> int:
@@ -78,7 +80,7 @@ class CpuStore:
         return self._offsets.keys()
 
     def offsets(self, layer: int) -> tuple[int, int]:
-        """Return where keys and values of a layer begin in a page, in bytes."""
+        """Return where keys and values of a layer begin in a page, in bytes; -1: it has no values."""
         if layer not in self._offsets:
             raise BackendError("layer has no memory", where=f"layer {layer}")
         return self._offsets[layer]
@@ -89,14 +91,10 @@ class CpuStore:
 
     def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
         """Copy one place's rows of every layer."""
-        for keys, values in self._views:
-            keys[dst_page, :, :, dst_row] = keys[src_page, :, :, src_row]
-            values[dst_page, :, dst_row] = values[src_page, :, src_row]
+        for view in self._views:
+            view[dst_page, dst_row] = view[src_page, src_row]
 
     def read(self, page: int, row: int, n: int) -> bytes:
         """Return the stored bytes of n places, in the order place, layer, K then V, head."""
-        parts: list[NDArray[Any]] = []
-        for keys, values in self._views:
-            parts.append(keys[page, :, :, row : row + n].transpose(2, 0, 1).reshape(n, -1))
-            parts.append(values[page, :, row : row + n].transpose(1, 0, 2).reshape(n, -1))
+        parts = [view[page, row : row + n].reshape(n, -1) for view in self._views]
         return np.concatenate(parts, axis=1).tobytes() if parts else b""

@@ -50,14 +50,14 @@ class Weights:
             "exact matrix", weight, lambda: pack(self._values(weight), _F32, *weight.shape)
         )
 
-    def experts(self, weight: Weight) -> list[PackedMatrix]:
-        """Return a stack of matrices, packed one by one."""
+    def stack(self, weight: Weight) -> list[PackedMatrix]:
+        """Return the matrices of experts or heads, packed one by one."""
 
         def make() -> list[PackedMatrix]:
             kind, data = self._blocks(weight)
             return [pack(matrix, kind, *weight.shape[1:]) for matrix in data]
 
-        return self._once("experts", weight, make)
+        return self._once("stack", weight, make)
 
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack all matrices of a program, several at a time: packing waits for memory.
@@ -70,7 +70,8 @@ class Weights:
         forms = {
             "embed": self.matrix,
             "matmul": self.matrix,
-            "expert_matmul": self.experts,
+            "expert_matmul": self.stack,
+            "head_matmul": self.stack,
             "route": self.exact_matrix,
         }
         wanted = {

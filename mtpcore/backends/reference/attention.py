@@ -21,13 +21,18 @@ __all__ = ["attention", "cross_attention", "group_of", "visible_places"]
 def attention(
     run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
 ) -> tuple[Array, ...]:
-    """Store k and v of all rows at (seq, place); then each row attends to what it sees."""
-    q, k, v = inputs
+    """Store k and v of all rows at (seq, place); then each row attends to what it sees.
+
+    Without v the store's values are the first entries of its keys.
+    """
+    q, k = inputs[:2]
     rows, layer = run.rows, attrs["layer"]
     memory, store = group_of(run, layer)
     for t in range(len(q)):
         place = _where(memory, int(rows.seq[t]), rows.place[t : t + 1])
-        store.keys[layer][place], store.values[layer][place] = k[t], v[t]
+        store.keys[layer][place] = k[t]
+        if len(inputs) == 3:
+            store.values[layer][place] = inputs[2][t]
     sinks = weights[0] if weights else None
     return (
         np.stack(

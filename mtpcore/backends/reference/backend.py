@@ -22,7 +22,7 @@ from mtpcore.memory.base import Memory
 
 __all__ = ["ReferenceBackend", "ReferencePlan"]
 
-_MULTIPLIED = ("matmul", "expert_matmul")
+_MULTIPLIED = ("matmul", "expert_matmul", "head_matmul")
 
 
 def _outputs(
@@ -63,11 +63,13 @@ class ReferenceBackend:
         "slice": by_row(formulas.slice_),
         "heads": by_row(formulas.heads),
         "rows": by_row(formulas.rows),
+        "repeat": by_row(formulas.repeat),
         "rope": by_row(formulas.rope),
         "attention": attention,
         "cross_attention": cross_attention,
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
+        "head_matmul": by_row(formulas.head_matmul),
         "mix": by_row(formulas.mix),
         "outputs": _outputs,
     }

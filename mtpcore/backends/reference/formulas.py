@@ -23,11 +23,13 @@ __all__ = [
     "embed",
     "expert_matmul",
     "gated",
+    "head_matmul",
     "heads",
     "layer_norm",
     "matmul",
     "mix",
     "mul",
+    "repeat",
     "rms_norm",
     "rope",
     "route",
@@ -126,6 +128,11 @@ def rows(x: Array) -> Array:
     return x.reshape(-1)
 
 
+def repeat(x: Array, *, n_heads: int) -> Array:
+    """See [1, D] as [H, D], every head the same."""
+    return np.repeat(x, n_heads, axis=0)
+
+
 def rope(
     x: Array,
     position: NDArray[np.int32],
@@ -207,6 +214,11 @@ def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any) -> Array:
     """Return w[id] x for each id, where x is one row for all or one row for each."""
     each = x if x.ndim == 2 else [x] * len(ids)
     return np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
+
+
+def head_matmul(x: Array, w: Any) -> Array:
+    """Return w[h] x[h] for each head."""
+    return np.stack([w[h] @ row for h, row in enumerate(x)])
 
 
 def mix(x: Array, shares: Array) -> Array:

@@ -20,8 +20,9 @@ _DTYPES = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 class ReferenceStore:
     """Rows behind paged memory; implements ``mtpcore.backends.base.Store``.
 
-    ``keys[layer]`` is dtype[n_pages, PAGE, n_heads, k_width] and ``values[layer]`` likewise; what
-    is written is rounded to the store's type (``f16``, ``f32``, or ``f64`` for witnesses).
+    ``keys[layer]`` is dtype[n_pages, PAGE, n_heads, k_width] and ``values[layer]`` likewise, a view
+    of the keys where the layer is latent; what is written is rounded to the store's type (``f16``,
+    ``f32``, or ``f64`` for witnesses).
     """
 
     def __init__(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> None:
@@ -33,7 +34,10 @@ class ReferenceStore:
             m.layer: np.zeros((n_pages, PAGE, m.n_heads, m.k_width), made) for m in layers
         }
         self.values: dict[int, NDArray[Any]] = {
-            m.layer: np.zeros((n_pages, PAGE, m.n_heads, m.v_width), made) for m in layers
+            m.layer: self.keys[m.layer][..., : m.v_width]
+            if m.latent
+            else np.zeros((n_pages, PAGE, m.n_heads, m.v_width), made)
+            for m in layers
         }
 
     @property
@@ -42,7 +46,8 @@ class ReferenceStore:
         return self.keys.keys()
 
     def _arrays(self) -> list[NDArray[Any]]:
-        return [array for layer in self.keys for array in (self.keys[layer], self.values[layer])]
+        both = [array for layer in self.keys for array in (self.keys[layer], self.values[layer])]
+        return [array for array in both if array.base is None]
 
     @property
     def n_bytes(self) -> int:
