@@ -19,6 +19,8 @@ from mtpcore.models.blocks import (
     turn,
 )
 from mtpcore.models.hparams import Count, Experts, Hparams
+from mtpcore.models.mla import Mla, mla_block
+from mtpcore.models.nextn import NEXTN_TENSORS, NEXTN_TIES, nextn_input, nextn_outputs
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -85,8 +87,11 @@ __all__ = [
     "KVPolicy",
     "Key",
     "Link",
+    "Mla",
     "ModelSpec",
     "NEXTN",
+    "NEXTN_TENSORS",
+    "NEXTN_TIES",
     "OUTPUT_TIE",
     "Outputs",
     "Proposer",
@@ -113,7 +118,10 @@ __all__ = [
     "hookimpl",
     "interleave",
     "long_context_factors",
+    "mla_block",
     "moe",
+    "nextn_input",
+    "nextn_outputs",
     "number",
     "on_layers",
     "optional",

@@ -336,6 +336,7 @@ class GraphBuilder:
         scale: float = 1.0,
         n_groups: int = 1,
         n_groups_used: int = 1,
+        n_best_of_group: int = 2,
         name: str | None = None,
     ) -> tuple[Value, Value]:
         """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used]."""
@@ -351,6 +352,7 @@ class GraphBuilder:
             scale=float(scale),
             n_groups=n_groups,
             n_groups_used=n_groups_used,
+            n_best_of_group=n_best_of_group,
         )
         return ids, shares
 

@@ -220,6 +220,8 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
         f"a divisor of {n}",
         (a["n_groups"], a["n_groups_used"]),
     )
+    best = a["n_best_of_group"]
+    _want(best in (1, 2), "experts that a group is judged by", "1, 2", best)
     return (((x[0][0], a["n_used"]), "i32"), ((x[0][0], a["n_used"]), "f32"))
 
 
@@ -303,11 +305,11 @@ OPS: dict[str, OpRule] = {
     "route": _rule(
         1,
         (1, 2),
-        "n_used gate normalise scale n_groups n_groups_used",
+        "n_used gate normalise scale n_groups n_groups_used n_best_of_group",
         _route,
         "expert ids and weights: the n_used best of gate(w x) + correction (lowest id first "
-        "among equals, NaN last) within the n_groups_used groups whose two best experts sum "
-        "highest; weighted by the gate without the correction, divided by (their sum + 1e-20) if "
+        "among equals, NaN last) within the n_groups_used groups whose n_best_of_group (1 or 2) best "
+        "experts sum highest; weighted by the gate without the correction, divided by (their sum + 1e-20) if "
         "normalise, times scale; w x is computed in floating point whatever the type of w",
     ),
     "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),

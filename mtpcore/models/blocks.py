@@ -155,6 +155,7 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
         scale=experts.scale,
         n_groups=experts.n_groups,
         n_groups_used=experts.n_groups_used,
+        n_best_of_group=experts.n_best_of_group,
     )
     if g.has(f"{block}.ffn_gate_up_exps.weight"):
         fused = g.expert_matmul(x, ids, f"{block}.ffn_gate_up_exps.weight")

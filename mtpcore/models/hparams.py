@@ -32,6 +32,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     n_groups: int = 1
     n_groups_used: int = 1
+    n_best_of_group: int = 2
 
     @classmethod
     def read(
@@ -47,13 +48,16 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         code = fields.get("{arch}.expert_gating_func", int, 0)
         if code and code not in _GATES:
             raise fields.error("{arch}.expert_gating_func", "unknown gate", wanted=_GATES, got=code)
+        kind = _GATES[code] if code else gate
         return cls(
             n_used=fields.require("{arch}.expert_used_count", Count),
-            gate=_GATES[code] if code else gate,
+            gate=kind,
             normalise=fields.get("{arch}.expert_weights_norm", bool, normalise),
             scale=fields.get("{arch}.expert_weights_scale", float, 1.0) or 1.0,
             n_groups=fields.get("{arch}.expert_group_count", size, 1) or 1,
             n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1) or 1,
+            # Groups came with DeepSeek-V2 (softmax, judged by their best) and changed with V3.
+            n_best_of_group=1 if kind == "softmax" else 2,
         )
 
 

@@ -69,7 +69,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 fields.get(prefix + "scaling.yarn_beta_fast", Factor, 32.0),
                 fields.get(prefix + "scaling.yarn_beta_slow", Factor, 1.0),
             )
-            magnitude *= rise
+            # With a multiplier the rise is the scores', not the rotation's (see ``Mla.read``).
+            if not fields.get(prefix + "scaling.yarn_log_multiplier", float, 0.0):
+                magnitude *= rise
         elif scaling != "none":
             raise fields.error(
                 prefix + "scaling.type", "unknown scaling", wanted="none, linear, yarn", got=scaling

@@ -234,6 +234,7 @@ ROUTES = {
     "softmax": {"gate": "softmax", "normalise": False, "scale": 2.5},
     "groups": {"n_groups": 4, "n_groups_used": 2},
     "single groups": {"n_groups": 12, "n_groups_used": 5},
+    "groups by their best": {"n_groups": 4, "n_groups_used": 2, "n_best_of_group": 1},
 }
 
 

@@ -15,7 +15,7 @@ from mtpcore.backends.reference.activation import quantise, rounded
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 
 RNG = np.random.default_rng(5)
-ROUTE = {"normalise": False, "scale": 1.0, "n_groups": 1, "n_groups_used": 1}
+ROUTE = {"normalise": False, "scale": 1.0, "n_groups": 1, "n_groups_used": 1, "n_best_of_group": 2}
 
 
 def test_norms():
@@ -106,13 +106,12 @@ def test_route_ties_go_to_the_lowest_id():
 
 
 def test_route_by_groups():
-    """The best group is the one whose two best experts sum highest, not that of the best expert."""
+    """The best group is the one whose two best experts sum highest, or that of the best expert."""
     w = np.array([2.0, -9, -9, 1.0, 1.1, -9, 0.5, 0.5, 0.5])[:, None]
-    ids, _ = formulas.route(
-        np.ones(1), w, n_used=2, gate="sigmoid", normalise=False, scale=1.0, n_groups=3,
-        n_groups_used=1,
-    )  # fmt: skip
-    assert ids.tolist() == [4, 3]
+    groups = ROUTE | {"n_used": 2, "gate": "sigmoid", "n_groups": 3}
+    assert formulas.route(np.ones(1), w, **groups)[0].tolist() == [4, 3]
+    groups["n_best_of_group"] = 1
+    assert formulas.route(np.ones(1), w, **groups)[0].tolist() == [0, 1]
 
 
 @given(
@@ -124,7 +123,7 @@ def test_route_gives_distinct_experts_whatever_the_weights(scores, gate, groups)
     with np.errstate(all="ignore"):
         ids, _ = formulas.route(
             np.ones(1, np.float32), scores[:, None], n_used=4, gate=gate, normalise=True, scale=1.0,
-            n_groups=groups[0], n_groups_used=groups[1],
+            n_groups=groups[0], n_groups_used=groups[1], n_best_of_group=2,
         )  # fmt: skip
     assert len(set(ids.tolist())) == 4
     assert all(0 <= i < 8 for i in ids)
@@ -139,9 +138,8 @@ def test_nan_is_chosen_last():
 def test_nan_does_not_spoil_its_group():
     w = np.array([3.0, 2.0, np.nan, 1.0, 1.0, 1.0])[:, None]
     ids, _ = formulas.route(
-        np.ones(1), w, n_used=2, gate="sigmoid", normalise=False, scale=1.0, n_groups=2,
-        n_groups_used=1,
-    )  # fmt: skip
+        np.ones(1), w, n_used=2, gate="sigmoid", **(ROUTE | {"n_groups": 2})
+    )
     assert ids.tolist() == [0, 1]
 
 

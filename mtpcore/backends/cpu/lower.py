@@ -223,6 +223,7 @@ class Lowering:
             int(attrs["normalise"]),
             attrs["n_groups"],
             attrs["n_groups_used"],
+            attrs["n_best_of_group"],
         ]
         self.steps.append(
             Step("route", 0, [logits], outs, weights=[correction], ints=ints, f=attrs["scale"])

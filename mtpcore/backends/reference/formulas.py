@@ -173,12 +173,13 @@ def route(
     scale: float,
     n_groups: int,
     n_groups_used: int,
+    n_best_of_group: int,
 ) -> tuple[NDArray[np.int32], Array]:
     """Return the ids of the n_used best experts, best first, and their weights.
 
     Experts are compared by gate(w x) + correction, lowest id first among equals, NaN last; only
-    those of the n_groups_used best groups take part, a group being worth the sum of its two best
-    experts. The weights are the gates without the correction.
+    those of the n_groups_used best groups take part, a group being worth the sum of its
+    n_best_of_group best experts. The weights are the gates without the correction.
     """
     z = w @ x
     gates = sigmoid(z) if gate == "sigmoid" else softmax(z)
@@ -187,7 +188,7 @@ def route(
     chosen = np.ones(len(score), bool)
     if n_groups > 1:
         grouped = score.reshape(n_groups, -1)
-        worth = np.sort(grouped, axis=1)[:, -2:].sum(axis=1)
+        worth = np.sort(grouped, axis=1)[:, -n_best_of_group:].sum(axis=1)
         chosen = np.zeros(grouped.shape, bool)
         chosen[best_first(worth)[:n_groups_used]] = True
         chosen = chosen.reshape(-1)

@@ -1,6 +1,8 @@
 """GLM-4.5, 4.6 and 4.7: the ``glm4moe`` trunk and its NextN head."""
 
 from mtpcore.plugin import (
+    NEXTN_TENSORS,
+    NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
     DrafterSpec,
@@ -8,7 +10,6 @@ from mtpcore.plugin import (
     Fit,
     KVPolicy,
     ModelSpec,
-    first_of,
     hookimpl,
 )
 from mtpcore_glm_nextn.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
@@ -30,11 +31,7 @@ NEXTN = DrafterSpec(
     name="glm_nextn",
     fit=Fit(
         architectures=ARCHITECTURES,
-        tensors=(
-            "blk.{n}.nextn.eh_proj.weight",
-            "blk.{n}.nextn.enorm.weight",
-            "blk.{n}.nextn.hnorm.weight",
-        ),
+        tensors=NEXTN_TENSORS,
         count_key="{arch}.nextn_predict_layers",
     ),
     build=head,
@@ -49,11 +46,7 @@ NEXTN = DrafterSpec(
             "the trunk's normed state in and the head's normed state recycled",
         ),
     ),
-    ties=(
-        first_of("blk.{n}.nextn.embed_tokens.weight", "token_embd.weight"),
-        first_of("blk.{n}.nextn.shared_head_head.weight", "output.weight", "token_embd.weight"),
-        first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
-    ),
+    ties=NEXTN_TIES,
     kv=KVPolicy(source="own", refresh=True, warm_up=True),
     min_types=(ROUTER_TYPE,),
     checkpoint=HEAD_CHECKPOINT,

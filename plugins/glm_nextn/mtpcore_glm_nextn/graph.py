@@ -10,6 +10,8 @@ from mtpcore.plugin import (
     Value,
     attention_block,
     feed_forward,
+    nextn_input,
+    nextn_outputs,
     trunk_outputs,
 )
 
@@ -45,12 +47,5 @@ def trunk(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
 
 def head(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
     """Build the NextN head: token p meets the trunk's normed hidden row p - 1."""
-    nextn = "blk.{n}.nextn."
-    token = g.embed(inputs.tokens, nextn + "embed_tokens.weight")
-    token = g.rms_norm(token, nextn + "enorm.weight", h.norm_eps)
-    hidden = g.rms_norm(inputs["hidden"], nextn + "hnorm.weight", h.norm_eps)
-    x = g.matmul(g.concat(token, hidden), nextn + "eh_proj.weight")
-    x = layer(g, x, inputs.positions, g.n, h)
-    x = g.rms_norm(x, nextn + "shared_head_norm.weight", h.norm_eps)
-    logits = g.matmul(g.output_rows(x), nextn + "shared_head_head.weight")
-    return Outputs(logits=logits, hidden=x)
+    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
+    return nextn_outputs(g, x, h)

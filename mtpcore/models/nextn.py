@@ -1,0 +1,42 @@
+"""What NextN heads have around their layer, as GLM and DeepSeek publish them.
+
+``x = eh_proj [rms(embedding of token p), rms(hidden row p - 1)]``, a layer of the family,
+``u = rms(x; shared_head_norm)``, logits ``shared_head_head u``. ``{n}`` is the head's block.
+"""
+
+from __future__ import annotations
+
+from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.hparams import Hparams
+from mtpcore.spec import Tie, first_of
+
+__all__ = ["NEXTN_TENSORS", "NEXTN_TIES", "nextn_input", "nextn_outputs"]
+
+NEXTN_TENSORS: tuple[str, ...] = (
+    "blk.{n}.nextn.eh_proj.weight",
+    "blk.{n}.nextn.enorm.weight",
+    "blk.{n}.nextn.hnorm.weight",
+)
+"""Tensors by which such a head is found."""
+
+NEXTN_TIES: tuple[Tie, ...] = (
+    first_of("blk.{n}.nextn.embed_tokens.weight", "token_embd.weight"),
+    first_of("blk.{n}.nextn.shared_head_head.weight", "output.weight", "token_embd.weight"),
+    first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
+)
+"""Tables and norm are the head's own where the file has them, else the trunk's."""
+
+
+def nextn_input(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Value:
+    """Join each token's embedding with the row of the slot ``hidden``: f32[n_tokens, width]."""
+    token = g.embed(inputs.tokens, "blk.{n}.nextn.embed_tokens.weight")
+    token = g.rms_norm(token, "blk.{n}.nextn.enorm.weight", h.norm_eps)
+    hidden = g.rms_norm(inputs["hidden"], "blk.{n}.nextn.hnorm.weight", h.norm_eps)
+    return g.matmul(g.concat(token, hidden), "blk.{n}.nextn.eh_proj.weight")
+
+
+def nextn_outputs(g: GraphBuilder, x: Value, h: Hparams, **rows: Value) -> Outputs:
+    """Return logits of the output rows, ``hidden`` (after the head's norm) and further rows."""
+    hidden = g.rms_norm(x, "blk.{n}.nextn.shared_head_norm.weight", h.norm_eps)
+    logits = g.matmul(g.output_rows(hidden), "blk.{n}.nextn.shared_head_head.weight")
+    return Outputs(logits=logits, hidden=hidden, **rows)

@@ -1,0 +1,111 @@
+"""DeepSeek-V2, V3, R1 and GLM-4.7-Flash: the ``deepseek2`` trunk and its MTP head."""
+
+from mtpcore.plugin import (
+    NEXTN_TENSORS,
+    NEXTN_TIES,
+    OUTPUT_TIE,
+    ROUTER_TYPE,
+    DrafterSpec,
+    Feed,
+    Fit,
+    KVPolicy,
+    ModelSpec,
+    hookimpl,
+)
+from mtpcore_deepseek_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
+from mtpcore_deepseek_mtp.graph import (
+    DeepseekHparams,
+    constant_head,
+    head,
+    residual_head,
+    trunk,
+)
+
+ARCHITECTURES = frozenset({"deepseek2"})
+
+TRUNK = ModelSpec(
+    name="deepseek2",
+    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    hparams=DeepseekHparams.read,
+    build=trunk,
+    ties=(OUTPUT_TIE,),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=TRUNK_CHECKPOINT,
+)
+
+HEAD = Fit(
+    architectures=ARCHITECTURES,
+    tensors=NEXTN_TENSORS,
+    count_key="{arch}.nextn_predict_layers",
+)
+KV = KVPolicy(source="own", refresh=True, warm_up=True)
+
+MTP = DrafterSpec(
+    name="deepseek_mtp",
+    fit=HEAD,
+    build=head,
+    feeds=(
+        Feed(
+            slot="hidden",
+            taps=("hidden",),
+            pairing="next-token",
+            first="none",
+            recycle="hidden",
+            evidence="vLLM PR 45895 and ROCm/ATOM PR 1764 (DeepSeek-R1: 61.4 to 64.6 % of drafts "
+            "accepted) recycle the normed state; transformers 5.23 MtpModel and llama.cpp "
+            "draft-mtp give the same drafts with it",
+        ),
+    ),
+    ties=NEXTN_TIES,
+    kv=KV,
+    min_types=(ROUTER_TYPE,),
+    checkpoint=HEAD_CHECKPOINT,
+    acceptance=(0.6, 0.95),
+    evidence="DeepSeek-V3 technical report (arXiv 2412.19437), 5.4.3: the second token is accepted "
+    "85 to 90 % of the time",
+)
+
+RESIDUAL_FED = DrafterSpec(
+    name="deepseek_mtp_residual_fed",
+    fit=HEAD,
+    build=head,
+    feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
+    ties=NEXTN_TIES,
+    kv=KV,
+    evidence="for comparison: the trunk's state before its final norm, as llama.cpp PR 24025 "
+    "describes DeepSeek's head",
+)
+
+RESIDUAL_RECYCLED = DrafterSpec(
+    name="deepseek_mtp_residual_recycled",
+    fit=HEAD,
+    build=residual_head,
+    feeds=(Feed(slot="hidden", taps=("hidden",), recycle="residual"),),
+    ties=NEXTN_TIES,
+    kv=KV,
+    evidence="for comparison: later steps are fed the head's state before its norm, as vLLM did "
+    "before PR 45895",
+)
+
+CONSTANT = DrafterSpec(
+    name="deepseek_mtp_constant",
+    fit=HEAD,
+    build=constant_head,
+    feeds=(Feed(slot="hidden", taps=("hidden",), recycle="fed"),),
+    ties=NEXTN_TIES,
+    kv=KV,
+    evidence="for comparison: the trunk's row is fed in all steps, as the code beside the "
+    "DeepSeek-R1 checkpoint does according to ROCm/ATOM PR 1764",
+)
+
+
+@hookimpl
+def mtpcore_models() -> list[ModelSpec]:
+    """Offer the trunk."""
+    return [TRUNK]
+
+
+@hookimpl
+def mtpcore_drafters() -> list[DrafterSpec]:
+    """Offer the head; then variants of its dataflow, taken only where a caller names them."""
+    return [MTP, RESIDUAL_FED, RESIDUAL_RECYCLED, CONSTANT]

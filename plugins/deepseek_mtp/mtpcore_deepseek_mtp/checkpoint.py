@@ -1,0 +1,159 @@
+"""How DeepSeek-V2, V3, R1 and GLM-4.7-Flash are published, and what their model files call it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from mtpcore.plugin import (
+    DECODER,
+    EXPERT_KEYS,
+    EXPERTS,
+    NEXTN,
+    ROPE_KEYS,
+    SHARED_EXPERT,
+    SWIGLU,
+    TABLES,
+    Checkpoint,
+    Config,
+    Key,
+    block_renames,
+    on_layers,
+    optional,
+)
+
+SOFTMAX, SIGMOID = 1, 2
+
+
+def dense(config: Config) -> range:
+    """Return the first layers, which have no experts."""
+    return range(config["first_k_dense_replace"])
+
+
+def sparse(config: Config) -> range:
+    """Return the other layers of the trunk."""
+    return range(config["first_k_dense_replace"], config.n_layers)
+
+
+def halves_of_heads(values: Any, config: Config) -> tuple[Any, Any]:
+    """Return key and value rows of ``kv_b_proj``, each [heads, width, rank]."""
+    heads = values.reshape(config["num_attention_heads"], -1, values.shape[-1])
+    n_plain = config["qk_nope_head_dim"]
+    return heads[:, :n_plain], heads[:, n_plain:]
+
+
+def keys(values: Any, config: Config) -> Any:
+    """Return the matrices that take a head's query to the compressed row."""
+    return halves_of_heads(values, config)[0].swapaxes(1, 2)
+
+
+def values(values: Any, config: Config) -> Any:
+    """Return the matrices that take a compressed row to a head's value."""
+    return halves_of_heads(values, config)[1]
+
+
+def low_rank(config: Config) -> bool:
+    """Say whether queries go through a compressed row, too."""
+    return config.get("q_lora_rank") is not None
+
+
+def corrected(config: Config) -> bool:
+    """Say whether routers have corrections."""
+    return config.get("topk_method", default="noaux_tc") == "noaux_tc"
+
+
+BLOCK = (
+    *block_renames(
+        {
+            "input_layernorm.weight": "attn_norm.weight",
+            "post_attention_layernorm.weight": "ffn_norm.weight",
+            "self_attn.kv_a_proj_with_mqa.weight": "attn_kv_a_mqa.weight",
+            "self_attn.kv_a_layernorm.weight": "attn_kv_a_norm.weight",
+            "self_attn.o_proj.weight": "attn_output.weight",
+        }
+    ),
+    *block_renames({"self_attn.kv_b_proj.weight": "attn_k_b.weight"}, change=keys),
+    *block_renames({"self_attn.kv_b_proj.weight": "attn_v_b.weight"}, change=values),
+    *block_renames({"self_attn.q_proj.weight": "attn_q.weight"}, optional=low_rank),
+    *block_renames(
+        {
+            "self_attn.q_a_proj.weight": "attn_q_a.weight",
+            "self_attn.q_a_layernorm.weight": "attn_q_a_norm.weight",
+            "self_attn.q_b_proj.weight": "attn_q_b.weight",
+        },
+        optional=lambda config: not low_rank(config),
+    ),
+)
+
+MIXTURE = (
+    *EXPERTS,
+    *block_renames(
+        {"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"},
+        optional=lambda config: not corrected(config),
+    ),
+    *optional(lambda config: not config.get("n_shared_experts"), SHARED_EXPERT),
+)
+
+
+def gate(config: Config) -> int:
+    """Return how experts are weighted; configurations without corrections are V2's."""
+    named = config.get("scoring_func", default="sigmoid" if corrected(config) else "softmax")
+    return SIGMOID if named == "sigmoid" else SOFTMAX
+
+
+def scaling(config: Config, name: str) -> float | None:
+    """Return a value of YaRN's scaling, None where it is not used or the value is missing or 0."""
+    for group in ("rope_parameters", "rope_scaling"):
+        if config.get(f"{group}.rope_type", f"{group}.type") == "yarn":
+            return float(config.get(f"{group}.{name}", default=0.0)) or None
+    return None
+
+
+def log_multiplier(config: Config) -> float | None:
+    """Return the tenth of ``mscale_all_dim`` by which scores rise with the factor's logarithm."""
+    share = scaling(config, "mscale_all_dim")
+    return None if share is None else 0.1 * share
+
+
+def magnitude(config: Config) -> float | None:
+    """Return the rotation's magnitude where the two mscales differ, so that it is not 1."""
+    ours, all_dims = scaling(config, "mscale"), scaling(config, "mscale_all_dim")
+    if ours is None or all_dims is None or ours == all_dims:
+        return None
+    rise = 0.1 * math.log(scaling(config, "factor") or 1.0)
+    return (1 + ours * rise) / (1 + all_dims * rise)
+
+
+def total(*names: str) -> Callable[[Config], int]:
+    """Return a source of metadata: the sum of some values."""
+    return lambda config: sum(int(config[name]) for name in names)
+
+
+OWN = (
+    ("{arch}.attention.head_count_kv", lambda config: 1),
+    ("{arch}.attention.key_length", total("kv_lora_rank", "qk_rope_head_dim")),
+    ("{arch}.attention.value_length", "kv_lora_rank"),
+    ("{arch}.attention.key_length_mla", total("qk_nope_head_dim", "qk_rope_head_dim")),
+    ("{arch}.attention.value_length_mla", "v_head_dim"),
+    ("{arch}.attention.q_lora_rank", Key("q_lora_rank")),
+    ("{arch}.attention.kv_lora_rank", "kv_lora_rank"),
+    ("{arch}.rope.dimension_count", "qk_rope_head_dim"),
+    ("{arch}.rope.scaling.yarn_log_multiplier", log_multiplier),
+    ("{arch}.rope.scaling.attn_factor", magnitude),
+    ("{arch}.expert_gating_func", gate),
+    ("{arch}.vocab_size", "vocab_size"),
+)
+
+PUBLISHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
+
+TRUNK_CHECKPOINT = Checkpoint(
+    architectures=PUBLISHED,
+    tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
+    dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
+    metadata=(*DECODER, *EXPERT_KEYS, *ROPE_KEYS, *OWN),
+)
+
+HEAD_CHECKPOINT = Checkpoint(
+    architectures=PUBLISHED,
+    heads="model.layers.{n}.eh_proj.weight",
+    tensors=(*NEXTN, *BLOCK, *MIXTURE),
+)

@@ -1,0 +1,81 @@
+"""The graphs of DeepSeek-V2 and V3 and of GLM-4.7-Flash: trunk and MTP head share one layer."""
+
+from mtpcore.plugin import (
+    Experts,
+    Fields,
+    GraphBuilder,
+    Hparams,
+    Inputs,
+    Mla,
+    Outputs,
+    Value,
+    mla_block,
+    moe,
+    nextn_input,
+    nextn_outputs,
+    swiglu,
+    trunk_outputs,
+)
+
+SIGMOID = 2
+GATE = "{arch}.expert_gating_func"
+
+
+class DeepseekHparams(Hparams, frozen=True, kw_only=True):
+    """What DeepSeek adds: latent attention, and experts in all blocks but the first ones."""
+
+    rope_style = "pairs"
+
+    mla: Mla = Mla()
+    experts: Experts | None = None
+
+    @classmethod
+    def read(cls, fields: Fields, tensors: dict[str, object]) -> "DeepseekHparams":
+        """Read a model's metadata.
+
+        Where older files do not say how experts are weighted, those whose routers have
+        corrections (V3, GLM-4.7-Flash) do it by sigmoid, the others (V2) by softmax.
+        """
+        if GATE not in fields and any(name.endswith(".exp_probs_b.bias") for name in tensors):
+            known = {**fields.metadata, fields.key(GATE): SIGMOID}
+            fields = Fields(known, fields.architecture, fields.file)
+        return super().read(fields, tensors)
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, object]:
+        """Read the sizes of latent attention, and how experts are routed."""
+        return {"mla": Mla.read(fields), "experts": Experts.read(fields, gate="softmax")}
+
+
+def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparams) -> Value:
+    """Add attention and feed-forward of block n to the residual stream."""
+    x = g.plus(x, mla_block(g, x, positions, n, h, h.mla))
+    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
+    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
+    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+
+
+def trunk(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
+    """Build the trunk."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    for n in range(h.n_layers):
+        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    return trunk_outputs(g, x, h)
+
+
+def head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
+    """Build the MTP head: token p meets the trunk's hidden row p - 1."""
+    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
+    return nextn_outputs(g, x, h)
+
+
+def residual_head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
+    """Build the head so that it also hands out the state before its norm, as ``residual``."""
+    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
+    return nextn_outputs(g, x, h, residual=x)
+
+
+def constant_head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
+    """Build the head so that it also hands out the row that it was fed, as ``fed``."""
+    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
+    return nextn_outputs(g, x, h, fed=inputs["hidden"])
