@@ -137,9 +137,7 @@ def test_nan_is_chosen_last():
 
 def test_nan_does_not_spoil_its_group():
     w = np.array([3.0, 2.0, np.nan, 1.0, 1.0, 1.0])[:, None]
-    ids, _ = formulas.route(
-        np.ones(1), w, n_used=2, gate="sigmoid", **(ROUTE | {"n_groups": 2})
-    )
+    ids, _ = formulas.route(np.ones(1), w, n_used=2, gate="sigmoid", **(ROUTE | {"n_groups": 2}))
     assert ids.tolist() == [0, 1]
 
 

@@ -80,7 +80,10 @@ class CpuStore:
         return self._offsets.keys()
 
     def offsets(self, layer: int) -> tuple[int, int]:
-        """Return where keys and values of a layer begin in a page, in bytes; -1: it has no values."""
+        """Return where keys and values of a layer begin in a page, in bytes.
+
+        A latent layer, which has no values, has -1.
+        """
         if layer not in self._offsets:
             raise BackendError("layer has no memory", where=f"layer {layer}")
         return self._offsets[layer]
