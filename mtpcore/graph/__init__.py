@@ -1,7 +1,8 @@
 """Graphs: their types, the verbs that build them, their grammar and their pictures."""
 
-from mtpcore.graph.builder import GraphBuilder, Inputs, Outputs
+from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
+from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import OUTPUTS, TOKENS, MemoryLayer, Node, Program, Value, Weight
 from mtpcore.graph.types import GraphType
 

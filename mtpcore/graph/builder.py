@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mtpcore.errors import GraphError
+from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.ops import check, infer
 from mtpcore.graph.program import (
     OUTPUTS,
@@ -23,7 +24,7 @@ from mtpcore.graph.program import (
 )
 from mtpcore.spec import TARGET, Tap, Tie
 
-__all__ = ["GraphBuilder", "Inputs", "Outputs", "TensorShape"]
+__all__ = ["GraphBuilder", "TensorShape"]
 
 
 class TensorShape(Protocol):
@@ -32,36 +33,6 @@ class TensorShape(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape in NumPy order."""
-
-
-class Inputs:
-    """What a graph starts from.
-
-    ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
-    of that name, f32[n_tokens, width].
-    """
-
-    def __init__(self, builder: GraphBuilder, slots: Mapping[str, int], axes: int) -> None:
-        self._builder, self._slots = builder, slots
-        self.tokens = builder.add_input("tokens", (TOKENS,), "i32")
-        self.positions = builder.add_input("positions", (TOKENS, axes), "i32")
-
-    def __getitem__(self, slot: str) -> Value:
-        """Return the slot's rows; raise GraphError where it was not declared."""
-        if slot not in self._slots:
-            raise GraphError(
-                "reads a slot that is not declared",
-                where=f"slot {slot!r}",
-                wanted=", ".join(self._slots) or "a feed in the declaration",
-            )
-        return self._builder.add_input(slot, (TOKENS, self._slots[slot]))
-
-
-class Outputs:
-    """What a graph hands out: ``logits`` and named rows (taps, recycled states)."""
-
-    def __init__(self, logits: Value | None = None, **rows: Value) -> None:
-        self.logits, self.rows = logits, rows
 
 
 class GraphBuilder:
@@ -103,7 +74,7 @@ class GraphBuilder:
         self._memory: dict[int, MemoryLayer] = {}
         self._taps: dict[str, Value] = {}
         self._offered: list[str] = []
-        self.inputs = Inputs(self, dict(slots or {}), axes)
+        self.inputs = Inputs(self.add_input, dict(slots or {}), axes)
 
     # Weights
 

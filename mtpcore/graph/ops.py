@@ -310,8 +310,7 @@ OPS: dict[str, OpRule] = {
         "expert ids and weights: the n_used best of gate(w x) + correction (lowest id first "
         "among equals, NaN last) within the n_groups_used groups whose n_best_of_group (1 or 2) "
         "best experts sum highest; weighted by the gate without the correction, divided by (their "
-        "sum + 1e-20) if normalise, times scale; w x is computed in floating point whatever the type "
-        "of w",
+        "sum + 1e-20) if normalise, times scale; w x is in floating point whatever the type of w",
     ),
     "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),
     "head_matmul": _rule(1, 1, "", _head_matmul, "w[h] x[t, h] for each head h"),

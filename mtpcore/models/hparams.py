@@ -20,6 +20,9 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 Depth = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
 """Of blocks, each of which costs a plan something even where its tensors are tiny."""
 
+_BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
+"""By how many experts a group is judged: DeepSeek-V2's way, which brought groups, and V3's."""
+
 _GATES: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}
 
 
@@ -56,8 +59,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
             scale=fields.get("{arch}.expert_weights_scale", float, 1.0) or 1.0,
             n_groups=fields.get("{arch}.expert_group_count", size, 1) or 1,
             n_groups_used=fields.get("{arch}.expert_group_used_count", size, 1) or 1,
-            # Groups came with DeepSeek-V2 (softmax, judged by their best) and changed with V3.
-            n_best_of_group=1 if kind == "softmax" else 2,
+            n_best_of_group=_BEST_OF_GROUP[kind],
         )
 
 

@@ -128,7 +128,7 @@ def test_experts():
     made = Experts.read(
         fields(expert_count=8, expert_used_count=2, expert_weights_scale=0.0), gate="softmax"
     )
-    assert made == Experts(n_used=2, gate="softmax", normalise=False)
+    assert made == Experts(n_used=2, gate="softmax", normalise=False, n_best_of_group=1)
     made = Experts.read(
         fields(
             expert_count=8,

@@ -14,7 +14,7 @@ from mtpcore.backends.cuda import device as finding
 from mtpcore.backends.cuda.ops import LAUNCHERS
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError
-from mtpcore.graph.builder import GraphBuilder, Outputs
+from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import OPS
 
 KIND = gguf.GGMLQuantizationType

@@ -1,0 +1,40 @@
+"""What a graph starts from, and what it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from mtpcore.errors import GraphError
+from mtpcore.graph.program import TOKENS, Value
+
+__all__ = ["Inputs", "Outputs"]
+
+
+class Inputs:
+    """What a graph starts from.
+
+    ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
+    of that name, f32[n_tokens, width].
+    """
+
+    def __init__(self, add: Callable[..., Value], slots: Mapping[str, int], axes: int) -> None:
+        self._add, self._slots = add, slots
+        self.tokens = add("tokens", (TOKENS,), "i32")
+        self.positions = add("positions", (TOKENS, axes), "i32")
+
+    def __getitem__(self, slot: str) -> Value:
+        """Return the slot's rows; raise GraphError where it was not declared."""
+        if slot not in self._slots:
+            raise GraphError(
+                "reads a slot that is not declared",
+                where=f"slot {slot!r}",
+                wanted=", ".join(self._slots) or "a feed in the declaration",
+            )
+        return self._add(slot, (TOKENS, self._slots[slot]))
+
+
+class Outputs:
+    """What a graph hands out: ``logits`` and named rows (taps, recycled states)."""
+
+    def __init__(self, logits: Value | None = None, **rows: Value) -> None:
+        self.logits, self.rows = logits, rows
