@@ -9,11 +9,10 @@ from mtpcore.plugin import (
     Mla,
     Outputs,
     Value,
+    feed_forward,
     mla_block,
-    moe,
     nextn_input,
     nextn_outputs,
-    swiglu,
     trunk_outputs,
 )
 
@@ -51,8 +50,7 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparam
     """Add attention and feed-forward of block n to the residual stream."""
     x = g.plus(x, mla_block(g, x, positions, n, h, h.mla))
     f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
-    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+    return g.plus(x, feed_forward(g, f, n, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
