@@ -263,15 +263,16 @@ def test_products(kind, data, isa, n_outputs, n):
     }
 
     def make(g):
-        a = g.inputs["a"]
+        a, b = g.inputs["a"], g.inputs["b"]
         ids, _ = g.route(a, "r.weight", n_used=2)
         return {
             "matmul": g.matmul(a, "w.weight"),
             "bias": g.matmul(a, "w.weight", "b.weight"),
             "expert_matmul": g.rows(g.expert_matmul(a, ids, "e.weight")),
+            "head_matmul": g.rows(g.head_matmul(g.heads(g.concat(a, b, a), 3), "e.weight")),
         }
 
-    compare(isa, make, tensors, {"a": data.draw(values(n, columns))})
+    compare(isa, make, tensors, {name: data.draw(values(n, columns)) for name in "ab"})
 
 
 @pytest.mark.parametrize("kind", NATIVE)
@@ -290,6 +291,7 @@ ROUTES = [
     {"gate": "sigmoid"},
     {"gate": "softmax", "normalise": False, "scale": 2.5},
     {"gate": "softmax", "n_groups": 4, "n_groups_used": 2},
+    {"gate": "softmax", "n_groups": 4, "n_groups_used": 2, "n_best_of_group": 1},
     {"gate": "sigmoid", "n_groups": 12, "n_groups_used": 5},
 ]
 
@@ -324,7 +326,7 @@ ATTENTIONS = [
 @given(
     st.data(),
     isas,
-    st.sampled_from([*ATTENTIONS, "cross"]),
+    st.sampled_from([*ATTENTIONS, "cross", "latent"]),
     st.sampled_from([(24, 16), (5, 7), (33, 80)]),
     st.sampled_from(["f32", "f16"]),
     st.lists(st.integers(1, 70), min_size=1, max_size=3),
@@ -341,6 +343,9 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
         )
         if options == "cross":
             return {"y": g.rows(g.add("cross_attention", [q, k, v], scale=0.1)[0])}
+        if options == "latent":
+            latent = g.attention(q, k, min(k_width, v_width), layer=0, scale=0.1)
+            return {"y": g.rows(latent)}
         return {"y": g.rows(g.attention(q, k, v, layer=0, scale=0.1, **options))}
 
     feeds = [{"n": n} for n in batches]

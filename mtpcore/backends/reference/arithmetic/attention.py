@@ -25,13 +25,16 @@ LEAST = np.float32(-np.inf)
 def attention(
     run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
 ) -> tuple[Array, ...]:
-    """Store k and v of all rows, rounded to the memory's type; then attend to what is stored."""
-    q, k, v = inputs
-    rows = run.rows
+    """Store k and v of all rows, rounded to the memory's type; then attend to what is stored.
+
+    Without v the store's values are the first entries of its keys.
+    """
+    q, rows = inputs[0], run.rows
     memory, store = group_of(run, attrs["layer"])
     keys, values = store.keys[attrs["layer"]], store.values[attrs["layer"]]
     page = memory.pages.tables[rows.seq, rows.place // PAGE]
-    keys[page, rows.place % PAGE], values[page, rows.place % PAGE] = k, v
+    for stored, given in zip((keys, values), inputs[1:], strict=False):
+        stored[page, rows.place % PAGE] = given
     slots = stored_slots(run, memory, attrs["mask"], attrs["window"])
     k, v = (array.reshape(-1, *array.shape[2:]) for array in (keys, values))
     return (attend(q, slots, k, v, attrs["scale"], weights[0] if weights else None),)

@@ -10,7 +10,7 @@ from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.matrix import Matrix
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row
 
-__all__ = ["expert_matmul", "mix", "route"]
+__all__ = ["expert_matmul", "head_matmul", "mix", "route"]
 
 SMALLEST_SUM = np.float32(1e-20)
 
@@ -42,15 +42,16 @@ def best_in_turn(score: F32, n: int, taken: NDArray[np.bool_]) -> list[int]:
     return chosen
 
 
-def taken_groups(score: F32, n_groups: int, n_used: int) -> NDArray[np.bool_]:
+def taken_groups(score: F32, n_groups: int, n_used: int, n_best: int) -> NDArray[np.bool_]:
     """Return which experts are out: all but those of the best groups.
 
-    A group is worth its second best expert plus its best one, or its only one.
+    A group is worth its second best expert plus its best one, or its best one alone where it has no
+    other or ``n_best`` is 1.
     """
     size = len(score) // n_groups
     worth = np.zeros(n_groups, np.float32)
     for g, group in enumerate(score.reshape(n_groups, size)):
-        first, *second = best_in_turn(group, min(size, 2), np.zeros(size, bool))
+        first, *second = best_in_turn(group, min(size, n_best), np.zeros(size, bool))
         worth[g] = group[second[0]] + group[first] if second else group[first]
     taken = np.ones((n_groups, size), bool)
     taken[best_in_turn(worth, n_used, np.zeros(n_groups, bool))] = False
@@ -68,6 +69,7 @@ def route(
     scale: float,
     n_groups: int,
     n_groups_used: int,
+    n_best_of_group: int,
 ) -> tuple[NDArray[np.int32], F32]:
     """Return ids and weights of each row's experts, best first.
 
@@ -83,7 +85,7 @@ def route(
     for t, score in enumerate(scores):
         taken = np.zeros(len(score), bool)
         if n_groups > 1:
-            taken = taken_groups(score, n_groups, n_groups_used)
+            taken = taken_groups(score, n_groups, n_groups_used, n_best_of_group)
         ids[t] = best_in_turn(score, n_used, taken)
         shares[t] = gates[t, ids[t]]
         if normalise:
@@ -92,6 +94,11 @@ def route(
                 total += share
             shares[t] = shares[t] / (total + SMALLEST_SUM)
     return ids, shares * np.float32(scale)
+
+
+def head_matmul(x: F32, w: list[Matrix]) -> F32:
+    """Return the product of each head with its matrix."""
+    return np.stack([one.times(x[:, head]) for head, one in enumerate(w)], axis=1)
 
 
 def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix]) -> F32:

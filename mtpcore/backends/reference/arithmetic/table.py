@@ -53,6 +53,7 @@ OPERATIONS: dict[str, Operation] = {
     "cross_attention": cross_attention,
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),
+    "head_matmul": at_once(experts.head_matmul),
     "mix": at_once(experts.mix),
 }
 
@@ -60,6 +61,7 @@ _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "embed": load_table,
     "matmul": load_matrix,
     "expert_matmul": load_matrix,
+    "head_matmul": load_matrix,
     "route": lambda tensor, weight: FloatMatrix(np.asarray(tensor.array(), np.float32)),
 }
 

@@ -1,36 +1,31 @@
-"""The trained fixture against references that other engines computed."""
+"""The trained fixtures of the NextN families against references that other engines computed."""
 
-import json
-from pathlib import Path
-
+import mtpcore_deepseek_mtp
 import mtpcore_glm_nextn
 import numpy as np
 import pytest
-from harness.fixtures import model_file
+from harness.fixtures import counts, model_file, references
 
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.loading import load_model
 from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
-FIXTURE = Path(__file__).parents[1] / "data" / "glm-11"
+PLUGINS = {"ds-12": mtpcore_deepseek_mtp, "glm-11": mtpcore_glm_nextn}
+BACKENDS = {"cpu": CpuBackend, "reference": ReferenceBackend}
 N_PROMPT = 48
 NEAR_TIE = 1e-3
 """Below this distance of the two best logits another rounding may choose differently."""
 
 
-@pytest.fixture(scope="module")
-def refs():
-    with np.load(FIXTURE / "refs.npz") as file:
-        return dict(file)
-
-
-class Glm:
+class Family:
     """Trunk and head of one file, with memories of their own."""
 
-    def __init__(self, name="f16", backend=None):
-        self.model = load_model(model_file("glm-11", name), plugins=Registry.of(mtpcore_glm_nextn))
-        self.backend = backend or ReferenceBackend()
+    def __init__(self, name, outtype="f16", backend=None):
+        self.name, self.backend = name, backend or ReferenceBackend()
+        plugins = Registry.of(PLUGINS[name])
+        self.model = load_model(model_file(name, outtype), plugins=plugins)
         self.trunk, self.head = self.runner("llm", ["hidden"]), self.runner("draft")
 
     def runner(self, graph_type, taps=()):
@@ -38,22 +33,28 @@ class Glm:
         return Runner(self.backend, program, self.model, n_seq=6)
 
 
-@pytest.fixture(scope="module")
-def glm():
-    return Glm()
+@pytest.fixture(scope="module", params=[(name, b) for name in PLUGINS for b in BACKENDS], ids=str)
+def family(request):
+    name, backend = request.param
+    return Family(name, backend=BACKENDS[backend]())
 
 
 @pytest.fixture(scope="module")
-def texts(glm, refs):
+def refs(family):
+    return references(family.name)
+
+
+@pytest.fixture(scope="module")
+def texts(family, refs):
     """Trunk outputs over each prompt and its greedy continuation but the last token."""
     return [
-        glm.trunk.feed(np.concatenate([refs["prompts"][i], refs["greedy"][i, :-1]]), seq=i)
+        family.trunk.feed(np.concatenate([refs["prompts"][i], refs["greedy"][i, :-1]]), seq=i)
         for i in range(len(refs["prompts"]))
     ]
 
 
-def test_hparams(glm):
-    h = glm.model.hparams
+def test_hparams(family):
+    h = family.model.hparams
     assert (h.n_layers, h.n_drafter_blocks, h.n_vocab, h.width) == (4, 1, 2048, 160)
     assert h.experts.n_used == 2
     assert h.experts.normalise
@@ -61,7 +62,7 @@ def test_hparams(glm):
 
 
 def test_trunk_matches_the_references(texts, refs):
-    for i in range(2):
+    for i in range(len(refs["logits"])):
         assert np.abs(texts[i]["logits"][:N_PROMPT] - refs["logits"][i]).max() < 2e-4
         assert np.abs(texts[i]["hidden"][:N_PROMPT] - refs["hidden"][i]).max() < 2e-4
 
@@ -71,9 +72,9 @@ def test_greedy_text(texts, refs):
         assert text["logits"][N_PROMPT - 1 :].argmax(axis=1).tolist() == refs["greedy"][i].tolist()
 
 
-def test_one_by_one_gives_the_same_bits(glm, texts, refs):
+def test_one_by_one_gives_the_same_bits(family, texts, refs):
     """Row by row, in a sequence of its own, with outputs of some rows only."""
-    runner = glm.runner("llm", ["hidden"])
+    runner = family.runner("llm", ["hidden"])
     tokens = np.concatenate([refs["prompts"][1], refs["greedy"][1, :8]])
     runner.feed(tokens[:20], seq=3, outputs=[])
     for t in range(20, len(tokens)):
@@ -83,7 +84,7 @@ def test_one_by_one_gives_the_same_bits(glm, texts, refs):
 
 
 @pytest.fixture(scope="module")
-def drafts(glm, texts, refs):
+def drafts(family, texts, refs):
     """The table of drafts, rebuilt: true pairs for accepted positions, then the head feeds itself.
 
     Token p meets hidden row p - 1; there is no pair for the first token.
@@ -92,18 +93,18 @@ def drafts(glm, texts, refs):
     for i, text in enumerate(texts):
         tokens = np.concatenate([refs["prompts"][i], refs["greedy"][i]])
         warm_up = slice(1, N_PROMPT)
-        glm.head.feed(
+        family.head.feed(
             tokens[warm_up], seq=i, place=1, outputs=[], hidden=text["hidden"][: N_PROMPT - 1]
         )
         for row in range(made.shape[1]):
             place = N_PROMPT + row
             token, hidden = tokens[place], text["hidden"][place - 1]
             for step in range(made.shape[2]):
-                out = glm.head.feed([token], seq=i, hidden=hidden[None])
+                out = family.head.feed([token], seq=i, hidden=hidden[None])
                 token, hidden = out["logits"][0].argmax(), out["hidden"][0]
                 made[i, row, step] = token
             # The pair of the accepted token is a true one and stays, the others were drafted.
-            glm.head.memory.rewind(i, place + 1)
+            family.head.memory.rewind(i, place + 1)
     return made
 
 
@@ -116,8 +117,8 @@ def test_drafts(drafts, refs):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_acceptance_counts(drafts, refs, k):
-    wanted = json.loads((FIXTURE / "counts.json").read_text())[f"k={k}"]
+def test_acceptance_counts(family, drafts, refs, k):
+    wanted = counts(family.name)[f"k={k}"]
     per_position, steps = np.zeros(k, int), 0
     for table, greedy in zip(drafts, refs["greedy"], strict=True):
         i = 0
@@ -133,12 +134,12 @@ def test_acceptance_counts(drafts, refs, k):
     assert per_position.tolist() == wanted["accepted_per_position"]
 
 
-def test_quantised_file_stays_close(refs):
+@pytest.mark.parametrize("name", PLUGINS)
+def test_quantised_file_stays_close(name):
     """Int8 weights and activations change logits a little, and the text of this model hardly."""
-    plain = Glm("q8_0", ReferenceBackend()).trunk.feed(refs["prompts"][0])
-    as_kernels = Glm("q8_0", ReferenceBackend(quantise_activations=True))
-    made = as_kernels.trunk.feed(refs["prompts"][0])
-    error = np.sqrt(
-        np.mean((made["logits"] - plain["logits"]) ** 2) / np.mean(plain["logits"] ** 2)
-    )
+    tokens = references(name)["prompts"][0]
+    plain = Family(name, "q8_0").trunk.feed(tokens)["logits"]
+    as_kernels = Family(name, "q8_0", ReferenceBackend(quantise_activations=True))
+    made = as_kernels.trunk.feed(tokens)["logits"]
+    error = np.sqrt(np.mean((made - plain) ** 2) / np.mean(plain**2))
     assert 1e-4 < error < 1e-2

@@ -1,0 +1,364 @@
+"""DeepSeek's variants, on random models, against a restatement of the formulas in float64.
+
+The witness follows the papers and the code published beside the checkpoints: attention with keys
+and values made for every head, all rows at once.
+"""
+
+from typing import NamedTuple
+
+import mtpcore_deepseek_mtp
+import numpy as np
+import pytest
+from harness.fixtures import model_file
+
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import write_model_file
+from mtpcore.loading import load_model
+from mtpcore.registry import Registry
+from mtpcore.testing import Runner
+
+D, H, RANK, Q_RANK, PLAIN, N_ROT, DV, V = 24, 4, 12, 10, 6, 4, 5, 40
+N_TRUNK, N_EXPERTS, N_USED, FF, EPS, BASE = 3, 8, 3, 10, 2.0**-17, 100.0
+FACTOR, N_CTX = 8.0, 64
+
+
+class Yarn(NamedTuple):
+    """The two settings of a configuration; None where it has none."""
+
+    mscale: float | None
+    mscale_all_dim: float | None
+
+
+class Variant(NamedTuple):
+    """What files of the family differ in."""
+
+    low_rank_q: bool = True
+    split: bool = True  # matrices of keys and values for each head, or one of both
+    yarn: Yarn | None = None
+    own: bool = False  # the head has tables and norm of its own
+    tied: bool = False
+    gate: str = "sigmoid"
+    n_groups: int = 4
+    n_groups_used: int = 2
+    normalise: bool = True
+    scale: float = 2.5
+    says_gate: bool = True
+    fused: bool = False  # one stack for the experts' gate and up
+    shared: bool = True
+
+
+V2 = Variant(gate="softmax", normalise=False, scale=1.75)
+VARIANTS = {
+    "V3": Variant(),
+    "V3, own tables": Variant(own=True),
+    "V3, YaRN": Variant(yarn=Yarn(1.0, 1.0)),
+    "V3, YaRN, old file": Variant(yarn=Yarn(1.0, 1.0), split=False),
+    "two mscales": Variant(yarn=Yarn(0.8, 1.3)),
+    "no mscale": Variant(yarn=Yarn(None, None)),
+    "V2": V2._replace(yarn=Yarn(0.707, 0.707)),
+    "V2-Lite": V2._replace(
+        low_rank_q=False, n_groups=1, n_groups_used=1, yarn=Yarn(0.707, 0.707), scale=1.0
+    ),
+    "V2-Lite, old file": V2._replace(
+        low_rank_q=False, n_groups=1, n_groups_used=1, split=False, says_gate=False, scale=1.0
+    ),
+    "GLM-4.7-Flash": Variant(n_groups=1, n_groups_used=1, says_gate=False),
+    "fused, tied": Variant(fused=True, tied=True, shared=False),
+}
+
+
+def make_weights(c, seed=0):
+    """Return weights as checkpoints hold them: ``attn_kv_b`` [heads * (plain + value), rank]."""
+    rng = np.random.default_rng(seed)
+
+    def random(*shape, around=0.0):
+        return (around + rng.normal(0, 0.35, shape)).astype(np.float32)
+
+    made = {"token_embd.weight": random(V, D), "output_norm.weight": random(D, around=1)}
+    if not c.tied:
+        made["output.weight"] = random(V, D)
+    for n in range(N_TRUNK + 1):
+        block = {
+            "attn_norm.weight": random(D, around=1),
+            "ffn_norm.weight": random(D, around=1),
+            "attn_kv_a_mqa.weight": random(RANK + N_ROT, D),
+            "attn_kv_a_norm.weight": random(RANK, around=1),
+            "attn_kv_b.weight": random(H * (PLAIN + DV), RANK),
+            "attn_output.weight": random(D, H * DV),
+        }
+        if c.low_rank_q:
+            block["attn_q_a.weight"] = random(Q_RANK, D)
+            block["attn_q_a_norm.weight"] = random(Q_RANK, around=1)
+            block["attn_q_b.weight"] = random(H * (PLAIN + N_ROT), Q_RANK)
+        else:
+            block["attn_q.weight"] = random(H * (PLAIN + N_ROT), D)
+        if n == 0:
+            block |= {"ffn_gate.weight": random(FF, D), "ffn_up.weight": random(FF, D)}
+            block["ffn_down.weight"] = random(D, FF)
+        else:
+            block["ffn_gate_inp.weight"] = random(N_EXPERTS, D)
+            if c.gate == "sigmoid":
+                block["exp_probs_b.bias"] = random(N_EXPERTS)
+            block["ffn_gate_exps.weight"] = random(N_EXPERTS, FF, D)
+            block["ffn_up_exps.weight"] = random(N_EXPERTS, FF, D)
+            block["ffn_down_exps.weight"] = random(N_EXPERTS, D, FF)
+            if c.shared:
+                block["ffn_gate_shexp.weight"] = random(FF, D)
+                block["ffn_up_shexp.weight"] = random(FF, D)
+                block["ffn_down_shexp.weight"] = random(D, FF)
+        if n == N_TRUNK:
+            block["nextn.eh_proj.weight"] = random(D, 2 * D)
+            block["nextn.enorm.weight"] = random(D, around=1)
+            block["nextn.hnorm.weight"] = random(D, around=1)
+            if c.own:
+                block["nextn.embed_tokens.weight"] = random(V, D)
+                block["nextn.shared_head_head.weight"] = random(V, D)
+                block["nextn.shared_head_norm.weight"] = random(D, around=1)
+        made |= {f"blk.{n}.{name}": value for name, value in block.items()}
+    return made
+
+
+def make_tensors(c, weights):
+    """Return the file's tensors: keys and values apart for each head, experts in one stack."""
+    made = dict(weights)
+    for n in range(N_TRUNK + 1):
+        if c.split:
+            kv = made.pop(f"blk.{n}.attn_kv_b.weight").reshape(H, PLAIN + DV, RANK)
+            made[f"blk.{n}.attn_k_b.weight"] = np.ascontiguousarray(kv[:, :PLAIN].swapaxes(1, 2))
+            made[f"blk.{n}.attn_v_b.weight"] = np.ascontiguousarray(kv[:, PLAIN:])
+        if c.fused and n:
+            parts = [made.pop(f"blk.{n}.ffn_{s}_exps.weight") for s in ("gate", "up")]
+            made[f"blk.{n}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
+    return made
+
+
+def make_metadata(c):
+    made = {
+        "block_count": N_TRUNK + 1,
+        "nextn_predict_layers": 1,
+        "context_length": 256,
+        "embedding_length": D,
+        "attention.head_count": H,
+        "attention.head_count_kv": 1 if c.split else H,
+        "attention.key_length": RANK + N_ROT if c.split else PLAIN + N_ROT,
+        "attention.value_length": RANK if c.split else DV,
+        "attention.kv_lora_rank": RANK,
+        "attention.layer_norm_rms_epsilon": EPS,
+        "rope.freq_base": BASE,
+        "rope.dimension_count": N_ROT,
+        "leading_dense_block_count": 1,
+        "expert_count": N_EXPERTS,
+        "expert_used_count": N_USED,
+        "expert_weights_norm": c.normalise,
+        "expert_weights_scale": c.scale,
+        "expert_group_count": c.n_groups,
+        "expert_group_used_count": c.n_groups_used,
+    }
+    if c.split:
+        made["attention.key_length_mla"] = PLAIN + N_ROT
+        made["attention.value_length_mla"] = DV
+    if c.says_gate:
+        made["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[c.gate]
+    if c.yarn:
+        made["rope.scaling.type"] = "yarn"
+        made["rope.scaling.factor"] = FACTOR
+        made["rope.scaling.original_context_length"] = N_CTX
+        ours, all_dims = c.yarn
+        if all_dims is not None:
+            made["rope.scaling.yarn_log_multiplier"] = 0.1 * all_dims
+            if ours != all_dims:
+                made["rope.scaling.attn_factor"] = float(rise(ours) / rise(all_dims))
+    return {f"deepseek2.{key}": value for key, value in made.items()}
+
+
+# The witness
+
+
+def rise(mscale):
+    """DeepSeek's ``yarn_get_mscale``; files hold the product as float32."""
+    return float(np.float32(0.1 * mscale)) * np.log(FACTOR) + 1.0
+
+
+def norm(x, w):
+    return w * x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def frequencies(c):
+    i = np.arange(0, N_ROT, 2)
+    plain = BASE ** -(i / N_ROT)
+    if not c.yarn:
+        return plain
+    bounds = [N_ROT * np.log(N_CTX / (t * 2 * np.pi)) / (2 * np.log(BASE)) for t in (32, 1)]
+    low, high = max(np.floor(bounds[0]), 0), min(np.ceil(bounds[1]), N_ROT - 1)
+    ramp = np.clip((np.arange(N_ROT // 2) - low) / max(high - low, 0.001), 0, 1)
+    return plain / FACTOR * ramp + plain * (1 - ramp)
+
+
+def rotate(x, places, c):
+    """Turn neighbours of [n, heads, N_ROT] as complex numbers."""
+    magnitude = 1.0
+    if c.yarn:
+        magnitude = 1 + 0.1 * np.log(FACTOR)
+        if c.yarn.mscale_all_dim is not None:
+            magnitude = float(np.float32(rise(c.yarn.mscale) / rise(c.yarn.mscale_all_dim)))
+    turn = magnitude * np.exp(1j * places[:, None] * frequencies(c))[:, None]
+    turned = (x[..., ::2] + 1j * x[..., 1::2]) * turn
+    return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
+
+
+def attend(b, a, places, c):
+    n = len(a)
+    if c.low_rank_q:
+        q = norm(a @ b["attn_q_a.weight"].T, b["attn_q_a_norm.weight"]) @ b["attn_q_b.weight"].T
+    else:
+        q = a @ b["attn_q.weight"].T
+    q = q.reshape(n, H, PLAIN + N_ROT)
+    q = np.concatenate([q[..., :PLAIN], rotate(q[..., PLAIN:], places, c)], axis=-1)
+    both = a @ b["attn_kv_a_mqa.weight"].T
+    turned = rotate(both[:, None, RANK:], places, c)
+    kv = norm(both[:, :RANK], b["attn_kv_a_norm.weight"]) @ b["attn_kv_b.weight"].T
+    kv = kv.reshape(n, H, PLAIN + DV)
+    k = np.concatenate([kv[..., :PLAIN], np.repeat(turned, H, axis=1)], axis=-1)
+    scale = (PLAIN + N_ROT) ** -0.5
+    if c.yarn and c.yarn.mscale_all_dim:
+        scale *= rise(c.yarn.mscale_all_dim) ** 2
+    p = np.exp(scale * np.einsum("ihd,jhd->hij", q, k)) * np.tri(n)
+    p /= p.sum(-1, keepdims=True)
+    y = np.einsum("hij,jhd->ihd", p, kv[..., PLAIN:]).reshape(n, -1)
+    return y @ b["attn_output.weight"].T
+
+
+def mixture(b, f, c):
+    z = b["ffn_gate_inp.weight"] @ f
+    if c.gate == "softmax":
+        gates = score = np.exp(z) / np.exp(z).sum()
+        worth = score.reshape(c.n_groups, -1).max(axis=1)
+    else:
+        gates = 1 / (1 + np.exp(-z))
+        score = gates + b["exp_probs_b.bias"]
+        worth = np.sort(score.reshape(c.n_groups, -1), axis=1)[:, -2:].sum(axis=1)
+    kept = np.argsort(-worth)[: c.n_groups_used]
+    group = np.arange(N_EXPERTS) // (N_EXPERTS // c.n_groups)
+    chosen = np.argsort(-np.where(np.isin(group, kept), score, -np.inf))[:N_USED]
+    shares = gates[chosen] / (gates[chosen].sum() if c.normalise else 1) * c.scale
+    y = np.zeros(D)
+    for e, share in zip(chosen, shares, strict=True):
+        gate, up = b["ffn_gate_exps.weight"][e] @ f, b["ffn_up_exps.weight"][e] @ f
+        y += share * (b["ffn_down_exps.weight"][e] @ (silu(gate) * up))
+    if c.shared:
+        gate, up = b["ffn_gate_shexp.weight"] @ f, b["ffn_up_shexp.weight"] @ f
+        y += b["ffn_down_shexp.weight"] @ (silu(gate) * up)
+    return y
+
+
+def run_block(w, n, x, places, c):
+    b = {key.removeprefix(f"blk.{n}."): v for key, v in w.items() if key.startswith(f"blk.{n}.")}
+    x = x + attend(b, norm(x, b["attn_norm.weight"]), places, c)
+    f = norm(x, b["ffn_norm.weight"])
+    if "ffn_gate.weight" in b:
+        gate, up = f @ b["ffn_gate.weight"].T, f @ b["ffn_up.weight"].T
+        return x + (silu(gate) * up) @ b["ffn_down.weight"].T
+    return x + np.stack([mixture(b, row, c) for row in f])
+
+
+def witness(c, weights, tokens):
+    """Return logits and hidden rows of the trunk, and those of the head over all true pairs."""
+    w = {name: value.astype(np.float64) for name, value in weights.items()}
+    output = w.get("output.weight", w["token_embd.weight"])
+    places = np.arange(len(tokens))
+    x = w["token_embd.weight"][tokens]
+    for n in range(N_TRUNK):
+        x = run_block(w, n, x, places, c)
+    hidden = norm(x, w["output_norm.weight"])
+
+    nextn = f"blk.{N_TRUNK}.nextn."
+    table = w.get(nextn + "embed_tokens.weight", w["token_embd.weight"])
+    e = norm(table[tokens[1:]], w[nextn + "enorm.weight"])
+    h = norm(hidden[:-1], w[nextn + "hnorm.weight"])
+    y = np.concatenate([e, h], axis=1) @ w[nextn + "eh_proj.weight"].T
+    y = run_block(w, N_TRUNK, y, places[1:], c)
+    u = norm(y, w.get(nextn + "shared_head_norm.weight", w["output_norm.weight"]))
+    logits = u @ w.get(nextn + "shared_head_head.weight", output).T
+    trunk = {"logits": hidden @ output.T, "hidden": hidden, "residual": x}
+    return trunk, {"logits": logits, "hidden": u, "residual": y}
+
+
+TOKENS = np.random.default_rng(7).integers(0, V, 70)  # more than a page
+PLUGIN = Registry.of(mtpcore_deepseek_mtp)
+BACKENDS = {"cpu": (CpuBackend(), "f32", 2e-4), "reference": (ReferenceBackend("f64"), "f64", 1e-9)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_trunk_and_head(name, backend, tmp_path):
+    c, path = VARIANTS[name], tmp_path / "deepseek.gguf"
+    weights = make_weights(c, seed=list(VARIANTS).index(name))
+    write_model_file(path, "deepseek2", make_metadata(c), make_tensors(c, weights))
+    kind, kv_dtype, tolerance = BACKENDS[backend]
+    wanted_trunk, wanted_head = witness(c, weights, TOKENS)
+    with load_model(path, plugins=PLUGIN) as model:
+
+        def open_runner(graph_type, taps=(), drafter=None):
+            program = model.program(graph_type, taps=taps, drafter=drafter)
+            return Runner(kind, program, model, kv_dtype=kv_dtype, threads=2)
+
+        trunk = open_runner("llm", ["hidden", "residual"]).feed(TOKENS)
+        head = open_runner("draft", drafter="deepseek_mtp_residual_recycled").feed(
+            TOKENS[1:], place=1, hidden=trunk["hidden"][:-1]
+        )
+    for made, wanted in ((trunk, wanted_trunk), (head, wanted_head)):
+        for output in ("logits", "hidden", "residual"):
+            size = np.abs(wanted[output]).max()
+            assert size > 0.5
+            assert np.abs(made[output] - wanted[output]).max() < tolerance * size, output
+
+
+def test_both_forms_of_a_trained_model_agree(tmp_path):
+    """Keys and values made for every head from one matrix, as old files hold them."""
+    with load_model(model_file("ds-12"), plugins=PLUGIN) as split:
+        tensors = {name: tensor.array() for name, tensor in split.tensors.items()}
+        metadata = dict(split.metadata)
+        for name in [name for name in tensors if name.endswith("attn_k_b.weight")]:
+            keys = tensors.pop(name).swapaxes(1, 2)
+            values = tensors.pop(name.replace("k_b", "v_b"))
+            both = np.concatenate([keys, values], axis=1).reshape(-1, keys.shape[2])
+            tensors[name.replace("k_b", "kv_b")] = np.ascontiguousarray(both)
+        for name in ("key", "value"):
+            metadata[f"deepseek2.attention.{name}_length"] = metadata.pop(
+                f"deepseek2.attention.{name}_length_mla"
+            )
+        metadata["deepseek2.attention.head_count_kv"] = split.hparams.n_heads
+        write_model_file(tmp_path / "old.gguf", "deepseek2", metadata, tensors)
+        tokens = np.random.default_rng(1).integers(0, 2048, 40)
+        with load_model(tmp_path / "old.gguf", plugins=PLUGIN) as naive:
+            found = []
+            for model in (split, naive):
+                program = model.program("llm", taps=["hidden"])
+                runner = Runner(ReferenceBackend("f64"), program, model, kv_dtype="f64")
+                found.append((runner.feed(tokens), runner.memory.store.n_bytes))
+    (one, latent_bytes), (other, naive_bytes) = found
+    for output in one:
+        assert np.abs(one[output] - other[output]).max() < 1e-10
+    assert naive_bytes == latent_bytes * 8 * (48 + 32) // 80
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.temperature_scale", 0.1),
+        ("attention.kv_lora_rank", 0),
+        ("attention.key_length_mla", -1),
+    ],
+)
+def test_settings_that_are_refused(key, value, tmp_path):
+    c = VARIANTS["V3"]
+    metadata = make_metadata(c) | {f"deepseek2.{key}": value}
+    write_model_file(tmp_path / "m.gguf", "deepseek2", metadata, make_tensors(c, make_weights(c)))
+    with pytest.raises(ModelFileError, match=key):
+        load_model(tmp_path / "m.gguf", plugins=PLUGIN)
