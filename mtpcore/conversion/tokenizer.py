@@ -134,12 +134,14 @@ def _pretokenizer(source: Mapping[str, Any], model: Mapping[str, Any], path: Pat
 def _scores(tokens: list[str], model: Mapping[str, Any], path: Path) -> np.ndarray:
     """Return a score for each piece: the rank of the merge that makes it, negated.
 
-    Joining the neighbours whose piece scores best then makes the same pieces as the merges do.
+    Joining the neighbours whose piece scores best then makes the same pieces as the merges do. A
+    piece that no merge makes scores worst.
     """
     ranks: dict[str, int] = {}
-    for rank, pair in enumerate(_merges(model, path)):
+    merges = _merges(model, path)
+    for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
-    return np.array([-float(ranks.get(text, 0)) for text in tokens], np.float32)
+    return np.array([-float(ranks.get(text, len(merges))) for text in tokens], np.float32)
 
 
 def _merges(model: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:

@@ -83,8 +83,10 @@ def scaled(values, block, n_ranks=1):
     return np.concatenate(codes), np.concatenate(scales)
 
 
-def test_a_checkpoint_of_eight_bits_is_converted(tmp_path):
-    """Matrices with rows and columns that are no whole blocks."""
+@pytest.mark.parametrize("piece", [1 << 20, 800])
+def test_a_checkpoint_of_eight_bits_is_converted(tmp_path, monkeypatch, piece):
+    """Matrices with rows and columns that are no whole blocks, read whole and in pieces."""
+    monkeypatch.setattr("mtpcore.conversion.values._PIECE", piece)
     block = 24
     config = small_config(quantization_config={"weight_block_size": [block, block]})
     tensors, wanted = {}, {}

@@ -76,6 +76,14 @@ def test_several_files_with_an_index_are_one_checkpoint(tmp_path, caplog):
             np.testing.assert_array_equal(tensor.raw(), three.tensors[name].raw())
 
 
+def test_pieces_of_any_size_give_the_same_file(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    convert(tmp_path / "hf", tmp_path / "whole.gguf", outtype="q8_0")
+    monkeypatch.setattr("mtpcore.conversion.values._PIECE", 100)
+    convert(tmp_path / "hf", tmp_path / "pieces.gguf", outtype="q8_0")
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
+
+
 def test_a_file_of_the_index_is_missing(tmp_path):
     write_checkpoint(tmp_path, small_config(), small_tensors(small_config()), n_files=3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()

@@ -1,5 +1,7 @@
 """Model files in other types."""
 
+import importlib
+
 import gguf
 import numpy as np
 import pytest
@@ -65,6 +67,13 @@ def test_rows_that_are_no_whole_blocks_become_f16(tmp_path):
     with open_model_file(tmp_path / "model.gguf") as file:
         assert file.tensors["blk.0.ffn_down.weight"].type_name == "F16"
         assert file.tensors["blk.0.ffn_up.weight"].type_name == "Q8_0"
+
+
+def test_pieces_of_any_size_give_the_same_file(tmp_path, monkeypatch):
+    module = importlib.import_module("mtpcore.conversion.quantize")
+    monkeypatch.setattr(module, "_PIECE", 1000)
+    quantize(model_file("glm-11"), tmp_path / "model.gguf", outtype="q8_0", mtp_type="q8_0")
+    assert raw(tmp_path / "model.gguf") == raw(model_file("glm-11", "q8_0"))
 
 
 def test_a_split_file_becomes_one(tmp_path):

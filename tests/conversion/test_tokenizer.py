@@ -133,6 +133,15 @@ def test_pieces_keep_the_order_of_their_merges(tmp_path, pieces):
         assert read.encode(text, add_special=False) == wanted
 
 
+def test_the_merge_that_comes_first_wins_whatever_the_ids_say(tmp_path):
+    vocab = {text: i for i, text in enumerate(("<unk>", "a", "b", "c", "bc", "ab"))}
+    model = {"type": "BPE", "byte_fallback": True, "unk_token": "<unk>", "vocab": vocab}
+    for merges, wanted in ((["a b", "b c"], ["ab", "c"]), (["b c", "a b"], ["a", "bc"])):
+        source = {"model": model | {"merges": merges}, "added_tokens": []}
+        read = read_tokenizer(tokenizer_metadata(write(tmp_path, source), None))
+        assert [read.vocabulary.tokens[t] for t in read.encode("abc", add_special=False)] == wanted
+
+
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
