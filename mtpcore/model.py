@@ -22,7 +22,7 @@ from mtpcore.gguf import (
 )
 from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
 from mtpcore.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap
-from mtpcore.ties import TieUse, borrow, check_target, report_ties
+from mtpcore.ties import PackedWeights, TieUse, borrow, check_target, report_ties
 
 __all__ = ["Layout", "Model"]
 
@@ -41,7 +41,7 @@ class Model:
         ``n_vocab``, ``width``, ``n_layers``, and what the family adds.
     tensors : mapping of str to Tensor
         Those of heads are not among them where the model was loaded with ``mtp=False``.
-    packed : dict
+    packed : mapping
         Packed weights by (backend, layout, tensor); contexts share them.
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
@@ -64,7 +64,7 @@ class Model:
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {one.spec.name: one for one in fitted}
         self._target: Model | None = None
-        self.packed: dict[Any, Any] = {}
+        self.packed = PackedWeights()
         self._programs: dict[Any, Program] = {}
         self.file_layout, self.absent_plugins = layout, absent
 
@@ -163,7 +163,7 @@ class Model:
         for one in self._fitted.values():
             check_target(one, target.architecture, target.hparams.width, where)
         borrowed = borrow([one.spec for one in self._fitted.values()], target.tensors)
-        self._target = target
+        self._target, self.packed.lender = target, target.packed
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -13,7 +13,42 @@ from mtpcore.gguf import Tensor
 from mtpcore.graph import GraphBuilder
 from mtpcore.spec import TARGET, DrafterSpec, Tie
 
-__all__ = ["TieUse", "borrow", "check_target", "report_ties"]
+__all__ = ["PackedWeights", "TieUse", "borrow", "check_target", "report_ties"]
+
+
+class PackedWeights(MutableMapping[Any, Any]):
+    """What backends made of a model's weights, by keys that name the tensor in one of their parts.
+
+    A tensor that was borrowed from a target (``target:name``) is kept by the target, under its own
+    name there: it is packed once for both.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[Any, Any] = {}
+        self.lender: MutableMapping[Any, Any] | None = None
+
+    def _place(self, key: Any) -> tuple[MutableMapping[Any, Any], Any]:
+        if self.lender is None or not isinstance(key, tuple):
+            return self._own, key
+        plain = tuple(p.removeprefix(TARGET) if isinstance(p, str) else p for p in key)
+        return (self._own if plain == key else self.lender), plain
+
+    def __getitem__(self, key: Any) -> Any:
+        found, plain = self._place(key)
+        return found[plain]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        found, plain = self._place(key)
+        found[plain] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._own[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
 
 
 class TieUse(msgspec.Struct, frozen=True):
