@@ -271,6 +271,25 @@ def test_routes_of_ties_and_of_what_is_not_a_number():
     assert np.array_equal(np.rint(made["ids"] * 2), np.tile([1, 2, 0, 3, 4, 5], (11, 1)))
 
 
+def test_a_group_whose_worth_is_not_a_number_comes_last():
+    """Its best experts are infinitely good and infinitely bad: their sum says nothing."""
+    correction = np.array([np.inf, -np.inf, 0, 0, 5, 5, 1, 1])
+    tensors = {
+        "r.weight": Tensor(np.zeros((8, 4))),
+        "c.weight": Tensor(correction),
+        "mark.weight": Tensor(np.arange(8).reshape(8, 1, 1) * np.ones((8, 1, 4)) / 2),
+    }
+
+    def make(g):
+        a = g.inputs["a"]
+        ids, _ = g.route(a, "r.weight", "c.weight", n_used=3, n_groups=4, n_groups_used=2)
+        ones = g.activation(g.scale(g.plus(a, a), 0.0), "sigmoid")
+        return {"ids": g.rows(g.expert_matmul(ones, ids, "mark.weight"))}
+
+    for found in run_both(make, tensors, {"a": 4}):
+        assert np.array_equal(found["ids"], np.tile([4, 5, 6], (11, 1)))
+
+
 N_QUERIES = 38
 """Query heads: those of one key head are shared out, in parts of different sizes."""
 

@@ -189,6 +189,7 @@ def route(
     if n_groups > 1:
         grouped = score.reshape(n_groups, -1)
         worth = np.sort(grouped, axis=1)[:, -n_best_of_group:].sum(axis=1)
+        worth = np.where(np.isnan(worth), -np.inf, worth)
         chosen = np.zeros(grouped.shape, bool)
         chosen[best_first(worth)[:n_groups_used]] = True
         chosen = chosen.reshape(-1)

@@ -46,13 +46,14 @@ def taken_groups(score: F32, n_groups: int, n_used: int, n_best: int) -> NDArray
     """Return which experts are out: all but those of the best groups.
 
     A group is worth its second best expert plus its best one, or its best one alone where it has no
-    other or ``n_best`` is 1.
+    other or ``n_best`` is 1; nothing where that is not a number.
     """
     size = len(score) // n_groups
     worth = np.zeros(n_groups, np.float32)
     for g, group in enumerate(score.reshape(n_groups, size)):
         first, *second = best_in_turn(group, min(size, n_best), np.zeros(size, bool))
         worth[g] = group[second[0]] + group[first] if second else group[first]
+    worth[np.isnan(worth)] = -np.inf
     taken = np.ones((n_groups, size), bool)
     taken[best_in_turn(worth, n_used, np.zeros(n_groups, bool))] = False
     return taken.reshape(-1)
