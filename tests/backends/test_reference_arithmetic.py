@@ -15,11 +15,12 @@ from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import use_isa
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.reference.arithmetic import OPERATIONS
 from mtpcore.backends.reference.arithmetic.fused import fma
 from mtpcore.backends.reference.arithmetic.sums import sum_of_lanes
 from mtpcore.errors import BackendError
 from mtpcore.graph import GraphBuilder, Outputs
-from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.graph.ops import ACTIVATIONS, OPS
 from mtpcore.testing import Runner, Weights
 
 SPECIAL = np.array(
@@ -102,6 +103,13 @@ def _isa():
     use_isa(before)
     yield
     use_isa(before)
+
+
+def test_every_operation_is_written_down():
+    """Those without an order of their own have one rounding a value, or only move values."""
+    without = {"add", "mul", "embed", "outputs", "concat", "slice", "heads", "rows", "repeat"}
+    assert OPERATIONS.keys() | without == OPS.keys()
+    assert not OPERATIONS.keys() & without
 
 
 each_operation = settings(max_examples=25)
