@@ -14,6 +14,7 @@ from mtpcore.checkpoint import Checkpoint, Config, Key
 from mtpcore.conversion.plan import PlannedTensor
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
+from mtpcore.gguf.writer import take_values
 
 __all__ = ["family_metadata", "general_metadata"]
 
@@ -86,12 +87,24 @@ def general_metadata(
         card.size_label = size_label(total, shared, experts, n_experts)
     writer.add_type("model")
     card.set_gguf_meta_model(writer)
-    found = {
-        key: value.value
-        for key, value in writer.kv_data[0].items()
-        if key != "general.architecture"
-    }
+    found = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
+    strange = {k: v for k, v in found.items() if not _is_plain(k, v)}
+    if strange:
+        raise ModelFileError(
+            "malformed model card",
+            where=f"{folder}: {', '.join(strange)}",
+            wanted="texts",
+            got=list(strange.values()),
+        )
     return found | {
         "general.file_type": file_type,
         "general.quantization_version": GGML_QUANT_VERSION,
     }
+
+
+def _is_plain(key: str, value: object) -> bool:
+    """Say whether a value of the card is what its key is for."""
+    if isinstance(value, list):
+        return all(isinstance(one, str) for one in value)
+    kinds = str if key.endswith("name") else (str, int, float, np.generic, np.ndarray)
+    return isinstance(value, kinds)

@@ -15,6 +15,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.pretokenizers import name_pretokenizer
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
+from mtpcore.gguf.writer import take_values
 
 __all__ = ["tokenizer_metadata"]
 
@@ -184,6 +185,4 @@ def _special(
         found.add_to_gguf(writer, quiet=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _error(path, f"malformed ({error!r})", None, None) from error
-    return {
-        key: value.value for key, value in writer.kv_data[0].items() if key.startswith("tokenizer.")
-    }
+    return {k: v for k, v in take_values(writer).items() if k.startswith("tokenizer.")}

@@ -12,7 +12,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
 
-__all__ = ["add_value", "encode", "write_model_file"]
+__all__ = ["add_value", "encode", "take_values", "write_model_file"]
 
 _STORED = {
     "b": GGUFValueType.BOOL,
@@ -106,6 +106,21 @@ def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
     elif value:
         kind = GGUFValueType.STRING if isinstance(value[0], str) else None
         writer.add_key_value(key, [_bytes(item) for item in value], GGUFValueType.ARRAY, kind)
+
+
+def take_values(writer: GGUFWriter) -> dict[str, Value]:
+    """Return the metadata that was added to a writer, as ``add_value`` stores it alike."""
+    dtypes = {kind: np.dtype(code if code != "b" else "?") for code, kind in _STORED.items()}
+    as_they_are = (GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL)
+    found: dict[str, Value] = {}
+    for key, stored in writer.kv_data[0].items():
+        if stored.type == GGUFValueType.ARRAY and stored.sub_type in dtypes:
+            found[key] = np.asarray(stored.value, dtypes[stored.sub_type])
+        elif stored.type in dtypes and stored.type not in as_they_are:
+            found[key] = dtypes[stored.type].type(stored.value)
+        else:
+            found[key] = stored.value
+    return found
 
 
 def _bytes(value: Value) -> object:

@@ -1,0 +1,66 @@
+"""Metadata of the model card and of the configuration, typed as llama.cpp's converter types it."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+from harness.published import small_config, small_tensors, write_checkpoint
+
+from mtpcore.conversion import convert
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import open_model_file
+
+CARD = """---
+license: apache-2.0
+tags: [text-generation, tiny]
+language: [en, de]
+base_model: Someone/Small-1B
+---
+A model.
+"""
+KIND = gguf.GGUFValueType
+
+
+@pytest.fixture
+def folder(tmp_path):
+    config = small_config()
+    made = write_checkpoint(tmp_path / "Small-Model-1B", config, small_tensors(config))
+    (made / "README.md").write_text(CARD)
+    sampling = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (made / "generation_config.json").write_text(json.dumps(sampling))
+    return made
+
+
+def test_the_model_card_is_taken_along(folder, tmp_path):
+    convert(folder, tmp_path / "model.gguf")
+    fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
+    found = {key: field.contents() for key, field in fields.items()}
+    assert found["general.license"] == "apache-2.0"
+    assert found["general.tags"] == ["text-generation", "tiny"]
+    assert found["general.languages"] == ["en", "de"]
+    assert found["general.name"] == "Small Model 1B"
+    assert found["general.sampling.temp"] == pytest.approx(0.6)
+    assert fields["general.sampling.temp"].types == [KIND.FLOAT32]
+    assert found["general.sampling.top_k"] == 20
+    assert fields["general.sampling.top_k"].types == [KIND.INT32]
+
+
+def test_values_have_the_types_that_readers_expect(folder, tmp_path):
+    convert(folder, tmp_path / "model.gguf")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        found = file.metadata
+    assert isinstance(found["qwen2.rope.freq_base"], float)
+    assert isinstance(found["qwen2.attention.layer_norm_rms_epsilon"], float)
+    assert type(found["qwen2.block_count"]) is int
+    assert found["tokenizer.ggml.token_type"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "card", ["---\n- a\n b: [\n---\n", "---\ntags: [{a: b}]\n---\n", "---\nname: 3\n---\n"]
+)
+def test_a_malformed_card_is_an_error(folder, tmp_path, card):
+    (folder / "README.md").write_text(card)
+    with pytest.raises(ModelFileError, match="model card"):
+        convert(folder, tmp_path / "model.gguf")
+    assert not (tmp_path / "model.gguf").exists()
