@@ -14,11 +14,13 @@ Q8_0, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 
 FAMILIES = {
     "glm": ["demo.gguf"],
+    "deepseek": ["demo-deepseek.gguf"],
     "eagle3": ["demo-eagle3.gguf", "demo-eagle3-draft.gguf"],
 }
 EVERY = [(family, name) for family, names in FAMILIES.items() for name in names]
 ARCHITECTURES = {
     "demo.gguf": "glm4moe",
+    "demo-deepseek.gguf": "deepseek2",
     "demo-eagle3.gguf": "llama",
     "demo-eagle3-draft.gguf": "eagle3",
 }
@@ -134,6 +136,16 @@ def test_glm_tensors_are_those_of_a_complete_file(contents):
         parts = attention + (dense if i == 0 else routed) + (nextn if i == last else [])
         wanted |= {f"blk.{i}.{part}" for part in parts}
     assert set(contents["demo.gguf"].tensors) == wanted
+
+
+def test_deepseek_shows_latent_attention_and_groups(contents):
+    one = contents["demo-deepseek.gguf"]
+    assert one.own("attention.q_lora_rank") > 0
+    assert one.own("attention.key_length_mla") != one.own("attention.value_length_mla")
+    assert 1 < one.own("expert_group_used_count") < one.own("expert_group_count")
+    last = one.own("block_count") - one.own("nextn_predict_layers")
+    for part in ("attn_k_b", "attn_v_b", "ffn_gate_exps", "nextn.eh_proj"):
+        assert f"blk.{last}.{part}.weight" in one.tensors
 
 
 def test_eagle3_head_fits_its_target(contents):

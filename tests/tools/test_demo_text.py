@@ -33,6 +33,7 @@ def write(name, prompts, draft):
     ("name", "wanted"),
     [
         ("demo", 0.5),
+        ("demo:deepseek", 0.5),
         ("demo:eagle3", 0.45),
     ],
 )
