@@ -29,7 +29,10 @@ SCALING = {
 
 
 class Variant(NamedTuple):
-    """What published heads differ in; ``layers`` None: the configuration does not name them."""
+    """What published heads differ in; ``layers`` None: the configuration does not name them.
+
+    The last three are the target's.
+    """
 
     architecture: str = "LlamaForCausalLMEagle3"
     prefix: str = "midlayer."
@@ -42,6 +45,9 @@ class Variant(NamedTuple):
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     scaling: str = ""
+    target_width: int = WIDTH
+    n_vocab: int = N_VOCAB
+    n_layers: int = SIZES.n_layers
 
 
 VARIANTS = {
@@ -67,8 +73,7 @@ VARIANTS = {
 
 
 def layers_of(c: Variant) -> list[int]:
-    n = SIZES.n_layers
-    return list(c.layers or (2, n // 2, n - 3))
+    return list(c.layers or (2, c.n_layers // 2, c.n_layers - 3))
 
 
 def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
@@ -81,7 +86,7 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
     d, n_taps = c.width, len(layers_of(c))
     q, kv = HEADS["n_heads"] * HEADS["head_width"], HEADS["n_kv_heads"] * HEADS["head_width"]
     made = {
-        "fc": random(d, n_taps * WIDTH),
+        "fc": random(d, n_taps * c.target_width),
         "input_layernorm": random(d, around=1),
         "hidden_norm": random(d, around=1),
         "self_attn.q_proj": random(q, 2 * d),
@@ -95,15 +100,15 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         "norm": random(d, around=1),
     }
     if c.norm_before_fc:
-        made["input_norm"] = random(n_taps * WIDTH, around=1)
+        made["input_norm"] = random(n_taps * c.target_width, around=1)
     if c.own_table:
-        made["embed_tokens"] = random(N_VOCAB, d)
+        made["embed_tokens"] = random(c.n_vocab, d)
     if c.own_head:
         made["lm_head"] = random(c.n_draft, d)
-    if c.n_draft < N_VOCAB:
-        ids = np.sort(rng.permutation(N_VOCAB)[: c.n_draft])
+    if c.n_draft < c.n_vocab:
+        ids = np.sort(rng.permutation(c.n_vocab)[: c.n_draft])
         made["d2t"] = ids - np.arange(c.n_draft)
-        made["t2d"] = np.isin(np.arange(N_VOCAB), ids)
+        made["t2d"] = np.isin(np.arange(c.n_vocab), ids)
     return made
 
 
@@ -119,7 +124,7 @@ def config_of(c: Variant) -> dict[str, object]:
         "num_hidden_layers": 1,
         "rms_norm_eps": EPS,
         "rope_theta": 10000,
-        "vocab_size": N_VOCAB,
+        "vocab_size": c.n_vocab,
         "rope_scaling": SCALING if c.scaling else None,
     }
     inner = {"eagle_aux_hidden_state_layer_ids": list(c.layers)} if c.layers else {}
@@ -129,8 +134,8 @@ def config_of(c: Variant) -> dict[str, object]:
         "norm_before_residual": c.norm_before_residual,
         "norm_before_fc": c.norm_before_fc,
     }
-    if c.width != WIDTH:
-        made["target_hidden_size"] = WIDTH
+    if c.width != c.target_width:
+        made["target_hidden_size"] = c.target_width
     if c.nested == "transformer_layer_config":
         return made | {c.nested: layer} | inner
     return made | layer | ({c.nested: inner} if c.nested else inner)
@@ -148,9 +153,13 @@ def write_head(folder: Path, c: Variant, seed: int = 0) -> Path:
     source = write_checkpoint(folder / "head", config_of(c), named)
     target = folder / "target"
     target.mkdir(exist_ok=True)
-    sizes = {"num_hidden_layers": SIZES.n_layers, "hidden_size": WIDTH, "vocab_size": N_VOCAB}
+    sizes = {
+        "num_hidden_layers": c.n_layers,
+        "hidden_size": c.target_width,
+        "vocab_size": c.n_vocab,
+    }
     (target / "config.json").write_text(json.dumps({"architectures": ["Any"], **sizes}))
-    (target / "tokenizer.json").write_text(json.dumps(tokenizer(N_VOCAB)))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer(c.n_vocab)))
     convert(source, folder / "head.gguf", outtype="f32", target=target)
     return folder / "head.gguf"
 

@@ -1,12 +1,13 @@
 """What must hold for every family, for EAGLE-3 heads on trunks of every kind."""
 
 import pytest
-from harness import eagle3
+from harness import eagle3, fixtures
 from harness.eagle3 import VARIANTS
 from harness.generated import FAMILIES
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from mtpcore import load_model
 from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
 from mtpcore.testing.machine import machine_of
 
@@ -44,6 +45,19 @@ def test_texts_do_not_depend_on_drafts(subject, family):
         texts = Texts(k=k, temperature=temperature, n_batch=n_batch, n_tokens=24)
         rates.append(check_texts(pair, texts))
     assert max(rates) > 0.1
+
+
+@pytest.mark.parametrize("name", ["ds-12", "glm-11"])
+def test_trunks_of_plugins_are_targets(name, tmp_path):
+    """Trained models of other families, with a head of random weights."""
+    path = fixtures.model_file(name)
+    with load_model(path) as model:
+        h = model.hparams
+        sizes = {"target_width": h.width, "n_vocab": h.n_vocab, "n_layers": h.n_layers}
+    head = eagle3.write_head(tmp_path, eagle3.Variant(width=h.width, n_draft=1024, **sizes))
+    pair = Subject(f"eagle3-{name}", str(path), str(head))
+    assert pair.spec.name == "eagle3"
+    check_texts(pair, Texts(k=3, temperature=0.8, n_tokens=12, n_texts=2))
 
 
 @pytest.mark.parametrize("name", ["reference", "every token"])
