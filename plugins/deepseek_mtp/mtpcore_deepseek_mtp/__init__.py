@@ -33,16 +33,16 @@ TRUNK = ModelSpec(
     checkpoint=TRUNK_CHECKPOINT,
 )
 
-HEAD = Fit(
-    architectures=ARCHITECTURES,
-    tensors=NEXTN_TENSORS,
-    count_key="{arch}.nextn_predict_layers",
-)
+HEAD = Fit(architectures=ARCHITECTURES, tensors=NEXTN_TENSORS)
 KV = KVPolicy(source="own", refresh=True, warm_up=True)
 
 MTP = DrafterSpec(
     name="deepseek_mtp",
-    fit=HEAD,
+    fit=Fit(
+        architectures=ARCHITECTURES,
+        tensors=NEXTN_TENSORS,
+        count_key="{arch}.nextn_predict_layers",
+    ),
     build=head,
     feeds=(
         Feed(
