@@ -57,6 +57,11 @@ def build(g: GraphBuilder, inputs: Inputs, h: Qwen3MoeHparams) -> Outputs:
     return trunk_outputs(g, x, h)
 
 
+def _n_experts(config: Config) -> int:
+    """Return how many experts there are; transformers 5 writes another name than before."""
+    return int(config.get("num_local_experts") or config["num_experts"])
+
+
 def _has_experts(config: Config, n: int) -> bool:
     step = config.get("decoder_sparse_step", default=1)
     return n not in config.get("mlp_only_layers", default=()) and (n + 1) % step == 0
@@ -98,7 +103,7 @@ QWEN3_MOE = ModelSpec(
         metadata=(
             *DECODER,
             *ROPE_KEYS,
-            ("{arch}.expert_count", "num_experts"),
+            ("{arch}.expert_count", _n_experts),
             ("{arch}.expert_used_count", "num_experts_per_tok"),
             ("{arch}.expert_feed_forward_length", "moe_intermediate_size"),
             # transformers takes a missing key for false.

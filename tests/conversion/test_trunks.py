@@ -61,7 +61,8 @@ def configuration(c):
         made |= {"num_local_experts": N_EXPERTS, "num_experts_per_tok": N_USED}
     elif c.experts:
         made |= {
-            "num_experts": N_EXPERTS,
+            # As published, and as transformers 5 writes it.
+            "num_experts" if c.normalised else "num_local_experts": N_EXPERTS,
             "num_experts_per_tok": N_USED,
             "moe_intermediate_size": N_FF,
             "norm_topk_prob": c.normalised,
