@@ -26,6 +26,7 @@ EXAMPLES = """examples:
   mtpcore bench demo
   mtpcore bench model.gguf --draft 2 -p "Once upon a time" -n 200 -r 9
   mtpcore bench model.gguf --draft 4 --synthetic-length 3.2    if 3.2 tokens came of each pass
+  mtpcore bench demo --draft-tree 4,4,12
   mtpcore bench model.gguf --json | jq .verdict
 """
 _DEPTH = 256
@@ -75,7 +76,8 @@ def execute(options: argparse.Namespace) -> int:
         n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
         session = open_session(options, model, n_ctx)
         arms = _arms(options, session, sampling)
-        n_costs = 1 + len({*ROWS, session.draft + 1}) + session.draft
+        n_trees = session.draft if session.drafter and session.drafter.tree else 0
+        n_costs = 1 + len({*ROWS, session.draft + 1}) + n_trees + session.draft
         done = [0]
 
         def after_each() -> None:

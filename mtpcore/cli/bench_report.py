@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from mtpcore.cli.measure import Costs, Sample
+from mtpcore.cli.report import name_drafter
 from mtpcore.decoding import Stats
 
 __all__ = ["Text", "collect", "describe"]
@@ -55,6 +56,7 @@ def collect(
                 "tokens_per_second": costs.depth / costs.prefill.median,
             },
             "rows": [_cost("rows", n, sample, one) for n, sample in costs.rows.items()],
+            "trees": [_cost("trees", k, sample, one) for k, sample in costs.trees.items()],
             "drafts": [_cost("drafts", k, sample, one) for k, sample in costs.drafts.items()],
         },
     }
@@ -97,7 +99,10 @@ def _verdict(found: dict[str, Any], draft: int) -> str:
     if best["speedup"] > 1 and best["draft"] != draft:
         said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
     elif best["speedup"] <= 1 and speedup <= 1:
-        rows = next(r["ratio"] for r in found["costs"]["rows"] if r["rows"] == draft + 1)
+        costs = found["costs"]
+        passes = {one["rows"] - 1: one for one in costs["rows"]}
+        passes |= {one["trees"]: one for one in costs["trees"]}
+        rows = passes[draft]["ratio"]
         drafts = found["costs"]["drafts"][-1]["ratio"]
         said += (
             f"; no length pays: {draft} drafts cost {drafts:.2f} and verifying them {rows:.2f} "
@@ -109,7 +114,8 @@ def _verdict(found: dict[str, Any], draft: int) -> str:
 def describe(found: dict[str, Any]) -> str:
     """Return what was found, for people."""
     settings = found["settings"]
-    drafter = f"{settings['drafter']}, draft {settings['draft']}" if settings["drafter"] else "none"
+    drafter = f"{name_drafter(settings)}, draft {settings['draft']}"
+    drafter = drafter if settings["drafter"] else "none"
     lines = [
         f"model {settings['model']}; drafter {drafter}",
         f"{settings['backend']}, {settings['threads']} threads, {settings['kv_dtype']}, "
@@ -150,7 +156,7 @@ def _costs(costs: dict[str, Any]) -> list[str]:
         f"prefill {costs['depth']} tokens  {_ms(costs['prefill'])}  "
         f"{costs['prefill']['tokens_per_second']:.0f} tokens/s"
     ]
-    for what, verb in (("rows", "verify"), ("drafts", "draft")):
+    for what, verb in (("rows", "verify"), ("trees", "verify tree"), ("drafts", "draft")):
         lines += [
             f"{verb + ' ' + str(one[what]):18}  {_ms(one)}  {one['ratio']:.2f} of one row"
             for one in costs[what]

@@ -13,7 +13,7 @@ import numpy as np
 from mtpcore.batch import Batch
 from mtpcore.cli.session import Session
 from mtpcore.context import Context
-from mtpcore.cross import Cross
+from mtpcore.cross import Cross, draft_batch
 from mtpcore.sampling import Sampling
 
 __all__ = ["ROWS", "Costs", "Sample", "measure_costs", "take_turns"]
@@ -56,19 +56,22 @@ class Costs(msgspec.Struct, frozen=True):
     """Seconds of the parts of decoding, at ``depth`` tokens.
 
     ``prefill`` is for all ``depth`` tokens at once, ``rows`` for verifying n rows, ``drafts`` for
-    drafting k tokens.
+    drafting k tokens in a row, ``trees`` for verifying what they branch into, if they do.
     """
 
     depth: int
     prefill: Sample
     rows: dict[int, Sample]
     drafts: dict[int, Sample]
+    trees: dict[int, Sample] = {}
 
     def predict(self, rates: Sequence[float], draft: int) -> float:
         """Return how many times as fast drafting is, for rates by position of the draft."""
         tokens = 1 + sum(rates[:draft])
         rows = [self.rows[n].median for n in self.rows]
         verify = float(np.interp(draft + 1, list(self.rows), rows))
+        if draft in self.trees:
+            verify = self.trees[draft].median
         return tokens * self.rows[1].median / (verify + self.drafts[draft].median)
 
 
@@ -89,7 +92,9 @@ def measure_costs(
     """
     if isinstance(session.source, Cross):
         context.add_taps(session.llm.taps)
-    widest = max(*ROWS, session.draft + 1)
+    shape = session.drafter.tree if session.drafter else None
+    n_nodes = max(shape.n_nodes, sum(map(len, shape.paths))) if shape else 0
+    widest = max(*ROWS, session.draft + 1, n_nodes + 1)
     depth = max(min(context.n_batch, context.n_ctx - widest), 1)
     text = np.resize(np.asarray(tokens, np.int32), depth + widest)
 
@@ -108,17 +113,29 @@ def measure_costs(
     runs: list[Callable[[], float]] = [prefill, *(partial(verify, n_rows) for n_rows in rows)]
     lengths = range(1, session.draft + 1)
     cross = session.source if isinstance(session.source, Cross) else None
+    trees: dict[int, Batch] = {}
     if cross is not None:
         cross.llm.process(Batch.of(text[:depth]))
         draft = cross.draft
+        if shape:
+            pending = int(text[depth])
+            trees = {k: draft_batch(0, depth, pending, draft(0, k, sampling)) for k in lengths}
+        runs += [partial(_time, partial(process, batch)) for batch in trees.values()]
         runs += [partial(_time, partial(draft, 0, k, sampling)) for k in lengths]
     try:
         first, *others = take_turns(runs, n, after_each)
     finally:
         if cross is not None:
             cross.remove(0)
-    drafts = dict(zip(lengths, others[len(rows) :], strict=True))
-    return Costs(depth, first, dict(zip(rows, others, strict=False)), drafts)
+    by_rows, by_tree = others[: len(rows)], others[len(rows) : len(rows) + len(trees)]
+    drafts = others[len(rows) + len(trees) :]
+    return Costs(
+        depth,
+        first,
+        dict(zip(rows, by_rows, strict=True)),
+        dict(zip(lengths, drafts, strict=True)),
+        dict(zip(trees, by_tree, strict=True)),
+    )
 
 
 def _time(run: Callable[[], object]) -> float:

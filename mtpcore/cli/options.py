@@ -9,6 +9,7 @@ from typing import Literal
 from mtpcore.backends.select import BACKENDS
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.sampling import Sampling
+from mtpcore.spec import Tree
 
 __all__ = [
     "add_context_options",
@@ -45,6 +46,15 @@ def whole(least: int) -> Callable[[str], int]:
 def draft_length(text: str) -> int | Literal["auto"]:
     """Read a draft length."""
     return "auto" if text == "auto" else whole(0)(text)
+
+
+def tree_shape(text: str) -> Tree:
+    """Read the shape of a grown tree."""
+    try:
+        depth, width, n_nodes = map(whole(1), text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"wanted DEPTH,WIDTH,NODES, got {text!r}") from None
+    return Tree(depth=depth, width=width, n_nodes=n_nodes)
 
 
 def probability(text: str) -> float:
@@ -140,6 +150,13 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens drafted for each pass; 0 decodes plainly; auto (the default) takes what "
         "suits the model's drafter and decodes plainly where there is none",
+    )
+    group.add_argument(
+        "--draft-tree",
+        type=tree_shape,
+        metavar="DEPTH,WIDTH,NODES",
+        help="draft a tree: at each of DEPTH levels the WIDTH best tokens after the WIDTH best "
+        "ones, of which the NODES best are verified; --draft N makes it less deep",
     )
     group.add_argument("--drafter", metavar="NAME", help="which one, where several fit")
     group.add_argument(

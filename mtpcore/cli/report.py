@@ -10,7 +10,14 @@ import msgspec
 from mtpcore.cli.session import Session
 from mtpcore.decoding import Generator, Stats
 
-__all__ = ["compare", "describe", "describe_settings", "first_difference", "plain_stats"]
+__all__ = [
+    "compare",
+    "describe",
+    "describe_settings",
+    "first_difference",
+    "name_drafter",
+    "plain_stats",
+]
 
 
 def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
@@ -20,6 +27,7 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
         "model": str(session.model.path),
         "drafter": session.drafter.name if session.drafter else None,
         "draft": session.draft,
+        "tree": msgspec.to_builtins(session.drafter.tree) if session.drafter else None,
         "draft_sampler": generator.draft_sampler,
         "p_min": generator.p_min,
         "sampling": msgspec.to_builtins(generator.sampling),
@@ -30,6 +38,18 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
         "backend": llm.backend.name,
         "guarantee": llm.guarantee,
     }
+
+
+def name_drafter(settings: dict[str, Any]) -> str:
+    """Return a drafter's name, with the shape of its trees."""
+    if not settings["drafter"]:
+        return ""
+    tree = settings["tree"]
+    if not tree:
+        return str(settings["drafter"])
+    numbers = "{depth},{width},{n_nodes}".format_map(tree)
+    shape = f"{len(tree['paths'])} fixed paths" if tree["paths"] else numbers
+    return f"{settings['drafter']}, tree {shape}"
 
 
 def plain_stats(stats: Stats) -> dict[str, Any]:

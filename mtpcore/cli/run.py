@@ -14,6 +14,7 @@ from mtpcore.cli.report import (
     describe,
     describe_settings,
     first_difference,
+    name_drafter,
     plain_stats,
 )
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
@@ -29,6 +30,7 @@ SUMMARY = "Continue a text; accepted drafts are green on a terminal"
 EXAMPLES = """examples:
   mtpcore run demo -p "def read_config(path):" --draft 3
   mtpcore run demo -p "def read_config(path):" --draft 3 --compare
+  mtpcore run demo -p "def read_config(path):" --draft-tree 4,4,12
   mtpcore run model.gguf -f prompt.txt -n 200 --temp 0.8 --top-k 40 --seed 7
   mtpcore run model.gguf --chat -p "Why is the sky blue?"
   mtpcore run trunk.gguf --mtp-path head.gguf -p "Once" --draft 2
@@ -93,7 +95,7 @@ def execute(options: argparse.Namespace) -> int:
         )
         request = _add(generator, prompt, options)
         interrupted = _write(generator, request, session, options)
-        drafter = session.drafter.name if session.drafter else ""
+        drafter = name_drafter(describe_settings(session, generator))
         note(describe(generator.stats, drafter).replace("\n", "\n         "))
         if sampling.temperature:
             note(f"--seed {sampling.seed} writes the same text again")

@@ -55,12 +55,16 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
     drafter = _choose(options, model, draft_model)
     if drafter is None:
         return Session(model, make_context(options, model, n_ctx), None, 0)
+    if options.draft_tree:
+        drafter = msgspec.structs.replace(drafter, shape="tree", tree=options.draft_tree)
+        if options.draft_tree.depth > drafter.limit:
+            note(f"--draft-tree: {drafter.name} drafts at most {drafter.limit} tokens in a row")
     length = default_length(drafter) if options.draft == "auto" else options.draft
     if length > drafter.limit:
         note(f"--draft {length}: {drafter.name} drafts at most {drafter.limit} tokens")
     llm = make_context(options, model, n_ctx)
     try:
-        cross = link(llm, drafter, draft_model=draft_model)
+        cross = link(llm, drafter, draft_model=draft_model, tree=drafter.tree)
     except (LinkError, GraphError) as error:
         if _insists(options):
             raise
@@ -97,7 +101,8 @@ def finish(
 
 
 def _insists(options: argparse.Namespace) -> bool:
-    return bool(options.draft != "auto" or options.drafter or options.model_draft)
+    asked = options.drafter, options.model_draft, options.draft_tree
+    return options.draft != "auto" or any(asked)
 
 
 def _open_draft_model(options: argparse.Namespace) -> Model | None:
@@ -132,10 +137,12 @@ def _choose(
             fix="give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
         )
     if _insists(options):
+        asked = "--draft-tree" if options.draft_tree else f"--draft {options.draft}"
+        asked = f"--drafter {options.drafter}" if options.drafter else asked
         raise LinkError(
             "the model has no drafter",
             where=str(model.path),
-            got=f"--drafter {options.drafter}" if options.drafter else f"--draft {options.draft}",
+            got=asked,
             fix="--draft auto decodes plainly; --mtp-path FILE adds a head, -md FILE a drafter in "
             "a file of its own, and plugins may bring others (mtpcore plugins)"
             + (f"; left out: {model.absent_plugins}" if model.absent_plugins else ""),

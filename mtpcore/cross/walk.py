@@ -12,7 +12,7 @@ from mtpcore.batch import Batch
 from mtpcore.cross.sequence import Verdict
 from mtpcore.draft_tree import DraftTree
 
-__all__ = ["Draft", "RoundRows", "tree_rows", "walk"]
+__all__ = ["Draft", "RoundRows", "draft_batch", "tree_rows", "walk"]
 
 Draft = Sequence[int] | DraftTree
 """Guesses after the pending token: a chain of ids, or a tree."""
@@ -79,6 +79,13 @@ class RoundRows:
         return Batch(
             self._tokens, seq=self._seqs, pos=self._pos, outputs=self._wanted, parent=parent
         )
+
+
+def draft_batch(seq: int, n: int, pending: int, draft: Draft) -> Batch:
+    """Return the rows of one sequence's draft alone."""
+    rows = RoundRows()
+    rows.add_draft(seq, n, pending, draft)
+    return rows.batch()
 
 
 def walk(

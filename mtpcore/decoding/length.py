@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtpcore.cross.growth import deepest
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["default_length"]
@@ -16,8 +17,10 @@ def default_length(spec: DrafterSpec) -> int:
 
     Draft i is reached and accepted with probability rate**i, the rate being the middle of what
     the declaration expects of first drafts; drafts go on while that exceeds their cost.
-    ``mtpcore bench`` measures what a guess can not know.
+    ``mtpcore bench`` measures what a guess can not know. A tree is as deep as its declaration says.
     """
+    if spec.tree is not None:
+        return min(deepest(spec.tree), spec.limit)
     rate = sum(spec.acceptance) / 2
     cost = _PROPOSER_COST if spec.shape == "proposer" else _COST
     length = 1

@@ -40,6 +40,24 @@ def test_prediction_is_tokens_over_costs():
     assert between.predict([0.0] * 4, 4) == pytest.approx(1 / 6)
 
 
+def test_a_tree_is_predicted_by_what_verifying_it_costs():
+    tree = Costs(1, same(1.0), {1: same(1.0), 4: same(4.0)}, {3: same(0.5)}, {3: same(6.0)})
+    assert tree.predict([0.8, 0.5, 0.2], 3) == pytest.approx(2.5 / 6.5)
+
+
+def test_a_tree_is_measured_and_named(command, glm):
+    code, out, _ = command("bench", glm, "--draft-tree", "2,3,5", "-p", "def f(x):", *QUICK)
+    assert code == 0
+    assert "glm_nextn, tree 2,3,5, draft 2" in out
+    assert "verify tree 2" in out
+    assert "texts equal" in out
+    found = json.loads(
+        command("bench", glm, "--draft-tree", "2,3,5", "-p", "x", *QUICK, "--json")[1]
+    )
+    assert [one["trees"] for one in found["costs"]["trees"]] == [1, 2]
+    assert len(found["acceptance_per_position"]) == 2
+
+
 def test_the_verdict_names_a_better_length():
     found = collect({}, [text(10.0, 12.0), text(20.0, 18.0)], costs(row=0.1), 3)
     assert found["acceptance_per_position"] == [0.8, 0.5, 0.2]

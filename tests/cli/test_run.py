@@ -64,6 +64,25 @@ def test_json_is_one_object_and_drafts_change_nothing(command, glm):
     assert one["settings"]["guarantee"] == "exact"
 
 
+def test_a_tree_writes_the_same_text(command, glm):
+    """--draft-tree asks for a drafter, is as deep as it says, and less deep with --draft."""
+    _, plain, _ = command("run", glm, *PROMPT, "-n", 40, "--draft", 0)
+    code, out, err = command("run", glm, *PROMPT, "-n", 40, "--draft-tree", "3,3,9", "--compare")
+    assert (code, out) == (0, plain)
+    assert "glm_nextn, tree 3,3,9: " in err
+    assert "the texts are equal" in err
+    for draft in ([], ["--draft", 2]):
+        _, out, _ = command(
+            "run", glm, *PROMPT, "-n", 40, "--draft-tree", "3,3,9", "--json", *draft
+        )
+        found = json.loads(out)
+        assert found["settings"]["tree"] == {"paths": [], "depth": 3, "width": 3, "n_nodes": 9}
+        assert len(found["stats"]["accepted_per_position"]) == (2 if draft else 3)
+        assert found["stats"]["drafted"] > 5 * found["stats"]["verify_steps"]
+    _, _, err = command("run", glm, *PROMPT, "-n", 4, "--draft-tree", "30,2,9")
+    assert "--draft-tree: glm_nextn drafts at most 8 tokens in a row" in err
+
+
 def test_colours_mark_exactly_the_accepted_drafts(command, glm):
     _, out, _ = command("run", glm, *PROMPT, "-n", 40, "--draft", 3, "--color", "always")
     model = mtpcore.load_model(glm)
@@ -158,6 +177,9 @@ def test_a_model_without_a_head(command, headless):
     assert (code, out) == (1, "")
     assert "fix: --draft auto decodes plainly; --mtp-path FILE" in err
     assert "Traceback" not in err
+    code, _, err = command("run", headless, *PROMPT, "-n", 10, "--draft-tree", "3,2,4")
+    assert code == 1
+    assert "got --draft-tree" in err
 
 
 @pytest.mark.parametrize("option", ["--mtp-path", "-md", "--draft-model"])
@@ -237,6 +259,8 @@ def test_errors_are_one_message(command, glm, arguments, said):
         (("x.gguf", "-p", "x", "--spec-draft-n-mx=3"), "did you mean --spec-draft-n-max?"),
         (("x.gguf", "-p", "x", "--draft", "many"), "wanted a whole number >= 0"),
         (("x.gguf", "-p", "x", "--p-min", "2"), "0..1"),
+        (("x.gguf", "-p", "x", "--draft-tree", "3,4"), "wanted DEPTH,WIDTH,NODES"),
+        (("x.gguf", "-p", "x", "--draft-tree", "3,0,4"), "wanted a whole number >= 1"),
         (("-p", "x"), "give one model"),
         (("x.gguf", "-m", "y.gguf", "-p", "x"), "give one model"),
         (("x.gguf", "-p", "x", "-f", "y"), "not allowed with"),

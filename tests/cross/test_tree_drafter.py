@@ -110,6 +110,17 @@ def test_a_head_that_is_always_right_is_always_accepted(temperature):
     assert_fresh(cross, 0, cross.tokens(0))
 
 
+def test_trees_are_as_deep_as_was_asked(caplog):
+    """The drafter itself stops there: nothing is cut, and nothing is warned of."""
+    cross, _ = cross_of("head", tree=Tree(depth=4, width=3, n_nodes=60), n_batch=64)
+    cross.llm.process(Batch.of(PROMPT))
+    with caplog.at_level(logging.WARNING, logger="mtpcore"):
+        for k in range(7):
+            depth = cross.draft(0, k).depth.tolist() if k else cross.draft(0, k)
+            assert max(depth, default=0) == min(k, 4)
+    assert not caplog.records
+
+
 def test_rows_that_are_not_finite_leave_a_shallow_tree(caplog):
     cross, _ = cross_of("head", tree=GROWN, nan=16, n_batch=64)
     cross.llm.process(Batch.of(PROMPT))

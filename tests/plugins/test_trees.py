@@ -47,23 +47,51 @@ def test_a_head_as_a_tree_writes_the_references(glm, refs, backend, n):
     assert lengths[1] > lengths[0] + 0.2
 
 
+@pytest.fixture(scope="module", params=["nextn", "fused"])
+def pair(request, glm, refs):
+    """A head in the model's file, and one of two graphs in a file of its own; and a prompt."""
+    if request.param == "nextn":
+        return glm, None, refs["prompts"][0]
+    return load_model("demo:eagle3"), load_model("demo:eagle3-draft"), [5, 9, 11, 40, 2]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_each_kind_of_head(glm, refs, temperature):
-    """A head in the model's file, and one of two graphs in a file of its own."""
-    pairs = {
-        "nextn": (glm, None, refs["prompts"][0]),
-        "fused": (load_model("demo:eagle3"), load_model("demo:eagle3-draft"), [5, 9, 11, 40, 2]),
-    }
+def test_each_kind_of_head(pair, temperature):
+    """The same text, in fewer passes."""
+    target, drafter, prompt = pair
     sampling = Sampling(temperature=temperature, seed=4)
-    for target, drafter, prompt in pairs.values():
-        wanted, _ = text(Context(target, 200), [prompt], sampling, 0, 80)
-        lengths = []
-        for tree in (None, *SHAPES):
-            cross = link(Context(target, 200), draft_model=drafter, tree=tree)
-            found, stats = text(cross, [prompt], sampling, 6, 80)
-            assert found == wanted
-            lengths.append(stats.tokens_per_pass)
-        assert lengths[2] > lengths[0]
+    wanted, _ = text(Context(target, 200), [prompt], sampling, 0, 60)
+    lengths = []
+    for tree in (None, SHAPES[1]):
+        cross = link(Context(target, 200), draft_model=drafter, tree=tree)
+        found, stats = text(cross, [prompt], sampling, 6, 60)
+        assert found == wanted
+        lengths.append(stats.tokens_per_pass)
+    assert lengths[1] > lengths[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_first_children_are_the_chain(pair, temperature):
+    """Bit for bit the same rows: each is run with what its own parent recycles."""
+    target, drafter, prompt = pair
+    sampling, found = Sampling(temperature=temperature, seed=4), []
+    fixed = Tree(paths=((1, 0, 1), (0, 0, 0, 0), (0, 1, 0)))
+    for tree in (None, fixed):
+        cross = link(Context(target, 200), draft_model=drafter, tree=tree)
+        cross.llm.process(Batch.of(prompt))
+        found.append([])
+        for _ in range(8):
+            draft = cross.draft(0, 4, sampling)
+            if tree:
+                at, ids = -1, []
+                while below := draft.children(at):
+                    at = below[-1 if at < 0 else 0]  # the second best was declared first
+                    ids.append(int(draft.tokens[at]))
+                draft = ids
+            found[-1].append(draft)
+            cross.verify({0: []}, sampling)
+            cross.accept(0)
+    assert found[0] == found[1]
 
 
 def test_state_after_trees_is_that_of_the_text(glm, refs):
