@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import toy
 from harness.hashed import FUSED, WIDTH, HashBackend, HashModel
-from harness.scripted import plain
+from harness.scripted import SCRIPTS, Scripted, plain
 
 from mtpcore import Batch, Context, Cross, Generator, LinkError, Sampling, link
 from mtpcore.plugin import Feed, Outputs
@@ -43,6 +43,18 @@ def test_a_context_for_each_graph():
         ("llm", "hidden", "draft_fusion", "taps", "same-token"),
         ("llm", "residual", "draft_fusion", "taps", "same-token"),
     ]
+
+
+def test_the_second_drafter_has_graphs_of_its_own():
+    """The first proposes nothing; each drafter's rows are its own."""
+    llm = Context(HashModel(FUSED), 60, backend=HashBackend(16))
+    cross = link(llm, [Scripted(SCRIPTS["empty"]), "hashed", "hashed"])
+    assert list(cross.contexts) == ["llm", "draft2", "draft2_fusion", "draft3", "draft3_fusion"]
+    llm.process(Batch.of(PROMPT))
+    assert cross.draft(0, 3, SAMPLING) == plain(PROMPT, SAMPLING, 4)[1:]
+    assert cross.contexts["draft2_fusion"].length(0) == len(PROMPT)
+    assert cross.contexts["draft3_fusion"].length(0) == 0  # nobody asked it
+    assert len(set(cross.digest(0).values())) == 3
 
 
 def test_it_runs_before_drafts_and_only_for_what_is_new():

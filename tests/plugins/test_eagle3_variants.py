@@ -8,6 +8,7 @@ from harness.eagle3 import N_VOCAB, VARIANTS, layers_of
 from mtpcore import Batch, Context, Sampling, link, load_model
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
+from mtpcore.errors import ModelFileError
 from mtpcore.testing import Runner
 
 TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, 16).astype(np.int32)
@@ -92,3 +93,17 @@ def test_drafts_of_a_linked_head(name, backend, target, tmp_path):
         if margin >= 1e-2:
             assert cross.draft(0, 4) == wanted
     assert near < 8
+
+
+def test_variants_that_are_not_known_are_refused(tmp_path, monkeypatch):
+    """A norm for each tap would be a tensor more; another thing to recycle stands in a flag."""
+    c, config_of, weights_of = eagle3.Variant(), eagle3.config_of, eagle3.weights_of
+    with monkeypatch.context() as patch:
+        patch.setattr(eagle3, "config_of", lambda c: config_of(c) | {"norm_output": True})
+        with pytest.raises(ModelFileError, match="norm_output is set"):
+            eagle3.write_head(tmp_path, c)
+    more = {"fc_norm.0": np.ones(eagle3.WIDTH, np.float32)}
+    monkeypatch.setattr(eagle3, "weights_of", lambda *c: weights_of(*c) | more)
+    with pytest.raises(ModelFileError, match=r"fc_norm\.0"):
+        eagle3.write_head(tmp_path, c)
+    assert not (tmp_path / "head.gguf").exists()

@@ -38,6 +38,13 @@ def target_width(config: Config) -> int:
     return int(config.get("target_hidden_size") or of_target or config["hidden_size"])
 
 
+def norm_before_residual(config: Config) -> bool:
+    """Return where the layer's residual stream starts; refuse a variant that recycles otherwise."""
+    if config.get("norm_output"):
+        raise ValueError("norm_output is set: no graph here recycles the normed state")
+    return bool(config.get("norm_before_residual"))
+
+
 def absolute(offsets: Any, config: Config) -> Any:
     """Return the target's id of each draft id; checkpoints store how far the two are apart."""
     return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
@@ -85,7 +92,7 @@ CHECKPOINT = Checkpoint(
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.target_layers", target_layers),
         ("{arch}.target_hidden_size", target_width),
-        ("{arch}.norm_before_residual", Key("norm_before_residual", False)),
+        ("{arch}.norm_before_residual", norm_before_residual),
         ("{arch}.norm_before_fc", Key("norm_before_fc", False)),
     ),
 )
