@@ -2,9 +2,10 @@
 
 import pytest
 from gguf import GGMLQuantizationType
+from harness.fixtures import model_file
 from toy import head_tensors, load, trunk_tensors
 
-from mtpcore import Context, link
+from mtpcore import Context, link, load_model
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 
 
@@ -21,3 +22,17 @@ def test_estimates_are_what_packing_takes(tmp_path, kind, output):
         packed[tensor] = packed.get(tensor, 0) + made.nbytes
     assert estimate_packed_bytes(programs, model.tensors) == packed
     assert model.tensors["blk.0.mix.weight"].type == GGMLQuantizationType[kind]
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_estimates_of_stacks_are_what_packing_takes(kind):
+    """Experts, and the matrices of heads."""
+    with load_model(model_file("ds-12", kind)) as model:
+        cross = link(Context(model, 64))
+        programs = [context.program for context in cross.contexts.values()]
+        packed = {}
+        for (*_, tensor, _), made in model.packed.items():
+            n_bytes = sum(one.nbytes for one in (made if isinstance(made, list) else [made]))
+            packed[tensor] = packed.get(tensor, 0) + n_bytes
+        assert estimate_packed_bytes(programs, model.tensors) == packed
+        assert len(model.packed["cpu", "stack", "blk.4.attn_k_b.weight", None]) == 8

@@ -1,10 +1,10 @@
-"""The trained fixture on the CPU backend: against other engines, and against the definition."""
+"""The trained fixtures on the CPU backend: against other engines, and against the definition."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.fixtures import model_file
+from harness.fixtures import model_file, references
 from harness.nodewise import assert_same_values
 
 import mtpcore
@@ -50,22 +50,26 @@ def test_f16_file_against_other_engines(models, refs, prompt):
 
 
 @pytest.mark.parametrize(
-    ("kind", "kv_dtype", "prompt"),
+    ("name", "kind", "kv_dtype", "prompt"),
     [
-        *(("q8_0", "f32", prompt) for prompt in range(N_PROMPTS)),
-        ("q8_0", "f16", 0),
-        ("f16", "f32", 1),
-        ("f16", "f16", 2),
+        *(("glm-11", "q8_0", "f32", prompt) for prompt in range(N_PROMPTS)),
+        ("glm-11", "q8_0", "f16", 0),
+        ("glm-11", "f16", "f32", 1),
+        ("glm-11", "f16", "f16", 2),
+        ("ds-12", "q8_0", "f32", 0),
+        ("ds-12", "q8_0", "f16", 1),
+        ("ds-12", "f16", "f16", 2),
     ],
 )
-def test_every_value_has_the_bits_of_its_definition(models, refs, kind, kv_dtype, prompt):
+def test_every_value_has_the_bits_of_its_definition(name, kind, kv_dtype, prompt):
     """Of each operation, row, trunk and head; a failure names the first operation that differs."""
-    model, tokens = models[kind], refs["prompts"][prompt]
-    trunk = model.program("llm", taps=["hidden"])
-    made = assert_same_values(trunk, model, BACKENDS, tokens, kv_dtype=kv_dtype)
-    slots = {"hidden": made["hidden"][:-1].copy()}
-    head = model.program("draft")
-    assert_same_values(head, model, BACKENDS, tokens[1:], kv_dtype=kv_dtype, place=1, **slots)
+    tokens = references(name)["prompts"][prompt]
+    with mtpcore.load_model(model_file(name, kind)) as model:
+        trunk = model.program("llm", taps=["hidden"])
+        made = assert_same_values(trunk, model, BACKENDS, tokens, kv_dtype=kv_dtype)
+        rows = {"hidden": made["hidden"][:-1].copy()}
+        head = model.program("draft")
+        assert_same_values(head, model, BACKENDS, tokens[1:], kv_dtype=kv_dtype, place=1, **rows)
 
 
 def test_drafted_text_is_the_one_of_the_definition(models, refs):
