@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mtpcore.cli.options import add_type_options
-from mtpcore.cli.terminal import byte_bar
+from mtpcore.cli.terminal import byte_bar, note
 from mtpcore.conversion import convert
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     with byte_bar("writing") as report:
-        convert(
+        left_out = convert(
             options.folder,
             options.out,
             outtype=options.outtype,
@@ -51,4 +51,9 @@ def execute(options: argparse.Namespace) -> int:
             target=options.target,
             report=report,
         )
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        shown = names if options.verbose or len(names) == 1 else [f"{len(names)} tensors"]
+        for name in shown:
+            note(f"left out: {name} ({reason})")
     return 0

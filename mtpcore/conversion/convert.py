@@ -47,7 +47,7 @@ def convert(
     target: str | PathLike[str] | None = None,
     plugins: Registry | None = None,
     report: Report | None = None,
-) -> None:
+) -> dict[str, str]:
     """Make a model file of a published checkpoint.
 
     Tensors are read, changed and written one after the other: memory is bounded by the largest.
@@ -71,6 +71,11 @@ def convert(
     plugins : Registry, optional
         Who may declare the conversion; default: everybody who is installed.
     report : callable, optional
+
+    Returns
+    -------
+    dict of str to str
+        The checkpoint's tensors that the file does without, each with the reason.
 
     Raises
     ------
@@ -101,8 +106,6 @@ def convert(
         for spelled, name in canonical_names(family.main, published).items()
     }
     plan = make_plan(family, config, tensors, n_experts, mtp)
-    for name, reason in plan.left_out.items():
-        log.info("left out: %s (%s)", name, reason)
     choice = TypeChoice(
         outtype, mtp_type, 1 << 30 if family.standalone else config.n_layers, family.min_types
     )
@@ -111,6 +114,7 @@ def convert(
     streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
     found = {**general, **metadata, **tokens}
     write_checked(path, family.architecture, found, streamed, known, report)
+    return plan.left_out
 
 
 def _check_options(
