@@ -60,6 +60,8 @@ class Context:
         Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
     drafter : DrafterSpec or str, optional
         Whose graph, where the graph type is a drafter's; default: the model's only one.
+    head : int
+        Which of the drafter's heads, where each has a memory of its own.
 
     Raises
     ------
@@ -81,6 +83,7 @@ class Context:
         backend: str | Backend = "cpu",
         taps: Sequence[str | Tap] = (),
         drafter: DrafterSpec | str | None = None,
+        head: int = 0,
     ) -> None:
         if isinstance(model, (str, PathLike)):
             raise BatchError(
@@ -96,7 +99,7 @@ class Context:
         self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
         self.backend = select_backend(backend)
         self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
-        self.drafter = self._find_drafter(drafter)
+        self.drafter, self.head = self._find_drafter(drafter), head
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
         self.deliver: Watcher | None = None
@@ -110,7 +113,9 @@ class Context:
         return self.model.find_drafter(drafter)
 
     def _build(self) -> None:
-        self.program = self.model.program(self.graph_type, taps=self.taps, drafter=self.drafter)
+        self.program = self.model.program(
+            self.graph_type, taps=self.taps, drafter=self.drafter, head=self.head
+        )
         self.memory: PagedKV | GroupedKV | None = None
         if self.program.memory:
             self.memory = make_memory(
@@ -247,15 +252,12 @@ class Context:
                 self.memory.reserve(room)
             found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
             for seq, (_, end) in ranges.items():
-                if self.memory:
-                    self.memory.rewind(seq, end)
                 self.lengths[seq] = end
+                self.forget(seq, end)
         return found
 
     def explore(self, batch: Batch) -> Output:
-        """Run rows and forget them: they reach no link and no watcher.
-
-        The rows of the batch may be a draft tree.
+        """Run rows, or a draft tree, and forget them: they reach no link and no watcher.
 
         Raises
         ------

@@ -11,7 +11,7 @@ import msgspec
 
 from mtpcore.checkpoint import Key
 from mtpcore.gguf import Fields
-from mtpcore.spec import DrafterSpec, Feed, Fit, ModelSpec, Number
+from mtpcore.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec, Number
 
 __all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds"]
 
@@ -135,6 +135,8 @@ def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     count = n_heads or _number(spec.heads.count, fields)
     heads = msgspec.structs.replace(spec.heads, count=count)
     kv = msgspec.structs.replace(spec.kv, window=_number(spec.kv.window, fields))
+    if heads.order == "each-step" and count == 1:  # a single head drafts every step
+        heads, kv = Heads(count=1), msgspec.structs.replace(kv, per_head=False)
     limit = spec.limit if heads.order == "repeated" else min(spec.limit, count or 1)
     block = spec.block
     if block is not None:

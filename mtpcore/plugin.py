@@ -18,7 +18,9 @@ from mtpcore.models.blocks import (
     trunk_outputs,
     turn,
 )
+from mtpcore.models.dense import dense_layer, dense_trunk
 from mtpcore.models.hparams import Count, Experts, Hparams
+from mtpcore.models.mixed import MixedHparams
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import NEXTN_TENSORS, NEXTN_TIES, nextn_input, nextn_outputs
 from mtpcore.models.published import (
@@ -37,6 +39,7 @@ from mtpcore.models.published import (
     TABLES,
     block_renames,
     head_width,
+    in_heads,
     interleave,
     long_context_factors,
     on_layers,
@@ -88,6 +91,7 @@ __all__ = [
     "Key",
     "Link",
     "Mla",
+    "MixedHparams",
     "ModelSpec",
     "NEXTN",
     "NEXTN_TENSORS",
@@ -113,9 +117,12 @@ __all__ = [
     "block_renames",
     "convert",
     "feed_forward",
+    "dense_layer",
+    "dense_trunk",
     "first_of",
     "head_width",
     "hookimpl",
+    "in_heads",
     "interleave",
     "long_context_factors",
     "mla_block",

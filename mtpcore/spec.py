@@ -166,11 +166,12 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
     """How many heads there are and which one drafts which step.
 
     ``count``: where the fit's tensors have ``{n}`` in their names the blocks that are there decide
-    and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step`` or
-    all heads at once (``parallel``: head i guesses the token i + 1 places on). ``rereads``: in a
-    later step the head reads all rows drafted so far again, because its own memory lacks them.
-    ``hidden_from``: what later heads are fed: the ``previous`` step's output, or the ``target``'s
-    again.
+    and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step``
+    (a single one is repeated) or all heads at once (``parallel``: head i guesses the
+    token i + 1 places on). ``rereads``: in a later step the head reads all rows drafted so far
+    again, because its own memory lacks them. ``hidden_from``: what later heads are fed: the
+    ``previous`` step's output, or always the ``target``'s row: head i meets token p with row
+    p - 1 - i where the first one meets it with row p - 1.
     """
 
     count: int | str | Key = 1

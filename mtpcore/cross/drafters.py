@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol
@@ -16,9 +17,10 @@ from mtpcore.draft_tree import DraftTree
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["DraftJob", "Drafter", "ProposerDrafter"]
+__all__ = ["DraftJob", "Drafter", "ProposerDrafter", "warn_not_finite"]
 
 I32 = NDArray[np.int32]
+logger = logging.getLogger("mtpcore")
 
 
 class DraftJob(msgspec.Struct, frozen=True):
@@ -57,6 +59,17 @@ class Drafter(Protocol):
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
+
+
+def warn_not_finite(drafter: str, seq: int, place: int) -> None:
+    """Say that a sequence gets no further draft."""
+    logger.warning(
+        "drafter %s: hidden row of sequence %d, position %d is not finite; "
+        "no drafts from it (said once, counted)",
+        drafter,
+        seq,
+        place,
+    )
 
 
 class ProposerDrafter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import msgspec
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob
+from mtpcore.cross.drafters import DraftJob, warn_not_finite
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.cross.walk import Draft
@@ -19,8 +18,6 @@ from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["GraphDrafter"]
-
-logger = logging.getLogger("mtpcore")
 
 I32 = NDArray[np.int32]
 
@@ -94,13 +91,7 @@ class GraphDrafter:
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
-            logger.warning(
-                "drafter %s: hidden row of sequence %d, position %d is not finite; "
-                "no drafts from it (said once, counted)",
-                self.name,
-                seq,
-                place,
-            )
+            warn_not_finite(self.name, seq, place)
         self.paused += 1
 
     def settle(self, seq: int, history: I32) -> None:

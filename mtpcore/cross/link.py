@@ -11,6 +11,7 @@ import msgspec
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.feeders import order_graphs
+from mtpcore.cross.head_drafter import head_role, n_heads
 from mtpcore.cross.links import role_of
 from mtpcore.declarations import check_tree
 from mtpcore.errors import GraphError, LinkError, PluginError
@@ -154,11 +155,14 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
         ", ".join(taps),
         spec.kv.source,
     )
+    graphs = [(head_role(role, head), spec.graph_type, head) for head in range(n_heads(spec))]
+    graphs += [(role_of(name, role, spec), name, 0) for name, _ in spec.graphs]
     contexts = {
-        role_of(graph, role, spec): Context(
+        name: Context(
             source,
             llm.n_ctx,
             graph_type=GraphType(graph),
+            head=head,
             n_seq_max=llm.n_seq_max,
             n_batch=llm.n_batch,
             kv_dtype=llm.kv_dtype,
@@ -166,7 +170,7 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             backend=llm.backend,
             drafter=spec,
         )
-        for graph in (spec.graph_type, *(name for name, _ in spec.graphs))
+        for name, graph, head in graphs
     }
     outputs = contexts[role].program.outputs
     missing = sorted(name for name in recycled if name not in outputs)

@@ -84,8 +84,10 @@ class Links:
         LinkError
             As ``connect``, or the taps of a feed together are narrower than its slot.
         """
-        drafter = self._contexts[role].drafter
+        context = self._contexts[role]
+        drafter = context.drafter
         assert drafter is not None
+        back = context.head if drafter.heads.hidden_from == "target" else 0
         for feed in drafter.feeds:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
             for tap in feed.taps:
@@ -99,7 +101,7 @@ class Links:
                     wanted=box.width,
                     got=have,
                 )
-            self._contexts[dst].sources[feed.slot] = source(box, feed.pairing, feed.first)
+            self._contexts[dst].sources[feed.slot] = source(box, feed.pairing, feed.first, back)
 
     def _width(self, link: Link) -> int:
         return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
@@ -181,9 +183,12 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
 
 
-def source(box: Inbox, pairing: str, first: str) -> RowSource:
-    """Return what gives a slot its rows: from the inbox, shifted as the pairing says."""
-    shift = int(pairing == "next-token")
+def source(box: Inbox, pairing: str, first: str, back: int = 0) -> RowSource:
+    """Return what gives a slot its rows: from the inbox, shifted as the pairing says.
+
+    ``back`` is by how many rows more.
+    """
+    shift = int(pairing == "next-token") + back
 
     def rows(seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
         found = np.empty((len(seq), box.width), np.float32)
@@ -191,9 +196,9 @@ def source(box: Inbox, pairing: str, first: str) -> RowSource:
             mine = np.flatnonzero(seq == one)
             begin, end = int(place[mine[0]]) - shift, int(place[mine[-1]]) + 1 - shift
             if begin < 0 and first == "zeros":
-                found[mine[0]] = 0.0
-                mine, begin = mine[1:], 0
-            found[mine] = box.get(one, begin, end)
+                found[mine[:-begin]] = 0.0
+                mine, begin = mine[-begin:], 0
+            found[mine] = box.get(one, begin, max(begin, end))
         return found
 
     return rows

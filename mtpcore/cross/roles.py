@@ -15,6 +15,7 @@ from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, ProposerDrafter
 from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
+from mtpcore.cross.head_drafter import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
 from mtpcore.cross.tree_drafter import TreeDrafter
@@ -22,7 +23,7 @@ from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link
+from mtpcore.spec import DrafterSpec, Link
 
 __all__ = ["Roles"]
 
@@ -64,7 +65,11 @@ class Roles:
         for name, role in roles.items():  # their order is the order in which they are asked
             if isinstance(role, Context):
                 drafter = role.drafter
-                if name != "llm" and drafter and role.graph_type.name == drafter.graph_type:
+                if name == "llm" or not drafter or role.graph_type.name != drafter.graph_type:
+                    continue
+                if n_heads(drafter) > 1:
+                    self._add_heads(name, role)
+                else:
                     self._add_drafter(name, role)
             elif callable(getattr(role, "propose", None)):
                 self.drafters[name] = ProposerDrafter(role)
@@ -85,20 +90,10 @@ class Roles:
     def _add_drafter(self, name: str, context: Context) -> None:
         assert context.drafter is not None
         feeding = find_feeders(name, self.contexts)
-        for role, one in {name: context, **feeding}.items():
-            if one.n_ctx < self.llm.n_ctx:
-                raise LinkError(
-                    "the drafter's context is smaller than the target's",
-                    where=role,
-                    wanted=f"n_ctx {self.llm.n_ctx}",
-                    got=f"n_ctx {one.n_ctx}",
-                )
+        self._check_drafter({name: context, **feeding}, context.drafter)
         self.links.declare(name)
         inboxes = {role: self.links.inboxes(role) for role in feeding}
         feeders = Feeders(name, context.drafter, feeding, inboxes)
-        for one in (self.llm, context, *feeding.values()):
-            if one.memory is not None:
-                one.memory.allow_rewind(context.drafter.limit + 1)
         shape, tree = context.drafter.shape, context.drafter.tree
         kind = TreeDrafter if shape == "tree" and tree else GraphDrafter
         drafter = kind(name, context, feeders)
@@ -106,6 +101,32 @@ class Roles:
         for one in feeding.values():
             one.before_digest = lambda seq: feeders.fill({seq: self._known(seq)})
         self.drafters[name] = drafter
+
+    def _add_heads(self, name: str, context: Context) -> None:
+        if context.head:  # it comes with the first head
+            find_heads(name.removesuffix(head_role("", context.head)), self.contexts)
+            return
+        assert context.drafter is not None
+        heads = find_heads(name, self.contexts)
+        self._check_drafter(heads, context.drafter)
+        drafter = self.drafters[name] = HeadDrafter(name, list(heads.values()))
+        for i, (role, one) in enumerate(heads.items()):
+            self.links.declare(role)
+            one.before_digest = lambda seq, i=i: drafter.settle(i, seq, self._known(seq))
+
+    def _check_drafter(self, contexts: Mapping[str, Context], spec: DrafterSpec) -> None:
+        """Refuse contexts of a drafter that are too small or cannot take its drafts back."""
+        for role, one in contexts.items():
+            if one.n_ctx < self.llm.n_ctx:
+                raise LinkError(
+                    "the drafter's context is smaller than the target's",
+                    where=role,
+                    wanted=f"n_ctx {self.llm.n_ctx}",
+                    got=f"n_ctx {one.n_ctx}",
+                )
+        for one in (self.llm, *contexts.values()):
+            if one.memory is not None:
+                one.memory.allow_rewind(spec.limit + 1)
 
     def connect(self, link: Link) -> None:
         """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mtpcore.graph import GraphBuilder, Outputs, Value
 from mtpcore.models.hparams import Experts, Hparams
+from mtpcore.models.mixed import LayerKind
 from mtpcore.models.rope import Rope
 from mtpcore.spec import Tie, first_of
 
@@ -37,7 +38,8 @@ def attention_block(
     layer: int,
     h: Hparams,
     *,
-    window: int = 0,
+    kind: LayerKind | None = None,
+    sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
     """Norm, project, turn, attend, project: what attention adds to the residual stream.
@@ -48,8 +50,11 @@ def attention_block(
         f32[n_tokens, width], the residual stream.
     layer : int
         Number of the block, and of its memory layer.
-    window : int
-        Positions that a row sees, itself included; 0 is all.
+    kind : LayerKind, optional
+        The block's key heads, rotation and window, where blocks differ; values may then be
+        narrower than keys.
+    sinks : str, optional
+        Tensor of one more score for each head, of a value of zeros, used where the file has it.
     factors : str, optional
         Tensor by which rotary frequencies are divided, used where the file has it.
 
@@ -59,7 +64,7 @@ def attention_block(
         f32[n_tokens, width]
     """
     a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight", h.norm_eps)
-    return attend(g, a, positions, layer, h, window=window, factors=factors)
+    return attend(g, a, positions, layer, h, kind=kind, sinks=sinks, factors=factors)
 
 
 def attend(
@@ -69,7 +74,8 @@ def attend(
     layer: int,
     h: Hparams,
     *,
-    window: int = 0,
+    kind: LayerKind | None = None,
+    sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
     """Project, turn, attend, project: ``attention_block`` behind its norm.
@@ -78,7 +84,7 @@ def attend(
     ----------
     a : Value
         f32[n_tokens, inputs], as wide as q, k and v read; a head's may be wider than its output.
-    positions, layer, h, window, factors
+    positions, layer, h, kind, sinks, factors
         As ``attention_block``.
 
     Returns
@@ -86,17 +92,28 @@ def attend(
     Value
         f32[n_tokens, width]
     """
-    q, k, v = _project(g, a, layer, h)
+    kind = kind or LayerKind(h.n_kv_heads, h.rope)
+    q, k, v = _project(g, a, layer, h, kind.n_kv_heads)
     if g.has(f"blk.{layer}.attn_q_norm.weight"):
         q = g.rms_norm(q, f"blk.{layer}.attn_q_norm.weight", h.norm_eps)
         k = g.rms_norm(k, f"blk.{layer}.attn_k_norm.weight", h.norm_eps)
-    q = turn(g, q, positions, h.rope, factors)
-    k = turn(g, k, positions, h.rope, factors)
-    y = g.attention(q, k, v, layer=layer, scale=h.head_width**-0.5, window=window)
+    q = turn(g, q, positions, kind.rope, factors)
+    k = turn(g, k, positions, kind.rope, factors)
+    y = g.attention(
+        q,
+        k,
+        v,
+        layer=layer,
+        scale=h.head_width**-0.5,
+        window=kind.window,
+        sinks=sinks if sinks and g.has(sinks) else None,
+    )
     return g.matmul(g.rows(y), f"blk.{layer}.attn_output.weight", f"blk.{layer}.attn_output.bias")
 
 
-def _project(g: GraphBuilder, a: Value, layer: int, h: Hparams) -> tuple[Value, Value, Value]:
+def _project(
+    g: GraphBuilder, a: Value, layer: int, h: Hparams, n_kv_heads: int
+) -> tuple[Value, Value, Value]:
     """Return q, k and v as heads, from three matrices or a fused one."""
 
     def matmul(name: str) -> Value:
@@ -104,13 +121,13 @@ def _project(g: GraphBuilder, a: Value, layer: int, h: Hparams) -> tuple[Value, 
 
     if g.has(f"blk.{layer}.attn_qkv.weight"):
         fused = matmul("attn_qkv")
-        q_width, k_width = h.n_heads * h.head_width, h.n_kv_heads * h.head_width
+        q_width, k_width = h.n_heads * h.head_width, n_kv_heads * h.head_width
         q = g.slice(fused, 0, q_width)
         k = g.slice(fused, q_width, q_width + k_width)
         v = g.slice(fused, q_width + k_width, int(fused.shape[1]))
     else:
         q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
-    return g.heads(q, h.n_heads), g.heads(k, h.n_kv_heads), g.heads(v, h.n_kv_heads)
+    return g.heads(q, h.n_heads), g.heads(k, n_kv_heads), g.heads(v, n_kv_heads)
 
 
 def turn(

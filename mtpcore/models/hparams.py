@@ -12,7 +12,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.models.rope import Rope, Style
 
-__all__ = ["Count", "Experts", "Hparams", "count_layers"]
+__all__ = ["Count", "Depth", "Experts", "Hparams", "count_layers"]
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 """A size: at least one, and small enough that no list of so many things is a danger."""

@@ -31,6 +31,7 @@ __all__ = [
     "TABLES",
     "block_renames",
     "head_width",
+    "in_heads",
     "interleave",
     "long_context_factors",
     "on_layers",
@@ -68,6 +69,15 @@ def optional(
 ) -> tuple[Rename, ...]:
     """Return the renames of some tables, as ones whose source may be missing."""
     return tuple(msgspec.structs.replace(r, optional=when) for table in tables for r in table)
+
+
+def in_heads(prefix: str, *tables: tuple[Rename, ...]) -> tuple[Rename, ...]:
+    """Return the renames of some tables for heads whose tensors' names begin with ``prefix``."""
+    return tuple(
+        msgspec.structs.replace(r, source=r.source.replace("model.layers.{n}.", prefix))
+        for table in tables
+        for r in table
+    )
 
 
 def _tied(config: Config) -> bool:

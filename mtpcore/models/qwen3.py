@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtpcore.checkpoint import Checkpoint
 from mtpcore.models.blocks import OUTPUT_TIE
+from mtpcore.models.dense import dense_trunk
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,
@@ -14,7 +15,6 @@ from mtpcore.models.published import (
     TABLES,
     block_renames,
 )
-from mtpcore.models.qwen2 import build
 from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN3"]
@@ -32,7 +32,7 @@ QWEN3 = ModelSpec(
         ),
     ),
     hparams=Hparams.read,
-    build=build,
+    build=dense_trunk,
     ties=(OUTPUT_TIE,),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3ForCausalLM"}),

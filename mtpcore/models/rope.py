@@ -36,8 +36,10 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         return 4 if any(self.axes) else 1
 
     @classmethod
-    def read(cls, fields: Fields, head_width: int, style: Style) -> Rope:
-        """Read base, scaling and sections from ``{arch}.rope.*``.
+    def read(
+        cls, fields: Fields, head_width: int, style: Style, base_key: str = "freq_base"
+    ) -> Rope:
+        """Read base (from ``base_key``), scaling and sections from ``{arch}.rope.*``.
 
         Raises
         ------
@@ -53,7 +55,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 wanted=f"an even number up to {head_width}",
                 got=width,
             )
-        base = fields.get(prefix + "freq_base", Base, 10000.0)
+        base = fields.get(prefix + base_key, Base, 10000.0)
         frequencies = plain_frequencies(base, width)
         scaling = fields.get(prefix + "scaling.type", str, "none")
         factor = fields.get(prefix + "scaling.factor", Factor, 1.0)

@@ -1,0 +1,72 @@
+"""Hyper-parameters of families whose layers see either everything or a sliding window."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from mtpcore.gguf.metadata import Fields
+from mtpcore.models.hparams import Count, Depth, Hparams
+from mtpcore.models.rope import Rope, Style
+
+__all__ = ["LayerKind", "MixedHparams"]
+
+
+class LayerKind(msgspec.Struct, frozen=True):
+    """Attention of one block, where blocks differ.
+
+    ``window`` is how many places a row sees, its own included; 0 is all.
+    """
+
+    n_kv_heads: int
+    rope: Rope
+    window: int = 0
+
+    @classmethod
+    def read(cls, fields: Fields, style: Style) -> tuple[LayerKind, ...]:
+        """Read every block's kind, those of heads included.
+
+        Blocks of ``{arch}.attention.sliding_window_pattern`` see a window and turn by
+        ``{arch}.rope.freq_base_swa``.
+
+        Raises
+        ------
+        ModelFileError
+            A key is missing, has another number of entries than there are blocks, or does not fit.
+        """
+        n_blocks = fields.require("{arch}.block_count", Depth)
+        head_width = fields.require("{arch}.attention.key_length", Count)
+        n_heads = fields.require("{arch}.attention.head_count", Count)
+        flag: Any = bool | Annotated[int, msgspec.Meta(ge=0, le=1)]
+        pattern = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, flag)
+        n_kv = fields.per_layer("{arch}.attention.head_count_kv", n_blocks, Count)
+        window = fields.require("{arch}.attention.sliding_window", Count) if any(pattern) else 0
+        wide = Rope.read(fields, head_width, style)
+        near = "freq_base_swa" if "{arch}.rope.freq_base_swa" in fields else "freq_base"
+        narrow = Rope.read(fields, head_width, style, near)
+        for n, count in enumerate(n_kv):
+            if n_heads % count:
+                raise fields.error(
+                    "{arch}.attention.head_count_kv",
+                    f"the query heads of block {n} do not share its key heads evenly",
+                    wanted=f"a divisor of {n_heads}",
+                    got=count,
+                )
+        return tuple(
+            cls(count, narrow, window) if is_near else cls(count, wide)
+            for count, is_near in zip(n_kv, pattern, strict=True)
+        )
+
+
+class MixedHparams(Hparams, frozen=True, kw_only=True):
+    """What such families have in common: ``kinds`` says how each block attends."""
+
+    # The key holds one number for each block; see ``kinds``.
+    n_kv_heads: int = msgspec.field(name="n_kv_heads", default=0)
+    kinds: tuple[LayerKind, ...] = ()
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, Any]:
+        """Read each block's kind."""
+        return {"kinds": LayerKind.read(fields, cls.rope_style)}

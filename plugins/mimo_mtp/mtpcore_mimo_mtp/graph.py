@@ -1,0 +1,57 @@
+"""The graphs of MiMo-V2: trunk and heads share one layer, which sees all or a sliding window."""
+
+from mtpcore.plugin import (
+    Experts,
+    Fields,
+    GraphBuilder,
+    Inputs,
+    MixedHparams,
+    Outputs,
+    Value,
+    attention_block,
+    moe,
+    nextn_input,
+    nextn_outputs,
+    swiglu,
+    trunk_outputs,
+)
+
+
+class Mimo2Hparams(MixedHparams, frozen=True, kw_only=True):
+    """What MiMo-V2 adds: a factor on what attention adds, and experts."""
+
+    value_scale: float = 1.0
+    experts: Experts | None = None
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, object]:
+        """Read each block's kind, the factor, and how experts are routed."""
+        return {
+            **super().read_more(fields),
+            "value_scale": fields.get("{arch}.attention.value_scale", float, 1.0),
+            "experts": Experts.read(fields, gate="sigmoid", normalise=True),
+        }
+
+
+def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Mimo2Hparams) -> Value:
+    """Add attention and feed-forward of block n to the residual stream."""
+    sinks = f"blk.{n}.attn_sinks.weight"
+    y = attention_block(g, x, positions, n, h, kind=h.kinds[n], sinks=sinks)
+    x = g.plus(x, y if h.value_scale == 1 else g.scale(y, h.value_scale))
+    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
+    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
+    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+
+
+def trunk(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:
+    """Build the trunk."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    for n in range(h.n_layers):
+        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    return trunk_outputs(g, x, h)
+
+
+def head(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:
+    """Build a head: token p meets the trunk's row p - 1 before its final norm."""
+    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
+    return nextn_outputs(g, x, h, residual=x)

@@ -1,0 +1,82 @@
+"""MiMo-V2-Flash, V2.5 and V2.5-Pro (``mimo2``): what trunk and heads declare."""
+
+from mtpcore.plugin import (
+    NEXTN_TENSORS,
+    NEXTN_TIES,
+    OUTPUT_TIE,
+    ROUTER_TYPE,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Heads,
+    KVPolicy,
+    ModelSpec,
+    first_of,
+)
+from mtpcore_mimo_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
+from mtpcore_mimo_mtp.graph import Mimo2Hparams, head, trunk
+
+ARCHITECTURES = frozenset({"mimo2"})
+HEAD_NORM = "blk.{n}.nextn.shared_head_norm.weight"
+TIES = (
+    *(tie for tie in NEXTN_TIES if tie.tensor != HEAD_NORM),
+    first_of(HEAD_NORM, "blk.{n}.layer_output_norm.weight", "output_norm.weight"),
+)
+FIT = Fit(
+    architectures=ARCHITECTURES,
+    tensors=(*NEXTN_TENSORS, "blk.{n}.attn_qkv.weight"),
+    count_key="{arch}.nextn_predict_layers",
+)
+
+MIMO2 = ModelSpec(
+    name="mimo2",
+    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    hparams=Mimo2Hparams.read,
+    build=trunk,
+    ties=(OUTPUT_TIE,),
+    min_types=(ROUTER_TYPE,),
+    checkpoint=TRUNK_CHECKPOINT,
+)
+
+MIMO2_MTP = DrafterSpec(
+    name="mimo2_mtp",
+    fit=FIT,
+    build=head,
+    feeds=(
+        Feed(
+            slot="hidden",
+            taps=("residual",),
+            recycle="residual",
+            evidence="llama.cpp's draft-mtp and a PyTorch restatement give the same drafts with "
+            "the states before the norms in and recycled; SGLang feeds the state before the norm",
+        ),
+    ),
+    ties=TIES,
+    kv=KVPolicy(per_head=True),
+    heads=Heads(order="each-step", rereads=True),
+    checkpoint=HEAD_CHECKPOINT,
+    acceptance=(0.5, 0.95),
+    evidence="a trained 3 M-parameter model of this shape: llama.cpp accepts 136 of 240 first "
+    "drafts, the restatement 136 of 239",
+)
+
+TARGET_FED = DrafterSpec(
+    name="mimo2_mtp_target_fed",
+    fit=FIT,
+    build=head,
+    feeds=(Feed(slot="hidden", taps=("residual",), recycle="residual"),),
+    ties=TIES,
+    kv=KVPolicy(per_head=True),
+    heads=Heads(order="each-step", hidden_from="target"),
+    evidence="SGLang's multi-layer worker: every head reads the target's rows, and each head's "
+    "tokens lie one place further on",
+)
+
+FIRST_HEAD = DrafterSpec(
+    name="mimo2_mtp_first_head",
+    fit=FIT,
+    build=head,
+    feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
+    ties=TIES,
+    evidence="vLLM's mimo_v2_mtp: the first head alone, fed its own normed state",
+)
