@@ -147,6 +147,11 @@ def _check_drafter(spec: DrafterSpec) -> None:
             where="standalone",
             wanted="fit.architectures and hparams",
         )
+    if spec.checkpoint and not spec.standalone and not spec.checkpoint.heads:
+        raise PluginError(
+            "a head's checkpoint names a tensor by which heads are counted",
+            where="checkpoint.heads",
+        )
     if spec.limit < 1:
         raise PluginError(
             "the longest draft has a token", where="limit", wanted=">= 1", got=spec.limit

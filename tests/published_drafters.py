@@ -61,6 +61,7 @@ QWEN_MTP = DrafterSpec(
     ties=(EMBEDDING, OUTPUT, NORM),
     checkpoint=Checkpoint(
         architectures=frozenset({"Qwen3NextForCausalLM"}),
+        heads="mtp.layers.{i}.input_layernorm.weight",
         tensors=(
             Rename("mtp.pre_fc_norm_hidden.weight", "blk.{n}.nextn.hnorm.weight", plus_one),
             Rename("mtp.norm.weight", "blk.{n}.nextn.shared_head_norm.weight", plus_one),

@@ -11,7 +11,7 @@ import pytest
 import toy
 
 from mtpcore.errors import PluginError
-from mtpcore.plugin import DrafterSpec, Feed, Fit, KVPolicy, hookimpl
+from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, KVPolicy, hookimpl
 from mtpcore.registry import Registry, describe_plugins, load_registry
 from mtpcore.spec import Block
 
@@ -169,6 +169,8 @@ def test_a_hook_that_raises():
         ({"name": "two words"}, "name"),
         ({"graph_type": "two words"}, "graphs"),
         ({"graphs": (("draft", toy.head),)}, "graphs"),
+        ({"checkpoint": Checkpoint(architectures=frozenset({"Toy"}))}, "checkpoint.heads"),
+        ({"checkpoint": Checkpoint(architectures="Toy", heads="{n}")}, "checkpoint.architectures"),
     ],
 )
 def test_declarations_are_checked_field_by_field(changes, where):

@@ -9,7 +9,7 @@ from typing import Literal
 from gguf import GGMLQuantizationType, LlamaFileType
 
 from mtpcore.conversion.family import pattern
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, F16, F32
 
 __all__ = ["FILE_TYPES", "OutType", "OUT_TYPES", "TypeChoice"]
@@ -62,6 +62,8 @@ class TypeChoice:
     ------
     ModelFileError
         Of ``outtype`` or ``mtp_type``, where it is unknown.
+    PluginError
+        Of ``min_types``.
     """
 
     def __init__(
@@ -78,7 +80,12 @@ class TypeChoice:
         self._trunk = _type_id(outtype)
         self._head = _type_id(mtp_type or _HEAD_TYPES.get(outtype, outtype))
         self._first_head_block = first_head_block
-        self._least = [(pattern(name), _type_id(k)) for name, k in (*min_types, *_ALWAYS)]
+        try:
+            self._least = [(pattern(name), _type_id(k)) for name, k in (*min_types, *_ALWAYS)]
+        except KeyError as error:
+            raise PluginError(
+                "unknown type", where="min_types", wanted="F16, Q8_0, ...", got=error
+            ) from None
 
     def choose(self, name: str, shape: tuple[int, ...]) -> int:
         """Return the type id for a tensor of floats.

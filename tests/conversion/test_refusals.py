@@ -10,7 +10,7 @@ from harness.fixtures import checkpoint
 from harness.published import save_tensors, small_config, small_tensors, write_checkpoint
 
 from mtpcore.conversion import convert
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Rename, hookimpl
 from mtpcore.registry import Registry
@@ -153,6 +153,15 @@ def test_a_failing_function_of_a_plugin_is_named(refuse, config, tensors):
     error = refuse(config, tensors, plugins=plugin(metadata=broken))
     assert "ZeroDivisionError" in error.what
     assert "{arch}.x" in error.where
+
+
+def test_a_smallest_type_that_does_not_exist(tmp_path, config, tensors):
+    made = types.ModuleType("changed")
+    spec = msgspec.structs.replace(QWEN2, min_types=(("output.weight", "Q9_0"),))
+    made.mtpcore_models = hookimpl(lambda: [spec])
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    with pytest.raises(PluginError, match=r"min_types.*Q9_0"):
+        convert(tmp_path / "hf", tmp_path / "model.gguf", plugins=Registry.of(made))
 
 
 def test_a_value_that_no_file_can_hold(refuse, config, tensors):
