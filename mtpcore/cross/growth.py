@@ -62,6 +62,10 @@ class Growth:
             node = self.parent[node]
         return found[::-1]
 
+    def level(self, node: int) -> int:
+        """Return how many tokens after the pending one a node stands."""
+        return len(self._ranks[node])
+
     def n_ranked(self, node: int) -> int:
         """Return how many ranked tokens the children of a node are taken from."""
         if not self.shape.paths:
@@ -73,14 +77,15 @@ class Growth:
         """Give a node its children; ``fed`` are the slot rows they will be run with, if any."""
         ranks = self._ranks[node] if node >= 0 else ()
         above = self._worth[node] if node >= 0 else 1.0
-        for rank, (token, p, share) in enumerate(zip(*ranking, strict=True)):
+        columns = (column.tolist() for column in ranking)
+        for rank, (token, p, share) in enumerate(zip(*columns, strict=True)):
             if p < p_min or (self.shape.paths and (*ranks, rank) not in self._order):
                 continue
             self._newest.append(len(self.tokens))
-            self.tokens.append(int(token))
+            self.tokens.append(token)
             self.parent.append(node)
             self.fed.append(fed)
-            self._worth.append(above * float(share))
+            self._worth.append(above * share)
             self._ranks.append((*ranks, rank))
 
     def next_level(self, room: int) -> list[int]:
@@ -89,7 +94,7 @@ class Growth:
         The nodes before them count: they are run again. Empty where the tree is grown.
         """
         newest, self._newest = self._newest, []
-        if not newest or len(self._ranks[newest[0]]) >= self.depth:
+        if not newest or self.level(newest[0]) >= self.depth:
             return []
         able = [
             node

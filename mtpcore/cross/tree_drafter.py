@@ -8,12 +8,15 @@ from mtpcore.backends.draft import n_embeddings
 from mtpcore.batch import Batch
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.graph_drafter import GraphDrafter
-from mtpcore.cross.growth import Fed, Growth
+from mtpcore.cross.growth import Growth
 from mtpcore.cross.walk import Draft
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.output import Output
 
 __all__ = ["TreeDrafter"]
+
+Branch = tuple[DraftJob, Growth, int]
+"""A node that gets children, and whose tree it belongs to; -1 is the pending token."""
 
 
 class TreeDrafter(GraphDrafter):
@@ -30,8 +33,7 @@ class TreeDrafter(GraphDrafter):
         n_tokens = n_embeddings(self.context.program)
         output = self.context.process(self._missing(jobs))
         growths = [Growth(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
-        for at, (job, growth) in enumerate(zip(jobs, growths, strict=True)):
-            self._branch(job, growth, -1, output, at)
+        self._branch([(job, growth, -1) for job, growth in zip(jobs, growths, strict=True)], output)
         while self._grow(jobs, growths):
             pass
         for job, growth in zip(jobs, growths, strict=True):
@@ -52,7 +54,7 @@ class TreeDrafter(GraphDrafter):
         parent: list[int] = []
         wanted: list[bool] = []
         slots: dict[str, list[np.ndarray]] = {slot: [] for slot in self._recycle}
-        branching: list[tuple[DraftJob, Growth, int]] = []
+        branching: list[Branch] = []
         for job, growth in zip(jobs, growths, strict=True):
             level = growth.next_level(self._room(job))
             rows = {node: None for at in level for node in growth.path(at)}
@@ -63,7 +65,7 @@ class TreeDrafter(GraphDrafter):
                 number[node] = len(tokens)
                 tokens.append(growth.tokens[node])
                 seqs.append(job.seq)
-                pos.append(len(job.history) + len(growth.path(node)) - 1)
+                pos.append(len(job.history) + growth.level(node) - 1)
                 parent.append(number[growth.parent[node]])
                 wanted.append(node in level)
                 branching += [(job, growth, node)] if node in level else []
@@ -75,8 +77,7 @@ class TreeDrafter(GraphDrafter):
         output = self.context.explore(
             Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=fed_rows)
         )
-        for at, (job, growth, node) in enumerate(branching):
-            self._branch(job, growth, node, output, at)
+        self._branch(branching, output)
         return True
 
     def _room(self, job: DraftJob) -> int:
@@ -84,23 +85,28 @@ class TreeDrafter(GraphDrafter):
         own = self.context
         return min(own.n_ctx - len(job.history), own.n_batch, own.longest_draft)
 
-    def _branch(self, job: DraftJob, growth: Growth, node: int, output: Output, at: int) -> None:
-        """Give a node its children, from logits row ``at``."""
-        path = [growth.tokens[one] for one in growth.path(node)]
-        history = np.concatenate([job.history, np.asarray(path, np.int32)])
-        ranking = job.sampler.rank(
-            output.logits[at],
-            history,
-            job.n_prompt,
-            len(history),
-            growth.n_ranked(node),
-            self._ids,
-        )
+    def _branch(self, branching: list[Branch], output: Output) -> None:
+        """Give nodes their children, each from its row of logits, in order."""
         program = self.context.program
-        fed: Fed | None = {
-            slot: output.tap(name)[at if program.shape(name)[0] == OUTPUTS else output.outputs[at]]
+        rows = {
+            slot: output.tap(name)
+            if program.shape(name)[0] == OUTPUTS
+            else output.tap(name)[output.outputs]
             for slot, name in self._recycle.items()
         }
-        if fed and not all(np.isfinite(row).all() for row in fed.values()):
-            fed = None
-        growth.branch(node, ranking, fed, job.p_min)
+        sound = np.ones(len(branching), bool)
+        for found in rows.values():
+            sound &= np.isfinite(found).all(axis=1)
+        for at, (job, growth, node) in enumerate(branching):
+            path = [growth.tokens[one] for one in growth.path(node)]
+            history = np.concatenate([job.history, np.array(path, np.int32)])
+            ranking = job.sampler.rank(
+                output.logits[at],
+                history,
+                job.n_prompt,
+                len(history),
+                growth.n_ranked(node),
+                self._ids,
+            )
+            fed = {slot: found[at] for slot, found in rows.items()} if sound[at] else None
+            growth.branch(node, ranking, fed, job.p_min)
