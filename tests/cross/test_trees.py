@@ -209,20 +209,26 @@ def test_a_tree_that_no_pass_can_hold():
         )
 
 
+TEXTS = [("line", 1), ("line", 61), ("slit", 61), ("slit", 230)]
+
+
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-@pytest.mark.parametrize("start", [1, 61])
-def test_rows_of_a_tree_are_those_of_its_paths(tmp_path, backend, start):
-    """Bit for bit, across pages, beside a chain and a prompt, split where sequences end."""
-    model = seer.load(tmp_path, "line")
+@pytest.mark.parametrize(("name", "start"), TEXTS)
+def test_rows_of_a_tree_are_those_of_its_paths(tmp_path, backend, name, start):
+    """Bit for bit, across pages, beside a chain and a prompt, split where sequences end.
+
+    Also where a window has given up the first pages.
+    """
+    model = seer.load(tmp_path, name)
     n = 9
     parent = [-1, -1, 0, 0, 1, 2, 2, 5, 4]
     tokens = np.random.default_rng(1).permutation(64)[:n]
     depth = DraftTree(tokens, parent).depth
 
     def make(n_batch):
-        llm = Context(model, 128, n_seq_max=3, n_batch=n_batch, backend=backend, taps=["hidden"])
+        llm = Context(model, 300, n_seq_max=3, n_batch=n_batch, backend=backend, taps=["hidden"])
         cross = Cross(llm=llm)
-        llm.process(Batch.of(np.arange(start)))
+        llm.process(Batch.of(np.arange(start) % 64))
         llm.process(Batch.of([7], seq=1))
         outputs = []
         llm.watchers.append(lambda batch, output: outputs.append(output))

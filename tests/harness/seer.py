@@ -22,14 +22,16 @@ class TwoAxes(Hparams):
     rotary_axes = 2
 
 
-def block(g, x, positions, axes, mask="causal"):
+def block(g, x, positions, axes, mask="causal", window=0):
     """Add one layer of attention with RoPE to the residual stream."""
     made = [g.heads(g.matmul(x, f"{name}.weight"), 2, name=name) for name in ("q", "k", "v")]
     q, k = (
         g.rope(part, positions, FREQUENCIES, axes=[i % axes for i in range(len(FREQUENCIES))])
         for part in made[:2]
     )
-    return g.plus(x, g.rows(g.attention(q, k, made[2], layer=0, scale=0.3, mask=mask)))
+    return g.plus(
+        x, g.rows(g.attention(q, k, made[2], layer=0, scale=0.3, mask=mask, window=window))
+    )
 
 
 def encode(g, inputs, h):
@@ -49,8 +51,14 @@ def plain(g, inputs, h):
     return trunk(g, g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs.positions, h)
 
 
-def trunk(g, x, positions, h):
-    x = g.tap("residual", block(g, x, positions, h.rotary_axes))
+def narrow(g, inputs, h):
+    """A language model whose rows see six places."""
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    return trunk(g, x, inputs.positions, h, window=6)
+
+
+def trunk(g, x, positions, h, window=0):
+    x = g.tap("residual", block(g, x, positions, h.rotary_axes, window=window))
     hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", EPS))
     return Outputs(logits=g.matmul(g.output_rows(hidden), "token_embd.weight"))
 
@@ -71,6 +79,7 @@ SPECS = [
     spec("seer", read, feeds=(Feed(slot="picture", taps=("hidden",), pairing="same-token"),)),
     spec("plane", plain, TwoAxes),
     spec("line", plain),
+    spec("slit", narrow),
 ]
 
 
