@@ -138,8 +138,8 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
     return sorted(found, key=lambda one: _rank(one.spec))
 
 
-def _rank(spec: DrafterSpec) -> tuple[bool, float, str]:
-    return spec.shape == "proposer", -sum(spec.acceptance), spec.name
+def _rank(spec: DrafterSpec) -> tuple[bool, bool, float, str]:
+    return bool(spec.variant_of), spec.shape == "proposer", -sum(spec.acceptance), spec.name
 
 
 def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:

@@ -113,7 +113,7 @@ class Model:
         return tuple(one.spec for one in self._fitted.values())
 
     def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
-        """Return a drafter by name, or the best one.
+        """Return a drafter by name, or the best one that is no variant of another.
 
         A declaration in hand names a drafter, and says how it is to draft: in chains or a tree.
 
@@ -123,7 +123,7 @@ class Model:
             The model has none, or none of that name.
         """
         name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
-        if name is None and self._fitted:
+        if name is None and self._fitted and not self.drafters[0].variant_of:
             return self.drafters[0]
         if name is not None and name in self._fitted:
             found = self._fitted[name].spec

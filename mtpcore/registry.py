@@ -286,9 +286,24 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
                 )
             for spec in specs:
                 check_spec(spec)
+            _check_variants(specs)
             named = tuple(msgspec.structs.replace(spec, plugin=name) for spec in specs)
             found[hook.removeprefix("mtpcore_")] = named
     return found
+
+
+def _check_variants(specs: Sequence[Any]) -> None:
+    """Refuse a variant of a drafter that the plugin does not offer, or that is one itself."""
+    heads = {spec.name for spec in specs if not getattr(spec, "variant_of", "")}
+    for spec in specs:
+        head = getattr(spec, "variant_of", "")
+        if head and head not in heads:
+            raise PluginError(
+                "a variant of no drafter of this plugin",
+                where=f"{spec.name!r}: variant_of",
+                wanted=", ".join(sorted(heads)),
+                got=repr(head),
+            )
 
 
 def _is_list(value: object) -> bool:

@@ -308,6 +308,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         Whether the token of a sequence's first entry is ``kept`` or its embedding is ``zeros``.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
+    variant_of : str
+        Another drafter of the plugin, whose head this is, fed in another way: for comparison, and
+        taken only where a caller names it.
     graph_type : str
         Name of the graph that drafts.
     graphs : tuple of (str, callable)
@@ -341,6 +344,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     positions: Literal["advance", "same"] = "advance"
     first_embedding: Literal["kept", "zeros"] = "kept"
     acceptance: tuple[float, float] = (0.0, 1.0)
+    variant_of: str = ""
     graph_type: str = "draft"
     graphs: tuple[tuple[str, Builder], ...] = ()
     hparams: Callable[..., Any] | None = None

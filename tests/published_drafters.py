@@ -108,6 +108,7 @@ MIMO_V2 = DrafterSpec(
 
 MIMO_V2_TARGET = DrafterSpec(
     name="mimo_v2_target",
+    variant_of="mimo_v2_mtp",
     fit=MIMO_V2.fit,
     feeds=(Feed(slot="hidden", taps=("residual",)),),
     ties=MIMO_V2.ties,

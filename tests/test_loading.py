@@ -277,3 +277,25 @@ def test_the_most_promising_drafter_comes_first(load):
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, script, better, heads=1)
     assert [d.name for d in model.drafters] == ["better", "toy_head", "script"]
     assert model.find_drafter().name == "better"
+
+
+def test_a_variant_is_taken_only_by_name(load):
+    head = toy.replaced(name="head", acceptance=(0.0, 0.1))
+    variant = toy.replaced(name="better", acceptance=(0.8, 0.95), variant_of="head")
+    script = DrafterSpec(
+        name="script",
+        fit=Fit(),
+        shape="proposer",
+        proposer=lambda model: None,
+        acceptance=(0.0, 0.0),
+    )
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
+    model = load(tensors, head, variant, script, heads=1)
+    assert [d.name for d in model.drafters] == ["toy_head", "head", "script", "better"]
+    assert model.find_drafter("better").name == "better"
+    head = toy.replaced(name="head", fit=Fit(tensors=("nowhere.{n}.weight",)))
+    variant = msgspec.structs.replace(script, variant_of="head")
+    alone = load(toy.trunk_tensors(), head, variant)
+    assert [d.name for d in alone.drafters] == ["script"]
+    with pytest.raises(PluginError, match="no drafter"):
+        alone.find_drafter()

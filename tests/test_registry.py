@@ -179,6 +179,18 @@ def test_declarations_are_checked_field_by_field(changes, where):
     assert where in error.where
 
 
+def test_a_variant_names_a_drafter_of_its_plugin():
+    def named(name, of=""):
+        return toy.replaced(name=name, variant_of=of)
+
+    head, variant = named("head"), named("variant", "head")
+    assert len(Registry.of(toy.offering(head, variant)).drafters) == 2
+    for wrong in ((variant,), (head, variant, named("third", "variant"))):
+        error = refused(toy.offering(*wrong))
+        assert "variant_of" in error.where
+        assert error.wanted == ("head" if head in wrong else "")
+
+
 def test_a_proposer_is_a_declaration_too():
     spec = DrafterSpec(name="script", fit=Fit(), shape="proposer", proposer=lambda model: None)
     assert Registry.of(toy.offering(spec)).drafters[0].name == "script"

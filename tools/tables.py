@@ -41,7 +41,11 @@ def supported() -> Iterable[str]:
     yield "| architecture | published checkpoints | drafters | from |"
     yield "| --- | --- | --- | --- |"
     for name, spec in sorted(known.architectures.items()):
-        heads = [one.name for one in known.drafters if name in one.fit.architectures]
+        heads = [
+            one.name
+            for one in known.drafters
+            if name in one.fit.architectures and not one.variant_of
+        ]
         yield _row(f"`{name}`", _checkpoints(spec), _code(heads), _origin(spec.plugin))
     for drafter in known.drafters:
         if drafter.standalone:

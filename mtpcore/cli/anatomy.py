@@ -117,6 +117,7 @@ def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
         "name": spec.name,
         "plugin": spec.plugin,
         "shape": spec.shape,
+        "variant_of": spec.variant_of,
         "limit": spec.limit,
         "heads": spec.heads.count,
         "acceptance": list(spec.acceptance),
@@ -140,11 +141,13 @@ def drafter_program(model: Model, name: str | None = None, graph: str = "") -> P
 
 
 def _programs(model: Model) -> dict[str, Callable[[], Program]]:
-    """Return what builds each graph, by the trunk's or the drafter's name."""
+    """Return what builds each graph, by the trunk's or the drafter's name, without variants."""
     made: dict[str, Callable[[], Program]] = {}
     if model.spec is not None:
         made["llm"] = model.program
     for spec in model.drafters:
+        if spec.variant_of:
+            continue
         if spec.shape != "proposer":
             made[spec.name] = partial(drafter_program, model, spec.name)
         for graph, _ in spec.graphs:

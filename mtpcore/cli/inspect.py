@@ -126,6 +126,10 @@ def _tensors(found: dict[str, Any], every: bool) -> list[str]:
 def _drafters(found: dict[str, Any]) -> list[str]:
     lines = []
     for drafter in found["drafters"]:
+        if drafter["variant_of"]:
+            reads = ", ".join(drafter["taps"])
+            lines.append(f"{drafter['name']}: variant of {drafter['variant_of']}, reads {reads}")
+            continue
         low, high = drafter["acceptance"]
         lines.append(
             f"{drafter['name']} of plugin {drafter['plugin']}: {drafter['shape']}, "

@@ -67,34 +67,36 @@ MTP = DrafterSpec(
 
 RESIDUAL_FED = DrafterSpec(
     name="deepseek_mtp_residual_fed",
+    variant_of="deepseek_mtp",
     fit=HEAD,
     build=head,
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
     ties=NEXTN_TIES,
     kv=KV,
-    evidence="for comparison: the trunk's state before its final norm, as llama.cpp PR 24025 "
+    evidence="the trunk's state before its final norm, as llama.cpp PR 24025 "
     "describes DeepSeek's head",
 )
 
 RESIDUAL_RECYCLED = DrafterSpec(
     name="deepseek_mtp_residual_recycled",
+    variant_of="deepseek_mtp",
     fit=HEAD,
     build=residual_head,
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="residual"),),
     ties=NEXTN_TIES,
     kv=KV,
-    evidence="for comparison: later steps are fed the head's state before its norm, as vLLM did "
-    "before PR 45895",
+    evidence="later steps are fed the head's state before its norm, as vLLM did before PR 45895",
 )
 
 CONSTANT = DrafterSpec(
     name="deepseek_mtp_constant",
+    variant_of="deepseek_mtp",
     fit=HEAD,
     build=constant_head,
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="fed"),),
     ties=NEXTN_TIES,
     kv=KV,
-    evidence="for comparison: the trunk's row is fed in all steps, as the code beside the "
+    evidence="the trunk's row is fed in all steps, as the code beside the "
     "DeepSeek-R1 checkpoint does according to ROCm/ATOM PR 1764",
 )
 
