@@ -167,6 +167,18 @@ class Model:
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
 
+    def give_back(self) -> None:
+        """Undo ``borrow_from``, before a context was made that others can see."""
+        self._target = self.packed.lender = None
+        own = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
+        self.tensors = MappingProxyType(own)
+        self._programs.clear()
+
+    @property
+    def target(self) -> Model | None:
+        """The target that a drafter in a file of its own borrows from."""
+        return self._target
+
     def program(
         self,
         graph_type: GraphType | str = GraphType.LLM,

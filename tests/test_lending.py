@@ -1,9 +1,15 @@
-"""Tables that a drafter's file borrows from its target's are packed once."""
+"""A drafter's file and its target's: tables that are borrowed, and files that do not fit."""
 
+import msgspec
+import mtpcore_eagle3
 import pytest
+import toy
 from harness import eagle3
 
-from mtpcore import Batch, Context, Cross, link, load_model
+import mtpcore.models
+from mtpcore import Batch, Context, Cross, LinkError, link, load_model
+from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.registry import Registry
 
 
 @pytest.fixture
@@ -51,3 +57,57 @@ def test_what_is_its_own_is_given_up_alone(pair):
     head.close()
     assert not head.packed
     assert len(target.packed) == n
+
+
+def rewrite(source, path, **changed):
+    with open_model_file(source) as file:
+        write_model_file(
+            path,
+            file.architecture,
+            file.metadata | changed,
+            {name: t.raw() for name, t in file.tensors.items()},
+            {name: t.type for name, t in file.tensors.items()},
+        )
+    return path
+
+
+def test_a_link_that_fails_binds_nobody(pair, tmp_path):
+    """The head can be linked with the right target afterwards."""
+    target, head = pair
+    path = rewrite(target.path, tmp_path / "shallow.gguf", **{"llama.block_count": 2})
+    shallow = load_model(path)
+    llm = Context(shallow, 64)
+    with pytest.raises(mtpcore.GraphError, match="layer_input:3"):
+        link(llm, draft_model=head)
+    assert llm.owner is None
+    assert head.target is None
+    assert not [name for name in head.tensors if name.startswith("target:")]
+    cross = link(Context(target, 64), draft_model=head)
+    with pytest.raises(LinkError, match="borrows from another target"):
+        link(llm, draft_model=head)
+    assert head.target is target
+    cross.llm.process(Batch.of([1, 2, 3]))
+    assert len(cross.draft(0, 2)) == 2
+
+
+def test_a_head_made_for_other_architectures(pair):
+    fit = msgspec.structs.replace(mtpcore_eagle3.EAGLE3.fit, targets=frozenset({"qwen3"}))
+    spec = msgspec.structs.replace(mtpcore_eagle3.EAGLE3, fit=fit)
+    head = load_model(pair[1].path, plugins=Registry.of(mtpcore.models, toy.offering(spec)))
+    with pytest.raises(LinkError, match="made for other targets") as caught:
+        link(Context(pair[0], 64), draft_model=head)
+    assert (caught.value.wanted, caught.value.got) == ("qwen3", "llama")
+
+
+def test_tokens_that_are_spelled_otherwise_are_warned_about(pair, tmp_path, caplog):
+    target, head = pair
+    texts = list(head.metadata["tokenizer.ggml.tokens"])
+    for name, changes, said in (("same", {}, ""), ("other", {7: "x", 9: "y"}, "2 of 40 tokens")):
+        mine = [changes.get(i, text) for i, text in enumerate(texts)]
+        kinds = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": mine}
+        other = load_model(rewrite(target.path, tmp_path / f"{name}.gguf", **kinds))
+        caplog.clear()
+        link(Context(other, 64), draft_model=load_model(head.path))
+        assert said in caplog.text
+        assert bool(said) == bool(caplog.text)
+    assert "the first at id 7" in caplog.text

@@ -73,6 +73,19 @@ def link(
         )
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
+    borrows = draft_model is not None and draft_model.target is None
+    try:
+        return Cross(**_roles(llm, several, draft_model, tree))
+    except BaseException:
+        if draft_model is not None and borrows:
+            draft_model.give_back()
+        raise
+
+
+def _roles(
+    llm: Context, several: Sequence[OneDrafter], draft_model: Model | None, tree: Tree | None
+) -> dict[str, Context | Proposer]:
+    """Return the target and what drafts for it, by role."""
     roles: dict[str, Context | Proposer] = {"llm": llm}
     source = draft_model or llm.model
     for number, one in enumerate(several):
@@ -90,7 +103,7 @@ def link(
         if draft_model is not None:
             draft_model.borrow_from(llm.model)
         roles |= _contexts(llm, source, spec, role)
-    return Cross(**roles)
+    return roles
 
 
 def _find(source: Model, drafter: str | DrafterSpec, tree: Tree | None) -> DrafterSpec:
@@ -129,6 +142,24 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
     return made
 
 
+def _compare_tokens(target: Model, source: Model) -> None:
+    """Warn where a drafter's file spells tokens otherwise than its target's."""
+    ours, theirs = (one.metadata.get("tokenizer.ggml.tokens") for one in (target, source))
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return
+    other = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
+    if other:
+        logger.warning(
+            "%s spells %d of %d tokens otherwise than %s, the first at id %d: "
+            "made for another model, its drafts are rarely accepted",
+            source.path,
+            len(other),
+            len(theirs),
+            target.path,
+            other[0],
+        )
+
+
 def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict[str, Context]:
     """Make a context for each of the drafter's graphs; return them by role."""
     order_graphs(spec)
@@ -139,6 +170,8 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             wanted=llm.model.hparams.n_vocab,
             got=source.hparams.n_vocab,
         )
+    if source is not llm.model:
+        _compare_tokens(llm.model, source)
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
     taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
     try:

@@ -36,7 +36,8 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
             where=f"{trunk.path} and {head.path}",
             wanted=trunk.architecture,
             got=head.architecture,
-            fix="use the head that was converted from the same model",
+            fix="use the head that was converted from the same model; a drafter with an "
+            "architecture of its own is linked: link(llm, draft_model=...), or -md FILE",
         )
     arch = trunk.architecture
     if _count(head, "nextn_predict_layers"):
