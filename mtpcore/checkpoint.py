@@ -157,7 +157,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         only one.
     tensors : tuple of Rename
     dropped : tuple of str
-        Names (with ``{n}``, ``{i}`` and ``{e}`` for any numbers) that are knowingly left out.
+        Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
+        left out.
     made : tuple of (str, callable)
         Tensors that follow from the configuration: ``make(config)`` returns the array, or None
         where the file does without.

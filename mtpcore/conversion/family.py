@@ -167,12 +167,15 @@ def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, s
 
 
 def pattern(name: str) -> re.Pattern[str]:
-    """Return what a table's name matches; its number of a block or head is group ``n`` or ``i``."""
+    """Return what a table's name matches; its number of a block or head is group ``n`` or ``i``.
+
+    A ``*`` stands for anything.
+    """
     parts = re.split(r"\{([nie])\}", name)
     spelled, used = "", set()
     for at, part in enumerate(parts):
         if at % 2 == 0:
-            spelled += re.escape(part)
+            spelled += re.escape(part).replace(r"\*", ".*")
         else:
             spelled += r"\d{1,6}" if part in used else rf"(?P<{part}>\d{{1,6}})"
             used.add(part)

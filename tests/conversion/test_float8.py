@@ -5,7 +5,7 @@ import types
 import msgspec
 import numpy as np
 import pytest
-from harness.published import Raw, small_config, small_tensors, write_checkpoint
+from harness.published import Raw, scaled, small_config, small_tensors, write_checkpoint
 
 from mtpcore.conversion import convert
 from mtpcore.conversion.float8 import e4m3_values, find_ranks, regroup, scale_blocks
@@ -16,13 +16,6 @@ from mtpcore.plugin import Checkpoint, Shards, block_renames, hookimpl
 from mtpcore.registry import Registry
 
 CODES = np.arange(256, dtype=np.uint8)
-
-
-def nearest_codes(values):
-    """Return the codes whose values lie nearest."""
-    known = e4m3_values(CODES[:127])
-    at = np.abs(np.abs(values)[..., None] - known).argmin(-1).astype(np.uint8)
-    return at | np.where(np.signbit(values), np.uint8(128), np.uint8(0))
 
 
 def test_known_values():
@@ -66,21 +59,6 @@ def test_parts_are_put_together_again():
     order = np.concatenate([shares[p][rank] for rank in range(n_ranks) for p in range(3)])
     ranked = order[:, None].astype(np.float32)
     assert [names[int(i)] for i in regroup(ranked, parts, n_ranks)[:, 0]] == names
-
-
-def scaled(values, block, n_ranks=1):
-    """Return codes and scales of a matrix, rank by rank."""
-    codes, scales = [], []
-    for rank in np.split(values, n_ranks):
-        starts = [range(0, n, block) for n in rank.shape]
-        largest = [
-            [np.abs(rank[i : i + block, j : j + block]).max() for j in starts[1]] for i in starts[0]
-        ]
-        scale = (np.array(largest) / 448).astype(np.float32)
-        full = np.repeat(np.repeat(scale, block, 0), block, 1)[: len(rank), : rank.shape[1]]
-        codes.append(nearest_codes(rank / full))
-        scales.append(scale)
-    return np.concatenate(codes), np.concatenate(scales)
 
 
 @pytest.mark.parametrize("piece", [1 << 20, 800])

@@ -9,7 +9,7 @@ from harness.fixtures import DATA, model_file
 
 from mtpcore.gguf import open_model_file
 
-NAMES = ["ds-12", "glm-11"]
+NAMES = ["ds-12", "glm-11", "mimo2-15"]
 FILES = [(name, outtype) for name in NAMES for outtype in ("f16", "q8_0")]
 
 

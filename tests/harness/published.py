@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mtpcore.conversion.float8 import e4m3_values
+
 QWEN_2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -124,3 +126,25 @@ def small_tensors(config: dict[str, object], seed: int = 0) -> dict[str, np.ndar
         }
         shapes |= {f"model.layers.{n}.{name}": shape for name, shape in block.items()}
     return {name: random.normal(0, 0.3, shape).astype("f4") for name, shape in shapes.items()}
+
+
+def nearest_codes(values):
+    """Return the codes whose values lie nearest."""
+    known = e4m3_values(np.arange(127, dtype=np.uint8))
+    at = np.abs(np.abs(values)[..., None] - known).argmin(-1).astype(np.uint8)
+    return at | np.where(np.signbit(values), np.uint8(128), np.uint8(0))
+
+
+def scaled(values, block, n_ranks=1):
+    """Return codes and scales of a matrix in blocks of eight bits, rank by rank."""
+    codes, scales = [], []
+    for rank in np.split(values, n_ranks):
+        starts = [range(0, n, block) for n in rank.shape]
+        largest = [
+            [np.abs(rank[i : i + block, j : j + block]).max() for j in starts[1]] for i in starts[0]
+        ]
+        scale = (np.array(largest) / 448).astype(np.float32)
+        full = np.repeat(np.repeat(scale, block, 0), block, 1)[: len(rank), : rank.shape[1]]
+        codes.append(nearest_codes(rank / full))
+        scales.append(scale)
+    return np.concatenate(codes), np.concatenate(scales)

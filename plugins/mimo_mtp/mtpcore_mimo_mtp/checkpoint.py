@@ -1,7 +1,6 @@
 """How MiMo-V2 is published, and what its model files call it."""
 
 from mtpcore.plugin import (
-    ATTENTION,
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
@@ -67,14 +66,27 @@ def parts(config: Config, n: int) -> tuple[int, ...]:
     return config["num_attention_heads"] * width, n_kv * width, n_kv * v_width
 
 
-FUSED = Shards(parts=parts, ranks=(1, 4, 8))
+# The first number of ranks that the scales fit is taken; trunks are cut into 8 or 4.
+FUSED = Shards(parts=parts, ranks=(8, 4))
+FUSED_HEAD = Shards(parts=parts, ranks=(1, 4, 8))
 SINKS = optional(True, block_renames({"self_attn.attention_sink_bias": "attn_sinks.weight"}))
 
 TRUNK_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     tensors=(
         *TABLES,
-        *ATTENTION,
+        *block_renames(
+            {
+                "input_layernorm.weight": "attn_norm.weight",
+                "self_attn.o_proj.weight": "attn_output.weight",
+            }
+        ),
+        # Apart in V2-Flash, one matrix in V2.5; the graph needs one or the other.
+        *optional(
+            True,
+            block_renames({f"self_attn.{x}_proj.weight": f"attn_{x}.weight" for x in "qkv"}),
+            block_renames({"self_attn.qkv_proj.weight": "attn_qkv.weight"}, shards=FUSED),
+        ),
         *SINKS,
         *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
         *on_layers(dense, SWIGLU),
@@ -84,6 +96,7 @@ TRUNK_CHECKPOINT = Checkpoint(
             block_renames({"mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}),
         ),
     ),
+    dropped=("visual.*", "audio_encoder.*", "speech_embeddings.*"),  # other parts of V2.5
     metadata=(
         *(
             (key, source)
@@ -122,7 +135,7 @@ HEAD_CHECKPOINT = Checkpoint(
         Rename(HEAD + "hnorm.weight", "blk.{n}.nextn.hnorm.weight"),
         Rename(HEAD + "final_layernorm.weight", "blk.{n}.layer_output_norm.weight"),
         Rename(HEAD + "input_layernorm.weight", "blk.{n}.attn_norm.weight"),
-        Rename(HEAD + "self_attn.qkv_proj.weight", "blk.{n}.attn_qkv.weight", shards=FUSED),
+        Rename(HEAD + "self_attn.qkv_proj.weight", "blk.{n}.attn_qkv.weight", shards=FUSED_HEAD),
         Rename(HEAD + "self_attn.o_proj.weight", "blk.{n}.attn_output.weight"),
         Rename(HEAD + "pre_mlp_layernorm.weight", "blk.{n}.ffn_norm.weight"),
         *in_heads(HEAD, SINKS, SWIGLU),
