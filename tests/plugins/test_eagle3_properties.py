@@ -47,7 +47,7 @@ def test_texts_do_not_depend_on_drafts(subject, family):
     assert max(rates) > 0.1
 
 
-@pytest.mark.parametrize("name", ["ds-12", "glm-11"])
+@pytest.mark.parametrize("name", ["ds-12", "glm-11", "mimo-14", "mimo2-15"])
 def test_trunks_of_plugins_are_targets(name, tmp_path):
     """Trained models of other families, with a head of random weights."""
     path = fixtures.model_file(name)
