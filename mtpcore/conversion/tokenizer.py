@@ -44,6 +44,12 @@ def tokenizer_metadata(
         The tokenizer is missing, malformed, or of a kind that model files cannot hold.
     """
     path = folder / "tokenizer.json"
+    if not path.exists():
+        raise ModelFileError(
+            "no tokenizer",
+            where=str(path),
+            fix="transformers can write it: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
     source = read_json(path)
     model = source.get("model")
     if not isinstance(model, Mapping) or model.get("type") != "BPE":

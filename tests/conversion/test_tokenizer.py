@@ -170,5 +170,5 @@ def test_a_pattern_without_a_name(tmp_path):
 
 
 def test_no_tokenizer(tmp_path):
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot read"):
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: no tokenizer"):
         tokenizer_metadata(tmp_path, 64)
