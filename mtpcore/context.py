@@ -19,7 +19,7 @@ from mtpcore.graph import GraphType
 from mtpcore.limits import check_sizes
 from mtpcore.memory import GroupedKV, PagedKV, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import admit, run_parts
+from mtpcore.rows import admit, run_parts, undecided_tree
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -332,6 +332,8 @@ class Context:
                 wanted=f"0..{now}",
                 got=length,
             )
+        if length > self.undecided.get(seq, (length, length))[0]:
+            raise undecided_tree(seq)
         if self.memory:
             self.memory.check_rewind(seq, length)
 
@@ -362,9 +364,7 @@ class Context:
         self.check_seq(seq)
         self.check_seq(new)
         if seq in self.undecided:
-            raise BatchError(
-                "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
-            )
+            raise undecided_tree(seq)
         if self.length(new) or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence",

@@ -15,7 +15,7 @@ from mtpcore.errors import BatchError, LinkError
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["admit", "run_parts"]
+__all__ = ["admit", "run_parts", "undecided_tree"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
@@ -79,6 +79,11 @@ def _look_closer(context: Context, batch: Batch) -> Placed:
     _check_positions(context, batch)
     _check_tokens(context, batch)
     return place, ranges, groups, np.flatnonzero(batch.outputs).astype(np.int32)
+
+
+def undecided_tree(seq: int) -> BatchError:
+    """Return the error of whoever goes on before one path was chosen."""
+    return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
 
 
 def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[np.float32]]:
@@ -205,9 +210,7 @@ def _places(context: Context, batch: Batch) -> tuple[I32, Ranges, Groups]:
         mine = groups[seq] = np.flatnonzero(batch.seq == seq)
         length = context.length(seq)
         if seq in context.undecided:
-            raise BatchError(
-                "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
-            )
+            raise undecided_tree(seq)
         begin = length
         # A drafter's first entry may be that of the second token; everything else starts at 0.
         if length == 0 and batch.pos.ndim == 1 and context.drafter is not None:

@@ -108,6 +108,9 @@ def test_a_draft_tree_is_every_one_of_its_paths(models, data, start, n, backend)
         tree.process(Batch.of([1], pos=start + n))
     with pytest.raises(BatchError, match="undecided"):
         tree.fork(0, 0)
+    for length in range(start + 1, start + n + 1):  # a part of a tree is no text
+        with pytest.raises(BatchError, match="undecided"):
+            tree.rewind(0, length)
     path = data.draw(st.sampled_from([[], *paths]))
     tree.keep(0, path)
     chain = context(model, backend)

@@ -43,3 +43,8 @@ def test_what_the_loop_cannot_follow_is_refused(changes):
 def test_the_defaults_are_what_it_can_follow():
     assert repr(link_with()) == "Cross(llm, draft)"
     assert repr(link_with(heads=Heads(count=2))) == "Cross(llm, draft)"  # the first is repeated
+    tree = {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=4)}
+    assert repr(link_with(**tree)) == "Cross(llm, draft)"
+    for changes in ({"heads": Heads(order="each-step")}, {"positions": "same"}):
+        with pytest.raises(LinkError, match="cannot do what the declaration asks"):
+            link_with(**tree, **changes)
