@@ -48,7 +48,7 @@ def tokenizer_metadata(
         raise ModelFileError(
             "no tokenizer",
             where=str(path),
-            fix="transformers can write it: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            fix="write it with transformers: AutoTokenizer, from_pretrained, then save_pretrained",
         )
     source = read_json(path)
     model = source.get("model")
