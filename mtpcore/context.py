@@ -318,7 +318,7 @@ class Context:
         self.check_forget(seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
-        self.lengths[seq] = length
+        self.lengths[seq] = self.memory.length(seq) if self.memory else length
         self.undecided.pop(seq, None)
 
     def check_forget(self, seq: int, length: int) -> None:

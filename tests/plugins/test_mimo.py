@@ -245,3 +245,30 @@ def test_first_head_restated(models):
         out = alone.process(Batch(tokens, pos=place, slots={"hidden": fed}))
         assert int(out.logits[0].argmax()) == draft
         tokens, fed = [draft], out.tap("hidden")[-1:]
+
+
+def test_heads_that_look_back_further_than_the_text(models):
+    """A text shorter than a head's first entry gets the drafts of the heads before it."""
+    cross = linked(models[MIMO2], "mimo2_mtp_target_fed")
+    lengths = []
+    for place in range(5):
+        cross.llm.process(Batch.of(text()[place : place + 1], pos=place))
+        cross.pending(0, GREEDY)
+        lengths.append(len(cross.draft(0, 3)))
+    assert lengths == [3] * 5
+    cross.rollback(0, 1)
+    assert [cross.contexts[role].length(0) for role in cross.contexts] == [1, 0, 0, 0]
+    fresh = linked(models[MIMO2], "mimo2_mtp_target_fed")
+    fresh.llm.process(Batch.of(text()[:1]))
+    assert cross.digest(0) == fresh.digest(0)
+
+
+@pytest.mark.parametrize("back", ["sliding_window", "sliding_window_size"])
+def test_the_window_in_a_configuration(back):
+    """``sliding_window_size`` alone is so many places before the row; files count the row too."""
+    from mtpcore_mimo_mtp.checkpoint import window
+
+    from mtpcore.plugin import Config
+
+    assert window(Config({back: 128})) == (128 if back == "sliding_window" else 129)
+    assert window(Config({"sliding_window": 128, "sliding_window_size": 128})) == 128

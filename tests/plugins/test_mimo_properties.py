@@ -1,0 +1,70 @@
+"""What holds for every family, for the reference models of MiMo-7B and MiMo-V2."""
+
+import pytest
+from harness.fixtures import model_file
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore.testing import (
+    Company,
+    Subject,
+    Texts,
+    check_layouts,
+    check_rows,
+    check_texts,
+    check_ties,
+)
+from mtpcore.testing.machine import machine_of
+
+DRAFTERS = {
+    "mimo": ("mimo-14", "mimo_mtp"),
+    "mimo2": ("mimo2-15", "mimo2_mtp"),
+    "mimo2 fed by the target": ("mimo2-15", "mimo2_mtp_target_fed"),
+}
+
+
+@pytest.fixture(params=DRAFTERS)
+def family(request):
+    file, drafter = DRAFTERS[request.param]
+    return Subject(request.param, str(model_file(file)), drafter=drafter)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+def test_rows_do_not_depend_on_their_company(family, kv_dtype):
+    for chunk, n_batch, threads, neighbours in ((1, 512, 1, 2), (40, 5, 2, 0), (96, 64, 2, 2)):
+        company = Company(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)
+        check_rows(family, company, kv_dtype)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_texts_do_not_depend_on_drafts(family, temperature):
+    for k, n_batch, n_texts, sampler in (
+        (1, 512, 3, "coupled"),
+        (2, 4, 3, "argmax"),
+        (3, 512, 3, "coupled"),
+        (5, 64, 1, "argmax"),
+    ):
+        texts = Texts(
+            k=k, temperature=temperature, draft_sampler=sampler, n_texts=n_texts, n_batch=n_batch
+        )
+        check_texts(family, texts)
+
+
+def test_state_does_not_depend_on_what_was_rejected(family):
+    few = settings(
+        settings(),
+        max_examples=settings().max_examples // 10 + 1,
+        stateful_step_count=20,
+        suppress_health_check=list(HealthCheck),
+        deadline=None,
+    )
+    run_state_machine_as_test(machine_of(family), settings=few)
+
+
+def test_files_with_and_without_the_heads(family, tmp_path):
+    check_layouts(family, tmp_path)
+
+
+def test_tied_weights_are_those_they_are_tied_to(tmp_path):
+    """Of MiMo-V2's third head a changed norm changes too few choices for this check."""
+    assert check_ties(Subject("mimo", str(model_file("mimo-14")), drafter="mimo_mtp"), tmp_path) > 0
