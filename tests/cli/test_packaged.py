@@ -7,7 +7,7 @@ import pytest
 from mtpcore.cli import session
 from mtpcore.errors import ModelFileError
 
-NAMES = ["demo", "demo:deepseek", "demo:eagle3"]
+NAMES = ["demo", "demo:deepseek", "demo:mimo", "demo:mimo2", "demo:eagle3"]
 PROMPT = ("-p", "def read_config(path):", "-n", 24, "--json")
 
 

@@ -15,12 +15,16 @@ Q8_0, F32 = gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32
 FAMILIES = {
     "glm": ["demo.gguf"],
     "deepseek": ["demo-deepseek.gguf"],
+    "mimo": ["demo-mimo.gguf"],
+    "mimo2": ["demo-mimo2.gguf"],
     "eagle3": ["demo-eagle3.gguf", "demo-eagle3-draft.gguf"],
 }
 EVERY = [(family, name) for family, names in FAMILIES.items() for name in names]
 ARCHITECTURES = {
     "demo.gguf": "glm4moe",
     "demo-deepseek.gguf": "deepseek2",
+    "demo-mimo.gguf": "mimo",
+    "demo-mimo2.gguf": "mimo2",
     "demo-eagle3.gguf": "llama",
     "demo-eagle3-draft.gguf": "eagle3",
 }
@@ -146,6 +150,29 @@ def test_deepseek_shows_latent_attention_and_groups(contents):
     last = one.own("block_count") - one.own("nextn_predict_layers")
     for part in ("attn_k_b", "attn_v_b", "ffn_gate_exps", "nextn.eh_proj"):
         assert f"blk.{last}.{part}.weight" in one.tensors
+
+
+def test_mimo_has_a_dense_trunk_with_biases(contents):
+    one = contents["demo-mimo.gguf"]
+    assert one.own("nextn_predict_layers") == 1
+    for i in range(one.own("block_count")):
+        assert {f"blk.{i}.attn_{x}.bias" for x in "qkv"} <= set(one.tensors)
+
+
+def test_mimo2_shows_windows_sinks_and_three_heads(contents):
+    one = contents["demo-mimo2.gguf"]
+    slides = one.own("attention.sliding_window_pattern")
+    n_heads = one.own("nextn_predict_layers")
+    assert n_heads == 3
+    assert all(slides[-n_heads:])
+    assert 0 < sum(slides[:-n_heads]) < len(slides) - n_heads
+    assert len(set(one.own("attention.head_count_kv"))) == 2
+    assert one.own("attention.key_length") != one.own("attention.value_length")
+    assert one.own("attention.sliding_window") < one.own("context_length")
+    for i, slide in enumerate(slides):
+        assert (f"blk.{i}.attn_sinks.weight" in one.tensors) == bool(slide)
+        if slide:
+            assert one.tensors[f"blk.{i}.attn_sinks.weight"].data.std() > 1e-3
 
 
 def test_eagle3_head_fits_its_target(contents):

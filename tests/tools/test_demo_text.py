@@ -34,6 +34,8 @@ def write(name, prompts, draft):
     [
         ("demo", 0.5),
         ("demo:deepseek", 0.5),
+        ("demo:mimo", 0.5),
+        ("demo:mimo2", 0.5),
         ("demo:eagle3", 0.45),
     ],
 )
