@@ -209,7 +209,7 @@ def test_a_tree_that_no_pass_can_hold():
         )
 
 
-TEXTS = [("line", 1), ("line", 61), ("slit", 61), ("slit", 230)]
+TEXTS = [("line", 1), ("line", 61), ("slit", 61), ("slit", 194)]
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
