@@ -62,6 +62,7 @@ MIMO2_MTP = DrafterSpec(
 
 TARGET_FED = DrafterSpec(
     name="mimo2_mtp_target_fed",
+    variant_of="mimo2_mtp",
     fit=FIT,
     build=head,
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="residual"),),
@@ -74,6 +75,7 @@ TARGET_FED = DrafterSpec(
 
 FIRST_HEAD = DrafterSpec(
     name="mimo2_mtp_first_head",
+    variant_of="mimo2_mtp",
     fit=FIT,
     build=head,
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
