@@ -88,6 +88,11 @@ class BuildExt(build_ext):
     """Build the C libraries first, also for a bare ``build_ext --inplace``."""
 
     def run(self):
+        # An archive that is there already would keep objects whose source files are gone.
+        for archive in Path(self.get_finalized_command("build_clib").build_clib).glob(
+            "*mtpcore*.a"
+        ):
+            archive.unlink()
         self.run_command("build_clib")
         super().run()
 

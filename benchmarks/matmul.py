@@ -20,7 +20,10 @@ from numpy.typing import NDArray
 
 from mtpcore._ext import _matmul
 
-TYPES = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "F16", "BF16", "F32")
+TYPES = (
+    *("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    *("F16", "BF16", "F32"),
+)
 
 
 def random_matrix(type_: Type, megabytes: float, n_cols: int) -> _matmul.PackedMatrix:
@@ -86,7 +89,7 @@ def main() -> None:
             gigabytes = packed.nbytes / seconds / 1e9
             gigamacs = packed.shape[0] * packed.shape[1] * n / seconds / 1e9
             print(
-                f"{name:5} n={n:<3} {seconds * 1e3:9.4f} ms {seconds / one:6.2f} of one row"
+                f"{name:6} n={n:<3} {seconds * 1e3:9.4f} ms {seconds / one:6.2f} of one row"
                 f" {gigabytes:7.1f} GB/s {gigamacs:7.1f} GMAC/s",
                 flush=True,
             )

@@ -94,8 +94,8 @@ def matmul(
     """Multiply token rows with rows [row_begin, row_end) of a matrix.
 
     The bits of a result depend on its token row and its weight row only. Activations are
-    quantised to int8 for quantised weights (a scale per 32 values for Q8_0 and Q4_0, per 256 for
-    the K types). The GIL is released.
+    quantised to int8 for quantised weights (a scale per 32 values or per 256, as their blocks
+    are). The GIL is released.
 
     Parameters
     ----------

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
@@ -18,10 +19,20 @@ from mtpcore.errors import BackendError, GraphError
 
 FLOATS = (Type.F32, Type.F16, Type.BF16)
 BLOCKS_32 = (Type.Q8_0, Type.Q4_0)
-BLOCKS_256 = (Type.Q4_K, Type.Q6_K)
+BLOCKS_256 = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
+WITH_MINS = (Type.Q2_K, Type.Q4_K, Type.Q5_K)
 TYPES = FLOATS + BLOCKS_32 + BLOCKS_256
-BLOCK_BYTES = {Type.Q8_0: 34, Type.Q4_0: 18, Type.Q4_K: 144, Type.Q6_K: 210}
-SCALES = {Type.Q8_0: [0], Type.Q4_0: [0], Type.Q4_K: [0, 2], Type.Q6_K: [208]}
+BLOCK_BYTES = {t: GGML_QUANT_SIZES[t][1] for t in BLOCKS_32 + BLOCKS_256}
+SCALES = {
+    Type.Q8_0: [0],
+    Type.Q4_0: [0],
+    Type.Q2_K: [80, 82],
+    Type.Q3_K: [108],
+    Type.Q4_K: [0, 2],
+    Type.Q5_K: [0, 2],
+    Type.Q6_K: [208],
+    Type.IQ4_XS: [0],
+}
 N_COLS = {t: 77 for t in FLOATS} | {t: 7 * 32 for t in BLOCKS_32} | {t: 3 * 256 for t in BLOCKS_256}
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
@@ -101,7 +112,7 @@ def quantised_tokens(x, block):
 def weight_integers(rows, type_):
     """Weights as integers [rows, blocks, block], with each block's float32 scale.
 
-    For Q4_K also the integers that the block's min is subtracted with.
+    For types with mins also the integers that the block's min is subtracted with.
     """
     blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[type_])
     unit = blocks.copy()  # the same codes with a scale of one: dequantisation gives integers
@@ -109,8 +120,9 @@ def weight_integers(rows, type_):
         unit[..., at : at + 2] = np.frombuffer(np.float16(at == SCALES[type_][0]).tobytes(), "u1")
     integers = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
     parts = [integers.reshape(*blocks.shape[:2], -1)]
-    if type_ == Type.Q4_K:
-        unit[..., 0:2], unit[..., 2:4] = unit[..., 2:4].copy(), unit[..., 0:2].copy()
+    if type_ in WITH_MINS:
+        at, of_min = (slice(at, at + 2) for at in SCALES[type_])
+        unit[..., at], unit[..., of_min] = unit[..., of_min].copy(), unit[..., at].copy()
         mins = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
         parts.append(mins.reshape(parts[0].shape))
     scales = [
@@ -149,7 +161,7 @@ def test_product_is_near_the_exact_one(type_, isa):
     w = dequantize(rows, type_).astype(np.float64)
     got = _matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x)
     # Each of n rounded additions errs by at most 2^-24 of a partial sum of magnitudes.
-    largest = np.abs(w).max() * (2 if type_ == Type.Q4_K else 1)
+    largest = np.abs(w).max() * (2 if type_ in WITH_MINS else 1)
     bound = (n_cols + 4) * 2.0**-24 * np.abs(x).sum(1, keepdims=True) * largest
     if type_ not in FLOATS:  # an activation errs by half a step of its block
         _, scales = quantised_tokens(x, block_of(type_))

@@ -5,14 +5,13 @@ import logging
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from harness.generated import FAMILIES, N_VOCAB, NATIVE, write_generated
+from harness.generated import FAMILIES, N_VOCAB, NATIVE, QUANTISED, write_generated
 
 import mtpcore
 from mtpcore._ext._matmul import is_native
 from mtpcore.backends.reference import ReferenceBackend
 
-QUANTISED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
-CONVERTED = ("Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q5_K", "IQ4_NL", "IQ4_XS", "TQ1_0", "MXFP4")
+CONVERTED = ("Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "TQ1_0", "MXFP4")
 TEXTS = np.random.default_rng(3).integers(0, N_VOCAB, (9, 5))
 
 

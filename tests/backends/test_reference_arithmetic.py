@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
-from harness.generated import NATIVE, random_matrix
+from harness.generated import NATIVE, QUANTISED, random_matrix
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from programs import Tensor, random_tensors
@@ -248,10 +248,10 @@ def matrix(rng, kind, *shape):
     """Make a matrix of any codes; one scale in forty is any float16 at all."""
     raw = random_matrix(rng, kind, *shape).view(np.uint8)
     block = quants.GGML_QUANT_SIZES[Type[kind]]
-    if kind in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"):
+    if kind in QUANTISED:
         blocks = raw.reshape(-1, block[1]).copy()
         odd = rng.random(len(blocks)) < 0.025
-        at = 208 if kind == "Q6_K" else 0
+        at = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)
         blocks[odd, at : at + 2] = rng.integers(0, 256, (odd.sum(), 2))
         raw = blocks.reshape(raw.shape)
     return Raw(raw, kind, shape)
@@ -263,7 +263,7 @@ def matrix(rng, kind, *shape):
 def test_products(kind, data, isa, n_outputs, n):
     rng = np.random.default_rng(data.draw(seeds))
     n_blocks = data.draw(st.integers(1, 4))
-    columns = n_blocks * {"Q8_0": 32, "Q4_0": 32, "Q4_K": 256, "Q6_K": 256}.get(kind, 13)
+    columns = n_blocks * (quants.GGML_QUANT_SIZES[Type[kind]][0] if kind in QUANTISED else 13)
     tensors = {
         "w.weight": matrix(rng, kind, n_outputs, columns),
         "e.weight": matrix(rng, kind, 3, n_outputs, columns),

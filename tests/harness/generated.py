@@ -8,7 +8,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from mtpcore.gguf import write_model_file
 
 FAMILIES = ("llama", "qwen2", "qwen3", "glm4moe")
-NATIVE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+FLOATS = ("F32", "F16", "BF16")
+QUANTISED = ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+NATIVE = FLOATS + QUANTISED
 
 
 class Sizes(NamedTuple):

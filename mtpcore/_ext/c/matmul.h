@@ -20,9 +20,14 @@ enum {
     MTP_F16 = 1,
     MTP_Q4_0 = 2,
     MTP_Q8_0 = 8,
+    MTP_Q2_K = 10,
+    MTP_Q3_K = 11,
     MTP_Q4_K = 12,
+    MTP_Q5_K = 13,
     MTP_Q6_K = 14,
-    MTP_BF16 = 30
+    MTP_IQ4_XS = 23,
+    MTP_BF16 = 30,
+    MTP_TYPES /* above all numbers of types with kernels */
 };
 
 /* How a weight type wants its activations: as they are, or int8 with a scale per 32 or 256. */

@@ -52,23 +52,58 @@ static inline __m256i mtp_widen(__m256i pairs)
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
+/* Eight bytes as int32. */
+static inline __m256i mtp_load_bytes(const uint8_t *bytes)
+{
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+}
+
+/* Codes of four bits with the fifth, which is bit 4 of `bits`. */
+static inline __m256i mtp_add_fifth(__m256i codes, __m256i bits)
+{
+    return _mm256_or_si256(codes, _mm256_and_si256(bits, _mm256_set1_epi8(16)));
+}
+
+static inline __m256i mtp_look_up(__m256i codes, const int8_t values[16])
+{
+    const __m128i table = _mm_loadu_si128((const __m128i *)values);
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+}
+
+/* The multiply instruction takes unsigned times signed bytes: the sign of a weight moves to the
+ * activation. Pairs are at most 2 * 128 * 127 = 32512, so int16 holds them. */
+static inline __m256i mtp_add_signed(__m256i integers, __m256i weights, __m256i codes)
+{
+    const __m256i pairs =
+        _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights));
+    return _mm256_add_epi32(integers, mtp_widen(pairs));
+}
+
 /* sum + scale * x_scale * integers, rounded after the product of the scales and at the end */
 static inline __m256 mtp_add_block(__m256 sum, __m256i integers, __m256 scale, __m256 x_scale)
 {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(integers), _mm256_mul_ps(scale, x_scale), sum);
 }
 
-/* Run `eight_rows(n_tokens, first, count, group, n_blocks, row, words, out)` for the 32 rows of a
- * group, on at most four tokens of the tile at once: the accumulators of more would not fit. */
-#define MTP_EIGHT_ROWS_AT_ONCE(name, eight_rows)                                                   \
+/* sum - min * x_scale * mins, likewise */
+static inline __m256 mtp_take_mins(__m256 sum, __m256i mins, __m256 min, __m256 x_scale)
+{
+    return _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), _mm256_mul_ps(min, x_scale), sum);
+}
+
+/* Run `eight_rows(type, n_tokens, first, count, group, n_blocks, row, words, out)` for the 32 rows
+ * of a group, on at most four tokens of the tile at once: the accumulators of more would not fit.
+ */
+#define MTP_EIGHT_ROWS_AT_ONCE(name, type, eight_rows)                                             \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \
     {                                                                                              \
         const int half = n_tokens < 4 ? n_tokens : 4;                                              \
         for (int row = 0; row < 32; row += 8) {                                                    \
-            eight_rows(n_tokens, 0, half, group, n_blocks, row, tile, out);                        \
+            eight_rows(type, n_tokens, 0, half, group, n_blocks, row, tile, out);                  \
             if (n_tokens > half)                                                                   \
-                eight_rows(n_tokens, half, n_tokens - half, group, n_blocks, row, tile, out);      \
+                eight_rows(type, n_tokens, half, n_tokens - half, group, n_blocks, row, tile,      \
+                           out);                                                                   \
         }                                                                                          \
     }
 

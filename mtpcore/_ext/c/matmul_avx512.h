@@ -46,10 +46,50 @@ static inline __m512i mtp_high_nibbles(__m512i line)
     return _mm512_and_si512(_mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
 }
 
+/* Codes of four bits with the fifth, which is bit 4 of `bits`. */
+static inline __m512i mtp_add_fifth(__m512i codes, __m512i bits)
+{
+    const int or_masked = 0xf8; /* first | (second & third) */
+    return _mm512_ternarylogic_epi32(codes, bits, _mm512_set1_epi8(16), or_masked);
+}
+
+/* Values + offset four times over: whatever bits 4 and 5 of an index are, it finds its value. */
+static inline __m512i mtp_offset_table(const int8_t values[16], int offset)
+{
+    const __m512i four = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)values));
+    return _mm512_add_epi8(four, _mm512_set1_epi8((char)offset));
+}
+
+static inline __m512i mtp_look_up_low(__m512i line, __m512i table)
+{
+    return _mm512_permutexvar_epi8(line, table);
+}
+
+static inline __m512i mtp_look_up_high(__m512i line, __m512i table)
+{
+    return _mm512_permutexvar_epi8(_mm512_srli_epi16(line, 4), table);
+}
+
 /* sum + scale * x_scale * integers, rounded after the product of the scales and at the end */
 static inline __m512 mtp_add_block(__m512 sum, __m512i integers, __m512 scale, __m512 x_scale)
 {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), _mm512_mul_ps(scale, x_scale), sum);
 }
+
+/* sum - min * x_scale * mins, likewise */
+static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 x_scale)
+{
+    return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
+}
+
+/* `half(type, n_tokens, block, n_blocks, row, words, out)` for both halves of a group. */
+#define MTP_HALVES(name, type, half)                                                               \
+    MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
+                                const void *tile, float (*out)[32])                                \
+    {                                                                                              \
+        const char *second = (const char *)group + n_blocks * mtp_block256_bytes(type);            \
+        half(type, n_tokens, group, n_blocks, 0, tile, out);                                       \
+        half(type, n_tokens, second, n_blocks, 16, tile, out);                                     \
+    }
 
 #endif

@@ -3,10 +3,12 @@
 
 /* The multiply instruction takes unsigned times signed bytes: the sign of a weight moves to the
  * activation. Pairs are at most 2 * 128 * 127 = 32512, so int16 holds them. */
-MTP_ALWAYS_INLINE void q8_0_eight_rows(const int n_tokens, const int first, const int count,
-                                       const mtp_q8_0_block *block, int64_t n_blocks, int row,
-                                       const int32_t *words, float (*out)[32])
+MTP_ALWAYS_INLINE void q8_0_eight_rows(const int type, const int n_tokens, const int first,
+                                       const int count, const mtp_q8_0_block *block,
+                                       int64_t n_blocks, int row, const int32_t *words,
+                                       float (*out)[32])
 {
+    (void)type;
     const __m256i offset = _mm256_set1_epi8(-128);
     __m256 sum[4];
     MTP_UNROLL for (int t = 0; t < count; t++)
@@ -35,14 +37,16 @@ MTP_ALWAYS_INLINE void q8_0_eight_rows(const int n_tokens, const int first, cons
     MTP_UNROLL for (int t = 0; t < count; t++)
         mtp_store_rows(out[first + t] + row, sum[t]);
 }
-MTP_EIGHT_ROWS_AT_ONCE(q8_0, q8_0_eight_rows)
+MTP_EIGHT_ROWS_AT_ONCE(q8_0, MTP_Q8_0, q8_0_eight_rows)
 MTP_PRODUCTS_8(q8_0, avx2)
 
 /* Codes stay unsigned (code + 8); eight pairs are at most 8 * 2 * 15 * 127 = 30480. */
-MTP_ALWAYS_INLINE void q4_0_eight_rows(const int n_tokens, const int first, const int count,
-                                       const mtp_q4_0_block *block, int64_t n_blocks, int row,
-                                       const int32_t *words, float (*out)[32])
+MTP_ALWAYS_INLINE void q4_0_eight_rows(const int type, const int n_tokens, const int first,
+                                       const int count, const mtp_q4_0_block *block,
+                                       int64_t n_blocks, int row, const int32_t *words,
+                                       float (*out)[32])
 {
+    (void)type;
     __m256 sum[4];
     MTP_UNROLL for (int t = 0; t < count; t++)
         sum[t] = _mm256_setzero_ps();
@@ -76,5 +80,5 @@ MTP_ALWAYS_INLINE void q4_0_eight_rows(const int n_tokens, const int first, cons
     MTP_UNROLL for (int t = 0; t < count; t++)
         mtp_store_rows(out[first + t] + row, sum[t]);
 }
-MTP_EIGHT_ROWS_AT_ONCE(q4_0, q4_0_eight_rows)
+MTP_EIGHT_ROWS_AT_ONCE(q4_0, MTP_Q4_0, q4_0_eight_rows)
 MTP_PRODUCTS_8(q4_0, avx2)

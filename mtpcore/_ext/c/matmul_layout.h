@@ -12,7 +12,7 @@
 #ifndef MTPCORE_MATMUL_LAYOUT_H
 #define MTPCORE_MATMUL_LAYOUT_H
 
-#include "matmul.h"
+#include "matmul_block256.h"
 
 enum { MTP_GROUP_ROWS = 32 };
 
@@ -26,47 +26,6 @@ typedef struct {
     uint16_t scale[32];
     uint8_t code[4][32][4]; /* low nibble: code + 8 of column 4j + i; high: of 16 + 4j + i */
 } mtp_q4_0_block;
-
-/* Blocks of 256 columns hold 16 rows: their kernels take the halves of a group one after the
- * other, all blocks of rows 0-15 and then all of rows 16-31.
- *
- * 256 columns = 4 chunks of 64 = 8 sub-blocks of 32, two in a chunk. */
-typedef struct {
-    uint16_t scale[16], min[16];
-    uint8_t low[4][2][16];     /* per sub-block: scale bits 0-3 | min bits 0-3 << 4 */
-    uint8_t high[4][16];       /* scale bits 4-5, min bits 4-5 of the first sub-block, the second */
-    uint8_t code[4][8][16][4]; /* low nibble: column 64c + 4j + i; high: 32 later */
-} mtp_q4_k_block;
-
-/* 256 columns = 2 halves of 4 quarters of 32; a sub-scale serves 16 columns. For column 4j + i of
- * the quarters 0..3 line 0 holds the four lower bits of quarters 0 (low nibble) and 2, line 1 those
- * of 1 and 3, line 2 the two upper bits of each, quarter 0 lowest. */
-typedef struct {
-    float scale[16];
-    int8_t sub_scale[16][16];
-    uint8_t code[2][8][3][16][4];
-} mtp_q6_k_block;
-
-static inline int mtp_q4_k_scale(const mtp_q4_k_block *block, int sub, int r)
-{
-    const int high = block->high[sub / 2][r] >> (4 * (sub % 2));
-    return (block->low[sub / 2][sub % 2][r] & 15) | (high & 3) << 4;
-}
-
-static inline int mtp_q4_k_min(const mtp_q4_k_block *block, int sub, int r)
-{
-    const int high = block->high[sub / 2][r] >> (4 * (sub % 2));
-    return block->low[sub / 2][sub % 2][r] >> 4 | (high >> 2 & 3) << 4;
-}
-
-static inline int mtp_q6_k_code(const mtp_q6_k_block *block, int k, int r)
-{
-    const int quarter = k % 128 / 32, j = k % 32 / 4, i = k % 4;
-    const uint8_t(*lines)[16][4] = block->code[k / 128][j];
-    const int low = lines[quarter % 2][r][i] >> (4 * (quarter / 2)) & 15;
-    const int high = lines[2][r][i] >> (2 * quarter) & 3;
-    return (low | high << 4) - 32;
-}
 
 /* Words of one token in a block of prepared activations. */
 enum {
@@ -101,17 +60,14 @@ static inline int64_t mtp_token_bytes(int activation, int64_t n_cols)
 static inline int64_t mtp_group_bytes(int32_t type, int64_t n_cols)
 {
     const int64_t n_blocks = n_cols / mtp_type_block(type);
-    switch (type) {
-    case MTP_Q8_0:
-        return n_blocks * (int64_t)sizeof(mtp_q8_0_block);
-    case MTP_Q4_0:
-        return n_blocks * (int64_t)sizeof(mtp_q4_0_block);
-    case MTP_Q4_K:
-        return 2 * n_blocks * (int64_t)sizeof(mtp_q4_k_block);
-    case MTP_Q6_K:
-        return 2 * n_blocks * (int64_t)sizeof(mtp_q6_k_block);
-    default:
+    switch (mtp_type_block(type)) {
+    case 1:
         return n_cols * MTP_GROUP_ROWS * mtp_type_block_bytes(type);
+    case 32:
+        return n_blocks * (int64_t)(type == MTP_Q8_0 ? sizeof(mtp_q8_0_block)
+                                                     : sizeof(mtp_q4_0_block));
+    default:
+        return 2 * n_blocks * mtp_block256_bytes(type);
     }
 }
 

@@ -105,63 +105,53 @@ static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *
 MTP_PRODUCTS_8(q4_0, portable)
 
 /* Per block of 256: scale * sum of (sub-block scale * codes) - min * sum of (sub-block min * 1) */
-static void q4_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
-                 float (*out)[32])
+MTP_ALWAYS_INLINE void block256(const int type, int n_tokens, const void *group, int64_t n_blocks,
+                                const void *tile, float (*out)[32])
 {
+    const int64_t block_bytes = mtp_block256_bytes(type);
     for (int row = 0; row < 32; row++) {
-        const mtp_q4_k_block *block = (const mtp_q4_k_block *)group + row / 16 * n_blocks;
+        const char *block = (const char *)group + row / 16 * n_blocks * block_bytes;
         const int32_t *words = tile;
         const int r = row % 16;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
-            const float scale = mtp_float_from_half(block->scale[r]);
-            const float min = mtp_float_from_half(block->min[r]);
+        for (int64_t b = 0; b < n_blocks; b++) {
+            const float scale = mtp_block256_scale(type, block, r);
             int8_t weights[256];
             for (int k = 0; k < 256; k++)
-                weights[k] = block->code[k / 64][k % 32 / 4][r][k % 4] >> (k % 64 / 32 * 4) & 15;
+                weights[k] = (int8_t)mtp_block256_code(type, block, k, r);
             for (int t = 0; t < n_tokens; t++) {
                 const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens + t;
                 const float x_scale = word_as_float(words + MTP_ACT256_SCALE * n_tokens + t);
                 int32_t integers = 0, mins = 0;
-                for (int s = 0; s < 8; s++) {
-                    integers += mtp_q4_k_scale(block, s, r) *
-                                dot(weights + 32 * s, words + 8 * s * n_tokens + t, n_tokens, 32);
-                    mins -= mtp_q4_k_min(block, s, r) *
-                            (minus_sums[2 * s * n_tokens] + minus_sums[(2 * s + 1) * n_tokens]);
-                }
-                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
-                sum[t] = fmaf(-(float)mins, min * x_scale, sum[t]);
-            }
-        }
-        for (int t = 0; t < n_tokens; t++)
-            store(sum[t], &out[t][row]);
-    }
-}
-MTP_PRODUCTS_4(q4_k, portable)
-
-static void q6_k(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
-                 float (*out)[32])
-{
-    for (int row = 0; row < 32; row++) {
-        const mtp_q6_k_block *block = (const mtp_q6_k_block *)group + row / 16 * n_blocks;
-        const int32_t *words = tile;
-        const int r = row % 16;
-        float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT256_WORDS * n_tokens) {
-            int8_t weights[256];
-            for (int k = 0; k < 256; k++)
-                weights[k] = (int8_t)mtp_q6_k_code(block, k, r);
-            for (int t = 0; t < n_tokens; t++) {
-                const float x_scale = word_as_float(words + MTP_ACT256_SCALE * n_tokens + t);
-                int32_t integers = 0;
                 for (int s = 0; s < 16; s++)
-                    integers += block->sub_scale[s][r] *
+                    integers += mtp_sub_scale(type, block, s, r) *
                                 dot(weights + 16 * s, words + 4 * s * n_tokens + t, n_tokens, 16);
-                sum[t] = fmaf((float)integers, block->scale[r] * x_scale, sum[t]);
+                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
+                if (!mtp_block256_has_min(type))
+                    continue;
+                for (int s = 0; s < 16; s++)
+                    mins -= mtp_sub_min(type, block, s, r) * minus_sums[s * n_tokens];
+                sum[t] = fmaf(-(float)mins, mtp_block256_min(block, r) * x_scale, sum[t]);
             }
+            block += block_bytes;
+            words += MTP_ACT256_WORDS * n_tokens;
         }
         for (int t = 0; t < n_tokens; t++)
             store(sum[t], &out[t][row]);
     }
 }
-MTP_PRODUCTS_4(q6_k, portable)
+
+#define BLOCK256_PRODUCT(name, type)                                                               \
+    static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
+                     float (*out)[32])                                                             \
+    {                                                                                              \
+        block256(type, n_tokens, group, n_blocks, tile, out);                                      \
+    }                                                                                              \
+    MTP_PRODUCTS_4(name, portable)
+
+BLOCK256_PRODUCT(q2_k, MTP_Q2_K)
+BLOCK256_PRODUCT(q3_k, MTP_Q3_K)
+BLOCK256_PRODUCT(q4_k, MTP_Q4_K)
+BLOCK256_PRODUCT(q5_k, MTP_Q5_K)
+BLOCK256_PRODUCT(q6_k, MTP_Q6_K)
+BLOCK256_PRODUCT(iq4_xs, MTP_IQ4_XS)

@@ -5,16 +5,23 @@ typedef struct {
     int block, block_bytes, activation;
 } type_facts;
 
-static const type_facts types[] = {
-    [MTP_F32] = {1, 4, MTP_ACT_F32},       [MTP_F16] = {1, 2, MTP_ACT_F32},
-    [MTP_BF16] = {1, 2, MTP_ACT_F32},      [MTP_Q4_0] = {32, 18, MTP_ACT_Q8_32},
-    [MTP_Q8_0] = {32, 34, MTP_ACT_Q8_32},  [MTP_Q4_K] = {256, 144, MTP_ACT_Q8_256},
+static const type_facts types[MTP_TYPES] = {
+    [MTP_F32] = {1, 4, MTP_ACT_F32},
+    [MTP_F16] = {1, 2, MTP_ACT_F32},
+    [MTP_BF16] = {1, 2, MTP_ACT_F32},
+    [MTP_Q4_0] = {32, 18, MTP_ACT_Q8_32},
+    [MTP_Q8_0] = {32, 34, MTP_ACT_Q8_32},
+    [MTP_Q2_K] = {256, 84, MTP_ACT_Q8_256},
+    [MTP_Q3_K] = {256, 110, MTP_ACT_Q8_256},
+    [MTP_Q4_K] = {256, 144, MTP_ACT_Q8_256},
+    [MTP_Q5_K] = {256, 176, MTP_ACT_Q8_256},
     [MTP_Q6_K] = {256, 210, MTP_ACT_Q8_256},
+    [MTP_IQ4_XS] = {256, 136, MTP_ACT_Q8_256},
 };
 
 int mtp_type_is_native(int32_t type)
 {
-    return type >= 0 && type < (int32_t)(sizeof types / sizeof types[0]) && types[type].block != 0;
+    return type >= 0 && type < MTP_TYPES && types[type].block != 0;
 }
 
 int64_t mtp_type_block(int32_t type)

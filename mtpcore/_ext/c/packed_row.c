@@ -43,30 +43,17 @@ static void row_q4_0(const mtp_q4_0_block *block, int64_t n_blocks, int r, float
     }
 }
 
-static void row_q4_k(const mtp_q4_k_block *block, int64_t n_blocks, int r, float *out)
+static void row_block256(int type, const char *block, int64_t n_blocks, int r, float *out)
 {
-    for (; n_blocks > 0; n_blocks--, block++, out += 256) {
-        const float scale = mtp_float_from_half(block->scale[r]);
-        const float min = mtp_float_from_half(block->min[r]);
-        for (int s = 0; s < 8; s++) {
-            const int c = s / 2, odd = s % 2;
-            const float sub_scale = scale * (float)mtp_q4_k_scale(block, s, r);
-            const float sub_min = min * (float)mtp_q4_k_min(block, s, r);
-            for (int k = 0; k < 32; k++) {
-                const int code = block->code[c][k / 4][r][k % 4] >> (4 * odd) & 15;
-                out[32 * s + k] = sub_scale * (float)code - sub_min;
-            }
+    for (; n_blocks > 0; n_blocks--, block += mtp_block256_bytes(type), out += 256) {
+        const float scale = mtp_block256_scale(type, block, r);
+        for (int k = 0; k < 256; k++) {
+            const float sub_scale = scale * (float)mtp_sub_scale(type, block, k / 16, r);
+            out[k] = sub_scale * (float)mtp_block256_code(type, block, k, r);
+            if (mtp_block256_has_min(type))
+                out[k] -= mtp_block256_min(block, r) * (float)mtp_sub_min(type, block, k / 16, r);
         }
     }
-}
-
-static void row_q6_k(const mtp_q6_k_block *block, int64_t n_blocks, int r, float *out)
-{
-    for (; n_blocks > 0; n_blocks--, block++, out += 256)
-        for (int k = 0; k < 256; k++) {
-            const float sub_scale = block->scale[r] * (float)block->sub_scale[k / 16][r];
-            out[k] = sub_scale * (float)mtp_q6_k_code(block, k, r);
-        }
 }
 
 void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
@@ -91,10 +78,8 @@ void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
     case MTP_Q4_0:
         row_q4_0((const mtp_q4_0_block *)group, n_blocks, r, out);
         break;
-    case MTP_Q4_K:
-        row_q4_k((const mtp_q4_k_block *)group + r / 16 * n_blocks, n_blocks, r % 16, out);
-        break;
-    default: /* MTP_Q6_K */
-        row_q6_k((const mtp_q6_k_block *)group + r / 16 * n_blocks, n_blocks, r % 16, out);
+    default: /* blocks of 256 columns */
+        row_block256(w->type, (const char *)group + r / 16 * n_blocks * mtp_block256_bytes(w->type),
+                     n_blocks, r % 16, out);
     }
 }

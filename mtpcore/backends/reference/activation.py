@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK_OF_TYPE", "quantise", "rounded"]
 
-BLOCK_OF_TYPE = {int(Type.Q8_0): 32, int(Type.Q4_0): 32, int(Type.Q4_K): 256, int(Type.Q6_K): 256}
+BLOCK_OF_TYPE = {
+    **{int(kind): 32 for kind in (Type.Q8_0, Type.Q4_0)},
+    **{
+        int(kind): 256
+        for kind in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
+    },
+}
 """Activations that share a scale, by the type of the matrix that they meet; others stay float."""
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.reference.activation import quantise
-from mtpcore.backends.reference.arithmetic.blocks import BLOCKS, Blocks, Raw, stored
+from mtpcore.backends.reference.arithmetic.blocks import Blocks, Raw
+from mtpcore.backends.reference.arithmetic.formats import BLOCKS, blocks_of, stored
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.graph.program import Weight
 
@@ -80,8 +81,7 @@ def matrix_of(kind: int, raw: Raw) -> Matrix:
     """Return the matrix that rows of a type hold, uint8[outputs, row bytes]."""
     if kind not in BLOCKS:
         return FloatMatrix(quants.dequantize(raw, GGMLQuantizationType(kind)))
-    _, n_bytes, read = BLOCKS[kind]
-    return BlockMatrix(read(raw.reshape(len(raw), -1, n_bytes)))
+    return BlockMatrix(blocks_of(kind, raw))
 
 
 def load_matrix(tensor: WeightTensor, weight: Weight) -> Any:

@@ -1,0 +1,136 @@
+/* Q4_K, Q5_K and IQ4_XS: blocks of 256 columns in chunks of two sub-blocks of 32.
+ *
+ * The types share all but how codes and sub-scales are unpacked. All sums inside a block are exact
+ * integers. Sixteen rows at a time: with more, the accumulators of four tokens would not fit the
+ * registers.
+ */
+#include "matmul_avx512.h"
+
+/* What two sub-blocks are scaled with; what is taken away, as pairs of int16, times the sums of
+ * their activations: mins, or for IQ4_XS the scales, since its values are offset by 128. */
+typedef struct {
+    __m512i scale[2], pair;
+} chunk_scales;
+
+MTP_ALWAYS_INLINE __m512i pair_of(__m512i even, __m512i odd)
+{
+    const __mmask32 odd_lanes = 0xaaaaaaaa;
+    return _mm512_mask_mov_epi16(even, odd_lanes, _mm512_slli_epi32(odd, 16));
+}
+
+MTP_ALWAYS_INLINE chunk_scales unpack_six_bits(const mtp_six_bit_scales *scales, int c)
+{
+    const __m128i nibble = _mm_set1_epi8(15), upper = _mm_set1_epi8(0x30);
+    const __m128i low0 = _mm_load_si128((const __m128i *)scales->low[c][0]);
+    const __m128i low1 = _mm_load_si128((const __m128i *)scales->low[c][1]);
+    const __m128i high = _mm_load_si128((const __m128i *)scales->high[c]);
+    const __m128i scale0 = _mm_or_si128(_mm_and_si128(low0, nibble),
+                                        _mm_and_si128(_mm_slli_epi16(high, 4), upper));
+    const __m128i min0 = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(low0, 4), nibble),
+                                      _mm_and_si128(_mm_slli_epi16(high, 2), upper));
+    const __m128i scale1 =
+        _mm_or_si128(_mm_and_si128(low1, nibble), _mm_and_si128(high, upper));
+    const __m128i min1 = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(low1, 4), nibble),
+                                      _mm_and_si128(_mm_srli_epi16(high, 2), upper));
+    return (chunk_scales){{_mm512_cvtepu8_epi32(scale0), _mm512_cvtepu8_epi32(scale1)},
+                          pair_of(_mm512_cvtepu8_epi32(min0), _mm512_cvtepu8_epi32(min1))};
+}
+
+MTP_ALWAYS_INLINE chunk_scales unpack_scales(const int type, const void *block, int c)
+{
+    if (type != MTP_IQ4_XS)
+        return unpack_six_bits(block, c);
+    const __m128i *sub_scale = (const __m128i *)((const mtp_iq4_xs_block *)block)->sub_scale;
+    const __m512i scale0 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c));
+    const __m512i scale1 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c + 1));
+    return (chunk_scales){{scale0, scale1}, pair_of(scale0, scale1)};
+}
+
+/* Unsigned codes of line j of the first sub-block and of the second. */
+MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_chunk chunk, const int j, __m512i table,
+                                    __m512i codes[2])
+{
+    const __m512i line = mtp_load_line(chunk.code[j]);
+    if (type == MTP_IQ4_XS) {
+        codes[0] = mtp_look_up_low(line, table);
+        codes[1] = mtp_look_up_high(line, table);
+        return;
+    }
+    codes[0] = mtp_low_nibbles(line);
+    codes[1] = mtp_high_nibbles(line);
+    if (type == MTP_Q5_K) {
+        const __m512i fifth = mtp_load_line(chunk.fifth[j / 4]);
+        codes[0] = mtp_add_fifth(codes[0], _mm512_slli_epi16(fifth, 4 - j % 4));
+        codes[1] = mtp_add_fifth(codes[1], _mm512_srli_epi16(fifth, j % 4));
+    }
+}
+
+MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const char *block,
+                                   int64_t n_blocks, int row, const int32_t *words,
+                                   float (*out)[32])
+{
+    const __m512i table = mtp_offset_table(mtp_iq4_values, 128);
+    __m512 sum[4];
+    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        sum[t] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < n_blocks; b++) {
+        __m512i integers[4], taken[4];
+        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+            integers[t] = taken[t] = _mm512_setzero_si512();
+        MTP_UNROLL for (int c = 0; c < 4; c++)
+        {
+            const int32_t *x = words + 16 * c * n_tokens;
+            const int32_t *pair_sums = words + (MTP_ACT256_PAIR_SUM + c) * n_tokens;
+            const chunk_scales scales = unpack_scales(type, block, c);
+            const mtp_chunk chunk = mtp_chunk_of(type, block, c);
+            __m512i low_sum[4], high_sum[4];
+            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                low_sum[t] = high_sum[t] = _mm512_setzero_si512();
+            MTP_UNROLL for (int j = 0; j < 8; j++)
+            {
+                __m512i codes[2];
+                unpack_codes(type, chunk, j, table, codes);
+                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                {
+                    const __m512i x_low = mtp_broadcast(x + j * n_tokens + t);
+                    const __m512i x_high = mtp_broadcast(x + (8 + j) * n_tokens + t);
+                    low_sum[t] = _mm512_dpbusd_epi32(low_sum[t], codes[0], x_low);
+                    high_sum[t] = _mm512_dpbusd_epi32(high_sum[t], codes[1], x_high);
+                }
+            }
+            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+            {
+                const __m512i low = _mm512_mullo_epi32(low_sum[t], scales.scale[0]);
+                const __m512i high = _mm512_mullo_epi32(high_sum[t], scales.scale[1]);
+                integers[t] = _mm512_add_epi32(integers[t], _mm512_add_epi32(low, high));
+                taken[t] = _mm512_dpwssd_epi32(taken[t], scales.pair, mtp_broadcast(pair_sums + t));
+            }
+        }
+        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        {
+            const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
+            if (type == MTP_IQ4_XS) {
+                const __m512i offset = _mm512_slli_epi32(taken[t], 7);
+                const __m512 scale = _mm512_load_ps((const float *)block);
+                sum[t] = mtp_add_block(sum[t], _mm512_sub_epi32(integers[t], offset), scale,
+                                       x_scale);
+            } else {
+                const __m512 scale = mtp_load_halves((const uint16_t *)block);
+                const __m512 min = mtp_load_halves((const uint16_t *)block + 16);
+                sum[t] = mtp_add_block(sum[t], integers[t], scale, x_scale);
+                sum[t] = mtp_take_mins(sum[t], taken[t], min, x_scale);
+            }
+        }
+        block += mtp_block256_bytes(type);
+        words += MTP_ACT256_WORDS * n_tokens;
+    }
+    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        mtp_store_rows(out[t] + row, sum[t]);
+}
+
+MTP_HALVES(q4_k, MTP_Q4_K, chunks_half)
+MTP_PRODUCTS_4(q4_k, avx512)
+MTP_HALVES(q5_k, MTP_Q5_K, chunks_half)
+MTP_PRODUCTS_4(q5_k, avx512)
+MTP_HALVES(iq4_xs, MTP_IQ4_XS, chunks_half)
+MTP_PRODUCTS_4(iq4_xs, avx512)

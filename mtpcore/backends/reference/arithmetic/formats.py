@@ -1,0 +1,46 @@
+"""Tensor types that the kernels multiply as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGMLQuantizationType as Type
+
+from mtpcore.backends.base import WeightTensor
+from mtpcore.backends.reference.arithmetic.blocks import Blocks, Raw
+from mtpcore.backends.reference.arithmetic.blocks32 import q4_0, q8_0
+from mtpcore.backends.reference.arithmetic.blocks256 import iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k
+from mtpcore.graph.program import Weight
+
+__all__ = ["BLOCKS", "blocks_of", "stored"]
+
+BLOCKS: dict[int, Callable[[Raw], Blocks]] = {
+    int(Type.Q8_0): q8_0,
+    int(Type.Q4_0): q4_0,
+    int(Type.Q2_K): q2_k,
+    int(Type.Q3_K): q3_k,
+    int(Type.Q4_K): q4_k,
+    int(Type.Q5_K): q5_k,
+    int(Type.Q6_K): q6_k,
+    int(Type.IQ4_XS): iq4_xs,
+}
+"""What reads the blocks uint8[..., block bytes] of a type."""
+
+_NATIVE = (*BLOCKS, int(Type.F32), int(Type.F16), int(Type.BF16))
+"""Types that the kernels multiply; others become one of these at load."""
+
+
+def blocks_of(kind: int, raw: Raw) -> Blocks:
+    """Read rows of a type in ``BLOCKS``, uint8[outputs, row bytes]."""
+    _, block_bytes = GGML_QUANT_SIZES[Type(kind)]
+    return BLOCKS[kind](raw.reshape(len(raw), -1, block_bytes))
+
+
+def stored(tensor: WeightTensor, weight: Weight) -> tuple[int, Raw]:
+    """Return the type in which a matrix is multiplied, and its rows uint8[..., row bytes]."""
+    if weight.retype is not None:
+        kind = Type[weight.retype]
+        return int(kind), quants.quantize(tensor.array(), kind).view(np.uint8)
+    return (tensor.type, tensor.raw()) if tensor.type in _NATIVE else tensor.native(_NATIVE)
