@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from mtpcore._ext import _matmul
 
 TYPES = (
-    *("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
     *("F16", "BF16", "F32"),
 )
 

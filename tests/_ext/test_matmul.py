@@ -8,32 +8,30 @@ import threading
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
+from harness.matrices import (
+    BLOCK_BYTES,
+    FLOATS,
+    N_COLS,
+    QUANTISED,
+    SCALES,
+    TYPES,
+    WITH_MINS,
+    assert_same_bits,
+    block_of,
+    fma,
+    packed_matrix,
+    quantised_tokens,
+    random_rows,
+    random_tokens,
+    restated_product,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtpcore._ext import _matmul
 from mtpcore.errors import BackendError, GraphError
-
-FLOATS = (Type.F32, Type.F16, Type.BF16)
-BLOCKS_32 = (Type.Q8_0, Type.Q4_0)
-BLOCKS_256 = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
-WITH_MINS = (Type.Q2_K, Type.Q4_K, Type.Q5_K)
-TYPES = FLOATS + BLOCKS_32 + BLOCKS_256
-BLOCK_BYTES = {t: GGML_QUANT_SIZES[t][1] for t in BLOCKS_32 + BLOCKS_256}
-SCALES = {
-    Type.Q8_0: [0],
-    Type.Q4_0: [0],
-    Type.Q2_K: [80, 82],
-    Type.Q3_K: [108],
-    Type.Q4_K: [0, 2],
-    Type.Q5_K: [0, 2],
-    Type.Q6_K: [208],
-    Type.IQ4_XS: [0],
-}
-N_COLS = {t: 77 for t in FLOATS} | {t: 7 * 32 for t in BLOCKS_32} | {t: 3 * 256 for t in BLOCKS_256}
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
@@ -45,103 +43,6 @@ def isa_unchanged():
     before = _matmul.isa()
     yield
     _matmul.use_isa(before)
-
-
-def random_rows(type_, n_rows, n_cols, seed=0):
-    """Valid rows in file layout; every bit pattern of codes and sub-scales can occur."""
-    rng = np.random.default_rng(seed)
-    if type_ in FLOATS:
-        return quantize(rng.normal(size=(n_rows, n_cols)).astype(np.float32), type_)
-    size = BLOCK_BYTES[type_]
-    rows = rng.integers(0, 256, (n_rows, n_cols // block_of(type_), size), np.uint8)
-    for at in SCALES[type_]:
-        scales = rng.normal(0, 0.01, rows.shape[:2]).astype(np.float16)
-        rows[..., at : at + 2] = scales[..., None].view(np.uint8)
-    return rows.reshape(n_rows, -1)
-
-
-def block_of(type_):
-    return 1 if type_ in FLOATS else 32 if type_ in BLOCKS_32 else 256
-
-
-def random_tokens(n, n_cols, seed=1):
-    rng = np.random.default_rng(seed)
-    return (rng.normal(size=(n, n_cols)) * rng.lognormal(size=(n, 1))).astype(np.float32)
-
-
-def packed_matrix(type_, n_rows, n_cols=0, seed=0):
-    n_cols = n_cols or N_COLS[type_]
-    rows = random_rows(type_, n_rows, n_cols, seed)
-    return _matmul.pack(rows, type_, n_rows, n_cols)
-
-
-def bits(values):
-    return np.ascontiguousarray(values).view(np.uint32)
-
-
-def assert_same_bits(got, wanted):
-    np.testing.assert_array_equal(bits(got), bits(wanted))
-
-
-def fma(a, b, c):
-    """Round a * b + c once to float32; a * b must fit a float64 exactly.
-
-    The float64 sum is rounded to odd, after which rounding to float32 is right.
-    """
-    product = np.float64(a) * np.float64(b)
-    total = product + c
-    rest = total - product
-    lost = (product - (total - rest)) + (c - rest)
-    even = total.view(np.int64) % 2 == 0
-    odd = np.where((lost != 0) & even, np.nextafter(total, np.copysign(np.inf, lost)), total)
-    return odd.astype(np.float32)
-
-
-def quantised_tokens(x, block):
-    """Codes int[n, blocks, block] and float32 scales [n, blocks]."""
-    x = x.reshape(len(x), -1, block)
-    largest = np.abs(x).max(-1)
-    scales = largest / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(127) / largest
-    usable = scales >= np.finfo(np.float32).tiny
-    scaled = np.where(usable[..., None], x, 0) * np.where(usable, inverse, 0)[..., None]
-    return np.rint(scaled).astype(np.int64), np.where(usable, scales, np.float32(0))
-
-
-def weight_integers(rows, type_):
-    """Weights as integers [rows, blocks, block], with each block's float32 scale.
-
-    For types with mins also the integers that the block's min is subtracted with.
-    """
-    blocks = rows.reshape(len(rows), -1, BLOCK_BYTES[type_])
-    unit = blocks.copy()  # the same codes with a scale of one: dequantisation gives integers
-    for at in SCALES[type_]:
-        unit[..., at : at + 2] = np.frombuffer(np.float16(at == SCALES[type_][0]).tobytes(), "u1")
-    integers = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
-    parts = [integers.reshape(*blocks.shape[:2], -1)]
-    if type_ in WITH_MINS:
-        at, of_min = (slice(at, at + 2) for at in SCALES[type_])
-        unit[..., at], unit[..., of_min] = unit[..., of_min].copy(), unit[..., at].copy()
-        mins = dequantize(unit.reshape(len(rows), -1), type_).astype(np.int64)
-        parts.append(mins.reshape(parts[0].shape))
-    scales = [
-        np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0].astype(np.float32)
-        for at in SCALES[type_]
-    ]
-    return list(zip(parts, scales, strict=True))
-
-
-def restated_product(rows, type_, x):
-    """The contract in NumPy: exact integers in a block, one chain of fma over blocks."""
-    codes, x_scales = quantised_tokens(x, block_of(type_))
-    parts = weight_integers(rows, type_)
-    y = np.zeros((len(x), len(rows)), np.float32)
-    for b in range(codes.shape[1]):
-        for integers, scales in parts:
-            sums = (codes[:, b] @ integers[:, b].T).astype(np.float32)
-            y = fma(sums, x_scales[:, b, None] * scales[None, :, b], y)
-    return y
 
 
 @each_type
@@ -170,7 +71,7 @@ def test_product_is_near_the_exact_one(type_, isa):
     assert np.all(np.abs(got - x.astype(np.float64) @ w.T) <= bound)
 
 
-@pytest.mark.parametrize("type_", BLOCKS_32 + BLOCKS_256, ids=lambda t: t.name)
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda t: t.name)
 @each_isa
 def test_quantised_product_repeats_the_contract_bit_for_bit(type_, isa):
     _matmul.use_isa(isa)
@@ -192,14 +93,14 @@ def test_float_product_is_one_chain_of_fma(type_, isa):
     assert_same_bits(_matmul.matmul(_matmul.pack(rows, type_, 50, N_COLS[type_]), x), wanted)
 
 
-@pytest.mark.parametrize("type_", BLOCKS_32 + BLOCKS_256, ids=lambda t: t.name)
+@pytest.mark.parametrize("type_", QUANTISED, ids=lambda t: t.name)
 @each_isa
 @pytest.mark.parametrize("code", [0x00, 0x7F, 0x80, 0xFF])
 def test_extreme_codes_do_not_saturate(type_, isa, code):
     _matmul.use_isa(isa)
     rows = random_rows(type_, 32, 512)
     blocks = rows.reshape(32, -1, BLOCK_BYTES[type_])
-    keep = [at + i for at in SCALES[type_] for i in range(2)]
+    keep = [at + i for at in SCALES[type_] for i in range(1 if type_ == Type.MXFP4 else 2)]
     blocks[..., [i for i in range(blocks.shape[-1]) if i not in keep]] = code
     signs = np.array([[1] * 512, [-1] * 512, [1, -1] * 256], np.float32)
     got = _matmul.matmul(_matmul.pack(rows, type_, 32, 512), signs)
@@ -265,7 +166,7 @@ def test_a_bad_token_spoils_its_own_row_only(type_, isa, poison):
     assert_same_bits(np.delete(got, 3, 0), np.delete(clean, 3, 0))
 
 
-@each_type
+@pytest.mark.parametrize("type_", [t for t in TYPES if t != Type.MXFP4], ids=lambda t: t.name)
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_bad_weights_spoil_their_own_output_only(type_, poison):
     rows, x = random_rows(type_, 40, N_COLS[type_]), random_tokens(9, N_COLS[type_])
@@ -297,6 +198,19 @@ def test_zero_and_tiny_blocks_give_zero(type_, isa):
         x[1] = 1e-40
         x[2] = np.finfo(np.float32).tiny
     assert not _matmul.matmul(packed_matrix(type_, 33), x).any()
+
+
+def test_every_power_of_two_scales_mxfp4():
+    rows = random_rows(Type.MXFP4, 256, 64)
+    rows[:, 0] = rows[:, 17] = np.arange(256)
+    packed = _matmul.pack(rows, Type.MXFP4, 256, 64)
+    with np.errstate(over="ignore"):  # 12 times the largest
+        wanted = dequantize(rows, Type.MXFP4)
+    assert_same_bits([packed.row(i) for i in range(256)], wanted)
+    x = np.float32(2.0**-20) * random_tokens(3, 64)
+    for isa in _matmul.available_isas():
+        _matmul.use_isa(isa)
+        assert_same_bits(_matmul.matmul(packed, x), restated_product(rows, Type.MXFP4, x))
 
 
 @each_isa

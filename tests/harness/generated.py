@@ -9,7 +9,10 @@ from mtpcore.gguf import write_model_file
 
 FAMILIES = ("llama", "qwen2", "qwen3", "glm4moe")
 FLOATS = ("F32", "F16", "BF16")
-QUANTISED = ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+QUANTISED = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"),
+)
 NATIVE = FLOATS + QUANTISED
 
 

@@ -12,9 +12,12 @@ enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 #define TABLE(isa)                                                                                 \
     {                                                                                              \
         [MTP_F32] = mtp_f32_##isa, [MTP_F16] = mtp_f16_##isa, [MTP_BF16] = mtp_bf16_##isa,         \
-        [MTP_Q8_0] = mtp_q8_0_##isa, [MTP_Q4_0] = mtp_q4_0_##isa, [MTP_Q2_K] = mtp_q2_k_##isa,     \
-        [MTP_Q3_K] = mtp_q3_k_##isa, [MTP_Q4_K] = mtp_q4_k_##isa, [MTP_Q5_K] = mtp_q5_k_##isa,     \
-        [MTP_Q6_K] = mtp_q6_k_##isa, [MTP_IQ4_XS] = mtp_iq4_xs_##isa                               \
+        [MTP_Q8_0] = mtp_q8_0_##isa, [MTP_Q4_0] = mtp_q4_0_##isa, [MTP_Q4_1] = mtp_q4_1_##isa,     \
+        [MTP_Q5_0] = mtp_q5_0_##isa, [MTP_Q5_1] = mtp_q5_1_##isa,                                  \
+        [MTP_IQ4_NL] = mtp_iq4_nl_##isa, [MTP_MXFP4] = mtp_mxfp4_##isa,                            \
+        [MTP_Q2_K] = mtp_q2_k_##isa, [MTP_Q3_K] = mtp_q3_k_##isa, [MTP_Q4_K] = mtp_q4_k_##isa,     \
+        [MTP_Q5_K] = mtp_q5_k_##isa, [MTP_Q6_K] = mtp_q6_k_##isa,                                  \
+        [MTP_IQ4_XS] = mtp_iq4_xs_##isa                                                            \
     }
 
 static const mtp_product *const tables[MTP_ISA_COUNT][MTP_TYPES] = {

@@ -19,14 +19,19 @@ enum {
     MTP_F32 = 0,
     MTP_F16 = 1,
     MTP_Q4_0 = 2,
+    MTP_Q4_1 = 3,
+    MTP_Q5_0 = 6,
+    MTP_Q5_1 = 7,
     MTP_Q8_0 = 8,
     MTP_Q2_K = 10,
     MTP_Q3_K = 11,
     MTP_Q4_K = 12,
     MTP_Q5_K = 13,
     MTP_Q6_K = 14,
+    MTP_IQ4_NL = 20,
     MTP_IQ4_XS = 23,
     MTP_BF16 = 30,
+    MTP_MXFP4 = 39,
     MTP_TYPES /* above all numbers of types with kernels */
 };
 

@@ -13,8 +13,10 @@ typedef void (*mtp_product)(const void *group, int64_t n_blocks, const void *til
 #define MTP_DECLARE_PRODUCTS(isa)                                                                  \
     extern const mtp_product mtp_f32_##isa[MTP_TILE], mtp_f16_##isa[MTP_TILE],                     \
         mtp_bf16_##isa[MTP_TILE], mtp_q8_0_##isa[MTP_TILE], mtp_q4_0_##isa[MTP_TILE],              \
-        mtp_q2_k_##isa[MTP_TILE], mtp_q3_k_##isa[MTP_TILE], mtp_q4_k_##isa[MTP_TILE],              \
-        mtp_q5_k_##isa[MTP_TILE], mtp_q6_k_##isa[MTP_TILE], mtp_iq4_xs_##isa[MTP_TILE];
+        mtp_q4_1_##isa[MTP_TILE], mtp_q5_0_##isa[MTP_TILE], mtp_q5_1_##isa[MTP_TILE],              \
+        mtp_iq4_nl_##isa[MTP_TILE], mtp_mxfp4_##isa[MTP_TILE], mtp_q2_k_##isa[MTP_TILE],           \
+        mtp_q3_k_##isa[MTP_TILE], mtp_q4_k_##isa[MTP_TILE], mtp_q5_k_##isa[MTP_TILE],              \
+        mtp_q6_k_##isa[MTP_TILE], mtp_iq4_xs_##isa[MTP_TILE];
 
 MTP_DECLARE_PRODUCTS(portable)
 #if defined(__x86_64__)

@@ -13,19 +13,9 @@
 #define MTPCORE_MATMUL_LAYOUT_H
 
 #include "matmul_block256.h"
+#include "matmul_block32.h"
 
 enum { MTP_GROUP_ROWS = 32 };
-
-/* 32 columns of 32 rows. */
-typedef struct {
-    uint16_t scale[32];     /* float16 */
-    uint8_t code[8][32][4]; /* code + 128, column 4j + i at [j][row][i] */
-} mtp_q8_0_block;
-
-typedef struct {
-    uint16_t scale[32];
-    uint8_t code[4][32][4]; /* low nibble: code + 8 of column 4j + i; high: of 16 + 4j + i */
-} mtp_q4_0_block;
 
 /* Words of one token in a block of prepared activations. */
 enum {
@@ -64,8 +54,7 @@ static inline int64_t mtp_group_bytes(int32_t type, int64_t n_cols)
     case 1:
         return n_cols * MTP_GROUP_ROWS * mtp_type_block_bytes(type);
     case 32:
-        return n_blocks * (int64_t)(type == MTP_Q8_0 ? sizeof(mtp_q8_0_block)
-                                                     : sizeof(mtp_q4_0_block));
+        return n_blocks * mtp_block32_bytes(type);
     default:
         return 2 * n_blocks * mtp_block256_bytes(type);
     }

@@ -52,57 +52,34 @@ FLOAT_PRODUCT(f32, float, )
 FLOAT_PRODUCT(f16, uint16_t, mtp_float_from_half)
 FLOAT_PRODUCT(bf16, uint16_t, mtp_float_from_bfloat16)
 
-/* sum over blocks of (weight scale * activation scale) * exact integer sum */
-static void q8_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
-                 float (*out)[32])
+/* Per block of 32: scale * sum of codes + min * sum of activations */
+MTP_ALWAYS_INLINE void block32(const int type, int n_tokens, const void *group, int64_t n_blocks,
+                               const void *tile, float (*out)[32])
 {
     for (int row = 0; row < 32; row++) {
-        const mtp_q8_0_block *block = group;
+        const char *block = group;
         const int32_t *words = tile;
         float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
-            const float scale = mtp_float_from_half(block->scale[row]);
+        for (int64_t b = 0; b < n_blocks; b++) {
+            const float scale = mtp_block32_scale(type, block, row);
             int8_t weights[32];
             for (int k = 0; k < 32; k++)
-                weights[k] = (int8_t)(block->code[k / 4][row][k % 4] - 128);
+                weights[k] = (int8_t)mtp_block32_code(type, block, k, row);
             for (int t = 0; t < n_tokens; t++) {
+                const int32_t minus_sum = words[MTP_ACT32_MINUS_SUM * n_tokens + t];
                 const float x_scale = word_as_float(words + MTP_ACT32_SCALE * n_tokens + t);
                 const int32_t integers = dot(weights, words + t, n_tokens, 32);
                 sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
+                if (mtp_block32_has_min(type))
+                    sum[t] = fmaf(-(float)minus_sum, mtp_block32_min(block, row) * x_scale, sum[t]);
             }
+            block += mtp_block32_bytes(type);
+            words += MTP_ACT32_WORDS * n_tokens;
         }
         for (int t = 0; t < n_tokens; t++)
             store(sum[t], &out[t][row]);
     }
 }
-MTP_PRODUCTS_8(q8_0, portable)
-
-static void q4_0(int n_tokens, const void *group, int64_t n_blocks, const void *tile,
-                 float (*out)[32])
-{
-    for (int row = 0; row < 32; row++) {
-        const mtp_q4_0_block *block = group;
-        const int32_t *words = tile;
-        float sum[MTP_TILE] = {0};
-        for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
-            const float scale = mtp_float_from_half(block->scale[row]);
-            int8_t weights[32];
-            for (int k = 0; k < 16; k++) {
-                const int codes = block->code[k / 4][row][k % 4];
-                weights[k] = (int8_t)((codes & 15) - 8);
-                weights[16 + k] = (int8_t)((codes >> 4) - 8);
-            }
-            for (int t = 0; t < n_tokens; t++) {
-                const float x_scale = word_as_float(words + MTP_ACT32_SCALE * n_tokens + t);
-                const int32_t integers = dot(weights, words + t, n_tokens, 32);
-                sum[t] = fmaf((float)integers, scale * x_scale, sum[t]);
-            }
-        }
-        for (int t = 0; t < n_tokens; t++)
-            store(sum[t], &out[t][row]);
-    }
-}
-MTP_PRODUCTS_8(q4_0, portable)
 
 /* Per block of 256: scale * sum of (sub-block scale * codes) - min * sum of (sub-block min * 1) */
 MTP_ALWAYS_INLINE void block256(const int type, int n_tokens, const void *group, int64_t n_blocks,
@@ -141,17 +118,24 @@ MTP_ALWAYS_INLINE void block256(const int type, int n_tokens, const void *group,
     }
 }
 
-#define BLOCK256_PRODUCT(name, type)                                                               \
+#define BLOCK_PRODUCT(name, type, block, most)                                                     \
     static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
                      float (*out)[32])                                                             \
     {                                                                                              \
-        block256(type, n_tokens, group, n_blocks, tile, out);                                      \
+        block(type, n_tokens, group, n_blocks, tile, out);                                         \
     }                                                                                              \
-    MTP_PRODUCTS_4(name, portable)
+    MTP_PRODUCTS_##most(name, portable)
 
-BLOCK256_PRODUCT(q2_k, MTP_Q2_K)
-BLOCK256_PRODUCT(q3_k, MTP_Q3_K)
-BLOCK256_PRODUCT(q4_k, MTP_Q4_K)
-BLOCK256_PRODUCT(q5_k, MTP_Q5_K)
-BLOCK256_PRODUCT(q6_k, MTP_Q6_K)
-BLOCK256_PRODUCT(iq4_xs, MTP_IQ4_XS)
+BLOCK_PRODUCT(q8_0, MTP_Q8_0, block32, 8)
+BLOCK_PRODUCT(q4_0, MTP_Q4_0, block32, 8)
+BLOCK_PRODUCT(q4_1, MTP_Q4_1, block32, 8)
+BLOCK_PRODUCT(q5_0, MTP_Q5_0, block32, 8)
+BLOCK_PRODUCT(q5_1, MTP_Q5_1, block32, 8)
+BLOCK_PRODUCT(iq4_nl, MTP_IQ4_NL, block32, 8)
+BLOCK_PRODUCT(mxfp4, MTP_MXFP4, block32, 8)
+BLOCK_PRODUCT(q2_k, MTP_Q2_K, block256, 4)
+BLOCK_PRODUCT(q3_k, MTP_Q3_K, block256, 4)
+BLOCK_PRODUCT(q4_k, MTP_Q4_K, block256, 4)
+BLOCK_PRODUCT(q5_k, MTP_Q5_K, block256, 4)
+BLOCK_PRODUCT(q6_k, MTP_Q6_K, block256, 4)
+BLOCK_PRODUCT(iq4_xs, MTP_IQ4_XS, block256, 4)

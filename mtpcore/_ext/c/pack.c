@@ -3,31 +3,6 @@
 
 #include "pack.h"
 
-/* Subtract 128 from four int8 codes and read them as uint8, or the reverse. */
-static void copy_offset_codes(uint8_t *to, const uint8_t *from)
-{
-    for (int i = 0; i < 4; i++)
-        to[i] = from[i] ^ 0x80;
-}
-
-static void pack_q8_0(const uint8_t *from, int64_t n_blocks, int64_t b, int r, void *group)
-{
-    mtp_q8_0_block *block = (mtp_q8_0_block *)group + b;
-    (void)n_blocks;
-    memcpy(&block->scale[r], from, 2);
-    for (int j = 0; j < 8; j++)
-        copy_offset_codes(block->code[j][r], from + 2 + 4 * j);
-}
-
-static void pack_q4_0(const uint8_t *from, int64_t n_blocks, int64_t b, int r, void *group)
-{
-    mtp_q4_0_block *block = (mtp_q4_0_block *)group + b;
-    (void)n_blocks;
-    memcpy(&block->scale[r], from, 2);
-    for (int j = 0; j < 4; j++)
-        memcpy(block->code[j][r], from + 2 + 4 * j, 4);
-}
-
 static void pack_float(const uint8_t *from, int64_t n_blocks, int64_t b, int r, void *group)
 {
     (void)n_blocks;
@@ -40,31 +15,24 @@ static void pack_half(const uint8_t *from, int64_t n_blocks, int64_t b, int r, v
     memcpy((uint8_t *)group + 2 * (b * MTP_GROUP_ROWS + r), from, 2);
 }
 
-static mtp_pack_block *packer_of(int32_t type)
-{
-    switch (type) {
-    case MTP_Q8_0:
-        return pack_q8_0;
-    case MTP_Q4_0:
-        return pack_q4_0;
-    case MTP_Q2_K:
-        return mtp_pack_q2_k;
-    case MTP_Q3_K:
-        return mtp_pack_q3_k;
-    case MTP_Q4_K:
-        return mtp_pack_q4_k;
-    case MTP_Q5_K:
-        return mtp_pack_q5_k;
-    case MTP_Q6_K:
-        return mtp_pack_q6_k;
-    case MTP_IQ4_XS:
-        return mtp_pack_iq4_xs;
-    case MTP_F32:
-        return pack_float;
-    default: /* MTP_F16, MTP_BF16 */
-        return pack_half;
-    }
-}
+static mtp_pack_block *const packers[MTP_TYPES] = {
+    [MTP_F32] = pack_float,
+    [MTP_F16] = pack_half,
+    [MTP_BF16] = pack_half,
+    [MTP_Q8_0] = mtp_pack_q8_0,
+    [MTP_Q4_0] = mtp_pack_q4_0,
+    [MTP_Q4_1] = mtp_pack_q4_1,
+    [MTP_Q5_0] = mtp_pack_q5_0,
+    [MTP_Q5_1] = mtp_pack_q5_1,
+    [MTP_IQ4_NL] = mtp_pack_iq4_nl,
+    [MTP_MXFP4] = mtp_pack_mxfp4,
+    [MTP_Q2_K] = mtp_pack_q2_k,
+    [MTP_Q3_K] = mtp_pack_q3_k,
+    [MTP_Q4_K] = mtp_pack_q4_k,
+    [MTP_Q5_K] = mtp_pack_q5_k,
+    [MTP_Q6_K] = mtp_pack_q6_k,
+    [MTP_IQ4_XS] = mtp_pack_iq4_xs,
+};
 
 /* Block by block across the rows of a group, so that what is written stays in the first cache. */
 void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin, int64_t row_end,
@@ -74,7 +42,7 @@ void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin,
     const int64_t n_blocks = n_cols / mtp_type_block(type);
     const int64_t row_bytes = n_blocks * block_bytes;
     const int64_t group_bytes = mtp_group_bytes(type, n_cols);
-    mtp_pack_block *const pack_one = packer_of(type);
+    mtp_pack_block *const pack_one = packers[type];
     const uint8_t *source = rows;
     for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
         uint8_t *group = (uint8_t *)packed + row / MTP_GROUP_ROWS * group_bytes;

@@ -22,23 +22,14 @@ static void row_bf16(const uint16_t *group, int64_t n_cols, int r, float *out)
         out[k] = mtp_float_from_bfloat16(group[k * MTP_GROUP_ROWS + r]);
 }
 
-static void row_q8_0(const mtp_q8_0_block *block, int64_t n_blocks, int r, float *out)
+static void row_block32(int type, const char *block, int64_t n_blocks, int r, float *out)
 {
-    for (; n_blocks > 0; n_blocks--, block++, out += 32) {
-        const float scale = mtp_float_from_half(block->scale[r]);
-        for (int k = 0; k < 32; k++)
-            out[k] = scale * (float)(block->code[k / 4][r][k % 4] - 128);
-    }
-}
-
-static void row_q4_0(const mtp_q4_0_block *block, int64_t n_blocks, int r, float *out)
-{
-    for (; n_blocks > 0; n_blocks--, block++, out += 32) {
-        const float scale = mtp_float_from_half(block->scale[r]);
-        for (int k = 0; k < 16; k++) {
-            const int codes = block->code[k / 4][r][k % 4];
-            out[k] = scale * (float)((codes & 15) - 8);
-            out[16 + k] = scale * (float)((codes >> 4) - 8);
+    for (; n_blocks > 0; n_blocks--, block += mtp_block32_bytes(type), out += 32) {
+        const float scale = mtp_block32_scale(type, block, r);
+        for (int k = 0; k < 32; k++) {
+            out[k] = scale * (float)mtp_block32_code(type, block, k, r);
+            if (mtp_block32_has_min(type))
+                out[k] += mtp_block32_min(block, r);
         }
     }
 }
@@ -62,24 +53,20 @@ void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out)
                            row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
     const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
     const int r = (int)(row % MTP_GROUP_ROWS);
+    const int64_t half_bytes = n_blocks * mtp_block256_bytes(w->type);
     switch (w->type) {
     case MTP_F32:
         row_f32((const float *)group, n_blocks, r, out);
-        break;
+        return;
     case MTP_F16:
         row_f16((const uint16_t *)group, n_blocks, r, out);
-        break;
+        return;
     case MTP_BF16:
         row_bf16((const uint16_t *)group, n_blocks, r, out);
-        break;
-    case MTP_Q8_0:
-        row_q8_0((const mtp_q8_0_block *)group, n_blocks, r, out);
-        break;
-    case MTP_Q4_0:
-        row_q4_0((const mtp_q4_0_block *)group, n_blocks, r, out);
-        break;
-    default: /* blocks of 256 columns */
-        row_block256(w->type, (const char *)group + r / 16 * n_blocks * mtp_block256_bytes(w->type),
-                     n_blocks, r % 16, out);
+        return;
     }
+    if (mtp_type_block(w->type) == 32)
+        row_block32(w->type, (const char *)group, n_blocks, r, out);
+    else
+        row_block256(w->type, (const char *)group + r / 16 * half_bytes, n_blocks, r % 16, out);
 }

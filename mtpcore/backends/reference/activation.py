@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 __all__ = ["BLOCK_OF_TYPE", "quantise", "rounded"]
 
-BLOCK_OF_TYPE = {
-    **{int(kind): 32 for kind in (Type.Q8_0, Type.Q4_0)},
-    **{
-        int(kind): 256
-        for kind in (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
-    },
-}
+_BY_32 = (Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.IQ4_NL, Type.MXFP4)
+_BY_256 = (Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS)
+
+BLOCK_OF_TYPE = {int(kind): 32 for kind in _BY_32} | {int(kind): 256 for kind in _BY_256}
 """Activations that share a scale, by the type of the matrix that they meet; others stay float."""
 
 

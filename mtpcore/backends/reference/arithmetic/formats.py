@@ -10,7 +10,15 @@ from gguf import GGMLQuantizationType as Type
 
 from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.reference.arithmetic.blocks import Blocks, Raw
-from mtpcore.backends.reference.arithmetic.blocks32 import q4_0, q8_0
+from mtpcore.backends.reference.arithmetic.blocks32 import (
+    iq4_nl,
+    mxfp4,
+    q4_0,
+    q4_1,
+    q5_0,
+    q5_1,
+    q8_0,
+)
 from mtpcore.backends.reference.arithmetic.blocks256 import iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k
 from mtpcore.graph.program import Weight
 
@@ -19,6 +27,11 @@ __all__ = ["BLOCKS", "blocks_of", "stored"]
 BLOCKS: dict[int, Callable[[Raw], Blocks]] = {
     int(Type.Q8_0): q8_0,
     int(Type.Q4_0): q4_0,
+    int(Type.Q4_1): q4_1,
+    int(Type.Q5_0): q5_0,
+    int(Type.Q5_1): q5_1,
+    int(Type.IQ4_NL): iq4_nl,
+    int(Type.MXFP4): mxfp4,
     int(Type.Q2_K): q2_k,
     int(Type.Q3_K): q3_k,
     int(Type.Q4_K): q4_k,
