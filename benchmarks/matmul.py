@@ -31,8 +31,8 @@ def random_matrix(type_: Type, megabytes: float, n_cols: int) -> _matmul.PackedM
     block, block_bytes = GGML_QUANT_SIZES[type_]
     row_bytes = n_cols // block * block_bytes
     n_rows = max(64, int(megabytes * 1e6) // row_bytes // 64 * 64)
-    # Bytes up to 59 are finite numbers in every format.
-    data = np.random.default_rng(0).integers(0, 60, n_rows * row_bytes, np.uint8)
+    # Such bytes are finite numbers in every format, and no products of scales are subnormal.
+    data = np.random.default_rng(0).integers(60, 120, n_rows * row_bytes, np.uint8)
     return _matmul.pack(data, type_, n_rows, n_cols)
 
 

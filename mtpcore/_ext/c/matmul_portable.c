@@ -63,7 +63,8 @@ MTP_ALWAYS_INLINE void block32(const int type, int n_tokens, const void *group, 
         for (int64_t b = 0; b < n_blocks; b++) {
             const float scale = mtp_block32_scale(type, block, row);
             int8_t weights[32];
-            for (int k = 0; k < 32; k++)
+#pragma GCC unroll 32
+            for (int k = 0; k < 32; k++) /* places in a block become constants */
                 weights[k] = (int8_t)mtp_block32_code(type, block, k, row);
             for (int t = 0; t < n_tokens; t++) {
                 const int32_t minus_sum = words[MTP_ACT32_MINUS_SUM * n_tokens + t];
