@@ -71,6 +71,7 @@ VARIANTS = {
     "one rotation": Variant(says_near_base=False),
     "dense": Variant(sparse=()),
     "experts in every layer": Variant(sparse=(0, 1, 2), says_gate=False),
+    "experts in a head": Variant(sparse=(1, 4)),
     "MiMo-7B": FIRST._replace(norms=("own",)),
     "MiMo-7B, three heads": FIRST,
     "MiMo-7B, the trunk's norm, own tables": FIRST._replace(norms=("output", "own"), own=(1,)),
