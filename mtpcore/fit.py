@@ -13,7 +13,7 @@ from mtpcore.checkpoint import Key
 from mtpcore.gguf import Fields
 from mtpcore.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec, Number
 
-__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds"]
+__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking"]
 
 log = logging.getLogger("mtpcore")
 
@@ -51,6 +51,16 @@ def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[s
         return False
     present = all(name in tensors for name in fit.tensors if "{n}" not in name)
     return present and not any(name in tensors for name in fit.absent)
+
+
+def lacking(spec: ModelSpec, tensors: Collection[str]) -> list[str]:
+    """Return a trunk's tensors that a file lacks; a file of heads alone has none of its blocks."""
+    held = {block_of(name) for name in tensors}
+    return [
+        name
+        for name in spec.fit.tensors
+        if name not in tensors and (block_of(name) is None or block_of(name) in held)
+    ]
 
 
 def holds(spec: DrafterSpec, architecture: str, tensors: Collection[str], first_block: int) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtpcore.errors import ModelFileError, MtpcoreError
-from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits, holds
+from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits, holds, lacking
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.model import Layout, Model
 from mtpcore.registry import Registry, registry
@@ -98,11 +98,17 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
     spec = known.architectures.get(file.architecture)
     if spec is None:
         return _make_standalone(file, fields, known)
-    if not fits(spec, file.architecture, file.tensors):
+    if missing := lacking(spec, file.tensors):
         raise ModelFileError(
             f"tensors of the architecture {file.architecture!r} are missing",
             where=str(file.path),
-            wanted=", ".join(name for name in spec.fit.tensors if name not in file.tensors),
+            wanted=", ".join(missing),
+        )
+    if unknown := [name for name in spec.fit.absent if name in file.tensors]:
+        raise ModelFileError(
+            f"tensors that the architecture {file.architecture!r} does not have",
+            where=str(file.path),
+            got=", ".join(unknown),
         )
     hparams = spec.hparams(fields, file.tensors)
     fitted = _fit(known, fields, file, hparams) if mtp else []

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import types
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 import toy
 
-import mtpcore
+import mtpcore.models
 from mtpcore import loading
 from mtpcore.errors import ModelFileError, PluginError
+from mtpcore.gguf import write_model_file
 from mtpcore.graph import GraphType
 from mtpcore.loading import find_companion, find_model, load_model
-from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key
+from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key, hookimpl
 from mtpcore.registry import Registry
 
 
@@ -53,6 +55,47 @@ def test_mtp_false_neither_holds_nor_counts_the_head(load):
     assert without.hparams.n_layers == toy.N_LAYERS
     with pytest.raises(PluginError, match="no drafter"):
         without.program(GraphType.DRAFT)
+
+
+def test_heads_alone_lack_the_blocks_that_a_trunk_is_known_by(tmp_path):
+    tensors = {
+        "token_embd.weight": np.zeros((8, 32), np.float32),
+        "output_norm.weight": np.ones(32, np.float32),
+        "blk.2.nextn.eh_proj.weight": np.zeros((32, 64), np.float32),
+    }
+    metadata = {
+        "qwen3.block_count": 3,
+        "qwen3.nextn_predict_layers": 1,
+        "qwen3.context_length": 64,
+        "qwen3.embedding_length": 32,
+        "qwen3.feed_forward_length": 32,
+        "qwen3.attention.head_count": 4,
+        "qwen3.attention.layer_norm_rms_epsilon": 1e-5,
+    }
+
+    def load(tensors):
+        write_model_file(tmp_path / "qwen3.gguf", "qwen3", metadata, tensors)
+        return load_model(tmp_path / "qwen3.gguf", plugins=Registry.of(mtpcore.models))
+
+    with load(tensors) as heads:
+        assert heads.file_layout == "mtp-only"
+    trunk = {**tensors, "blk.0.attn_q.weight": np.zeros((32, 32), np.float32)}
+    with pytest.raises(ModelFileError, match="are missing") as caught:
+        load(trunk)
+    assert caught.value.wanted == "blk.0.attn_q_norm.weight, blk.0.attn_k_norm.weight"
+
+
+def test_tensors_that_a_trunk_must_not_have_are_refused(tmp_path):
+    spec = msgspec.structs.replace(
+        toy.TRUNK, fit=Fit(architectures=frozenset({"toy"}), absent=("sinks",))
+    )
+    other = types.ModuleType("other")
+    other.mtpcore_models = hookimpl(lambda: [spec], specname="mtpcore_models")
+    tensors = {**toy.trunk_tensors(), "sinks": np.zeros(4, np.float32)}
+    path = toy.write(tmp_path / "toy.gguf", tensors)
+    with pytest.raises(ModelFileError, match="does not have") as caught:
+        load_model(path, plugins=Registry.of(other))
+    assert caught.value.got == "sinks"
 
 
 def test_T29_model_without_head(load, caplog):
