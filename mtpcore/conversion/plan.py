@@ -194,7 +194,8 @@ def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
         where=config.file,
         wanted=_list(missing) if missing else None,
         got=_list(unknown) if unknown else None,
-        fix="download the checkpoint again, or extend the plugin's Checkpoint",
+        fix="download the checkpoint again, install the plugin that knows its heads, or extend the "
+        "plugin's Checkpoint",
     )
 
 

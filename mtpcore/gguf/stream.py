@@ -63,7 +63,7 @@ def stream_model_file(
     Parameters
     ----------
     path : path
-        Replaced where it exists.
+        Replaced where it exists as a regular file.
     architecture : str
     metadata : mapping
         As ``write_model_file`` takes it.
@@ -80,6 +80,12 @@ def stream_model_file(
         If the file cannot be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
+        raise ModelFileError(
+            "not a regular file: it cannot be written anew",
+            where=str(path),
+            fix="give the name of the file to write",
+        )
     part = path.with_name(path.name + ".part")
     try:
         offsets, n_bytes = _write_header(part, architecture, metadata, tensors)

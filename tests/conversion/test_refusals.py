@@ -1,6 +1,7 @@
 """What does not fit is named, and nothing is left behind."""
 
 import json
+import os
 import types
 
 import msgspec
@@ -241,3 +242,17 @@ def test_the_configuration_s_nested_objects_may_be_laid_open(tmp_path, config, t
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     convert(tmp_path / "hf", tmp_path / "b.gguf")
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
+    write_checkpoint(tmp_path / "hf", config, tensors)
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(ModelFileError, match="not a regular file") as error:
+            convert(tmp_path / "hf", path)
+        assert error.value.where == str(path)
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "hf", "pipe"]
