@@ -59,11 +59,19 @@ def _execute(options: argparse.Namespace) -> int:
         _complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The interpreter flushes standard output once more when it exits.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return UNREAD
+    except OSError as error:
+        _discard_output()
+        _complain(f"cannot write the output; got {error.strerror or error}")
+        return FAILED
     return code
+
+
+def _discard_output() -> None:
+    """Lead standard output nowhere: the interpreter flushes it once more when it exits."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:
