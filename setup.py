@@ -12,6 +12,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
+from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
@@ -84,15 +85,19 @@ def library(name, isa):
     )
 
 
+class BuildClib(build_clib):
+    """Make archives anew: one that is there would keep objects whose source files are gone."""
+
+    def run(self):
+        for archive in Path(self.build_clib).glob("*mtpcore*.a"):
+            archive.unlink()
+        super().run()
+
+
 class BuildExt(build_ext):
     """Build the C libraries first, also for a bare ``build_ext --inplace``."""
 
     def run(self):
-        # An archive that is there already would keep objects whose source files are gone.
-        for archive in Path(self.get_finalized_command("build_clib").build_clib).glob(
-            "*mtpcore*.a"
-        ):
-            archive.unlink()
         self.run_command("build_clib")
         super().run()
 
@@ -135,5 +140,5 @@ setup(
     ext_modules=cythonize(
         modules, build_dir="build", compiler_directives=directives, include_path=["."]
     ),
-    cmdclass={"build_ext": BuildExt},
+    cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
 )
