@@ -15,7 +15,7 @@ from mtpcore.cross.head_drafter import head_role, n_heads
 from mtpcore.cross.links import role_of
 from mtpcore.declarations import check_tree
 from mtpcore.errors import GraphError, LinkError, PluginError
-from mtpcore.graph import GraphType
+from mtpcore.graph import GraphType, Program
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, Tap, Tree
 
@@ -214,6 +214,7 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             wanted=", ".join(missing),
             got=", ".join(outputs),
         )
+    _check_widths(contexts[role].program, spec, where)
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
     if once and spec.shape in ("chain", "tree"):
         raise LinkError(
@@ -223,3 +224,19 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             fix=f"name an output of the graph: Feed(slot={once[0]!r}, recycle=...)",
         )
     return contexts
+
+
+def _check_widths(program: Program, spec: DrafterSpec, where: str) -> None:
+    """Refuse a recycled output whose rows are not as wide as those of its slot."""
+    for feed in spec.feeds:
+        if feed.graph or not feed.recycle or feed.slot not in program.inputs:
+            continue
+        slot = program.values[program.inputs[feed.slot]].shape[1:]
+        made = program.shape(feed.recycle)[1:]
+        if made != slot:
+            raise LinkError(
+                f"the recycled output {feed.recycle!r} is of another width",
+                where=f"{where}: slot {feed.slot!r}",
+                wanted=f"{slot[0]} values a row",
+                got=made[0],
+            )

@@ -110,6 +110,12 @@ def test_no_such_drafter_says_what_there_is(load):
     assert caught.value.wanted == "toy_head"
 
 
+def wide(g, inputs, h):
+    """Recycle rows of twice the slot's width."""
+    logits = g.matmul(g.output_rows(inputs["hidden"]), "blk.{n}.head.weight")
+    return Outputs(logits=logits, hidden=g.concat(inputs["hidden"], inputs["hidden"]))
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "what"),
     [
@@ -119,6 +125,7 @@ def test_no_such_drafter_says_what_there_is(load):
         ({"build": lambda g, inputs, h: inputs["hidden"]}, GraphError, "Outputs; got Value"),
         ({"build": lambda g, inputs, h: None}, GraphError, "Outputs; got NoneType"),
         ({"build": lambda g, inputs, h: Outputs(hidden=inputs["hidden"])}, LinkError, "no logits"),
+        ({"build": wide}, LinkError, r"another width; wanted 32 values a row; got 64"),
     ],
 )
 def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
