@@ -50,6 +50,12 @@ class HeadDrafter:
 
     def _check(self) -> None:
         """Refuse what this loop cannot follow."""
+        if self.spec.shape == "tree":
+            raise LinkError(
+                "a drafter with a head for each step drafts chains, no trees",
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                fix="leave tree= (--draft-tree) out",
+            )
         heads = Heads(
             count=len(self.contexts),
             order="each-step",

@@ -40,6 +40,14 @@ def test_what_the_loop_cannot_follow_is_refused(changes):
     assert list(caught.value.got) == list(changes)
 
 
+def test_heads_of_their_own_steps_draft_no_trees():
+    heads = Heads(count=2, order="each-step", rereads=True)
+    tree = Tree(depth=2, width=2, n_nodes=4)
+    with pytest.raises(LinkError, match="chains, no trees") as caught:
+        link_with(heads=heads, kv=KVPolicy(per_head=True), shape="tree", tree=tree)
+    assert "--draft-tree" in caught.value.fix
+
+
 def test_the_defaults_are_what_it_can_follow():
     assert repr(link_with()) == "Cross(llm, draft)"
     assert repr(link_with(heads=Heads(count=2))) == "Cross(llm, draft)"  # the first is repeated
