@@ -82,7 +82,7 @@ def find_model(name: str | PathLike[str]) -> Path:
             "the package has no such model",
             wanted=", ".join(_PACKAGED),
             got=str(name),
-            fix=f"a file of this name is ./{name}",
+            fix=f"take one of these; a file of your own with this name is given as ./{name}",
         )
     return _PACKAGED[str(name)] if known else Path(name)
 
@@ -182,5 +182,5 @@ def _refuse_second_head(file: ModelFile, known: Registry) -> None:
             raise ModelFileError(
                 f"the file already holds the head {drafter.name!r}",
                 where=str(file.path),
-                fix="leave mtp_path out, or give a file with the trunk alone",
+                fix="leave mtp_path= (--mtp-path) out, or give a file with the trunk alone",
             )

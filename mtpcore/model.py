@@ -134,8 +134,8 @@ class Model:
             "the model has no drafter" + (f" {name!r}" if name else ""),
             where=str(self.path),
             wanted=", ".join(self._fitted) or None,
-            fix="load a file with its head (mtp=True), complete it with mtp_path=, or install the "
-            "drafter's plugin"
+            fix="load a file with its head, complete it with mtp_path= (--mtp-path), or install "
+            "the drafter's plugin"
             + (f"; left out: {self.absent_plugins}" if self.absent_plugins else ""),
         )
 
@@ -226,7 +226,8 @@ class Model:
             raise ModelFileError(
                 "the file holds a drafter alone",
                 where=str(self.path),
-                fix="load the trunk's file, with this one as mtp_path= or linked as draft_model=",
+                fix="load the trunk's file, with this one as mtp_path= (--mtp-path) or linked as "
+                "draft_model= (-md)",
             )
         return self.spec
 

@@ -1,4 +1,4 @@
-"""The command line: run, inspect, bench, plugins."""
+"""The command line: run, inspect, bench, convert, quantize, plugins."""
 
 from mtpcore.cli.main import main
 

@@ -124,8 +124,8 @@ def _choose(
 ) -> DrafterSpec | None:
     """Return the drafter to use, or None where the text is decoded plainly."""
     if options.draft == 0:
-        if options.drafter or options.model_draft:
-            note("--draft 0: the drafter is not used")
+        if options.drafter or options.model_draft or options.draft_tree:
+            note("--draft 0: nothing is drafted; the drafter or tree that was named is not used")
         return None
     source = draft_model or model
     if source.drafters:

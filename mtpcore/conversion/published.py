@@ -211,4 +211,9 @@ def _read_file(path: Path) -> Iterator[PublishedTensor]:
                 begin += tensor.n_bytes
                 yield tensor
     except (SafetensorError, OSError) as error:
-        raise ModelFileError("not a safetensors file", where=str(path), got=error) from error
+        raise ModelFileError(
+            "not a safetensors file",
+            where=str(path),
+            got=error,
+            fix="the file is damaged or incomplete: download it again",
+        ) from error

@@ -41,7 +41,15 @@ class MappedFile:
         self.converted: set[tuple[int, int]] = set()
         try:
             # A pipe or a device would block, or have no end.
-            if not stat.S_ISREG(os.stat(path).st_mode):
+            mode = os.stat(path).st_mode
+            if stat.S_ISDIR(mode):
+                raise ModelFileError(
+                    "a folder, not a model file",
+                    where=str(path),
+                    fix="give the GGUF file in it; mtpcore convert makes one of a published "
+                    "checkpoint's folder",
+                )
+            if not stat.S_ISREG(mode):
                 raise ModelFileError("not a regular file", where=str(path))
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size

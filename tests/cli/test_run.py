@@ -314,6 +314,12 @@ def test_a_signal_ends_with_the_report(glm):
     assert "Traceback" not in report
 
 
+def test_a_tree_is_not_left_out_silently(command, glm):
+    code, _, err = command("run", glm, *PROMPT, "-n", 4, "--draft", 0, "--draft-tree", "3,2,6")
+    assert code == 0
+    assert "--draft 0" in err.splitlines()[0]
+
+
 def test_nobody_reading_is_no_crash(glm):
     program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "100"]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -12,6 +12,7 @@ from harness.published import save_tensors, small_config, small_tensors, write_c
 
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError, PluginError
+from mtpcore.loading import load_model
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Rename, hookimpl
 from mtpcore.registry import Registry
@@ -255,4 +256,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
         assert error.value.where == str(path)
     assert pipe.is_fifo()
     assert folder.is_dir()
+    with pytest.raises(ModelFileError, match="a folder, not a model file") as error:
+        load_model(tmp_path / "hf")
+    assert "mtpcore convert" in error.value.fix
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "hf", "pipe"]
