@@ -301,7 +301,7 @@ def _check_variants(specs: Sequence[Any]) -> None:
             raise PluginError(
                 "a variant of no drafter of this plugin",
                 where=f"{spec.name!r}: variant_of",
-                wanted=", ".join(sorted(heads)) or None,
+                wanted=", ".join(sorted(heads)) or "another drafter of this plugin",
                 got=repr(head),
             )
 

@@ -188,7 +188,7 @@ def test_a_variant_names_a_drafter_of_its_plugin():
     for wrong in ((variant,), (head, variant, named("third", "variant"))):
         error = refused(toy.offering(*wrong))
         assert "variant_of" in error.where
-        assert error.wanted == ("head" if head in wrong else "")
+        assert error.wanted == ("head" if head in wrong else "another drafter of this plugin")
 
 
 def test_a_proposer_is_a_declaration_too():
