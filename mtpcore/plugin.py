@@ -60,6 +60,7 @@ from mtpcore.spec import (
     Tie,
     Tree,
     VocabularyMap,
+    as_variant,
     first_of,
 )
 
@@ -112,6 +113,7 @@ __all__ = [
     "Tree",
     "Value",
     "VocabularyMap",
+    "as_variant",
     "attend",
     "attention_block",
     "block_renames",

@@ -35,6 +35,7 @@ __all__ = [
     "Tie",
     "Tree",
     "VocabularyMap",
+    "as_variant",
     "first_of",
 ]
 
@@ -353,3 +354,21 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     plugin: str = ""
     evidence: str = ""
+
+
+def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: Any) -> DrafterSpec:
+    """Return another way to use a drafter's weights, which is taken only where it is named.
+
+    ``changes`` are fields of DrafterSpec. Checkpoints are converted, and counts of heads are
+    compared with the metadata, for the drafter itself.
+    """
+    return msgspec.structs.replace(
+        spec,
+        name=name,
+        variant_of=spec.name,
+        fit=msgspec.structs.replace(spec.fit, count_key=None),
+        checkpoint=None,
+        acceptance=(0.0, 1.0),
+        evidence=evidence,
+        **changes,
+    )

@@ -8,8 +8,8 @@ from mtpcore.plugin import (
     DrafterSpec,
     Feed,
     Fit,
-    KVPolicy,
     ModelSpec,
+    as_variant,
     hookimpl,
 )
 from mtpcore_deepseek_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
@@ -33,9 +33,6 @@ TRUNK = ModelSpec(
     checkpoint=TRUNK_CHECKPOINT,
 )
 
-HEAD = Fit(architectures=ARCHITECTURES, tensors=NEXTN_TENSORS)
-KV = KVPolicy(source="own", refresh=True, warm_up=True)
-
 MTP = DrafterSpec(
     name="deepseek_mtp",
     fit=Fit(
@@ -48,8 +45,6 @@ MTP = DrafterSpec(
         Feed(
             slot="hidden",
             taps=("hidden",),
-            pairing="next-token",
-            first="none",
             recycle="hidden",
             evidence="vLLM PR 45895 and ROCm/ATOM PR 1764 (DeepSeek-R1: 61.4 to 64.6 % of drafts "
             "accepted) recycle the normed state; transformers 5.23 MtpModel and llama.cpp "
@@ -57,7 +52,6 @@ MTP = DrafterSpec(
         ),
     ),
     ties=NEXTN_TIES,
-    kv=KV,
     min_types=(ROUTER_TYPE,),
     checkpoint=HEAD_CHECKPOINT,
     acceptance=(0.6, 0.95),
@@ -65,37 +59,27 @@ MTP = DrafterSpec(
     "85 to 90 % of the time",
 )
 
-RESIDUAL_FED = DrafterSpec(
-    name="deepseek_mtp_residual_fed",
-    variant_of="deepseek_mtp",
-    fit=HEAD,
-    build=head,
+RESIDUAL_FED = as_variant(
+    MTP,
+    "deepseek_mtp_residual_fed",
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
-    ties=NEXTN_TIES,
-    kv=KV,
     evidence="the trunk's state before its final norm, as llama.cpp PR 24025 "
     "describes DeepSeek's head",
 )
 
-RESIDUAL_RECYCLED = DrafterSpec(
-    name="deepseek_mtp_residual_recycled",
-    variant_of="deepseek_mtp",
-    fit=HEAD,
+RESIDUAL_RECYCLED = as_variant(
+    MTP,
+    "deepseek_mtp_residual_recycled",
     build=residual_head,
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="residual"),),
-    ties=NEXTN_TIES,
-    kv=KV,
     evidence="later steps are fed the head's state before its norm, as vLLM did before PR 45895",
 )
 
-CONSTANT = DrafterSpec(
-    name="deepseek_mtp_constant",
-    variant_of="deepseek_mtp",
-    fit=HEAD,
+CONSTANT = as_variant(
+    MTP,
+    "deepseek_mtp_constant",
     build=constant_head,
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="fed"),),
-    ties=NEXTN_TIES,
-    kv=KV,
     evidence="the trunk's row is fed in all steps, as the code beside the "
     "DeepSeek-R1 checkpoint does according to ROCm/ATOM PR 1764",
 )

@@ -8,7 +8,6 @@ from mtpcore.plugin import (
     DrafterSpec,
     Feed,
     Fit,
-    KVPolicy,
     ModelSpec,
     hookimpl,
 )
@@ -39,15 +38,12 @@ NEXTN = DrafterSpec(
         Feed(
             slot="hidden",
             taps=("hidden",),
-            pairing="next-token",
-            first="none",
             recycle="hidden",
             evidence="transformers 5.23 MtpModel and llama.cpp draft-mtp give the same drafts with "
             "the trunk's normed state in and the head's normed state recycled",
         ),
     ),
     ties=NEXTN_TIES,
-    kv=KVPolicy(source="own", refresh=True, warm_up=True),
     min_types=(ROUTER_TYPE,),
     checkpoint=HEAD_CHECKPOINT,
     acceptance=(0.6, 0.95),

@@ -9,10 +9,9 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     attention_block,
-    moe,
+    feed_forward,
     nextn_input,
     nextn_outputs,
-    swiglu,
     trunk_outputs,
 )
 
@@ -39,8 +38,7 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Mimo2Hparams) 
     y = attention_block(g, x, positions, n, h, kind=h.kinds[n], sinks=sinks)
     x = g.plus(x, y if h.value_scale == 1 else g.scale(y, h.value_scale))
     f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    routed = h.experts is not None and g.has(f"blk.{n}.ffn_gate_inp.weight")
-    return g.plus(x, moe(g, f, n, h.experts) if routed else swiglu(g, f, n))
+    return g.plus(x, feed_forward(g, f, n, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:

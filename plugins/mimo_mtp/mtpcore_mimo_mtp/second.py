@@ -11,6 +11,7 @@ from mtpcore.plugin import (
     Heads,
     KVPolicy,
     ModelSpec,
+    as_variant,
     first_of,
 )
 from mtpcore_mimo_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
@@ -60,25 +61,19 @@ MIMO2_MTP = DrafterSpec(
     "drafts, the restatement 136 of 239",
 )
 
-TARGET_FED = DrafterSpec(
-    name="mimo2_mtp_target_fed",
-    variant_of="mimo2_mtp",
-    fit=FIT,
-    build=head,
-    feeds=(Feed(slot="hidden", taps=("residual",), recycle="residual"),),
-    ties=TIES,
-    kv=KVPolicy(per_head=True),
+TARGET_FED = as_variant(
+    MIMO2_MTP,
+    "mimo2_mtp_target_fed",
     heads=Heads(order="each-step", hidden_from="target"),
     evidence="SGLang's multi-layer worker: every head reads the target's rows, and each head's "
     "tokens lie one place further on",
 )
 
-FIRST_HEAD = DrafterSpec(
-    name="mimo2_mtp_first_head",
-    variant_of="mimo2_mtp",
-    fit=FIT,
-    build=head,
+FIRST_HEAD = as_variant(
+    MIMO2_MTP,
+    "mimo2_mtp_first_head",
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
-    ties=TIES,
+    kv=KVPolicy(),
+    heads=Heads(),
     evidence="vLLM's mimo_v2_mtp: the first head alone, fed its own normed state",
 )
