@@ -13,16 +13,24 @@ from mtpcore.models.blocks import (
     attend,
     attention_block,
     feed_forward,
+    feed_forward_block,
     moe,
     swiglu,
     trunk_outputs,
     turn,
 )
-from mtpcore.models.dense import dense_layer, dense_trunk
+from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
 from mtpcore.models.hparams import Count, Experts, Hparams
 from mtpcore.models.mixed import MixedHparams
 from mtpcore.models.mla import Mla, mla_block
-from mtpcore.models.nextn import NEXTN_TENSORS, NEXTN_TIES, nextn_input, nextn_outputs
+from mtpcore.models.nextn import (
+    NEXTN_TENSORS,
+    NEXTN_TIES,
+    nextn_fit,
+    nextn_head,
+    nextn_input,
+    nextn_outputs,
+)
 from mtpcore.models.published import (
     ATTENTION,
     BIASES,
@@ -118,9 +126,11 @@ __all__ = [
     "attention_block",
     "block_renames",
     "convert",
-    "feed_forward",
+    "decoder",
     "dense_layer",
     "dense_trunk",
+    "feed_forward",
+    "feed_forward_block",
     "first_of",
     "head_width",
     "hookimpl",
@@ -129,6 +139,8 @@ __all__ = [
     "long_context_factors",
     "mla_block",
     "moe",
+    "nextn_fit",
+    "nextn_head",
     "nextn_input",
     "nextn_outputs",
     "number",

@@ -18,6 +18,7 @@ __all__ = [
     "attend",
     "attention_block",
     "feed_forward",
+    "feed_forward_block",
     "moe",
     "swiglu",
     "trunk_outputs",
@@ -193,6 +194,23 @@ def feed_forward(g: GraphBuilder, x: Value, layer: int, experts: Experts | None)
     if experts is not None and g.has(f"blk.{layer}.ffn_gate_inp.weight"):
         return moe(g, x, layer, experts)
     return swiglu(g, x, layer)
+
+
+def feed_forward_block(
+    g: GraphBuilder,
+    x: Value,
+    layer: int,
+    h: Hparams,
+    experts: Experts | None = None,
+    *,
+    norm: str = "ffn_norm",
+) -> Value:
+    """Norm, feed forward: what a block's second half adds to the residual stream.
+
+    ``norm`` names the norm's weight in the block; the rest is as in ``feed_forward``.
+    """
+    f = g.rms_norm(x, f"blk.{layer}.{norm}.weight", h.norm_eps)
+    return feed_forward(g, f, layer, experts)
 
 
 def trunk_outputs(g: GraphBuilder, x: Value, h: Hparams) -> Outputs:

@@ -6,11 +6,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.hparams import Hparams
-from mtpcore.spec import Tie, first_of
+from mtpcore.spec import Fit, Tie, first_of
 
-__all__ = ["NEXTN_TENSORS", "NEXTN_TIES", "nextn_input", "nextn_outputs"]
+__all__ = [
+    "NEXTN_TENSORS",
+    "NEXTN_TIES",
+    "nextn_fit",
+    "nextn_head",
+    "nextn_input",
+    "nextn_outputs",
+]
+
+H = TypeVar("H", bound=Hparams)
 
 NEXTN_TENSORS: tuple[str, ...] = (
     "blk.{n}.nextn.eh_proj.weight",
@@ -27,6 +39,15 @@ NEXTN_TIES: tuple[Tie, ...] = (
 """Tables and norm are the head's own where the file has them, else the trunk's."""
 
 
+def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
+    """Return that such heads, with the tensors ``also``, fit these architectures."""
+    return Fit(
+        architectures=frozenset(architectures),
+        tensors=(*NEXTN_TENSORS, *also),
+        count_key="{arch}.nextn_predict_layers",
+    )
+
+
 def nextn_input(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Value:
     """Join each token's embedding with the row of the slot ``hidden``: f32[n_tokens, width]."""
     token = g.embed(inputs.tokens, "blk.{n}.nextn.embed_tokens.weight")
@@ -40,3 +61,15 @@ def nextn_outputs(g: GraphBuilder, x: Value, h: Hparams, **rows: Value) -> Outpu
     hidden = g.rms_norm(x, "blk.{n}.nextn.shared_head_norm.weight", h.norm_eps)
     logits = g.matmul(g.output_rows(hidden), "blk.{n}.nextn.shared_head_head.weight")
     return Outputs(logits=logits, hidden=hidden, **rows)
+
+
+def nextn_head(
+    g: GraphBuilder,
+    inputs: Inputs,
+    h: H,
+    layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
+) -> Outputs:
+    """Build a head around a layer of the family, called as ``decoder`` calls it with block g.n."""
+    x = nextn_input(g, inputs, h)
+    assert g.n is not None  # else there were no names to find these weights by
+    return nextn_outputs(g, layer(g, x, inputs.positions, g.n, h), h)

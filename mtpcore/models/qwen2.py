@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtpcore.checkpoint import Checkpoint
 from mtpcore.models.blocks import OUTPUT_TIE
-from mtpcore.models.dense import dense_trunk
+from mtpcore.models.decoder import dense_trunk
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.published import (
     ATTENTION,

@@ -11,9 +11,9 @@ from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
     attention_block,
-    feed_forward,
-    trunk_outputs,
+    feed_forward_block,
 )
+from mtpcore.models.decoder import decoder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     ATTENTION,
@@ -45,16 +45,12 @@ class Qwen3MoeHparams(Hparams, frozen=True, kw_only=True):
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Qwen3MoeHparams) -> Value:
     """Add attention and feed-forward of layer n to the residual stream."""
     x = g.plus(x, attention_block(g, x, positions, n, h))
-    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    return g.plus(x, feed_forward(g, f, n, h.experts))
+    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def build(g: GraphBuilder, inputs: Inputs, h: Qwen3MoeHparams) -> Outputs:
     """Build the trunk."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
-    for n in range(h.n_layers):
-        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
-    return trunk_outputs(g, x, h)
+    return decoder(g, inputs, h, layer)
 
 
 def _n_experts(config: Config) -> int:

@@ -1,7 +1,6 @@
 """DeepSeek-V2, V3, R1 and GLM-4.7-Flash: the ``deepseek2`` trunk and its MTP head."""
 
 from mtpcore.plugin import (
-    NEXTN_TENSORS,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
@@ -11,6 +10,7 @@ from mtpcore.plugin import (
     ModelSpec,
     as_variant,
     hookimpl,
+    nextn_fit,
 )
 from mtpcore_deepseek_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_deepseek_mtp.graph import (
@@ -21,11 +21,11 @@ from mtpcore_deepseek_mtp.graph import (
     trunk,
 )
 
-ARCHITECTURES = frozenset({"deepseek2"})
-
 TRUNK = ModelSpec(
     name="deepseek2",
-    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    fit=Fit(
+        architectures=frozenset({"deepseek2"}), tensors=("token_embd.weight", "output_norm.weight")
+    ),
     hparams=DeepseekHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
@@ -35,11 +35,7 @@ TRUNK = ModelSpec(
 
 MTP = DrafterSpec(
     name="deepseek_mtp",
-    fit=Fit(
-        architectures=ARCHITECTURES,
-        tensors=NEXTN_TENSORS,
-        count_key="{arch}.nextn_predict_layers",
-    ),
+    fit=nextn_fit("deepseek2"),
     build=head,
     feeds=(
         Feed(

@@ -9,11 +9,12 @@ from mtpcore.plugin import (
     Mla,
     Outputs,
     Value,
-    feed_forward,
+    decoder,
+    feed_forward_block,
     mla_block,
+    nextn_head,
     nextn_input,
     nextn_outputs,
-    trunk_outputs,
 )
 
 SIGMOID = 2
@@ -49,22 +50,17 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparams) -> Value:
     """Add attention and feed-forward of block n to the residual stream."""
     x = g.plus(x, mla_block(g, x, positions, n, h, h.mla))
-    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    return g.plus(x, feed_forward(g, f, n, h.experts))
+    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
     """Build the trunk."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
-    for n in range(h.n_layers):
-        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
-    return trunk_outputs(g, x, h)
+    return decoder(g, inputs, h, layer)
 
 
 def head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:
     """Build the MTP head: token p meets the trunk's hidden row p - 1."""
-    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
-    return nextn_outputs(g, x, h)
+    return nextn_head(g, inputs, h, layer)
 
 
 def residual_head(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:

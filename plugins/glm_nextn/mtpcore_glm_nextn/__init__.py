@@ -1,7 +1,6 @@
 """GLM-4.5, 4.6 and 4.7: the ``glm4moe`` trunk and its NextN head."""
 
 from mtpcore.plugin import (
-    NEXTN_TENSORS,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
@@ -10,15 +9,16 @@ from mtpcore.plugin import (
     Fit,
     ModelSpec,
     hookimpl,
+    nextn_fit,
 )
 from mtpcore_glm_nextn.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_glm_nextn.graph import GlmHparams, head, trunk
 
-ARCHITECTURES = frozenset({"glm4moe"})
-
 TRUNK = ModelSpec(
     name="glm4moe",
-    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    fit=Fit(
+        architectures=frozenset({"glm4moe"}), tensors=("token_embd.weight", "output_norm.weight")
+    ),
     hparams=GlmHparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
@@ -28,11 +28,7 @@ TRUNK = ModelSpec(
 
 NEXTN = DrafterSpec(
     name="glm_nextn",
-    fit=Fit(
-        architectures=ARCHITECTURES,
-        tensors=NEXTN_TENSORS,
-        count_key="{arch}.nextn_predict_layers",
-    ),
+    fit=nextn_fit("glm4moe"),
     build=head,
     feeds=(
         Feed(

@@ -9,10 +9,9 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     attention_block,
-    feed_forward,
-    nextn_input,
-    nextn_outputs,
-    trunk_outputs,
+    decoder,
+    feed_forward_block,
+    nextn_head,
 )
 
 
@@ -33,19 +32,14 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GlmHparams) ->
     ``post_attention_norm`` is the norm before the feed-forward part.
     """
     x = g.plus(x, attention_block(g, x, positions, n, h))
-    f = g.rms_norm(x, f"blk.{n}.post_attention_norm.weight", h.norm_eps)
-    return g.plus(x, feed_forward(g, f, n, h.experts))
+    return g.plus(x, feed_forward_block(g, x, n, h, h.experts, norm="post_attention_norm"))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
     """Build the trunk."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
-    for n in range(h.n_layers):
-        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
-    return trunk_outputs(g, x, h)
+    return decoder(g, inputs, h, layer)
 
 
 def head(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:
     """Build the NextN head: token p meets the trunk's normed hidden row p - 1."""
-    x = layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h)
-    return nextn_outputs(g, x, h)
+    return nextn_head(g, inputs, h, layer)

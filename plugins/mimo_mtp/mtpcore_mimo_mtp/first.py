@@ -6,7 +6,6 @@ from mtpcore.plugin import (
     ATTENTION,
     BIASES,
     DECODER,
-    NEXTN_TENSORS,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROPE_KEYS,
@@ -29,11 +28,10 @@ from mtpcore.plugin import (
     dense_layer,
     dense_trunk,
     in_heads,
-    nextn_input,
-    nextn_outputs,
+    nextn_fit,
+    nextn_head,
 )
 
-ARCHITECTURES = frozenset({"mimo"})
 PUBLISHED = frozenset({"MiMoForCausalLM"})
 BLOCK = (
     *ATTENTION,
@@ -57,12 +55,12 @@ def token_first(values: np.ndarray, config: Config) -> np.ndarray:
 
 def head(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Outputs:
     """Build a head: token p meets the trunk's normed row p - 1."""
-    return nextn_outputs(g, dense_layer(g, nextn_input(g, inputs, h), inputs.positions, g.n, h), h)
+    return nextn_head(g, inputs, h, dense_layer)
 
 
 MIMO = ModelSpec(
     name="mimo",
-    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    fit=Fit(architectures=frozenset({"mimo"}), tensors=("token_embd.weight", "output_norm.weight")),
     hparams=Hparams.read,
     build=dense_trunk,
     ties=(OUTPUT_TIE,),
@@ -75,11 +73,7 @@ MIMO = ModelSpec(
 
 MIMO_MTP = DrafterSpec(
     name="mimo_mtp",
-    fit=Fit(
-        architectures=ARCHITECTURES,
-        tensors=NEXTN_TENSORS,
-        count_key="{arch}.nextn_predict_layers",
-    ),
+    fit=nextn_fit("mimo"),
     build=head,
     feeds=(
         Feed(

@@ -9,10 +9,10 @@ from mtpcore.plugin import (
     Outputs,
     Value,
     attention_block,
-    feed_forward,
+    decoder,
+    feed_forward_block,
     nextn_input,
     nextn_outputs,
-    trunk_outputs,
 )
 
 
@@ -37,16 +37,12 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Mimo2Hparams) 
     sinks = f"blk.{n}.attn_sinks.weight"
     y = attention_block(g, x, positions, n, h, kind=h.kinds[n], sinks=sinks)
     x = g.plus(x, y if h.value_scale == 1 else g.scale(y, h.value_scale))
-    f = g.rms_norm(x, f"blk.{n}.ffn_norm.weight", h.norm_eps)
-    return g.plus(x, feed_forward(g, f, n, h.experts))
+    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:
     """Build the trunk."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
-    for n in range(h.n_layers):
-        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
-    return trunk_outputs(g, x, h)
+    return decoder(g, inputs, h, layer)
 
 
 def head(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:

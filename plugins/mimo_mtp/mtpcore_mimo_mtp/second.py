@@ -1,7 +1,6 @@
 """MiMo-V2-Flash, V2.5 and V2.5-Pro (``mimo2``): what trunk and heads declare."""
 
 from mtpcore.plugin import (
-    NEXTN_TENSORS,
     NEXTN_TIES,
     OUTPUT_TIE,
     ROUTER_TYPE,
@@ -13,25 +12,22 @@ from mtpcore.plugin import (
     ModelSpec,
     as_variant,
     first_of,
+    nextn_fit,
 )
 from mtpcore_mimo_mtp.checkpoint import HEAD_CHECKPOINT, TRUNK_CHECKPOINT
 from mtpcore_mimo_mtp.graph import Mimo2Hparams, head, trunk
 
-ARCHITECTURES = frozenset({"mimo2"})
 HEAD_NORM = "blk.{n}.nextn.shared_head_norm.weight"
 TIES = (
     *(tie for tie in NEXTN_TIES if tie.tensor != HEAD_NORM),
     first_of(HEAD_NORM, "blk.{n}.layer_output_norm.weight", "output_norm.weight"),
 )
-FIT = Fit(
-    architectures=ARCHITECTURES,
-    tensors=(*NEXTN_TENSORS, "blk.{n}.attn_qkv.weight"),
-    count_key="{arch}.nextn_predict_layers",
-)
 
 MIMO2 = ModelSpec(
     name="mimo2",
-    fit=Fit(architectures=ARCHITECTURES, tensors=("token_embd.weight", "output_norm.weight")),
+    fit=Fit(
+        architectures=frozenset({"mimo2"}), tensors=("token_embd.weight", "output_norm.weight")
+    ),
     hparams=Mimo2Hparams.read,
     build=trunk,
     ties=(OUTPUT_TIE,),
@@ -41,7 +37,7 @@ MIMO2 = ModelSpec(
 
 MIMO2_MTP = DrafterSpec(
     name="mimo2_mtp",
-    fit=FIT,
+    fit=nextn_fit("mimo2", also=("blk.{n}.attn_qkv.weight",)),
     build=head,
     feeds=(
         Feed(

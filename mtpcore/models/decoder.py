@@ -1,0 +1,45 @@
+"""Decoders: layers between the embeddings and the output matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
+from mtpcore.models.blocks import attention_block, feed_forward_block, trunk_outputs
+from mtpcore.models.hparams import Hparams
+
+__all__ = ["decoder", "dense_layer", "dense_trunk"]
+
+H = TypeVar("H", bound=Hparams)
+
+
+def decoder(
+    g: GraphBuilder,
+    inputs: Inputs,
+    h: H,
+    layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
+) -> Outputs:
+    """Build a trunk; what each layer reads can be tapped.
+
+    Parameters
+    ----------
+    layer : callable
+        ``layer(g, x, positions, n, h)`` returns the residual stream x, f32[n_tokens, width], with
+        what block n adds to it.
+    """
+    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    for n in range(h.n_layers):
+        x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    return trunk_outputs(g, x, h)
+
+
+def dense_layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Hparams) -> Value:
+    """Add attention and a dense feed-forward part to the residual stream."""
+    x = g.plus(x, attention_block(g, x, positions, n, h))
+    return g.plus(x, feed_forward_block(g, x, n, h))
+
+
+def dense_trunk(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Outputs:
+    """Build a trunk of such layers."""
+    return decoder(g, inputs, h, dense_layer)
