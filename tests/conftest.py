@@ -2,13 +2,14 @@
 
 import os
 
+from harness.search import CI_EXAMPLES
 from hypothesis import HealthCheck, settings
 
 # Derandomised, so that a run says the same about the same commit; a slow machine is no failure.
 settings.register_profile(
     "ci",
     derandomize=True,
-    max_examples=50,
+    max_examples=CI_EXAMPLES,
     stateful_step_count=30,
     deadline=None,
     database=None,
@@ -16,8 +17,8 @@ settings.register_profile(
 )
 settings.register_profile(
     "deep",
-    max_examples=3000,
-    stateful_step_count=100,
+    max_examples=int(os.environ.get("MTPCORE_EXAMPLES", "1000")),
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

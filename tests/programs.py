@@ -22,6 +22,13 @@ class Tensor:
         return self._raw
 
 
+class Raw(Tensor):
+    """A tensor of blocks that the ``gguf`` package cannot write."""
+
+    def __init__(self, raw, kind, shape):
+        self._raw, self.type, self.shape = raw.view(np.uint8), int(Type[kind]), shape
+
+
 def random_tensors(seed, kind=Type.F32, **shapes):
     """Return tensors by name; those of two axes and more are stored as ``kind``."""
     rng = np.random.default_rng(seed)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import toy
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore.errors import MtpcoreError
@@ -15,7 +16,7 @@ TWO_HEADS = toy.head_tensors() | toy.head_tensors(n=toy.N_LAYERS + 1)
 WHOLE = TRUNK | TWO_HEADS
 
 
-@settings(max_examples=60)
+@searching(60)
 @given(
     dropped=st.sets(st.sampled_from(sorted(WHOLE)), max_size=4),
     heads=st.integers(0, 3),

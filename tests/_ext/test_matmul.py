@@ -27,7 +27,8 @@ from harness.matrices import (
     random_tokens,
     restated_product,
 )
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore._ext import _matmul
@@ -35,7 +36,7 @@ from mtpcore.errors import BackendError, GraphError
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
-small_search = settings(derandomize=True, deadline=None, max_examples=40)
+small_search = searching(40)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import HEAD, N_HEADS, N_VOCAB, WIDTH, random_tensors
 
@@ -102,7 +103,7 @@ sequences = st.lists(
 )
 
 
-@settings(max_examples=40)
+@searching(40)
 @given(sequences, st.permutations(range(4)), st.booleans(), st.integers(1, 3))
 def test_the_loop_is_the_python_loop(described, slots, with_ids, threads):
     described = [(slot, *one) for slot, one in zip(slots, described, strict=False)]

@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_VOCAB, WIDTH, trunk
 
@@ -33,7 +34,7 @@ VARIANTS = {
 PROGRAMS = {name: trunk(**options) for name, options in VARIANTS.items()}
 ALONE = {}
 
-examples = settings(max_examples=25)
+examples = searching(25)
 variants = st.sampled_from(list(VARIANTS))
 kv_dtypes = st.sampled_from(["f32", "f16"])
 isas = st.sampled_from(available_isas())

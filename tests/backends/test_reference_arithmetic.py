@@ -7,9 +7,10 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from harness.generated import NATIVE, QUANTISED, random_matrix
-from hypothesis import example, given, settings
+from harness.search import searching
+from hypothesis import example, given
 from hypothesis import strategies as st
-from programs import Tensor, random_tensors
+from programs import Raw, Tensor, random_tensors
 
 from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import use_isa
@@ -63,7 +64,7 @@ near = st.tuples(few_bits, few_bits, st.integers(-30, 30), st.sampled_from([1, -
 """Three of which the third is of the size of the others' product."""
 
 
-@settings(max_examples=500)
+@searching(500)
 @given(near | st.tuples(any_float, any_float, any_float))
 @example((2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-23), 1 + 2.0**-23))  # rounded twice: up
 @example((2.0**-12 * (1 + 2.0**-23), 2.0**-12 * (1 - 2.0**-23), -1 - 2.0**-23))
@@ -112,7 +113,7 @@ def test_every_operation_is_written_down():
     assert not OPERATIONS.keys() & without
 
 
-each_operation = settings(max_examples=25)
+each_operation = searching(25)
 isas = st.sampled_from(available_isas())
 sizes = st.sampled_from(["plain", "wide", "special"])
 seeds = st.integers(0, 2**32 - 1)
@@ -237,13 +238,6 @@ def test_rope(data, isa, n, pairs, style):
     compare(isa, make, tensors, rows, axes=3, feeds=[{"n": n, "positions": positions}])
 
 
-class Raw(Tensor):
-    """A tensor of blocks that the ``gguf`` package cannot write."""
-
-    def __init__(self, raw, kind, shape):
-        self._raw, self.type, self.shape = raw.view(np.uint8), int(Type[kind]), shape
-
-
 def matrix(rng, kind, *shape):
     """Make a matrix of any codes; one scale in forty is any float16 at all."""
     raw = random_matrix(rng, kind, *shape).view(np.uint8)
@@ -258,7 +252,7 @@ def matrix(rng, kind, *shape):
 
 
 @pytest.mark.parametrize("kind", NATIVE)
-@settings(max_examples=12)
+@searching(12)
 @given(st.data(), isas, st.integers(1, 70), counts)
 def test_products(kind, data, isa, n_outputs, n):
     rng = np.random.default_rng(data.draw(seeds))
@@ -330,7 +324,7 @@ ATTENTIONS = [
 ]
 
 
-@settings(max_examples=40)
+@searching(40)
 @given(
     st.data(),
     isas,

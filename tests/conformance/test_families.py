@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from harness.families import FAMILIES
 from harness.pairwise import cover_pairs
-from hypothesis import HealthCheck, settings
+from harness.search import searching
+from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore.spec import Tree
@@ -66,15 +67,10 @@ def test_texts_do_not_depend_on_trees(family):
             check_texts(family, Texts(k=4, temperature=temperature, n_batch=n_batch), shaped)
 
 
+@pytest.mark.hypothesis
 @families
 def test_state_does_not_depend_on_what_was_rejected(family):
-    few = settings(
-        settings(),
-        max_examples=settings().max_examples // 3,
-        stateful_step_count=20,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
+    few = searching(16, stateful_step_count=20, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(family), settings=few)
 
 

@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import rows
@@ -53,7 +54,7 @@ def batches(draw, lengths):
     return Batch(tokens, seq=seqs, pos=pos, outputs=outputs)
 
 
-@settings(max_examples=600)
+@searching(600)
 @given(
     st.data(),
     st.lists(st.sampled_from([0, 1, 4, 11]), min_size=N_SEQ, max_size=N_SEQ),

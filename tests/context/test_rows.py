@@ -9,8 +9,8 @@ import toy
 from harness import seer
 from harness.hashed import HashBackend, HashModel
 from harness.scripted import cross_of
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore.batch import Batch
@@ -80,7 +80,7 @@ def paths_of(parent):
     return paths
 
 
-@searching(max_examples=25)
+@searching(25)
 @given(
     data=st.data(),
     start=st.sampled_from([0, 3, PAGE - 2]),

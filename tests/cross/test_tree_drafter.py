@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from harness.hashed import FUSED, N_VOCAB, SPEC, HashModel
 from harness.scripted import assert_fresh, cross_of, plain, run, settings
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore import Batch, DraftTree, Generator, LinkError, Sampling, Tree
@@ -39,7 +39,7 @@ requests = st.lists(
 )
 
 
-@searching(max_examples=80)
+@searching(80)
 @given(
     wanted=requests,
     shape=shapes,

@@ -5,8 +5,8 @@ import pytest
 from harness import seer
 from harness.hashed import N_VOCAB, Planted
 from harness.scripted import assert_fresh, cross_of, plain, trees_around
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore import Batch, Context, Cross, DraftTree, Sampling
@@ -20,7 +20,7 @@ SAMPLINGS = [
 ]
 
 
-@searching(max_examples=60)
+@searching(60)
 @given(
     data=st.data(),
     samplings=st.permutations(SAMPLINGS * 2),

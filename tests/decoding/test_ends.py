@@ -3,8 +3,8 @@
 import pytest
 from harness.hashed import N_VOCAB, HashModel, Planted
 from harness.scripted import SCRIPTS, Letters, Scripted, cross_of, plain, run
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore.batch import Batch
@@ -66,7 +66,7 @@ def test_T21_a_stop_text_at_each_index_of_a_run(end, draft):
     assert request.finish_reason == "stop"
 
 
-@searching(max_examples=60)
+@searching(60)
 @given(
     draft=st.integers(0, 8),
     max_tokens=st.integers(0, 14),

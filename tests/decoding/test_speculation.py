@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from harness.hashed import N_VOCAB, HashModel, Planted
 from harness.scripted import INVALID, SCRIPTS, TREES, Scripted, cross_of, plain, run, settings
+from harness.search import searching
 from hypothesis import given, target
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore.batch import Batch
@@ -35,7 +35,7 @@ requests = st.lists(
 drafters = st.sampled_from(["head", "script", "both"])
 
 
-@searching(max_examples=250)
+@searching(250)
 @given(
     wanted=requests,
     kind=drafters,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tokenizers
 from harness.fixtures import model_file
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore.errors import ModelFileError, MtpcoreError
@@ -19,7 +20,7 @@ from mtpcore.gguf.pretokenizers import find_pretokenizer
 from mtpcore.gguf.vocabulary import byte_alphabet
 
 DATA = Path(__file__).parents[1] / "data" / "glm-11"
-bounded = settings(derandomize=True, max_examples=150, deadline=None)
+bounded = searching(150)
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 
 

@@ -4,7 +4,8 @@ import pytest
 from harness import eagle3, fixtures
 from harness.eagle3 import VARIANTS
 from harness.generated import FAMILIES
-from hypothesis import HealthCheck, settings
+from harness.search import searching
+from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import load_model
@@ -60,12 +61,8 @@ def test_trunks_of_plugins_are_targets(name, tmp_path):
     check_texts(pair, Texts(k=3, temperature=0.8, n_tokens=12, n_texts=2))
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", ["reference", "every token"])
 def test_no_trace_of_rejected_drafts(subject, name):
-    few = settings(
-        max_examples=8,
-        stateful_step_count=15,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
+    few = searching(8, stateful_step_count=15, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(subject(name=name)), settings=few)

@@ -2,7 +2,8 @@
 
 import pytest
 from harness.fixtures import model_file
-from hypothesis import HealthCheck, settings
+from harness.search import searching
+from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore.testing import (
@@ -50,14 +51,9 @@ def test_texts_do_not_depend_on_drafts(family, temperature):
         check_texts(family, texts)
 
 
+@pytest.mark.hypothesis
 def test_state_does_not_depend_on_what_was_rejected(family):
-    few = settings(
-        settings(),
-        max_examples=settings().max_examples // 10 + 1,
-        stateful_step_count=20,
-        suppress_health_check=list(HealthCheck),
-        deadline=None,
-    )
+    few = searching(6, stateful_step_count=20, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(family), settings=few)
 
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from harness.search import searching
 from harness.situations import situations
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore._ext import _matmul, _sampling
@@ -13,7 +14,7 @@ from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 NO_HISTORY = np.zeros(0, np.int32)
 
 
-@settings(max_examples=150)
+@searching(150)
 @given(
     situations(),
     st.integers(0, 2**32 - 1),

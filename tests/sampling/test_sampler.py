@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from harness.search import searching
 from harness.situations import situations
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore._ext import _matmul, _sampling
@@ -29,7 +30,7 @@ def words(allowed):
     return np.packbits(padded, bitorder="little").view(np.uint32)
 
 
-@settings(max_examples=600)
+@searching(600)
 @given(situations(), st.integers(0, 2**32 - 1))
 def test_equals_the_definition(situation, index):
     sampling, logits, history, n_prompt, n_ids, token_ids, allowed = situation

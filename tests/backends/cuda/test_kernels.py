@@ -3,7 +3,8 @@
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from harness.search import searching
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from mtpcore.backends.cuda.layout import pack
@@ -15,7 +16,7 @@ from mtpcore.backends.reference.matrix import QuantisedMatrix
 KIND = gguf.GGMLQuantizationType
 TYPES = [KIND.Q8_0, KIND.Q4_0]
 # One device serves all examples of a property.
-shared = settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+shared = searching(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def floats(seed, *shape):
