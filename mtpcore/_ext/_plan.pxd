@@ -12,6 +12,7 @@ cdef extern from "pool.h" nogil:
 
     int MTP_MAX_THREADS
     mtp_pool *mtp_pool_of(int n_threads)
+    int mtp_pool_order(int order)
 
 
 cdef extern from "plan.h" nogil:

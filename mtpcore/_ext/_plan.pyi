@@ -15,9 +15,11 @@ __all__ = [
     "KINDS",
     "MAX_THREADS",
     "NO_BARRIER",
+    "ORDERS",
     "UNIT",
     "expert_list_words",
     "use_isa",
+    "use_order",
 ]
 
 KINDS: dict[str, int]
@@ -27,6 +29,7 @@ BARRIER: int
 UNIT: int
 """Rows that one thread keeps together; up to so many rows belong to the first thread."""
 MAX_THREADS: int
+ORDERS: tuple[str, ...]
 
 def use_isa(name: str) -> str:
     """Run plans with another instruction set, for tests; return the one used before.
@@ -35,6 +38,13 @@ def use_isa(name: str) -> str:
     ------
     BackendError
         The machine cannot run it.
+    """
+
+def use_order(name: str) -> str:
+    """Run the threads of plans in one of ``ORDERS``, for tests; return the one used before.
+
+    In turns, first to last or last to first, each thread does all of its work up to the next
+    barrier before another one begins: a barrier that is missing shows in one of the two.
     """
 
 def expert_list_words(n_experts: int, n_slots: int) -> int:

@@ -56,6 +56,13 @@ def use_isa(str name not None):
     return previous
 
 
+ORDERS = ("together", "first to last", "last to first")
+
+
+def use_order(str name not None):
+    return ORDERS[mtp_pool_order(ORDERS.index(name))]
+
+
 def expert_list_words(int64_t n_experts, int64_t n_slots):
     return mtp_expert_list_words(n_experts, n_slots)
 

@@ -27,6 +27,8 @@ struct mtp_pool {
     pthread_cond_t wake;
     mtp_task task;
     void *argument;
+    int order; /* of this region's threads */
+    int turn;  /* how many of them have passed it on since the last barrier */
     _Alignas(LINE) _Atomic uint32_t n_regions;
     _Alignas(LINE) _Atomic int n_arrived;
     _Alignas(LINE) _Atomic uint32_t n_barriers;
@@ -87,7 +89,31 @@ static void change(mtp_pool *pool, _Atomic uint32_t *counter)
     }
 }
 
-void mtp_pool_wait(mtp_pool *pool)
+static _Atomic int wanted_order = MTP_TOGETHER;
+static _Thread_local int rank = -1; /* in a region whose threads take turns */
+
+int mtp_pool_order(int order)
+{
+    return atomic_exchange(&wanted_order, order);
+}
+
+static void take_turn(mtp_pool *pool)
+{
+    pthread_mutex_lock(&pool->sleep);
+    while (pool->turn != rank)
+        pthread_cond_wait(&pool->wake, &pool->sleep);
+    pthread_mutex_unlock(&pool->sleep);
+}
+
+static void pass_turn(mtp_pool *pool)
+{
+    pthread_mutex_lock(&pool->sleep);
+    pool->turn = (rank + 1) % pool->n_threads;
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->sleep);
+}
+
+static void meet(mtp_pool *pool)
 {
     const uint32_t seen = atomic_load_explicit(&pool->n_barriers, memory_order_relaxed);
     if (atomic_fetch_add(&pool->n_arrived, 1) + 1 == pool->n_threads) {
@@ -96,6 +122,17 @@ void mtp_pool_wait(mtp_pool *pool)
     } else {
         wait_for_change(pool, &pool->n_barriers, seen, BARRIER_SPIN_NS);
     }
+}
+
+void mtp_pool_wait(mtp_pool *pool)
+{
+    if (rank < 0) {
+        meet(pool);
+        return;
+    }
+    pass_turn(pool);
+    meet(pool);
+    take_turn(pool);
 }
 
 static void run_rounded(mtp_task task, void *argument, int thread, int n_threads)
@@ -108,6 +145,22 @@ static void run_rounded(mtp_task task, void *argument, int thread, int n_threads
 #else
     task(argument, thread, n_threads);
 #endif
+}
+
+/* A thread's part of the region, and the barrier at its end. */
+static void take_part(mtp_pool *pool, int thread)
+{
+    const int n = pool->n_threads;
+    if (pool->order != MTP_TOGETHER) {
+        rank = pool->order == MTP_FIRST_TO_LAST ? thread : n - 1 - thread;
+        take_turn(pool);
+        run_rounded(pool->task, pool->argument, thread, n);
+        pass_turn(pool);
+        rank = -1;
+    } else {
+        run_rounded(pool->task, pool->argument, thread, n);
+    }
+    meet(pool);
 }
 
 void mtp_run_alone(mtp_task task, void *argument)
@@ -128,8 +181,7 @@ static void *work(void *argument)
     for (;;) {
         wait_for_change(self.pool, &self.pool->n_regions, self.n_regions, IDLE_SPIN_NS);
         self.n_regions++;
-        run_rounded(self.pool->task, self.pool->argument, self.thread, self.pool->n_threads);
-        mtp_pool_wait(self.pool);
+        take_part(self.pool, self.thread);
     }
     return NULL;
 }
@@ -169,9 +221,10 @@ void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument)
     } else {
         pool->task = task;
         pool->argument = argument;
+        pool->order = atomic_load(&wanted_order);
+        pool->turn = 0;
         change(pool, &pool->n_regions);
-        run_rounded(task, argument, 0, pool->n_threads);
-        mtp_pool_wait(pool);
+        take_part(pool, 0);
     }
     pthread_mutex_unlock(&pool->region);
 }

@@ -1,0 +1,161 @@
+"""Random programs: the fast way of everything against portable C on one thread, row by row."""
+
+import numpy as np
+import pytest
+from harness.random_programs import N_VOCAB, random_batches, random_programs
+from harness.search import searching
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from mtpcore._ext._matmul import available_isas
+from mtpcore._ext._plan import ORDERS, use_isa, use_order
+from mtpcore.backends.base import Rows
+from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.testing import Runner, Weights
+
+N_CTX = 512
+
+
+@pytest.fixture(autouse=True)
+def _share_small_plans(monkeypatch):
+    """Plans of tests are so small that one thread would run them alone."""
+    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    isa, order = use_isa("base"), use_order("together")
+    yield
+    use_isa(isa)
+    use_order(order)
+
+
+class Text:
+    """What each place of each sequence holds, whatever batch it comes in."""
+
+    def __init__(self, drawn, seed):
+        rng = np.random.default_rng(seed)
+        shape = (3, N_CTX)
+        self.tokens = rng.integers(0, N_VOCAB, shape).astype(np.int32)
+        self.positions = rng.integers(0, 5000, (*shape, drawn.n_axes)).astype(np.int32)
+        self.slots = {
+            name: rng.normal(0, 2, (*shape, width)).astype(np.float32)
+            for name, width in drawn.slots.items()
+        }
+        self.embeddings = None
+        if drawn.has_embeddings:
+            width = drawn.program.values[drawn.program.inputs["embeddings"]].shape[1]
+            self.embeddings = rng.normal(0, 1, (*shape, width)).astype(np.float32)
+            self.tokens[rng.random(shape) < 0.3] = -1
+
+    def rows(self, batch):
+        at = batch.seq, batch.place
+        return Rows(
+            tokens=self.tokens[at],
+            positions=self.positions[at],
+            seq=batch.seq,
+            place=batch.place,
+            outputs=batch.outputs,
+            parent=batch.parent,
+            embeddings=None if self.embeddings is None else self.embeddings[at],
+            slots={name: rows[at] for name, rows in self.slots.items()},
+        )
+
+
+def feed(runner, text, batch):
+    rows = {}
+    for seq in np.unique(batch.seq):
+        mine = batch.place[batch.seq == seq]
+        rows[int(seq)] = (int(mine[0]), int(mine[-1]) + 1)
+    runner.memory.reserve(rows)
+    return runner.plan.run(text.rows(batch), runner.memory)
+
+
+def pick(batch, mine):
+    """Return the batch of these rows alone."""
+    renamed = {int(row): i for i, row in enumerate(mine)}
+    parent = batch.parent
+    return type(batch)(
+        batch.seq[mine],
+        batch.place[mine],
+        np.array([renamed[row] for row in batch.outputs.tolist() if row in renamed], np.int32),
+        None
+        if parent is None
+        else np.array([renamed.get(above, -1) for above in parent[mine].tolist()], np.int32),
+    )
+
+
+def feed_in_parts(runner, text, batch, by_sequence):
+    """Feed a batch row by row, or each sequence's rows alone, and put the rows together again."""
+    parts = (
+        [np.flatnonzero(batch.seq == seq) for seq in np.unique(batch.seq)]
+        if by_sequence
+        else [np.array([i]) for i in range(len(batch.seq))]
+    )
+    found = [feed(runner, text, pick(batch, mine)) for mine in parts]
+    order = np.argsort(np.concatenate(parts))
+    is_wanted = np.isin(np.concatenate(parts), batch.outputs)
+    order_of_wanted = np.argsort(np.concatenate(parts)[is_wanted])
+    return {
+        name: np.concatenate([made[name] for made in found])[
+            order_of_wanted if name == "logits" else order
+        ]
+        for name in found[0]
+    }
+
+
+def assert_same_bits(made, wanted, what):
+    """Values that are not numbers count as equal, whatever their bits."""
+    assert made.keys() == wanted.keys()
+    for name in wanted:
+        a, b = made[name], wanted[name]
+        assert a.shape == b.shape
+        differs = (a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b))
+        at = tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None
+        assert at is None, f"{what}: {name}{list(at)}: {a[at]} instead of {b[at]}"
+
+
+@searching(60)
+@given(
+    st.data(),
+    random_programs(),
+    st.sampled_from(["f32", "f16"]),
+    st.sampled_from(available_isas()),
+    st.sampled_from([1, 2, 3, 5]),
+    st.sampled_from(ORDERS),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, order, seed):
+    note(str(drawn.program))
+    batches = data.draw(random_batches(drawn))
+    text, weights = Text(drawn, seed), Weights(drawn.tensors)
+    n_batch = max(len(batch.seq) for batch in batches)
+
+    def runner(threads, made=None):
+        one = Runner(
+            made or CpuBackend(), drawn.program, weights, n_seq=3, n_ctx=N_CTX,
+            n_batch=n_batch, threads=threads, kv_dtype=kv_dtype,
+        )  # fmt: skip
+        if made is None:
+            for group in one.memory.groups:
+                group.store.data[:] = 0xFF  # what is stored nowhere yet is not a number
+        return one
+
+    plain, fast = runner(1), runner(threads)
+    written = None
+    if sum(len(batch.seq) for batch in batches) < 12:
+        written = runner(1, ReferenceBackend(quantise_activations=True))
+    is_finite = True
+    for batch in batches:
+        use_isa("base")
+        wanted = feed_in_parts(plain, text, batch, drawn.sees_batch or batch.parent is not None)
+        is_finite &= all(np.isfinite(rows).all() for rows in wanted.values())
+        use_isa(isa)
+        use_order(order)
+        assert_same_bits(feed(fast, text, batch), wanted, f"{isa}, {threads} threads {order}")
+        if written:
+            assert_same_bits(feed(written, text, batch), wanted, "as written down")
+    if is_finite:
+        for seq in range(3):
+            assert fast.memory.digest(seq) == plain.memory.digest(seq)

@@ -1,0 +1,279 @@
+"""Random programs, and batches to feed them: shapes, types and units no family has together."""
+
+from typing import NamedTuple
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES
+from gguf import GGMLQuantizationType as Type
+from hypothesis import strategies as st
+from programs import Raw, Tensor
+
+from harness.generated import FLOATS, QUANTISED, random_matrix
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.graph.program import Program
+
+N_VOCAB = 23
+
+seeds = st.integers(0, 2**32 - 1)
+few = st.integers(1, 3)
+odd_widths = st.integers(1, 70)
+widths = odd_widths | st.sampled_from([32, 64, 96, 256])
+head_widths = st.integers(1, 40) | st.sampled_from([32, 64])
+
+
+class Drawn(NamedTuple):
+    """A program, its tensors, and what it reads.
+
+    ``sees_batch``: a row reads other rows of its sequence in the same batch, later ones too.
+    """
+
+    program: Program
+    tensors: dict[str, Tensor]
+    slots: dict[str, int]
+    n_axes: int
+    has_embeddings: bool
+    sees_batch: bool
+
+
+class _Writer:
+    """Writes a program unit by unit; each unit reads a value and adds one."""
+
+    def __init__(self, draw):
+        self.draw, self.rng = draw, np.random.default_rng(draw(seeds))
+        self.tensors, self.layer, self.sees_batch = {}, 0, False
+        self.slots = draw(st.dictionaries(st.sampled_from(["a", "b"]), odd_widths))
+        self.n_axes = draw(few)
+        self.g = GraphBuilder("random", self.tensors, slots=self.slots, axes=self.n_axes)
+
+    # Weights
+
+    def matrix(self, *shape):
+        """Add a matrix of a type that its rows are whole in; quantised ones are likelier."""
+        fits = [k for k in QUANTISED if shape[-1] % GGML_QUANT_SIZES[Type[k]][0] == 0]
+        kind = self.draw(st.sampled_from([*fits, *FLOATS]))
+        return self.add(Raw(random_matrix(self.rng, kind, *shape), kind, shape))
+
+    def vector(self, *shape, around=0.0):
+        return self.add(Tensor(around + self.rng.normal(0, 0.3, shape)))
+
+    def add(self, tensor):
+        name = f"w{len(self.tensors)}.weight"
+        self.tensors[name] = tensor
+        return name
+
+    def maybe(self, *shape):
+        return self.vector(*shape) if self.draw(st.booleans()) else None
+
+    # Shorthands
+
+    def product(self, x, width):
+        return self.g.matmul(x, self.matrix(width, x.shape[1]), self.maybe(width))
+
+    def heads(self, x, n_heads, width):
+        return self.g.heads(self.product(x, n_heads * width), n_heads)
+
+    def widened(self, x):
+        """Return x, or a product as wide as quantised rows are."""
+        width = self.draw(st.sampled_from([0, 32, 64, 256]))
+        return self.product(x, width) if width else x
+
+    # Units
+
+    def norm(self, x):
+        weight, eps = self.maybe(x.shape[-1]), self.draw(st.sampled_from([1e-5, 1e-6]))
+        if self.draw(st.booleans()):
+            return self.g.rms_norm(x, weight and self.around_one(weight), eps)
+        return self.g.layer_norm(x, weight, self.maybe(x.shape[-1]), eps)
+
+    def around_one(self, name):
+        return self.add(Tensor(1 + self.tensors[name].array()))
+
+    def project(self, x):
+        return self.product(self.widened(x), self.draw(widths))
+
+    def combine(self, x):
+        other = self.product(x, x.shape[1])
+        how = self.draw(st.sampled_from(["plus", "times", "gated", "activation", "scale"]))
+        if how == "activation":
+            return self.g.activation(x, self.draw(st.sampled_from(ACTIVATIONS)))
+        if how == "scale":
+            return self.g.scale(other, self.draw(st.sampled_from([0.5, -1.7, 0.0])))
+        if how == "gated":
+            return self.g.gated(x, other, self.draw(st.sampled_from(ACTIVATIONS)))
+        return getattr(self.g, how)(x, other)
+
+    def feed_forward(self, x):
+        """Norm, gate and up, down, residual: what a backend may fuse."""
+        g, width = self.g, self.draw(widths)
+        normed = self.norm(x) if self.draw(st.booleans()) else x
+        gated = g.gated(self.product(normed, width), self.product(normed, width))
+        down = self.product(gated, x.shape[1])
+        return g.plus(x, down) if self.draw(st.booleans()) else g.plus(down, x)
+
+    def views(self, x):
+        """Cut and join: values that do not begin where their buffers do."""
+        g, wide = self.g, self.product(x, 6 * self.draw(st.integers(1, 20)))
+        three, two = g.heads(wide, 3), g.heads(wide, 2)
+        stop = self.draw(st.integers(1, int(three.shape[2])))
+        part = g.slice(three, self.draw(st.integers(0, stop - 1)), stop)
+        one = g.heads(g.slice(wide, 1, wide.shape[1]), 1)
+        return g.concat(
+            g.rows(g.concat(part, three)), g.rows(self.norm(two)), g.rows(g.repeat(one, 3)), x
+        )
+
+    def rope(self, x):
+        pairs = int(x.shape[2]) // 2
+        if not pairs or self.draw(st.booleans()):
+            return x
+        pairs = self.draw(st.integers(1, pairs))
+        return self.g.rope(
+            x,
+            self.g.inputs.positions,
+            [1e4 ** (-i / pairs) for i in range(pairs)],
+            style=self.draw(st.sampled_from(["halves", "pairs"])),
+            axes=[i % self.n_axes for i in range(pairs)],
+            magnitude=self.draw(st.sampled_from([1.0, 1.3])),
+            factors=self.add(Tensor(self.rng.uniform(0.5, 4, pairs)))
+            if self.draw(st.booleans())
+            else None,
+        )
+
+    def attend(self, x):
+        g, n_heads = self.g, self.draw(few)
+        n_queries = n_heads * self.draw(st.sampled_from([1, 2, 3, 17]))
+        k_width, v_width = self.draw(head_widths), self.draw(head_widths)
+        normed = self.norm(x) if self.draw(st.booleans()) else x
+        q = self.rope(self.heads(normed, n_queries, k_width))
+        k = self.rope(self.heads(normed, n_heads, k_width))
+        v = self.heads(normed, n_heads, v_width)
+        kind = self.draw(
+            st.sampled_from(["causal", "causal", "window", "latent", "block", "cross"])
+        )
+        if kind in ("block", "cross"):
+            self.sees_batch = True
+        scale = k_width**-0.5
+        if kind == "cross":
+            made = g.add("cross_attention", [q, k, v], scale=scale)[0]
+        else:
+            made = g.attention(
+                q,
+                k,
+                self.draw(st.integers(1, k_width)) if kind == "latent" else v,
+                layer=self.layer,
+                scale=scale,
+                mask="block" if kind == "block" else "causal",
+                window=self.draw(st.integers(1, 70)) if kind == "window" else 0,
+                sinks=self.maybe(n_queries),
+            )
+            self.layer += 1
+        return g.plus(x, self.product(g.rows(made), x.shape[1]))
+
+    def experts(self, x):
+        g, n_groups = self.g, self.draw(few)
+        n_experts = n_groups * self.draw(st.integers(1, 4))
+        n_groups_used = self.draw(st.integers(1, n_groups))
+        n_used = self.draw(st.integers(1, min(4, n_experts // n_groups * n_groups_used)))
+        x = self.widened(x)
+        ids, shares = g.route(
+            x,
+            self.vector(n_experts, x.shape[1]),
+            self.maybe(n_experts),
+            n_used=n_used,
+            gate=self.draw(st.sampled_from(["sigmoid", "softmax"])),
+            normalise=self.draw(st.booleans()),
+            n_groups=n_groups,
+            n_groups_used=n_groups_used,
+            n_best_of_group=self.draw(st.integers(1, 2)),
+        )
+        width = self.draw(widths)
+        gate, up = (
+            g.expert_matmul(x, ids, self.matrix(n_experts, width, x.shape[1])) for _ in range(2)
+        )
+        down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
+        return g.plus(x, g.mix(down, shares))
+
+    def multiply_heads(self, x):
+        n_heads, width = self.draw(few), self.draw(widths)
+        made = self.heads(x, n_heads, width)
+        stack = self.matrix(n_heads, self.draw(odd_widths), width)
+        return self.g.rows(self.g.head_matmul(made, stack))
+
+    UNITS = (
+        norm, project, combine, feed_forward, views, attend, attend, experts, multiply_heads,
+    )  # fmt: skip
+
+    # The whole
+
+    def write(self):
+        g, draw = self.g, self.draw
+        has_embeddings = draw(st.booleans())
+        table = self.matrix(N_VOCAB, draw(widths))
+        values = [g.embed(g.inputs.tokens, table, rows=has_embeddings)]
+        values += [g.inputs[slot] for slot in self.slots]
+        unread = list(values)
+        for unit in draw(st.lists(st.sampled_from(self.UNITS), min_size=1, max_size=6)):
+            x = draw(st.sampled_from(values))
+            if draw(st.booleans()):
+                x = values[-1]  # a chain is likelier than a bush
+            unread = [value for value in unread if value is not x]
+            values.append(unit(self, x))
+            unread.append(values[-1])
+        rows = {f"y{i}": value for i, value in enumerate(unread)}
+        logits = None
+        if draw(st.booleans()):
+            kept = g.output_rows(values[-1])
+            kept = self.norm(kept) if draw(st.booleans()) else kept
+            logits = self.product(self.widened(kept), N_VOCAB)
+        program = g.finish(Outputs(logits, **rows))
+        return Drawn(
+            program, self.tensors, self.slots, self.n_axes, has_embeddings, self.sees_batch
+        )
+
+
+@st.composite
+def random_programs(draw):
+    """Draw a program."""
+    return _Writer(draw).write()
+
+
+class Batch(NamedTuple):
+    """Rows in order: sequence and place of each, which outputs are wanted, and parents if any."""
+
+    seq: np.ndarray
+    place: np.ndarray
+    outputs: np.ndarray
+    parent: np.ndarray | None = None
+
+
+@st.composite
+def random_batches(draw, drawn):
+    """Draw batches of up to three sequences, cut into each other; the last may be a tree."""
+    rng = np.random.default_rng(draw(seeds))
+    length = {seq: draw(st.sampled_from([0, 0, 55, 64, 130])) for seq in range(3)}
+    n_rows = st.integers(1, 6) | st.sampled_from([1, 8, 9, 16, 17, 40])
+    runs = st.lists(st.tuples(st.integers(0, 2), n_rows), min_size=1, max_size=4)
+    batches = []
+    for parts in draw(st.lists(runs, min_size=1, max_size=4)):
+        seq = np.repeat([s for s, _ in parts], [n for _, n in parts]).astype(np.int32)
+        place = np.empty_like(seq)
+        for s in length:
+            mine = np.flatnonzero(seq == s)
+            place[mine] = length[s] + np.arange(len(mine))
+            length[s] += len(mine)
+        wanted = rng.random(len(seq)) < draw(st.sampled_from([0.0, 0.3, 1.0]))
+        batches.append(Batch(seq, place, np.flatnonzero(wanted).astype(np.int32)))
+    if not drawn.sees_batch and draw(st.booleans()):
+        batches[-1] = batches[-1]._replace(parent=_random_tree(rng, batches[-1].seq))
+    return batches
+
+
+def _random_tree(rng, seq):
+    """Return a parent for each row: one of the three before it in its sequence, or none."""
+    parent = np.full(len(seq), -1, np.int32)
+    for s in np.unique(seq):
+        mine = np.flatnonzero(seq == s)
+        for i in range(len(mine)):
+            above = rng.integers(max(i - 3, -1), i)
+            parent[mine[i]] = -1 if above < 0 else mine[above]
+    return parent
