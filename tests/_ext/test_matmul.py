@@ -104,8 +104,10 @@ def test_extreme_codes_do_not_saturate(type_, isa, code):
     keep = [at + i for at in SCALES[type_] for i in range(1 if type_ == Type.MXFP4 else 2)]
     blocks[..., [i for i in range(blocks.shape[-1]) if i not in keep]] = code
     signs = np.array([[1] * 512, [-1] * 512, [1, -1] * 256], np.float32)
-    got = _matmul.matmul(_matmul.pack(rows, type_, 32, 512), signs)
-    assert_same_bits(got, restated_product(rows, type_, signs))
+    packed, wanted = _matmul.pack(rows, type_, 32, 512), restated_product(rows, type_, signs)
+    assert_same_bits(_matmul.matmul(packed, signs), wanted)
+    many = _matmul.matmul(packed, np.tile(signs, (3, 1)))  # more than a tile
+    assert_same_bits(many, np.tile(wanted, (3, 1)))
 
 
 @each_type
@@ -242,10 +244,16 @@ def test_threads_share_a_matrix():
         assert_same_bits(result, wanted)
 
 
-def test_wide_prompts_are_walked_in_blocks():
-    packed, x = packed_matrix(Type.F32, 33, 4096), random_tokens(100, 4096)
-    alone = [_matmul.matmul(packed, x[i : i + 1])[0] for i in (0, 31, 32, 47, 48, 99)]
-    assert_same_bits(_matmul.matmul(packed, x)[[0, 31, 32, 47, 48, 99]], alone)
+@pytest.mark.parametrize(
+    ("type_", "n_cols", "n_tokens", "edges"),
+    [(Type.F32, 4096, 100, (31, 32, 47, 48)), (Type.Q4_K, 256, 530, (511, 512))],
+    ids=["by bytes", "by kept sums"],
+)
+def test_wide_prompts_are_walked_in_blocks(type_, n_cols, n_tokens, edges):
+    packed, x = packed_matrix(type_, 33, n_cols), random_tokens(n_tokens, n_cols)
+    asked = [0, *edges, n_tokens - 1]
+    alone = [_matmul.matmul(packed, x[i : i + 1])[0] for i in asked]
+    assert_same_bits(_matmul.matmul(packed, x)[asked], alone)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,13 @@
 
 #include "cpu.h"
 #include "matmul_kernels.h"
+#include "matmul_unpacked.h"
 
 /* Prepared activations that one group is multiplied with before the next; they stay in L2. */
 enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
+
+/* Tokens whose sums are kept while a group is unpacked block by block. */
+enum { MOST_SUMS = 512 };
 
 #define TABLE(isa)                                                                                 \
     {                                                                                              \
@@ -33,31 +37,92 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static const mtp_unpacked_product *unpacked_product(int32_t type)
+{
+#if defined(__x86_64__)
+    if (mtp_isa() == MTP_ISA_AVX512 && mtp_unpacked_avx512[type].unpack != NULL)
+        return &mtp_unpacked_avx512[type];
+#endif
+    (void)type;
+    return NULL;
+}
+
+/* What a product works on. */
+typedef struct {
+    const mtp_matrix *w;
+    const char *prepared;
+    int64_t n_tokens, token_bytes, width, n_blocks; /* width: of a full tile */
+    float *y;
+    int64_t y_stride;
+    const int32_t *out_rows;
+} job;
+
+static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32], int64_t row,
+                       size_t row_bytes)
+{
+    for (int64_t t = 0; t < n; t++) {
+        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
+        memcpy(job->y + token * job->y_stride + row, out[t], row_bytes);
+    }
+}
+
+/* Multiply a group tile by tile: the kernels unpack as they go. */
+static void direct(const job *job, const char *group, int64_t begin, int64_t end, int64_t row,
+                   size_t row_bytes)
+{
+    const mtp_product *products = tables[mtp_isa()][job->w->type];
+    _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
+    for (int64_t first = begin; first < end; first += job->width) {
+        const int64_t n = smaller(job->width, job->n_tokens - first);
+        products[n - 1](group, job->n_blocks, job->prepared + first * job->token_bytes, out);
+        store_rows(job, first, n, out, row, row_bytes);
+    }
+}
+
+/* Multiply a group block by block, each unpacked once for all tiles. */
+static void unpacked(const job *job, const mtp_unpacked_product *product, const char *group,
+                     int64_t begin, int64_t end, int64_t row, size_t row_bytes)
+{
+    _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
+    _Alignas(64) mtp_unpacked block;
+    memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
+    for (int64_t b = 0; b < job->n_blocks; b++) {
+        product->unpack(group, job->n_blocks, b, &block);
+        for (int64_t first = begin; first < end; first += job->width) {
+            const int64_t n = smaller(job->width, job->n_tokens - first);
+            const char *words = job->prepared + first * job->token_bytes;
+            words += b * n * MTP_ACT256_WORDS * (int64_t)sizeof(int32_t);
+            product->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin));
+        }
+    }
+    for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */
+        for (int r = 0; r < MTP_GROUP_ROWS; r++)
+            sums[t][r] = sums[t][r] == sums[t][r] ? sums[t][r] : mtp_float_from_bits(0x7fc00000u);
+    store_rows(job, begin, end - begin, sums, row, row_bytes);
+}
+
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                 int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end)
 {
-    const mtp_product *products = tables[mtp_isa()][w->type];
     const int activation = mtp_type_activation(w->type);
-    const int64_t width = mtp_tile_width(activation);
-    const int64_t token_bytes = mtp_token_bytes(activation, w->n_cols);
+    const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
+                     mtp_tile_width(activation), w->n_cols / mtp_type_block(w->type), y, y_stride,
+                     out_rows};
+    const mtp_unpacked_product *product =
+        n_tokens > job.width ? unpacked_product(w->type) : NULL;
     const int64_t group_bytes = mtp_group_bytes(w->type, w->n_cols);
-    const int64_t tiles_in_block = TOKEN_BLOCK_BYTES / (token_bytes * MTP_TILE + 1) + 1;
-    const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
-    _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
+    const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
+    const int64_t step = product ? smaller(tokens, MOST_SUMS) : tokens;
 
-    for (int64_t block = 0; block < n_tokens; block += tiles_in_block * MTP_TILE) {
-        const int64_t block_end = smaller(block + tiles_in_block * MTP_TILE, n_tokens);
+    for (int64_t begin = 0; begin < n_tokens; begin += step) {
+        const int64_t end = smaller(begin + step, n_tokens);
         for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
             const char *group = (const char *)w->data + row / MTP_GROUP_ROWS * group_bytes;
             const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
-            for (int64_t first = block; first < block_end; first += width) {
-                const int64_t n = smaller(width, n_tokens - first);
-                products[n - 1](group, n_blocks, (const char *)prepared + first * token_bytes, out);
-                for (int64_t t = 0; t < n; t++) {
-                    const int64_t token = out_rows ? out_rows[first + t] : first + t;
-                    memcpy(y + token * y_stride + row, out[t], row_bytes);
-                }
-            }
+            if (product)
+                unpacked(&job, product, group, begin, end, row, row_bytes);
+            else
+                direct(&job, group, begin, end, row, row_bytes);
         }
     }
 }

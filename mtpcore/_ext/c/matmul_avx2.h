@@ -34,6 +34,7 @@ static inline __m256 mtp_load_halves(const uint16_t *halves)
 /* Half a line: four columns of eight rows. */
 static inline __m256i mtp_load_codes(const void *half_line)
 {
+    mtp_fetch_ahead(half_line);
     return _mm256_load_si256(half_line);
 }
 

@@ -5,6 +5,7 @@
 #include <immintrin.h>
 
 #include "matmul_kernels.h"
+#include "matmul_unpacked.h"
 
 #define MTP_UNROLL _Pragma("GCC unroll 8")
 
@@ -33,6 +34,7 @@ static inline __m512 mtp_load_halves(const uint16_t *halves)
 
 static inline __m512i mtp_load_line(const void *line)
 {
+    mtp_fetch_ahead(line);
     return _mm512_load_si512(line);
 }
 
@@ -90,6 +92,24 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
         const char *second = (const char *)group + n_blocks * mtp_block256_bytes(type);            \
         half(type, n_tokens, group, n_blocks, 0, tile, out);                                       \
         half(type, n_tokens, second, n_blocks, 16, tile, out);                                     \
+    }
+
+/* The scales of 16 rows, and mins if the type has them. */
+static inline void mtp_unpack_scales(int type, const void *block, int row, mtp_unpacked *out)
+{
+    const uint16_t *halves = block;
+    const int has_min = mtp_block256_has_min(type);
+    _mm512_store_ps(out->scale + row, has_min ? mtp_load_halves(halves) : _mm512_load_ps(block));
+    if (has_min)
+        _mm512_store_ps(out->min + row, mtp_load_halves(halves + 16));
+}
+
+/* The unpacker of a type from `unpack(type, group, n_blocks, b, block)`. */
+#define MTP_UNPACK(name, type, unpack)                                                             \
+    void mtp_unpack_##name##_avx512(const void *group, int64_t n_blocks, int64_t b,                \
+                                    mtp_unpacked *block)                                           \
+    {                                                                                              \
+        unpack(type, group, n_blocks, b, block);                                                   \
     }
 
 #endif

@@ -134,3 +134,33 @@ MTP_HALVES(q5_k, MTP_Q5_K, chunks_half)
 MTP_PRODUCTS_4(q5_k, avx512)
 MTP_HALVES(iq4_xs, MTP_IQ4_XS, chunks_half)
 MTP_PRODUCTS_4(iq4_xs, avx512)
+
+MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
+                              mtp_unpacked *out)
+{
+    const __m512i table = mtp_offset_table(mtp_iq4_values, 128);
+    for (int row = 0; row < 32; row += 16) {
+        const int64_t place = b + (row ? n_blocks : 0);
+        const char *block = (const char *)group + place * mtp_block256_bytes(type);
+        MTP_UNROLL for (int c = 0; c < 4; c++)
+        {
+            const chunk_scales scales = unpack_scales(type, block, c);
+            const mtp_chunk chunk = mtp_chunk_of(type, block, c);
+            _mm512_store_si512(out->sub_scale[2 * c] + row, scales.scale[0]);
+            _mm512_store_si512(out->sub_scale[2 * c + 1] + row, scales.scale[1]);
+            _mm512_store_si512(out->taken[c] + row, scales.pair);
+            MTP_UNROLL for (int j = 0; j < 8; j++)
+            {
+                __m512i codes[2];
+                unpack_codes(type, chunk, j, table, codes);
+                _mm512_store_si512(out->code[16 * c + j] + row, codes[0]);
+                _mm512_store_si512(out->code[16 * c + 8 + j] + row, codes[1]);
+            }
+        }
+        mtp_unpack_scales(type, block, row, out);
+    }
+}
+
+MTP_UNPACK(q4_k, MTP_Q4_K, unpack)
+MTP_UNPACK(q5_k, MTP_Q5_K, unpack)
+MTP_UNPACK(iq4_xs, MTP_IQ4_XS, unpack)

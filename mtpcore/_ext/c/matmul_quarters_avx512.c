@@ -155,3 +155,30 @@ MTP_HALVES(q3_k, MTP_Q3_K, quarters_half)
 MTP_PRODUCTS_4(q3_k, avx512)
 MTP_HALVES(q6_k, MTP_Q6_K, quarters_half)
 MTP_PRODUCTS_4(q6_k, avx512)
+
+MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
+                              mtp_unpacked *out)
+{
+    for (int row = 0; row < 32; row += 16) {
+        const int64_t place = b + (row ? n_blocks : 0);
+        const char *block = (const char *)group + place * mtp_block256_bytes(type);
+        for (int h = 0; h < 2; h++)
+            MTP_UNROLL for (int j = 0; j < 8; j++)
+            {
+                __m512i quarter[4];
+                unpack_quarters(type, block, h, j, quarter);
+                MTP_UNROLL for (int q = 0; q < 4; q++)
+                    _mm512_store_si512(out->code[32 * h + 8 * q + j] + row, quarter[q]);
+            }
+        for (int sub = 0; sub < 16; sub++) {
+            _mm512_store_si512(out->sub_scale[sub] + row, load_sub_scale(type, block, sub));
+            if (type == MTP_Q2_K)
+                _mm512_store_si512(out->taken[sub] + row, load_sub_min((const void *)block, sub));
+        }
+        mtp_unpack_scales(type, block, row, out);
+    }
+}
+
+MTP_UNPACK(q2_k, MTP_Q2_K, unpack)
+MTP_UNPACK(q3_k, MTP_Q3_K, unpack)
+MTP_UNPACK(q6_k, MTP_Q6_K, unpack)

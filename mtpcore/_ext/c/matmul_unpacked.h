@@ -1,0 +1,41 @@
+/* Products of many tokens: a block of 256 columns is unpacked once and multiplied with all tiles.
+ *
+ * The numbers are those of the direct products, in the same order, so the bits are the same.
+ */
+#ifndef MTPCORE_MATMUL_UNPACKED_H
+#define MTPCORE_MATMUL_UNPACKED_H
+
+#include "matmul_layout.h"
+
+/* One block of 32 rows, 64-byte aligned. Codes are unsigned, column 4j + i at [j][row][i]. */
+typedef struct {
+    uint8_t code[64][32][4];
+    int32_t sub_scale[16][32]; /* types of chunks have 8 */
+    /* Q2_K: 16 mins of sub-blocks. Types of chunks: 4 pairs of int16, mins or for IQ4_XS scales. */
+    int32_t taken[16][32];
+    float scale[32], min[32];
+} mtp_unpacked;
+
+/* Unpack block b of a group of 32 rows. */
+typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+
+/* Add a block's products with the tokens of a tile, whose words of this block are `words`, to
+ * sum[t][row]; 64-byte aligned. */
+typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32]);
+
+typedef struct {
+    mtp_unpack unpack;
+    mtp_multiply multiply[4]; /* for 1..4 tokens */
+} mtp_unpacked_product;
+
+#if defined(__x86_64__)
+void mtp_unpack_q2_k_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+void mtp_unpack_q3_k_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+void mtp_unpack_q4_k_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+void mtp_unpack_q5_k_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+void mtp_unpack_q6_k_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+void mtp_unpack_iq4_xs_avx512(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+extern const mtp_unpacked_product mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
+#endif
+
+#endif
