@@ -30,10 +30,10 @@ static int64_t choose(mtp_run *run, mtp_draft *draft)
             continue;
         const int64_t n_before = own->n_history + own->n_drafts, row = run->outputs[at];
         const float *logits = (const float *)run->buffers[draft->logits] + at * draft->n_logits;
-        float probability;
-        const int32_t token =
-            mtp_choose(logits, draft->n_logits, own->settings, own->history, n_before,
-                       own->n_prompt, n_before, draft->token_ids, own->scratch, &probability);
+        float probability = 1.0f; /* a sum over all exponentials: only where it is asked for */
+        const int32_t token = mtp_choose(
+            logits, draft->n_logits, own->settings, own->history, n_before, own->n_prompt,
+            n_before, draft->token_ids, own->scratch, own->p_min > 0.0 ? &probability : NULL);
         if (probability < own->p_min)
             continue;
         own->history[n_before] = token;
