@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mtpcore._ext._rows import list_as_int32
 from mtpcore.errors import BatchError
 
 __all__ = ["Batch"]
@@ -19,6 +20,9 @@ Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
 
 def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
+    given: Any = values
+    if type(given) is list and (plain := list_as_int32(given)) is not None:
+        return plain
     try:
         found = np.asarray(values)
     except (ValueError, OverflowError) as error:
@@ -47,6 +51,13 @@ def numbers(values: Any, what: str) -> F32:
         if isinstance(error, BatchError):
             raise
         raise BatchError(f"{what} are no array of numbers", got=str(error)) from None
+
+
+def filled(n: int, value: int) -> I32:
+    """Return int32[n] of one value."""
+    found = np.empty(n, np.int32)
+    found[:] = value
+    return found
 
 
 class Batch:
@@ -143,27 +154,34 @@ class Batch:
 
     @staticmethod
     def _column(values: ArrayLike, n: int, what: str) -> I32:
+        if type(values) is int and 0 <= values < 2**31:
+            return filled(n, values)
         found = integers(values, what)
         if found.ndim == 0:
-            return np.full(n, found, np.int32)
+            return filled(n, int(found))
         if found.shape != (n,):
             raise BatchError(f"one of the {what} a row", wanted=(n,), got=found.shape)
         return found
 
     def _positions(self, pos: ArrayLike, n: int) -> I32:
+        if type(pos) is int and 0 <= pos < 2**31:
+            return self._count_on(pos, n)
         found = integers(pos, "positions")
         if found.ndim == 0:
-            start, rows = int(found), np.empty(n, np.int32)
-            seen: dict[int, int] = {}
-            if start + n >= 2**31:
-                raise BatchError("positions fit 32 bits", got=start)
-            for i, seq in enumerate(self.seq.tolist()):
-                rows[i] = start + seen.setdefault(seq, 0)
-                seen[seq] += 1
-            return rows
+            return self._count_on(int(found), n)
         if found.ndim > 2 or len(found) != n:
             raise BatchError("one position a row", wanted=f"[{n}] or [{n}, axes]", got=found.shape)
         return found[:, 0].copy() if found.ndim == 2 and found.shape[1] == 1 else found
+
+    def _count_on(self, start: int, n: int) -> I32:
+        """Return positions that begin at ``start`` in every sequence."""
+        if start + n >= 2**31:
+            raise BatchError("positions fit 32 bits", got=start)
+        rows, seen = np.empty(n, np.int32), dict[int, int]()
+        for i, seq in enumerate(self.seq.tolist()):
+            rows[i] = start + seen.setdefault(seq, 0)
+            seen[seq] += 1
+        return rows
 
     def _parents(self, parent: ArrayLike, n: int) -> I32:
         found = self._column(parent, n, "parents")
@@ -192,8 +210,8 @@ class Batch:
             if outputs != "last":
                 return np.full(n, outputs == "all")
             wanted = np.zeros(n, bool)
-            last = dict(zip(self.seq.tolist(), range(n), strict=True))
-            wanted[list(last.values())] = True
+            for row in dict(zip(self.seq.tolist(), range(n), strict=True)).values():
+                wanted[row] = True
             return wanted
         try:
             found = np.asarray(outputs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,18 @@ __all__ = ["Context", "RowSource", "Watcher"]
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
-RowSource = Callable[[I32, I32], F32]
-"""Gives a slot's rows float32[n, width] for (seq int32[n], place int32[n])."""
 Watcher = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
+
+
+class RowSource(Protocol):
+    """Gives a slot its rows."""
+
+    def __call__(self, seq: I32, place: I32) -> F32:
+        """Return float32[n, width] for sequences and places int32[n]."""
+
+    def sound_until(self, seq: int, places: range) -> int:
+        """Return the first of these places whose row is not finite, or their end."""
 
 
 class Context:
@@ -217,18 +226,9 @@ class Context:
                     self.undecided[seq] = (begin, end)
         return output
 
-    @contextmanager
-    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
+    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
         """Take back what the body processes where it raises; ``rows`` counts it by sequence."""
-        lengths = {seq: self.lengths[seq] for seq in rows}
-        try:
-            with self.memory.undoable(rows) if self.memory else nullcontext():
-                yield
-        except BaseException:
-            for seq, length in lengths.items():
-                self.lengths[seq] = length
-                self.undecided.pop(seq, None)
-            raise
+        return _Undoable(self, rows)
 
     def draft(self, batch: Batch, k: Sequence[int], **choices: Any) -> list[list[int]]:
         """Run rows and go on with what is chosen from them; only the rows themselves are kept.
@@ -387,6 +387,8 @@ class Context:
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""
+        if type(seq) is int and 0 <= seq < self.n_seq_max:
+            return
         if (
             isinstance(seq, bool)
             or not isinstance(seq, (int, np.integer))
@@ -398,3 +400,30 @@ class Context:
                 got=seq,
                 fix="make n_seq_max larger",
             )
+
+
+class _Undoable(AbstractContextManager[None]):
+    """Takes back what a body processes where it raises; it runs with every batch."""
+
+    def __init__(self, context: Context, rows: Mapping[int, int]) -> None:
+        self._context = context
+        self._lengths = {seq: context.lengths[seq] for seq in rows}
+        self._memory = context.memory.undoable(rows) if context.memory else None
+
+    def __enter__(self) -> None:
+        if self._memory is not None:
+            self._memory.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._memory is not None:
+            self._memory.__exit__(kind, error, trace)
+        if kind is None:
+            return
+        for seq, length in self._lengths.items():
+            self._context.lengths[seq] = length
+            self._context.undecided.pop(seq, None)

@@ -1,9 +1,12 @@
-"""The rows of ordinary batches: checked, placed and sorted by sequence in one pass."""
+"""The rows of ordinary batches: read, checked, placed and sorted by sequence in one pass."""
 
 import numpy as np
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
+
+def list_as_int32(values: list[int]) -> I32 | None:
+    """Return numbers as int32[n], n above 0; None where one is no plain int or needs more bits."""
 
 def place_rows(
     tokens: I32,

@@ -1,8 +1,31 @@
-"""The rows of ordinary batches: checked, placed and sorted by sequence in one pass."""
+"""The rows of ordinary batches: read, checked, placed and sorted by sequence in one pass."""
 
 import numpy as np
 
-from libc.stdint cimport int32_t, int64_t
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t
+
+
+def list_as_int32(list values not None):
+    cdef int64_t n = PyList_GET_SIZE(values), i
+    cdef long number
+    cdef int overflow = 0
+    cdef object item
+    cdef int32_t[::1] out
+    if n == 0:
+        return None
+    found = np.empty(n, np.int32)
+    out = found
+    for i in range(n):
+        item = <object> PyList_GET_ITEM(values, i)
+        if not PyLong_CheckExact(item):
+            return None
+        number = PyLong_AsLongAndOverflow(item, &overflow)
+        if overflow or not INT32_MIN <= number <= INT32_MAX:
+            return None
+        out[i] = <int32_t> number
+    return found
 
 
 def place_rows(

@@ -26,11 +26,12 @@ def check_draft(run: DraftRun, program: Program) -> None:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
-    seqs = run.rows.seq[run.rows.outputs]
-    if len(set(seqs.tolist())) != m or any(
-        run.rows.outputs[i] != np.flatnonzero(run.rows.seq == seq)[-1] for i, seq in enumerate(seqs)
-    ):
-        raise BatchError("outputs are the newest rows of different sequences", got=seqs.tolist())
+    seq, outputs = run.rows.seq.tolist(), run.rows.outputs.tolist()
+    newest = {one: row for row, one in enumerate(seq)}
+    if len({seq[row] for row in outputs}) != m or any(newest[seq[row]] != row for row in outputs):
+        raise BatchError(
+            "outputs are the newest rows of different sequences", got=[seq[row] for row in outputs]
+        )
     if run.rows.parent is not None:
         raise BatchError("drafts are chains", where="parent")
     slots = [name for name in program.inputs if name not in ("tokens", "positions", "embeddings")]

@@ -321,7 +321,7 @@ class Cross(Roles):
 
 
 def _of(value: Any, seq: int) -> Any:
-    if not isinstance(value, Mapping):
+    if type(value) in (Sampling, str) or not isinstance(value, Mapping):
         return value
     if seq not in value:
         raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")

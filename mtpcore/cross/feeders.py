@@ -139,9 +139,7 @@ def order_graphs(spec: DrafterSpec) -> list[str]:
 
 def sound_places(context: Context, feeds: Sequence[Feed], seq: int, places: range) -> range:
     """Return the places before the first one for which a row to be read is not finite."""
-    at = np.asarray(places, np.int32)
-    seqs = np.full(len(at), seq, np.int32)
-    sound = np.ones(len(at), bool)
-    for feed in feeds:
-        sound &= np.isfinite(context.sources[feed.slot](seqs, at)).all(axis=1)
-    return places if sound.all() else places[: int(sound.argmin())]
+    if not places:
+        return places
+    ends = [context.sources[feed.slot].sound_until(seq, places) for feed in feeds]
+    return range(places.start, min(ends, default=places.stop))

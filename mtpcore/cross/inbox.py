@@ -31,6 +31,7 @@ class Inbox:
         self._rows: list[F32] = [np.empty((0, width), np.float32) for _ in range(n_seq)]
         self._first = [0] * n_seq
         self._length = [0] * n_seq
+        self._unsound: list[list[int]] = [[] for _ in range(n_seq)]  # not finite, ascending
 
     def length(self, seq: int) -> int:
         """Return the position after the newest row."""
@@ -68,6 +69,20 @@ class Inbox:
             self._rows[seq] = held
         held[pos - first : end - first] = rows
         self._first[seq], self._length[seq] = first, end
+        unsound = self._unsound[seq] = [at for at in self._unsound[seq] if at < pos]
+        if not np.isfinite(rows).all():
+            unsound += (pos + np.flatnonzero(~np.isfinite(rows).all(axis=1))).tolist()
+
+    def sound_until(self, seq: int, begin: int, end: int) -> int:
+        """Return the position of the first row of [begin, end) that is not finite, or ``end``.
+
+        Raises
+        ------
+        LinkError
+            As ``get``.
+        """
+        self._check(seq, begin, end)
+        return next((at for at in self._unsound[seq] if begin <= at < end), end)
 
     def get(self, seq: int, begin: int, end: int) -> F32:
         """Return rows [begin, end) as a copy.
@@ -77,6 +92,12 @@ class Inbox:
         LinkError
             A row is missing; names sequence and position.
         """
+        self._check(seq, begin, end)
+        first = self._first[seq]
+        return self._rows[seq][begin - first : end - first].copy()
+
+    def _check(self, seq: int, begin: int, end: int) -> None:
+        """Raise LinkError where one of rows [begin, end) is not there."""
         first, length = self._first[seq], self._length[seq]
         if begin < end and (begin < first or end > length):
             missing = begin if begin < first or begin >= length else length
@@ -87,7 +108,6 @@ class Inbox:
                 got=f"rows {first}..{length - 1}" if length > first else "no rows",
                 fix="process() the source over these positions, or feed() them",
             )
-        return self._rows[seq][begin - first : end - first].copy()
 
     def release(self, seq: int, pos: int) -> None:
         """Give up the rows before position ``pos``: nobody will read them again."""
@@ -101,18 +121,22 @@ class Inbox:
         else:
             self._rows[seq][: len(kept)] = kept
         self._first[seq] = min(pos, length)
+        self._unsound[seq] = [at for at in self._unsound[seq] if at >= pos]
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""
         self._length[seq] = max(self._first[seq], min(self._length[seq], length))
+        self._unsound[seq] = [at for at in self._unsound[seq] if at < length]
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""
         n = self._length[seq] - self._first[seq]
         self._rows[new] = self._rows[seq][:n].copy()
         self._first[new], self._length[new] = self._first[seq], self._length[seq]
+        self._unsound[new] = list(self._unsound[seq])
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
         self._rows[seq] = np.empty((0, self.width), np.float32)
         self._first[seq] = self._length[seq] = 0
+        self._unsound[seq] = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.batch import numbers
-from mtpcore.context import Context, RowSource
+from mtpcore.context import Context
 from mtpcore.cross.inbox import Inbox
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.output import Output
@@ -26,6 +27,7 @@ class Links:
     def __init__(self, contexts: Mapping[str, Context]) -> None:
         self._contexts = contexts
         self._joined: dict[Slot, list[Link]] = {}
+        self._readers: dict[str, frozenset[str]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
 
     def __iter__(self) -> Iterator[Link]:
@@ -71,10 +73,11 @@ class Links:
         if str(tap) not in src.program.outputs:
             src.add_taps([tap])
         self._joined[key] = joined
+        self._readers.clear()
         if key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
             self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
-            dst.sources[link.slot] = source(self._inboxes[key], link.pairing, "none")
+            dst.sources[link.slot] = InboxSource(self._inboxes[key], link.pairing, "none")
 
     def declare(self, role: str) -> None:
         """Make the links that a drafter's declaration asks for.
@@ -101,7 +104,9 @@ class Links:
                     wanted=box.width,
                     got=have,
                 )
-            self._contexts[dst].sources[feed.slot] = source(box, feed.pairing, feed.first, back)
+            self._contexts[dst].sources[feed.slot] = InboxSource(
+                box, feed.pairing, feed.first, back
+            )
 
     def _width(self, link: Link) -> int:
         return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
@@ -112,10 +117,12 @@ class Links:
         for key, joined in self._joined.items():
             if joined[0].src != role:
                 continue
-            taps = [output.tap(str(Tap.parse(one.tap))) for one in joined]
+            taps = [output.tap(_spelling(one.tap)) for one in joined]
             made = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
             for seq, mine in rows.items():
-                posts.append((self._inboxes[key], seq, int(output.pos[mine[0]]), made[mine]))
+                begin, end = int(mine[0]), int(mine[-1]) + 1
+                found = made[begin:end] if end - begin == len(mine) else made[mine]
+                posts.append((self._inboxes[key], seq, int(output.pos[begin]), found))
         for box, seq, pos, found in posts:
             box.put(seq, pos, found)
 
@@ -149,8 +156,13 @@ class Links:
         for box in boxes:
             box.put(seq, int(pos), found)
 
-    def readers(self, role: str) -> set[str]:
+    def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""
+        if role not in self._readers:
+            self._readers[role] = frozenset(self._find_readers(role))
+        return self._readers[role]
+
+    def _find_readers(self, role: str) -> set[str]:
         found: set[str] = set()
         fresh = {role}
         while fresh:
@@ -176,6 +188,12 @@ class Links:
             box.remove(seq)
 
 
+@cache
+def _spelling(tap: str) -> str:
+    """Return a tap as outputs name it."""
+    return str(Tap.parse(tap))
+
+
 def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     """Return the role that a feed's ``src`` or ``graph`` means, for the drafter in ``role``."""
     if graph == "target":
@@ -183,22 +201,52 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
 
 
-def source(box: Inbox, pairing: str, first: str, back: int = 0) -> RowSource:
-    """Return what gives a slot its rows: from the inbox, shifted as the pairing says.
+class InboxSource:
+    """Gives a slot its rows: from an inbox, shifted as the pairing says.
 
-    ``back`` is by how many rows more.
+    ``back`` is by how many rows more. Where ``first`` is "zeros", rows before the first are zero.
     """
-    shift = int(pairing == "next-token") + back
 
-    def rows(seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
-        found = np.empty((len(seq), box.width), np.float32)
-        for one in dict.fromkeys(seq.tolist()):
+    def __init__(self, box: Inbox, pairing: str, first: str, back: int = 0) -> None:
+        self._box, self._zeros = box, first == "zeros"
+        self._shift = int(pairing == "next-token") + back
+
+    def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return float32[n, width] for sequences and places int32[n].
+
+        Raises
+        ------
+        LinkError
+            A row is missing.
+        """
+        seqs = seq.tolist()
+        if len(set(seqs)) == 1:
+            return self._rows(seqs[0], int(place[0]), int(place[-1]) + 1)
+        found = np.empty((len(seqs), self._box.width), np.float32)
+        for one in dict.fromkeys(seqs):
             mine = np.flatnonzero(seq == one)
-            begin, end = int(place[mine[0]]) - shift, int(place[mine[-1]]) + 1 - shift
-            if begin < 0 and first == "zeros":
-                found[mine[:-begin]] = 0.0
-                mine, begin = mine[-begin:], 0
-            found[mine] = box.get(one, begin, max(begin, end))
+            found[mine] = self._rows(one, int(place[mine[0]]), int(place[mine[-1]]) + 1)
         return found
 
-    return rows
+    def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
+        begin, end = begin - self._shift, end - self._shift
+        if begin >= 0 or not self._zeros:
+            return self._box.get(seq, begin, end)
+        made = np.zeros((end - begin, self._box.width), np.float32)
+        if end > 0:
+            made[-begin:] = self._box.get(seq, 0, end)
+        return made
+
+    def sound_until(self, seq: int, places: range) -> int:
+        """Return the first of these places whose row is not finite, or their end.
+
+        Raises
+        ------
+        LinkError
+            A row is missing.
+        """
+        begin, end = places.start - self._shift, places.stop - self._shift
+        if self._zeros:
+            begin = max(begin, 0)
+        found = self._box.sound_until(seq, begin, max(begin, end)) + self._shift
+        return min(found, places.stop)

@@ -106,6 +106,8 @@ def walk(
     acceptance : callable, optional
         See ``Acceptance``.
     """
+    if acceptance is None and not isinstance(draft, DraftTree):
+        return _follow(draft, choose, history)
     if isinstance(draft, DraftTree):
         parents, ids = draft.parent.tolist(), draft.tokens.tolist()
     else:
@@ -133,6 +135,23 @@ def walk(
         history[n + len(path)] = chosen[-1]
         path.append(at)
     return Verdict(len(path), chosen[-1], tuple(chosen), tuple(path))
+
+
+def _follow(
+    draft: Sequence[int],
+    choose: Callable[[int, NDArray[np.int32]], int],
+    history: NDArray[np.int32],
+) -> Verdict:
+    """Go along a chain of drafts as far as the target chooses them."""
+    n = len(history) - len(draft)
+    chosen: list[int] = []
+    for row, token in enumerate([*draft, None]):
+        chosen.append(choose(row, history[: n + row]))
+        if chosen[-1] != token:
+            break
+        history[n + row] = token
+    accepted = len(chosen) - 1
+    return Verdict(accepted, chosen[-1], tuple(chosen), tuple(range(accepted)))
 
 
 def tree_rows(path: Sequence[int]) -> list[int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from mtpcore.errors import CapacityError
@@ -64,16 +65,9 @@ class PagedKV:
         """Forget the rows from place ``length`` on."""
         self.pages.rewind(seq, length)
 
-    @contextmanager
-    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
+    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
         """Take back what the body appends to these sequences where it raises."""
-        before = {seq: self.length(seq) for seq in rows}
-        try:
-            yield
-        except BaseException:
-            for seq, length in before.items():
-                self.rewind(seq, length)
-            raise
+        return _Undoable(self, rows)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""
@@ -109,3 +103,25 @@ class PagedKV:
             n = min(PAGE - row, end - place)
             found.update(self.store.read(page, row, n))
             place += n
+
+
+class _Undoable(AbstractContextManager[None]):
+    """Takes back what a body appends where it raises."""
+
+    def __init__(self, memory: PagedKV, rows: Mapping[int, int]) -> None:
+        self._memory = memory
+        self._before = {seq: memory.length(seq) for seq in rows}
+
+    def __enter__(self) -> None:
+        """Do nothing: the lengths are known."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            return
+        for seq, length in self._before.items():
+            self._memory.rewind(seq, length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,7 +160,7 @@ class CpuPlan:
             if name not in self._kept or len(self._kept[name]) < n:
                 self._kept[name] = np.empty((n, *shape), np.float32)
             external.append((buffer, self._kept[name]))
-            buffers[name] = buffer, int(is_output), int(np.prod(shape))
+            buffers[name] = buffer, int(is_output), math.prod(shape)
         slots = {name: buffer for name, buffer, _ in self._slots}
         logits, _, n_logits = buffers["logits"]
         recycled = [(slots[slot], *buffers[name]) for slot, name in run.recycle.items()]
