@@ -14,6 +14,7 @@ from mtpcore.context import Context
 from mtpcore.cross import Cross, Verdict, link
 from mtpcore.decoding import Generator, Request, Stats
 from mtpcore.draft_tree import DraftTree
+from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import (
     BackendError,
     BatchError,
@@ -42,6 +43,7 @@ __all__ = [
     "Context",
     "Cross",
     "DraftTree",
+    "DraftVocabulary",
     "Generator",
     "GraphError",
     "GraphType",

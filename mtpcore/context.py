@@ -5,43 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, DraftRun, Plan
+from mtpcore.backends.base import Backend, DraftRun, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
 from mtpcore.limits import check_sizes
-from mtpcore.memory import GroupedKV, PagedKV, make_memory
+from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import admit, run_parts, undecided_tree
+from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
+from mtpcore.slicing import slice_logits
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
     from mtpcore.model import Model
 
-__all__ = ["Context", "RowSource", "Watcher"]
+__all__ = ["Context", "Watcher"]
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 Watcher = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
-
-
-class RowSource(Protocol):
-    """Gives a slot its rows."""
-
-    def __call__(self, seq: I32, place: I32) -> F32:
-        """Return float32[n, width] for sequences and places int32[n]."""
-
-    def sound_until(self, seq: int, places: range) -> int:
-        """Return the first of these places whose row is not finite, or their end."""
 
 
 class Context:
@@ -71,6 +61,8 @@ class Context:
         Whose graph, where the graph type is a drafter's; default: the model's only one.
     head : int
         Which of the drafter's heads, where each has a memory of its own.
+    logit_rows : int32[n], optional
+        Which logits the graph makes, ascending; default: all.
 
     Raises
     ------
@@ -93,6 +85,7 @@ class Context:
         taps: Sequence[str | Tap] = (),
         drafter: DrafterSpec | str | None = None,
         head: int = 0,
+        logit_rows: I32 | None = None,
     ) -> None:
         if isinstance(model, (str, PathLike)):
             raise BatchError(
@@ -109,6 +102,7 @@ class Context:
         self.backend = select_backend(backend)
         self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
         self.drafter, self.head = self._find_drafter(drafter), head
+        self.logit_rows = logit_rows
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
         self.deliver: Watcher | None = None
@@ -117,14 +111,16 @@ class Context:
         self._build()
 
     def _find_drafter(self, drafter: DrafterSpec | str | None) -> DrafterSpec | None:
-        if drafter is None and self.graph_type is not GraphType.DRAFT:
-            return None
-        return self.model.find_drafter(drafter)
+        plain = drafter is None and self.graph_type is not GraphType.DRAFT
+        return None if plain else self.model.find_drafter(drafter)
 
     def _build(self) -> None:
         self.program = self.model.program(
             self.graph_type, taps=self.taps, drafter=self.drafter, head=self.head
         )
+        source: WeightSource = self.model
+        if self.logit_rows is not None:
+            self.program, source = slice_logits(self.program, self.model, self.logit_rows)
         self.memory: PagedKV | GroupedKV | None = None
         if self.program.memory:
             self.memory = make_memory(
@@ -136,7 +132,7 @@ class Context:
             )
         self.plan: Plan = self.backend.plan(
             self.program,
-            self.model,
+            source,
             n_batch=self.n_batch,
             n_ctx=self.n_ctx,
             threads=self.threads,
@@ -228,7 +224,14 @@ class Context:
 
     def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
         """Take back what the body processes where it raises; ``rows`` counts it by sequence."""
-        return _Undoable(self, rows)
+        lengths = {seq: self.lengths[seq] for seq in rows}
+
+        def undo() -> None:
+            for seq, length in lengths.items():
+                self.lengths[seq] = length
+                self.undecided.pop(seq, None)
+
+        return Undo(undo, self.memory.undoable(rows) if self.memory else None)
 
     def draft(self, batch: Batch, k: Sequence[int], **choices: Any) -> list[list[int]]:
         """Run rows and go on with what is chosen from them; only the rows themselves are kept.
@@ -387,43 +390,11 @@ class Context:
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""
-        if type(seq) is int and 0 <= seq < self.n_seq_max:
-            return
-        if (
-            isinstance(seq, bool)
-            or not isinstance(seq, (int, np.integer))
-            or not 0 <= seq < self.n_seq_max
-        ):
+        whole = type(seq) is int or isinstance(seq, (int, np.integer))
+        if not whole or isinstance(seq, bool) or not 0 <= seq < self.n_seq_max:
             raise BatchError(
                 "no such sequence",
                 wanted=f"0..{self.n_seq_max - 1}",
                 got=seq,
                 fix="make n_seq_max larger",
             )
-
-
-class _Undoable(AbstractContextManager[None]):
-    """Takes back what a body processes where it raises; it runs with every batch."""
-
-    def __init__(self, context: Context, rows: Mapping[int, int]) -> None:
-        self._context = context
-        self._lengths = {seq: context.lengths[seq] for seq in rows}
-        self._memory = context.memory.undoable(rows) if context.memory else None
-
-    def __enter__(self) -> None:
-        if self._memory is not None:
-            self._memory.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._memory is not None:
-            self._memory.__exit__(kind, error, trace)
-        if kind is None:
-            return
-        for seq, length in self._lengths.items():
-            self._context.lengths[seq] = length
-            self._context.undecided.pop(seq, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,23 @@ from mtpcore.errors import BatchError, LinkError
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["admit", "run_parts", "undecided_tree"]
+__all__ = ["RowSource", "admit", "run_parts", "undecided_tree"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
 Placed = tuple[I32, Ranges, Groups, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
+
+
+class RowSource(Protocol):
+    """Gives a slot its rows."""
+
+    def __call__(self, seq: I32, place: I32) -> NDArray[np.float32]:
+        """Return float32[n, width] for sequences and places int32[n]."""
+
+    def sound_until(self, seq: int, places: range) -> int:
+        """Return the first of these places whose row is not finite, or their end."""
 
 
 def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:

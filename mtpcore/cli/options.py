@@ -8,6 +8,8 @@ from typing import Literal
 
 from mtpcore.backends.select import BACKENDS
 from mtpcore.conversion import OUT_TYPES
+from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.model import Model
 from mtpcore.sampling import Sampling
 from mtpcore.spec import Tree
 
@@ -19,6 +21,7 @@ __all__ = [
     "add_prompt_options",
     "add_sampling_options",
     "add_type_options",
+    "draft_vocabulary_of",
     "model_path",
     "sampling_of",
     "token_ids",
@@ -46,6 +49,11 @@ def whole(least: int) -> Callable[[str], int]:
 def draft_length(text: str) -> int | Literal["auto"]:
     """Read a draft length."""
     return "auto" if text == "auto" else whole(0)(text)
+
+
+def draft_vocabulary(text: str) -> str | int:
+    """Read the path of a draft vocabulary, or how many tokens of the one beside the model."""
+    return whole(1)(text) if text.isdecimal() else text
 
 
 def tree_shape(text: str) -> Tree:
@@ -175,6 +183,27 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="a less probable draft ends the drafts (default: %(default)s)",
     )
+    group.add_argument(
+        "--draft-vocabulary",
+        type=draft_vocabulary,
+        metavar="FILE|N",
+        help="draft only these tokens: those of a file that mtpcore vocabulary wrote, or the N "
+        "most frequent of the one beside the model",
+    )
+
+
+def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocabulary | None:
+    """Return the tokens that may be drafted; None: all.
+
+    Raises
+    ------
+    ModelFileError
+        The file cannot be read.
+    """
+    given: str | int | None = options.draft_vocabulary
+    if given is None or isinstance(given, str):
+        return None if given is None else DraftVocabulary.read(given)
+    return DraftVocabulary.read(DraftVocabulary.beside(model)).cut(given)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:

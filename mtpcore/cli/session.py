@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from mtpcore.cli.options import model_path
+from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.terminal import note, progress
 from mtpcore.context import Context
 from mtpcore.cross import Cross, link
@@ -64,9 +64,15 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
         note(f"--draft {length}: {drafter.name} drafts at most {drafter.limit} tokens")
     llm = make_context(options, model, n_ctx)
     try:
-        cross = link(llm, drafter, draft_model=draft_model, tree=drafter.tree)
+        cross = link(
+            llm,
+            drafter,
+            draft_model=draft_model,
+            tree=drafter.tree,
+            draft_vocabulary=draft_vocabulary_of(options, model),
+        )
     except (LinkError, GraphError) as error:
-        if _insists(options):
+        if _insists(options) or options.draft_vocabulary:
             raise
         note(f"decoding plainly, as the drafter cannot be used: {error}")
         return Session(model, make_context(options, model, n_ctx), None, 0)

@@ -12,6 +12,7 @@ from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob, warn_not_finite
 from mtpcore.cross.feeders import sound_places
+from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec, Heads, KVPolicy
 
@@ -45,6 +46,7 @@ class HeadDrafter:
         self.name, self.contexts, self.spec = name, tuple(contexts), spec
         self._check()
         self._fed_by_target = spec.heads.hidden_from == "target"
+        self._ids = read_vocabulary(contexts[0])
         self._later = any(f.pairing == "next-token" and f.first == "none" for f in spec.feeds)
         self.paused = 0
 
@@ -154,7 +156,7 @@ class HeadDrafter:
             logits = output.logits_of(job.seq, int(output.pos[newest]))
             text = np.concatenate([job.history, np.asarray(drafts[job.seq], np.int32)])
             token, probability = job.sampler.choose_with_probability(
-                logits, text, job.n_prompt, len(text), None
+                logits, text, job.n_prompt, len(text), self._ids
             )
             if probability < job.p_min:
                 continue

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.feeders import order_graphs
 from mtpcore.cross.head_drafter import head_role, n_heads
 from mtpcore.cross.links import role_of
+from mtpcore.cross.vocabulary import find_rows
 from mtpcore.declarations import check_tree
+from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import GraphError, LinkError, PluginError
 from mtpcore.graph import GraphType, Program
 from mtpcore.proposer import Proposer
@@ -34,6 +39,7 @@ def link(
     *,
     draft_model: Model | None = None,
     tree: Tree | None = None,
+    draft_vocabulary: DraftVocabulary | str | PathLike[str] | None = None,
 ) -> Cross:
     """Make the drafter's contexts, connect them, and return the Cross.
 
@@ -49,11 +55,16 @@ def link(
     tree : Tree, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
+    draft_vocabulary : DraftVocabulary or path, optional
+        Tokens that drafters with graphs may draft: their output matrices are read in part, which
+        makes drafts cheaper where a vocabulary is large. The text is the same.
 
     Raises
     ------
     LinkError
         No such drafter in the model, or it does not fit; says what to do.
+    ModelFileError
+        The draft vocabulary's file cannot be read.
     """
     if isinstance(drafter, (str, DrafterSpec, Proposer)):
         several: list[OneDrafter] = [drafter]
@@ -73,17 +84,40 @@ def link(
         )
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
+    tokens = _tokens_of(llm, draft_vocabulary)
     borrows = draft_model is not None and draft_model.target is None
     try:
-        return Cross(**_roles(llm, several, draft_model, tree))
+        return Cross(**_roles(llm, several, draft_model, tree, tokens))
     except BaseException:
         if draft_model is not None and borrows:
             draft_model.give_back()
         raise
 
 
+def _tokens_of(
+    llm: Context, vocabulary: DraftVocabulary | str | PathLike[str] | None
+) -> NDArray[np.int32] | None:
+    """Return the tokens that may be drafted; None: all."""
+    if vocabulary is None:
+        return None
+    if isinstance(vocabulary, (str, PathLike)):
+        vocabulary = DraftVocabulary.read(vocabulary)
+    if not isinstance(vocabulary, DraftVocabulary):
+        raise LinkError(
+            "no draft vocabulary",
+            wanted="a DraftVocabulary or the path of its file",
+            got=type(vocabulary).__name__,
+        )
+    vocabulary.check(llm.model)
+    return vocabulary.tokens
+
+
 def _roles(
-    llm: Context, several: Sequence[OneDrafter], draft_model: Model | None, tree: Tree | None
+    llm: Context,
+    several: Sequence[OneDrafter],
+    draft_model: Model | None,
+    tree: Tree | None,
+    tokens: NDArray[np.int32] | None,
 ) -> dict[str, Context | Proposer]:
     """Return the target and what drafts for it, by role."""
     roles: dict[str, Context | Proposer] = {"llm": llm}
@@ -102,7 +136,7 @@ def _roles(
             continue
         if draft_model is not None:
             draft_model.borrow_from(llm.model)
-        roles |= _contexts(llm, source, spec, role)
+        roles |= _contexts(llm, source, spec, role, tokens)
     return roles
 
 
@@ -160,7 +194,13 @@ def _compare_tokens(target: Model, source: Model) -> None:
         )
 
 
-def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict[str, Context]:
+def _contexts(
+    llm: Context,
+    source: Model,
+    spec: DrafterSpec,
+    role: str,
+    tokens: NDArray[np.int32] | None,
+) -> dict[str, Context]:
     """Make a context for each of the drafter's graphs; return them by role."""
     order_graphs(spec)
     if source.hparams.n_vocab != llm.model.hparams.n_vocab:
@@ -188,6 +228,7 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
         ", ".join(taps),
         spec.kv.source,
     )
+    rows = None if tokens is None else find_rows(source, spec, tokens)
     graphs = [(head_role(role, head), spec.graph_type, head) for head in range(n_heads(spec))]
     graphs += [(role_of(name, role, spec), name, 0) for name, _ in spec.graphs]
     contexts = {
@@ -202,6 +243,7 @@ def _contexts(llm: Context, source: Model, spec: DrafterSpec, role: str) -> dict
             threads=llm.threads,
             backend=llm.backend,
             drafter=spec,
+            logit_rows=rows if graph == spec.graph_type else None,
         )
         for name, graph, head in graphs
     }

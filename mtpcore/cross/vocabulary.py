@@ -2,27 +2,68 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.context import Context
 from mtpcore.errors import LinkError
+from mtpcore.graph import GraphType
+from mtpcore.spec import DrafterSpec
 
-__all__ = ["read_vocabulary"]
+if TYPE_CHECKING:
+    from mtpcore.model import Model
+
+__all__ = ["find_rows", "read_vocabulary"]
+
+I32 = NDArray[np.int32]
 
 
-def read_vocabulary(context: Context) -> NDArray[np.int32] | None:
+def read_vocabulary(context: Context) -> I32 | None:
     """Return the target's id of each of a drafter's logits, int32[n_logits]; None: their own.
 
     Raises
     ------
     LinkError
-        The map that was declared is not there, or no id for each logit, or names a token that the
-        target does not have, or one twice.
+        As ``find_rows``.
     """
-    spec, model = context.drafter, context.model
-    assert spec is not None
-    n_logits, n_vocab = int(context.program.shape("logits")[1]), model.hparams.n_vocab
+    assert context.drafter is not None
+    ids, rows = _declared(context.model, context.drafter), context.logit_rows
+    if rows is None:
+        return ids
+    return rows if ids is None else ids[rows]
+
+
+def find_rows(model: Model, spec: DrafterSpec, tokens: I32) -> I32:
+    """Return which of a drafter's logits are of these tokens, int32[n] ascending.
+
+    Raises
+    ------
+    LinkError
+        The drafter can draft none of them. The map that was declared is not there, or no id for
+        each logit, or names a token that the target does not have, or one twice.
+    """
+    ids = _declared(model, spec)
+    rows = np.unique(tokens) if ids is None else np.flatnonzero(np.isin(ids, tokens))
+    if not len(rows):
+        raise LinkError(
+            "the drafter drafts none of the draft vocabulary's tokens",
+            where=f"{model.path}, drafter {spec.name!r}",
+        )
+    return rows.astype(np.int32)
+
+
+def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
+    """Return the target's id of each logit that the drafter's whole graph makes; None: their own.
+
+    Raises
+    ------
+    LinkError
+        As ``find_rows``.
+    """
+    program = model.program(GraphType(spec.graph_type), drafter=spec)
+    n_logits, n_vocab = int(program.shape("logits")[1]), model.hparams.n_vocab
     declared = spec.vocabulary
     if declared is None or (declared.optional and declared.tensor not in model.tensors):
         if n_logits == n_vocab:

@@ -10,6 +10,7 @@ from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.gguf.stream import StreamedTensor, stream_model_file
 from mtpcore.gguf.tensor import Tensor
+from mtpcore.gguf.tensor_rows import TensorRows
 from mtpcore.gguf.tokenizer import TextStream, Tokenizer, read_tokenizer
 from mtpcore.gguf.writer import write_model_file
 
@@ -22,6 +23,7 @@ __all__ = [
     "StreamedTensor",
     "Tensor",
     "TensorInfo",
+    "TensorRows",
     "TextStream",
     "Tokenizer",
     "Value",

@@ -4,6 +4,7 @@ from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import OUTPUTS, TOKENS, MemoryLayer, Node, Program, Value, Weight
+from mtpcore.graph.slicing import slice_output
 from mtpcore.graph.types import GraphType
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Program",
     "Value",
     "Weight",
+    "slice_output",
     "to_dot",
     "to_mermaid",
 ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from mtpcore.errors import CapacityError
 from mtpcore.memory.base import PAGE, Store
 from mtpcore.memory.pages import PageTables
+from mtpcore.memory.undo import Undo
 
 __all__ = ["PagedKV"]
 
@@ -67,7 +67,13 @@ class PagedKV:
 
     def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
         """Take back what the body appends to these sequences where it raises."""
-        return _Undoable(self, rows)
+        before = {seq: self.length(seq) for seq in rows}
+
+        def undo() -> None:
+            for seq, length in before.items():
+                self.rewind(seq, length)
+
+        return Undo(undo)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""
@@ -103,25 +109,3 @@ class PagedKV:
             n = min(PAGE - row, end - place)
             found.update(self.store.read(page, row, n))
             place += n
-
-
-class _Undoable(AbstractContextManager[None]):
-    """Takes back what a body appends where it raises."""
-
-    def __init__(self, memory: PagedKV, rows: Mapping[int, int]) -> None:
-        self._memory = memory
-        self._before = {seq: memory.length(seq) for seq in rows}
-
-    def __enter__(self) -> None:
-        """Do nothing: the lengths are known."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            return
-        for seq, length in self._before.items():
-            self._memory.rewind(seq, length)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mtpcore.context import Context
 from mtpcore.cross import Cross, link
+from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.loading import load_model
 from mtpcore.model import Model
 from mtpcore.spec import DrafterSpec
@@ -64,11 +65,19 @@ class Subject(msgspec.Struct, frozen=True):
         return Context(self.model, n_ctx, **options)
 
     def link(
-        self, n_ctx: int = 256, *, drafter: DrafterSpec | None = None, **options: Any
+        self,
+        n_ctx: int = 256,
+        *,
+        drafter: DrafterSpec | None = None,
+        draft_vocabulary: DraftVocabulary | None = None,
+        **options: Any,
     ) -> Cross:
         """Return a new target context with the drafter linked to it."""
         return link(
-            self.context(n_ctx, **options), drafter or self.drafter, draft_model=self.draft_model
+            self.context(n_ctx, **options),
+            drafter or self.drafter,
+            draft_model=self.draft_model,
+            draft_vocabulary=draft_vocabulary,
         )
 
     def text(self, n: int, seed: int = 0) -> I32:

@@ -6,6 +6,7 @@ import msgspec
 
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding import Generator, Stats
+from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.sampling import Sampling
 from mtpcore.spec import DrafterSpec
 from mtpcore.testing.subject import Subject
@@ -38,13 +39,20 @@ class Texts(msgspec.Struct, frozen=True):
     seed: int = 5
 
 
-def check_texts(subject: Subject, texts: Texts, drafter: DrafterSpec | None = None) -> float:
+def check_texts(
+    subject: Subject,
+    texts: Texts,
+    drafter: DrafterSpec | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+) -> float:
     """Decode with and without drafts and compare the tokens.
 
     Parameters
     ----------
     drafter : DrafterSpec, optional
         A variant of the family's drafter, a tree for example.
+    draft_vocabulary : DraftVocabulary, optional
+        What it may draft.
 
     Returns
     -------
@@ -59,7 +67,8 @@ def check_texts(subject: Subject, texts: Texts, drafter: DrafterSpec | None = No
     options = {"n_seq_max": texts.n_texts, "n_batch": texts.n_batch}
     plain = Cross(llm=subject.context(**options))
     wanted, _ = decode(plain, subject, msgspec.structs.replace(texts, k=0))
-    found, stats = decode(subject.link(drafter=drafter, **options), subject, texts)
+    cross = subject.link(drafter=drafter, draft_vocabulary=draft_vocabulary, **options)
+    found, stats = decode(cross, subject, texts)
     for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
         assert one == other, f"{subject}, {texts}: text {i} is {other}, plainly {one}"
     return stats.acceptance

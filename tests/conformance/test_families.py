@@ -1,6 +1,7 @@
 """What must hold for every family of drafters, by the kit that authors of plugins use."""
 
 import msgspec
+import numpy as np
 import pytest
 from harness.families import FAMILIES
 from harness.pairwise import cover_pairs
@@ -8,6 +9,7 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
+from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.spec import Tree
 from mtpcore.testing import (
     Company,
@@ -68,6 +70,24 @@ def test_texts_do_not_depend_on_trees(family):
 
 
 @pytest.mark.hypothesis
+@families
+def test_texts_do_not_depend_on_a_draft_vocabulary(family):
+    """Own and tied matrices, maps of their own, heads for each step, trees: a part of each."""
+    if family.spec.build is None:
+        pytest.skip("drafts without a graph")
+    n_vocab = family.model.hparams.n_vocab
+    tokens = np.random.default_rng(2).permutation(n_vocab)[: n_vocab * 2 // 3]
+    few = DraftVocabulary(tokens, tokenizer="")
+    rates = [
+        check_texts(family, Texts(k=3, temperature=temperature, n_batch=n_batch), None, few)
+        for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7))
+    ]
+    assert max(rates) > 0.1, "hardly a draft is accepted: the comparison says little"
+    if family.spec.shape == "chain" and family.spec.heads.order == "repeated":
+        shaped = msgspec.structs.replace(family.spec, shape="tree", tree=TREES[0])
+        check_texts(family, Texts(k=4, temperature=0.8), shaped, few)
+
+
 @families
 def test_state_does_not_depend_on_what_was_rejected(family):
     few = searching(16, stateful_step_count=20, suppress_health_check=list(HealthCheck))

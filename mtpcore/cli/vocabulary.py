@@ -1,0 +1,60 @@
+"""``mtpcore vocabulary``: the tokens worth drafting, counted in a text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from mtpcore.cli import options as shared
+from mtpcore.cli.terminal import note
+from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.errors import ModelFileError
+from mtpcore.loading import load_model
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
+
+SUMMARY = "Count the tokens of a text, so that only frequent ones are drafted"
+EXAMPLES = """examples:
+  mtpcore vocabulary model.gguf -f books.txt
+  mtpcore run model.gguf -p "Once upon a time" --draft-vocabulary 32768
+  mtpcore vocabulary model.gguf -f books.txt -n 16384 -o books.vocabulary.json
+  mtpcore run model.gguf -p "Once upon a time" --draft-vocabulary books.vocabulary.json
+"""
+_PIECE = 1 << 20  # characters, and the rest of the line
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    shared.add_model_options(parser, draft_model=False)
+    group = parser.add_argument_group("vocabulary")
+    group.add_argument("-f", "--file", required=True, metavar="TEXT", help="a text in UTF-8")
+    group.add_argument(
+        "-n", type=shared.whole(1), metavar="N", help="keep the N most frequent (default: all)"
+    )
+    group.add_argument(
+        "-o", "--out", metavar="FILE", help="default: MODEL.vocabulary.json beside the model"
+    )
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run the command."""
+    with load_model(shared.model_path(options), mtp_path=options.mtp_path) as model:
+        vocabulary = DraftVocabulary.of_text(model, _pieces(options.file))
+        n_found = len(vocabulary)
+        if options.n is not None:
+            vocabulary = vocabulary.cut(options.n)
+        path = options.out or DraftVocabulary.beside(model)
+        vocabulary.write(path)
+        n_vocab = model.hparams.n_vocab
+    note(f"{path}: {len(vocabulary)} of {n_vocab} tokens; {n_found} occur in {options.file}")
+    return 0
+
+
+def _pieces(path: str) -> Iterator[str]:
+    """Read a text in pieces that end with lines."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            while piece := file.read(_PIECE):
+                yield piece + file.readline()
+    except OSError as error:
+        raise ModelFileError("cannot read the text", where=path, got=error.strerror) from error

@@ -1,0 +1,102 @@
+"""Drafters that may draft a part of their vocabulary."""
+
+import numpy as np
+import pytest
+import toy
+
+from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, link
+from mtpcore.plugin import VocabularyMap
+
+SAMPLINGS = (Sampling.greedy(), Sampling(temperature=1.3, seed=3))
+TEXT = [7, 3, 21, 60, 2, 44]
+FEW = np.arange(1, toy.N_VOCAB, 3)
+HEAD = np.random.default_rng(4).normal(size=(toy.N_VOCAB, toy.WIDTH))
+
+
+def drafts(cross, p_min=0.0):
+    """Drafts at each place of a text, greedy and sampled."""
+    found = []
+    for place, token in enumerate(TEXT):
+        cross.llm.process(Batch.of([token], pos=place))
+        found += [cross.draft(0, 3, sampling, p_min=p_min) for sampling in SAMPLINGS]
+        cross.rollback(0, place + 1)
+    return found
+
+
+def context(model, backend="cpu"):
+    return Context(model, 40, backend=backend, kv_dtype="f32", threads=1)
+
+
+def own_head(folder, backend="cpu", **tensors):
+    tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD) | tensors
+    return context(toy.load(folder, tensors, heads=1), backend)
+
+
+def tied_head(folder, backend="cpu"):
+    return context(
+        toy.load(folder, toy.trunk_tensors(output=False) | toy.head_tensors(), heads=1), backend
+    )
+
+
+def mapped_head(folder, backend, d2t, rows):
+    """A head whose file holds these rows of the matrix only."""
+    spec = toy.replaced(name="few", vocabulary=VocabularyMap(tensor="d2t"))
+    tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD[rows]) | {"d2t": np.asarray(d2t)}
+    return context(toy.load(folder, tensors, spec, heads=1), backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("p_min", [0.0, 0.04])
+def test_it_is_the_head_without_the_other_rows(tmp_path, backend, p_min):
+    """The same drafts, sampled too and cut by their probability, as of a file with those rows."""
+    wanted = drafts(link(mapped_head(tmp_path, backend, FEW, FEW), "few"), p_min)
+    shuffled = DraftVocabulary(np.random.default_rng(1).permutation(FEW), tokenizer="")
+    found = drafts(link(own_head(tmp_path, backend), draft_vocabulary=shuffled), p_min)
+    assert found == wanted
+    assert len({token for one in found for token in one}) > 8
+    every = DraftVocabulary(range(toy.N_VOCAB), tokenizer="")
+    whole = drafts(link(own_head(tmp_path, backend)), p_min)
+    assert drafts(link(own_head(tmp_path, backend), draft_vocabulary=every), p_min) == whole
+    assert whole != wanted
+
+
+def test_a_tied_matrix_stays_whole_for_those_who_read_tokens(tmp_path):
+    few = DraftVocabulary(FEW, tokenizer="")
+    cross = link(tied_head(tmp_path), draft_vocabulary=few)
+    found = {token for one in drafts(cross) for token in one}
+    assert len(found) > 8
+    assert found <= set(FEW.tolist())
+    assert cross.llm.process(Batch.of([5], pos=6)).logits.shape == (1, toy.N_VOCAB)
+    assert cross.contexts["draft"].program.shape("logits") == ("n_outputs", len(FEW))
+
+
+def test_of_a_head_with_a_map_it_keeps_what_the_map_names(tmp_path):
+    rows = np.arange(0, toy.N_VOCAB, 2)
+    both = np.intersect1d(rows, FEW)
+    few = DraftVocabulary(FEW, tokenizer="")
+    wanted = drafts(link(mapped_head(tmp_path, "cpu", both, both), "few"))
+    cut = link(mapped_head(tmp_path, "cpu", rows, rows), "few", draft_vocabulary=few)
+    assert drafts(cut) == wanted
+    odd = DraftVocabulary([1, 3, 5], tokenizer="")
+    with pytest.raises(LinkError, match="none of the draft vocabulary"):
+        link(mapped_head(tmp_path, "cpu", rows, rows), "few", draft_vocabulary=odd)
+
+
+def test_taps_that_are_added_later_change_nothing(tmp_path):
+    cross = link(own_head(tmp_path), draft_vocabulary=DraftVocabulary(FEW, tokenizer=""))
+    drafter = cross.contexts["draft"]
+    drafter._build()
+    assert drafter.program.shape("logits") == ("n_outputs", len(FEW))
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (DraftVocabulary([toy.N_VOCAB], tokenizer=""), "unknown tokens"),
+        (DraftVocabulary([1], tokenizer="00"), "another tokenizer"),
+        (5, "no draft vocabulary"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, given, what):
+    with pytest.raises(LinkError, match=what):
+        link(own_head(tmp_path), draft_vocabulary=given)
