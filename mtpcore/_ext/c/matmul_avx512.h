@@ -84,6 +84,15 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
 }
 
+/* total + integers * scale of a sub-block. Sums of 16 codes of Q2_K and Q3_K fit int16 (3 * 127 * 16,
+ * 4 * 127 * 16): there the upper half of a scale is zero, and one instruction does both. */
+static inline __m512i mtp_add_scaled(int type, __m512i total, __m512i integers, __m512i scale)
+{
+    if (type == MTP_Q2_K || type == MTP_Q3_K)
+        return _mm512_dpwssd_epi32(total, integers, scale);
+    return _mm512_add_epi32(total, _mm512_mullo_epi32(integers, scale));
+}
+
 /* `half(type, n_tokens, block, n_blocks, row, words, out)` for both halves of a group. */
 #define MTP_HALVES(name, type, half)                                                               \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \

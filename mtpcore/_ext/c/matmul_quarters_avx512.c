@@ -63,8 +63,12 @@ MTP_ALWAYS_INLINE __m512i load_sub_scale(const int type, const void *block, int 
         const __m128i bytes = _mm_load_si128((const __m128i *)both);
         return _mm512_cvtepu8_epi32(_mm_and_si128(bytes, _mm_set1_epi8(15)));
     }
-    const int8_t *sub_scale = type == MTP_Q3_K ? ((const mtp_q3_k_block *)block)->sub_scale[sub]
-                                               : ((const mtp_q6_k_block *)block)->sub_scale[sub];
+    if (type == MTP_Q3_K) { /* the lower halves, as mtp_add_scaled wants them */
+        const int8_t *sub_scale = ((const mtp_q3_k_block *)block)->sub_scale[sub];
+        const __m128i bytes = _mm_load_si128((const __m128i *)sub_scale);
+        return _mm512_cvtepu16_epi32(_mm256_cvtepi8_epi16(bytes));
+    }
+    const int8_t *sub_scale = ((const mtp_q6_k_block *)block)->sub_scale[sub];
     return _mm512_cvtepi8_epi32(_mm_load_si128((const __m128i *)sub_scale));
 }
 
@@ -119,8 +123,7 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
                 const __m512i sub_scale = load_sub_scale(type, block, sub);
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)
                 {
-                    integers[t] = _mm512_add_epi32(integers[t],
-                                                   _mm512_mullo_epi32(sub_sum[q][t], sub_scale));
+                    integers[t] = mtp_add_scaled(type, integers[t], sub_sum[q][t], sub_scale);
                     if (type == MTP_Q2_K) /* sums of 16 codes fit the lower int16 */
                         minus_mins[t] = _mm512_dpwssd_epi32(minus_mins[t],
                                                             load_sub_min((const void *)block, sub),

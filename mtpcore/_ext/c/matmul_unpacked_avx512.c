@@ -21,22 +21,6 @@ MTP_ALWAYS_INLINE __m512i first_integers(const int type, const int32_t *minus_su
     return _mm512_setzero_si512();
 }
 
-/* Sums of 16 codes of Q2_K and Q3_K fit int16 (3 * 127 * 16, 4 * 127 * 16), as scales do: then one
- * instruction takes the product of the lower halves, and nothing from the upper half of a scale;
- * that of a negative scale is cleared. */
-MTP_ALWAYS_INLINE __m512i load_sub_scale(const int type, const int32_t *sub_scale)
-{
-    const __m512i scale = _mm512_load_si512(sub_scale);
-    return type == MTP_Q3_K ? _mm512_and_si512(scale, _mm512_set1_epi32(0xffff)) : scale;
-}
-
-MTP_ALWAYS_INLINE __m512i add_scaled(const int type, __m512i total, __m512i integers, __m512i scale)
-{
-    if (type == MTP_Q2_K || type == MTP_Q3_K)
-        return _mm512_dpwssd_epi32(total, integers, scale);
-    return _mm512_add_epi32(total, _mm512_mullo_epi32(integers, scale));
-}
-
 /* What a block adds to the sums of a token in 16 rows. */
 MTP_ALWAYS_INLINE void add_block(const int type, const mtp_unpacked *block, const int row,
                                  __m512i total, __m512i taken, __m512 x_scale, float *sum)
@@ -74,12 +58,12 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], w1, value);
             }
         }
-        const __m512i scale0 = load_sub_scale(type, block->sub_scale[s]);
-        const __m512i scale1 = load_sub_scale(type, block->sub_scale[s] + 16);
+        const __m512i scale0 = _mm512_load_si512(block->sub_scale[s]);
+        const __m512i scale1 = _mm512_load_si512(block->sub_scale[s] + 16);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
-            total0[t] = add_scaled(type, total0[t], integers0[t], scale0);
-            total1[t] = add_scaled(type, total1[t], integers1[t], scale1);
+            total0[t] = mtp_add_scaled(type, total0[t], integers0[t], scale0);
+            total1[t] = mtp_add_scaled(type, total1[t], integers1[t], scale1);
         }
     }
     if (type != MTP_Q3_K && type != MTP_Q6_K) {
