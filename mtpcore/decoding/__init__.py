@@ -1,9 +1,21 @@
 """Rounds of draft and verify for many sequences."""
 
+from mtpcore.decoding.controller import Controller
 from mtpcore.decoding.generator import Generator
 from mtpcore.decoding.length import default_length
+from mtpcore.decoding.policy import Choice, LengthPolicy, Round
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.synthetic import SyntheticAcceptance
 
-__all__ = ["Generator", "Request", "Stats", "SyntheticAcceptance", "default_length"]
+__all__ = [
+    "Choice",
+    "Controller",
+    "Generator",
+    "LengthPolicy",
+    "Request",
+    "Round",
+    "Stats",
+    "SyntheticAcceptance",
+    "default_length",
+]

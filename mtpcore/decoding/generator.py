@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Literal
 
 from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, Draft, DraftSampler, Verdict
-from mtpcore.decoding.request import Request
+from mtpcore.decoding.length import controller_for
+from mtpcore.decoding.policy import LengthPolicy, Round
+from mtpcore.decoding.request import Request, check_draft
 from mtpcore.decoding.stats import Stats
 from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError, CapacityError, LinkError
@@ -26,8 +29,9 @@ class Generator:
         Where to run; its empty sequences are used.
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
-    draft : int
-        Default longest draft; 0 decodes plainly. The tokens are the same for every value.
+    draft : int or "auto"
+        Default longest draft; 0 decodes plainly; "auto" measures which length is fastest, and
+        drafts nothing where that is. The tokens are the same for every value.
     draft_sampler : {"coupled", "argmax"}
         How drafts are chosen.
     p_min : float
@@ -35,6 +39,8 @@ class Generator:
     acceptance : callable, optional
         For measurements: decides which drafts are accepted in place of the target, see
         ``SyntheticAcceptance``. The text is then meaningless.
+    lengths : LengthPolicy, optional
+        What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
     """
 
     def __init__(
@@ -42,10 +48,11 @@ class Generator:
         source: Cross | Context,
         *,
         sampling: Sampling | None = None,
-        draft: int = 0,
+        draft: int | Literal["auto"] = 0,
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
         acceptance: Acceptance | None = None,
+        lengths: LengthPolicy | None = None,
     ) -> None:
         if isinstance(source, Context):
             owner = source.owner
@@ -60,22 +67,30 @@ class Generator:
             raise BatchError(
                 "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
             )
-        if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
-            raise BatchError("draft is a number of tokens", wanted=">= 0", got=repr(draft))
+        check_draft(draft)
+        if lengths is not None and not isinstance(lengths, LengthPolicy):
+            raise BatchError(
+                "lengths are chosen by a LengthPolicy",
+                wanted="choose, observe and forget",
+                got=type(lengths).__name__,
+                fix="leave it out, or pass a Controller",
+            )
         self.cross = source
         self.sampling = Sampling() if sampling is None else sampling
         self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
         self.acceptance = acceptance
+        self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        self._finished: list[int] = []
         self._before = self.cross.invalid, self.cross.paused
         llm = self.cross.llm
         self._free = [s for s in range(llm.n_seq_max - 1, -1, -1) if not llm.length(s)]
 
     def __repr__(self) -> str:
         return (
-            f"Generator({self.cross!r}, draft={self.draft}, {len(self._running)} running, "
+            f"Generator({self.cross!r}, draft={self.draft!r}, {len(self._running)} running, "
             f"{len(self._waiting)} waiting)"
         )
 
@@ -84,7 +99,7 @@ class Generator:
         prompt: Sequence[int],
         *,
         sampling: Sampling | None = None,
-        draft: int | None = None,
+        draft: int | Literal["auto"] | None = None,
         max_tokens: int = 128,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
@@ -150,7 +165,7 @@ class Generator:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
-        draft: int | None = None,
+        draft: int | Literal["auto"] | None = None,
     ) -> Iterator[int]:
         """Yield the tokens of one request; its sequence is freed afterwards."""
         request = self.add(
@@ -180,55 +195,93 @@ class Generator:
         ready = {s: r for s, r in self._running.items() if self.cross.pending(s) is not None}
         samplings = {s: r.sampling for s, r in self._running.items()}
         t0 = perf_counter()
-        drafts = self._draft(ready, samplings)
+        asked = self._choose_lengths(ready)
         t1 = perf_counter()
+        drafts = self._draft(asked, samplings)
+        t2 = perf_counter()
         prefill = self._chunks(sum(len(d) + 1 for d in drafts.values()))
         chosen_before = self.cross.choose_seconds
         verdicts = self.cross.verify(drafts, samplings, prefill=prefill, acceptance=self.acceptance)
-        t2 = perf_counter()
+        t3 = perf_counter()
         choose_seconds = self.cross.choose_seconds - chosen_before
         for seq, verdict in verdicts.items():
             self._commit(seq, drafts[seq], verdict)
         for seq, tokens in prefill.items():
             self._advance(seq, len(tokens))
-        self.stats.passes += bool(verdicts)
-        self.stats.draft_seconds += t1 - t0
+        t4 = perf_counter()
+        stats = self.stats
+        stats.passes += bool(verdicts)
+        stats.draft_seconds += t2 - t1
         if verdicts:
-            self.stats.verify_seconds += t2 - t1 - choose_seconds
-            self.stats.choose_seconds += choose_seconds
+            stats.verify_seconds += t3 - t2 - choose_seconds
+            stats.choose_seconds += choose_seconds
+            n_prompt = sum(map(len, prefill.values()))
+            done = Round(
+                asked=asked,
+                made={seq: len(draft) for seq, draft in drafts.items()},
+                accepted={seq: verdict.accepted for seq, verdict in verdicts.items()},
+                rows=sum(len(draft) + 1 for draft in drafts.values()) + n_prompt,
+                prompt_rows=n_prompt,
+                draft_seconds=t2 - t1,
+                pass_seconds=t4 - t2 + t1 - t0 - choose_seconds,
+                choose_seconds=choose_seconds,
+            )
+            self._learn(done, any(request.draft == "auto" for request in ready.values()))
         else:
-            self.stats.prefill_seconds += t2 - t1
-        self.stats.commit_seconds += perf_counter() - t2
-        self.stats.invalid = self.cross.invalid - self._before[0]
-        self.stats.paused = self.cross.paused - self._before[1]
+            stats.prefill_seconds += t3 - t2
+        stats.commit_seconds += t4 - t3
+        stats.length_seconds += t1 - t0 + perf_counter() - t4
+        stats.invalid = self.cross.invalid - self._before[0]
+        stats.paused = self.cross.paused - self._before[1]
 
     def _admit(self) -> None:
+        while self._finished:
+            self.lengths.forget(self._finished.pop())
         while self._waiting and self._free:
             request = self._waiting.popleft()
             request.seq = self._free.pop()
             self._running[request.seq] = request
             self.stats.prompt_tokens += len(request.prompt)
 
-    def _draft(
-        self, ready: Mapping[int, Request], samplings: Mapping[int, Sampling]
-    ) -> dict[int, Draft]:
-        room = self.cross.llm.n_ctx
-        lengths = {}
+    def _choose_lengths(self, ready: Mapping[int, Request]) -> dict[int, int]:
+        """Return how much to draft for each sequence: no more than it has room and budget for."""
+        room = self.cross.llm.n_ctx + 1
+        asked: dict[int, int] = {}
+        limits: dict[int, int] = {}
         for seq, request in ready.items():
-            left = min(
-                request.max_tokens - len(request.tokens),
-                room - len(request.prompt) - len(request.tokens) + 1,
-            )
-            lengths[seq] = max(0, min(request.draft, left - 1))
-        drafts: dict[int, Draft] = {seq: [] for seq in ready}
-        wanted = {seq: k for seq, k in lengths.items() if k}
-        for p_min in {ready[seq].p_min for seq in wanted}:
-            mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
+            n = len(request.tokens)
+            left = max(min(request.max_tokens - n, room - len(request.prompt) - n) - 1, 0)
+            if request.draft == "auto":
+                limits[seq] = left
+            else:
+                asked[seq] = min(request.draft, left)
+        if limits:
+            chosen = self.lengths.choose(limits, asked)
+            for seq, most in limits.items():
+                k = chosen.get(seq, 0)
+                check_draft(k)
+                asked[seq] = min(k, most)
+        return asked
+
+    def _learn(self, done: Round, auto: bool) -> None:
+        """Count the lengths, and let what chooses them see what they brought."""
+        for k in done.asked.values():
+            self.stats.lengths[k] = self.stats.lengths.get(k, 0) + 1
+        if auto:
+            self.stats.note(self.lengths.observe(done))
+
+    def _draft(
+        self, asked: Mapping[int, int], samplings: Mapping[int, Sampling]
+    ) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = {seq: [] for seq in asked}
+        wanted = {seq: k for seq, k in asked.items() if k}
+        for p_min in {self._running[seq].p_min for seq in wanted}:
+            mine = {seq: k for seq, k in wanted.items() if self._running[seq].p_min == p_min}
             drafts |= self.cross.draft(
                 mine,
                 sampling=samplings,
                 p_min=p_min,
-                draft_sampler={seq: ready[seq].draft_sampler for seq in mine},
+                draft_sampler={seq: self._running[seq].draft_sampler for seq in mine},
             )
         return drafts
 
@@ -286,6 +339,7 @@ class Generator:
     def _release(self, request: Request) -> None:
         if request.seq is not None:
             self.cross.remove(request.seq)
+            self._finished.append(request.seq)
             self._running.pop(request.seq, None)
             self._free.append(request.seq)
             request.seq = None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from mtpcore.cross import Cross
 from mtpcore.cross.growth import deepest
+from mtpcore.decoding.controller import Controller
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["default_length"]
+__all__ = ["controller_for", "default_length", "longest_length"]
 
 _COST = 0.4
 """What one more draft costs beside a pass of the target, the verified row included."""
 _PROPOSER_COST = 0.05
+_UNDECLARED = 8, 4, 0.5
+"""Of a proposer without a declaration: longest and first draft, acceptance expected."""
 
 
 def default_length(spec: DrafterSpec) -> int:
@@ -27,3 +31,24 @@ def default_length(spec: DrafterSpec) -> int:
     while length < spec.limit and rate ** (length + 1) >= cost:
         length += 1
     return length
+
+
+def longest_length(spec: DrafterSpec) -> int:
+    """Return the longest draft that a declaration allows; of a tree its depth."""
+    return min(deepest(spec.tree), spec.limit) if spec.tree else spec.limit
+
+
+def controller_for(cross: Cross) -> Controller:
+    """Return what chooses lengths for a Cross: up to what its drafters and its memory allow.
+
+    The first drafter's declaration says with which length to begin.
+    """
+    known = [
+        (longest_length(d.spec), default_length(d.spec), sum(d.spec.acceptance) / 2)
+        if d.spec
+        else _UNDECLARED
+        for d in cross.drafters.values()
+    ]
+    longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)
+    _, start, expected = known[0] if known else (0, 0, 0.0)
+    return Controller(longest, start=start, expected=expected)

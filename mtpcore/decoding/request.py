@@ -11,7 +11,7 @@ from mtpcore.errors import BatchError, SamplingError
 from mtpcore.gguf import Tokenizer
 from mtpcore.sampling import Sampling
 
-__all__ = ["FinishReason", "Request"]
+__all__ = ["FinishReason", "Request", "check_draft"]
 
 FinishReason = Literal["stop", "length", "end", "cancelled"]
 
@@ -29,7 +29,7 @@ class Request:
         prompt: Sequence[int],
         *,
         sampling: Sampling,
-        draft: int,
+        draft: int | Literal["auto"],
         max_tokens: int,
         stop: Sequence[str],
         ignore_eos: bool,
@@ -45,9 +45,11 @@ class Request:
             )
         if not len(prompt):
             raise BatchError("a prompt has at least one token")
-        for name, value in (("draft", draft), ("max_tokens", max_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise BatchError(f"{name} is a number of tokens", wanted=">= 0", got=repr(value))
+        check_draft(draft)
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
+            raise BatchError(
+                "max_tokens is a number of tokens", wanted=">= 0", got=repr(max_tokens)
+            )
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise BatchError("stop is a sequence of texts", got=repr(stop))
         if stop and tokenizer is None:
@@ -136,3 +138,18 @@ class Request:
         if self._stream is not None and self._cut is None:
             self._text += self._stream.flush()
         return False
+
+
+def check_draft(draft: object) -> None:
+    """Refuse what is no draft length.
+
+    Raises
+    ------
+    BatchError
+    """
+    if draft == "auto" and isinstance(draft, str):
+        return
+    if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
+        raise BatchError(
+            "draft is a number of tokens, or 'auto'", wanted=">= 0, or 'auto'", got=repr(draft)
+        )

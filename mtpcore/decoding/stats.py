@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
+from mtpcore.decoding.policy import Choice
+
 __all__ = ["Stats"]
+
+_KEPT = 100
+"""Choices of lengths that are kept, the latest ones."""
 
 
 class Stats(msgspec.Struct):
@@ -16,8 +23,11 @@ class Stats(msgspec.Struct):
     row was not finite or an embedding row stands in its text; ``tokens`` the committed ones,
     ``passes`` the target's runs after the prompts. The first token of each of the ``prompts`` comes
     from the prompt's own run. ``verify_seconds`` is the target's runs, ``choose_seconds`` the
-    choice of tokens from their logits, ``commit_seconds`` what follows it. A drafter reads the
-    prompt in ``draft_seconds``.
+    choice of tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the
+    choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
+
+    ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
+    are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
     """
 
     tokens: int = 0
@@ -34,7 +44,15 @@ class Stats(msgspec.Struct):
     verify_seconds: float = 0.0
     choose_seconds: float = 0.0
     commit_seconds: float = 0.0
+    length_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    lengths: dict[int, int] = msgspec.field(default_factory=dict)
+    choices: list[Choice] = msgspec.field(default_factory=list)
+
+    def note(self, choices: Sequence[Choice]) -> None:
+        """Keep decisions about lengths."""
+        self.choices += choices
+        del self.choices[:-_KEPT]
 
     def count(self, drafted: int, depth: int, accepted: int) -> None:
         """Count one verified draft of one sequence, ``depth`` tokens in a row at most."""
@@ -59,9 +77,8 @@ class Stats(msgspec.Struct):
     @property
     def tokens_per_second(self) -> float:
         """Committed tokens for each second after the prompt."""
-        seconds = (
-            self.draft_seconds + self.verify_seconds + self.choose_seconds + self.commit_seconds
-        )
+        seconds = self.draft_seconds + self.verify_seconds + self.choose_seconds
+        seconds += self.commit_seconds + self.length_seconds
         return (self.tokens - self.prompts) / seconds if seconds else 0.0
 
     @property

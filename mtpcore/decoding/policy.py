@@ -1,0 +1,60 @@
+"""What chooses draft lengths, and what it is told of each round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+__all__ = ["Choice", "LengthPolicy", "Round"]
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A draft length that was chosen: for which sequence, from which round on, and why."""
+
+    round: int
+    seq: int
+    draft: int
+    reason: str
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One round of draft and verify; times in seconds.
+
+    By sequence: ``asked`` is the draft length (0: none was asked for), ``made`` how many tokens
+    were drafted, ``accepted`` how many of them in a row. ``rows`` is all that the target's pass
+    had, ``prompt_rows`` those of prompts among them. ``pass_seconds`` is the whole round without
+    ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits.
+    """
+
+    asked: Mapping[int, int]
+    made: Mapping[int, int]
+    accepted: Mapping[int, int]
+    rows: int
+    prompt_rows: int
+    draft_seconds: float
+    pass_seconds: float
+    choose_seconds: float
+
+
+@runtime_checkable
+class LengthPolicy(Protocol):
+    """Chooses how much is drafted, round by round. The text is the same whatever it chooses."""
+
+    def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Mapping[int, int]:
+        """Return draft lengths by sequence.
+
+        Parameters
+        ----------
+        limits : mapping of seq to int
+            The sequences to choose for, and the longest draft that each has room for.
+        fixed : mapping of seq to int
+            Sequences of the same round whose length is given.
+        """
+
+    def observe(self, done: Round) -> Sequence[Choice]:
+        """Learn from a round; return what was decided since the last one."""
+
+    def forget(self, seq: int) -> None:
+        """Forget a sequence: its text is finished."""

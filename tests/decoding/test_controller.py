@@ -1,0 +1,252 @@
+"""``draft="auto"`` on simulated machines: it finds the best length, and does no harm."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from harness.machine import LIMIT, SHAPES, Machine, falling
+from hypothesis import given
+from hypothesis import settings as searching
+from hypothesis import strategies as st
+
+from mtpcore.decoding import Controller, LengthPolicy, Round
+
+EASY, HARD = falling(0.9), falling(0.05)
+
+
+def auto(machine, rates, n_rounds, controller=None, **settings):
+    """Run a controller; return tokens a second, lengths by round, and what it said."""
+    controller = controller or Controller(LIMIT, start=3, expected=0.7)
+    return machine.run(controller.choose, rates, n_rounds, observe=controller.observe, **settings)
+
+
+def quiet(shape):
+    """A machine that nothing disturbs, with a drafter that has nothing to catch up with."""
+    return Machine(*SHAPES[shape], noise=0.0, slow_round=10**9, read=0.0)
+
+
+def count(asked):
+    return Counter(k for lengths in asked for k in lengths.values())
+
+
+@pytest.mark.parametrize("first", [0.2, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_it_comes_near_the_best_fixed_length(shape, first):
+    """Within 5 % of the best of all lengths, plain decoding included, over 1,500 rounds."""
+    machine, rates = Machine(*SHAPES[shape]), falling(first)
+    assert auto(machine, rates, 1500)[0] > 0.95 * machine.best(rates)
+
+
+@pytest.mark.parametrize("shape", ["dense", "tiles of four rows", "dear drafts"])
+def test_short_texts_do_not_pay_for_learning(shape):
+    """Within 8 % of the best fixed length in the first 60 rounds, on average over texts."""
+    machine, rates = Machine(*SHAPES[shape]), falling(0.8)
+    found = [auto(machine, rates, 60, seed=seed)[0] for seed in range(20)]
+    assert sum(found) / 20 > 0.92 * machine.best(rates)
+
+
+@pytest.mark.parametrize("shape", ["never pays", "drafts dearer than passes"])
+def test_it_is_off_within_ten_rounds_and_loses_little(shape):
+    """At most 3 % of plain speed over 3,000 rounds; each probe is one draft."""
+    machine, rates = Machine(*SHAPES[shape]), falling(0.6)
+    speed, asked, said = auto(machine, rates, 3000)
+    assert speed > 0.97 * machine.expected(0, rates)
+    assert count(asked[10:])[0] > 0.98 * 2990
+    assert set(count(asked[10:])) <= {0, 1}
+    assert said[0].draft == 0
+    assert said[0].round <= 10
+    assert "off: a pass of 2 rows costs" in said[0].reason
+    assert "drafting 1 costs" in said[0].reason
+
+
+def probes_of(shape):
+    """The rounds from one probe to the next where no draft is ever accepted."""
+    _, asked, _ = auto(quiet(shape), falling(0.0), 4000)
+    probes = [i for i, lengths in enumerate(asked) if lengths[0] and i > 10]
+    return probes[0], [b - a for a, b in pairwise(probes)]
+
+
+def test_probes_grow_rarer():
+    """After 16 rounds, then when the last probe was 2 % of the time; twice as late, 4 at most."""
+    first, waits = probes_of("never pays")
+    assert first <= 30
+    assert waits[:3] == pytest.approx([75, 150, 300], rel=0.1)
+    assert waits[3:] == pytest.approx([300] * len(waits[3:]), rel=0.1)
+
+
+def test_dear_probes_wait_until_they_are_a_small_share_of_the_time():
+    """A probe that costs five passes is worth 2 % of 250 rounds."""
+    first, waits = probes_of("drafts dearer than passes")
+    assert first <= 30
+    assert waits[:4] == pytest.approx([250, 500, 1000, 1000], rel=0.1)
+
+
+def test_it_follows_the_text():
+    """Off where the text is hard, on again where it is easy: near each stretch's best length."""
+    machine = Machine(*SHAPES["dense"])
+
+    def rates(i, seq):
+        return (HARD if 600 <= i < 1600 else EASY)(i, seq)
+
+    speed, asked, said = auto(machine, rates, 2600)
+    fixed = max(machine.fixed(k, rates, 2600) for k in range(LIMIT + 1))
+    assert speed > 1.05 * fixed
+    for begin, end, least, most in ((30, 600, 3, 8), (700, 1600, 0, 0), (1900, 2600, 3, 8)):
+        stretch = count(asked[begin:end])
+        usual = sum(n for k, n in stretch.items() if least <= k <= most)
+        assert usual > 0.85 * (end - begin), (begin, stretch)
+    assert [c for c in said if 600 < c.round < 900][-1].draft == 0
+    assert [c for c in said if c.round > 1600][-1].draft >= 3
+
+
+def test_what_costs_more_in_a_pause_is_noticed():
+    """Verifying becomes dear (long context, another program): it goes off, and on again."""
+    now = [0]
+
+    def verify(n):
+        now[0] += 1
+        return 1 + (2.0 if 500 < now[0] <= 1500 else 0.04) * (n - 1)
+
+    _, asked, _ = auto(Machine(verify, SHAPES["dense"][1]), falling(0.8), 3000)
+    assert count(asked[700:1500])[0] > 700
+    assert count(asked[2200:])[0] < 150
+
+
+@pytest.mark.parametrize("shape", ["dense", "tiles of four rows", "never pays"])
+def test_a_machine_that_is_slow_for_a_while_changes_nothing(shape):
+    """All prices 2.5 times as high for 200 rounds in 400: as near to the best as without."""
+    machine = Machine(*SHAPES[shape], speed=lambda i: 2.5 if i // 200 % 2 else 1.0)
+    rates = falling(0.8)
+    fixed = max(machine.fixed(k, rates, 2000) for k in range(LIMIT + 1))
+    assert auto(machine, rates, 2000)[0] > 0.95 * fixed
+
+
+def test_one_slow_round_flips_nothing():
+    """Whatever it hits, a round that takes a hundred times as long moves no settled length."""
+    for at in range(100, 148, 3):
+
+        def speed(i, at=at):
+            return 100.0 if i == at else 1.0
+
+        machine = Machine(*SHAPES["dense"], noise=0.0, slow_round=10**9, speed=speed)
+        _, asked, _ = auto(machine, falling(0.7), 200)
+        calm = Machine(*SHAPES["dense"], noise=0.0, slow_round=10**9)
+        _, wanted, _ = auto(calm, falling(0.7), 200)
+        settled, found = count(wanted[60:]), count(asked[at:])
+        usual = settled.most_common(1)[0][0]
+        assert sum(n for k, n in found.items() if abs(k - usual) <= 1) > 0.8 * (200 - at), at
+
+
+@pytest.mark.parametrize("n_seqs", [2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sequences_that_share_a_round_get_lengths_of_their_own(shape, n_seqs):
+    """Within 5 % of the best common length; where it pays, easier texts draft more."""
+    machine = Machine(*SHAPES[shape])
+    kinds = [falling(0.3 + 0.6 * seq / (n_seqs - 1)) for seq in range(n_seqs)]
+
+    def rates(i, seq):
+        return kinds[seq](i, seq)
+
+    speed, asked, _ = auto(machine, rates, 1500, n_seqs=n_seqs)
+    assert speed > 0.95 * machine.best(rates, n_seqs)
+    if shape in ("dense", "plateau"):
+        drafted = [sum(lengths[seq] for lengths in asked) for seq in range(n_seqs)]
+        assert drafted == sorted(drafted)
+        assert drafted[-1] > 1.5 * drafted[0]
+
+
+def test_a_new_text_begins_with_what_is_known_of_the_others():
+    controller = Controller(LIMIT, start=3, expected=0.7)
+    machine = Machine(*SHAPES["dense"])
+    auto(machine, EASY, 500, controller)
+    controller.forget(0)
+    assert controller.choose({0: LIMIT}, {})[0] >= 4
+    controller = Controller(LIMIT, start=3, expected=0.7)
+    auto(machine, HARD, 500, controller)
+    controller.forget(0)
+    assert controller.choose({0: LIMIT}, {}) == {0: 0}
+
+
+def test_sequences_of_fixed_length_are_part_of_the_price():
+    """Where four rows are taken by others, one more is beyond the tile."""
+    controller = Controller(LIMIT, start=3, expected=0.7)
+    verify, draft = SHAPES["tiles of four rows"]
+    for _ in range(400):
+        asked = controller.choose({0: LIMIT}, {1: 2})
+        rows = 2 + sum(asked.values()) + 2
+        controller.observe(
+            Round({**asked, 1: 2}, {**asked, 1: 2}, {0: 0, 1: 2}, rows, 0,
+                  draft(max(2, asked[0])), verify(rows), 1e-6)
+        )  # fmt: skip
+    assert controller.choose({0: LIMIT}, {1: 2}) == {0: 0}
+
+
+def test_nothing_to_draft_with_is_no_draft():
+    controller = Controller(0)
+    assert controller.choose({0: 5, 1: 7}, {}) == {0: 0, 1: 0}
+    plain = {0: 0, 1: 0}
+    assert controller.observe(Round(plain, plain, plain, 2, 0, 0.0, 1.0, 0.1)) == []
+    assert controller.choose({0: 5}, {}) == {0: 0}
+
+
+def test_reasons_are_sentences_with_numbers():
+    """Exact prices give exact numbers."""
+    said = auto(quiet("experts"), HARD, 200)[2]
+    assert said[-1].reason.startswith("off: a pass of 2 rows costs 1.60 of one of 1, ")
+    assert "drafting 1 costs 0.12, first draft accepted 0." in said[-1].reason
+    assert said[-1].reason.endswith(" times as fast")
+    last = auto(quiet("dense"), EASY, 200)[2][-1]
+    k, rows, verify, draft = (
+        last.draft,
+        last.draft + 1,
+        1 + 0.04 * last.draft,
+        0.05 + 0.11 * last.draft,
+    )
+    assert k >= 3
+    assert last.reason.startswith(
+        f"drafting {k}: a pass of {rows} rows costs {verify:.2f} of one of 1, "
+        f"drafting {k} costs {draft:.2f}, first draft accepted 0."
+    )
+    assert last.reason.endswith("times as fast as without")
+
+
+@searching(max_examples=100)
+@given(
+    limit=st.integers(0, 9),
+    start=st.integers(1, 12),
+    rounds=st.lists(
+        st.tuples(
+            st.dictionaries(st.integers(0, 4), st.integers(0, 12), max_size=4),  # limits
+            st.dictionaries(st.integers(5, 6), st.integers(0, 12), max_size=2),  # fixed
+            st.sampled_from([0.0, 1e-9, 1e-3, 1.0, 1e6]),  # seconds
+            st.integers(0, 9),  # accepted, made
+            st.sampled_from([0, 0, 0, 40]),  # rows of prompts
+            st.booleans(),  # whether the round raises
+            st.integers(0, 20),  # who ends
+        ),
+        max_size=60,
+    ),
+)
+def test_whatever_happens_lengths_are_within_their_limits(limit, start, rounds):
+    """And every sequence has one, and what is remembered is bounded."""
+    controller = Controller(limit, start=start)
+    assert isinstance(controller, LengthPolicy)
+    for limits, fixed, seconds, luck, prompts, raises, ending in rounds:
+        asked = controller.choose(limits, fixed)
+        assert asked.keys() == limits.keys()
+        assert all(0 <= k <= min(limits[seq], limit) for seq, k in asked.items())
+        if raises:
+            assert controller.choose(limits, fixed) == asked
+            continue
+        asked = {**asked, **fixed}
+        made = {seq: min(k, luck + 1) for seq, k in asked.items()}
+        accepted = {seq: min(n, luck) for seq, n in made.items()}
+        rows = len(asked) + sum(made.values()) + prompts
+        for choice in controller.observe(
+            Round(asked, made, accepted, rows, prompts, seconds * luck, seconds, seconds / 7)
+        ):
+            assert 0 <= choice.draft <= limit
+            assert choice.reason
+        if ending < 5:
+            controller.forget(ending)
+    assert controller.describe()["rounds"] <= len(rounds)

@@ -1,0 +1,94 @@
+"""A machine whose every price is known, and texts whose acceptance is; its clock is simulated."""
+
+import math
+import random
+
+from mtpcore.decoding import Round
+
+LIMIT = 8
+
+
+class Machine:
+    """Takes ``verify(rows)`` and ``draft(steps)`` seconds, and more where it is disturbed.
+
+    ``noise`` is the spread of what comes on top; every ``slow_round``-th measurement takes five
+    times as long. ``speed(i)`` says how slow everything is in round i. A drafter reads what it
+    lacks of a text at ``read`` seconds a token.
+    """
+
+    def __init__(self, verify, draft, *, noise=0.05, slow_round=50, speed=None, read=0.0005):
+        self.verify, self.draft, self.read = verify, draft, read
+        self.noise, self.slow_round, self.speed = noise, slow_round, speed or (lambda i: 1.0)
+
+    def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, limit=LIMIT, seed=1):
+        """Run rounds; ``rates(i, seq)`` are those of drafts 1, 2, ... after accepted ones.
+
+        Returns tokens a second, how often each length was asked for, by round, and what was said.
+        """
+        dice, weather = random.Random(seed), random.Random(seed + 1)
+
+        def take(seconds, i):
+            slow = 5 if weather.randrange(self.slow_round) == 0 else 1
+            return seconds * slow * self.speed(i) * (1 + abs(weather.gauss(0, self.noise)))
+
+        seqs, unread = range(n_seqs), dict.fromkeys(range(n_seqs), 100)
+        tokens = seconds = 0.0
+        asked_by_round, said = [], []
+        for i in range(n_rounds):
+            asked = dict(choose({seq: limit for seq in seqs}, {}))
+            accepted = {}
+            for seq, k in asked.items():
+                accepted[seq] = 0
+                while accepted[seq] < k and dice.random() < rates(i, seq)[accepted[seq]]:
+                    accepted[seq] += 1
+            drafting = [seq for seq, k in asked.items() if k]
+            draft = take(self.draft(max(asked.values())), i) if drafting else 0.0
+            draft += self.read * sum(unread[seq] for seq in drafting)
+            for seq in seqs:
+                unread[seq] = accepted[seq] + 1 + (0 if asked[seq] else unread[seq])
+            rows = n_seqs + sum(asked.values())
+            verify = take(self.verify(rows), i)
+            if observe:
+                said += observe(Round(asked, asked, accepted, rows, 0, draft, verify, 1e-6))
+            seconds += draft + verify
+            tokens += n_seqs + sum(accepted.values())
+            asked_by_round.append(asked)
+        return tokens / seconds, asked_by_round, said
+
+    def fixed(self, k, rates, n_rounds, **settings):
+        """Return tokens a second with one length."""
+        return self.run(lambda limits, _: dict.fromkeys(limits, k), rates, n_rounds, **settings)[0]
+
+    def expected(self, k, rates, n_seqs=1):
+        """Return tokens a second with one length, on average, where rates stay as they are."""
+        tokens = 0.0
+        for seq in range(n_seqs):
+            share = 1.0
+            for rate in (1.0, *rates(0, seq)[:k]):
+                share *= rate
+                tokens += share
+        disturbed = (1 + self.noise * (2 / math.pi) ** 0.5) * (1 + 4 / self.slow_round)
+        draft = self.draft(k) * disturbed + self.read * tokens if k else 0.0
+        return tokens / (draft + self.verify(n_seqs * (k + 1)) * disturbed)
+
+    def best(self, rates, n_seqs=1):
+        """Return the tokens a second of the best fixed length, on average."""
+        return max(self.expected(k, rates, n_seqs) for k in range(LIMIT + 1))
+
+
+def falling(first):
+    """Rates of drafts after accepted ones: each a little lower than the one before it."""
+    rates = [first * 0.97**i for i in range(LIMIT)]
+    return lambda i, seq: rates
+
+
+SHAPES = {
+    "dense": (lambda n: 1 + 0.04 * (n - 1), lambda k: 0.05 + 0.11 * k),
+    "tiles of four rows": (lambda n: 1 + 0.05 * (n - 1) + 0.5 * (n > 4), lambda k: 0.15 * k),
+    "experts": (lambda n: 1 + 0.6 * (n - 1) ** 0.9, lambda k: 0.12 * k),
+    "plateau": (lambda n: 1.0 if n == 1 else 1.8 if n < 9 else 3.0, lambda k: 0.06 * k),
+    "dear drafts": (lambda n: 1 + 0.05 * (n - 1), lambda k: 0.6 * k),
+    "never pays": (lambda n: float(n), lambda k: 0.5 * k),
+    "drafts dearer than passes": (lambda n: 1 + 0.05 * n, lambda k: 5.0 * k),
+}
+"""Seconds of a pass by rows, and of a draft by steps."""
