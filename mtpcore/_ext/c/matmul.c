@@ -66,6 +66,17 @@ static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32
     }
 }
 
+/* Ask for the lines of results before they are made: they lie a row apart, so nothing else does. */
+static void expect_rows(const job *job, int64_t first, int64_t n, int64_t row)
+{
+    for (int64_t t = 0; t < n; t++) {
+        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
+        const char *out = (const char *)(job->y + token * job->y_stride + row);
+        __builtin_prefetch(out, 1);
+        __builtin_prefetch(out + 64, 1);
+    }
+}
+
 /* Multiply a group tile by tile: the kernels unpack as they go. */
 static void direct(const job *job, const char *group, int64_t begin, int64_t end, int64_t row,
                    size_t row_bytes)
@@ -74,6 +85,7 @@ static void direct(const job *job, const char *group, int64_t begin, int64_t end
     _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
     for (int64_t first = begin; first < end; first += job->width) {
         const int64_t n = smaller(job->width, job->n_tokens - first);
+        expect_rows(job, first, n, row);
         products[n - 1](group, job->n_blocks, job->prepared + first * job->token_bytes, out);
         store_rows(job, first, n, out, row, row_bytes);
     }
@@ -85,6 +97,7 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
 {
     _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
     _Alignas(64) mtp_unpacked block;
+    const int64_t block_bytes = mtp_block256_bytes(job->w->type);
     memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
     for (int64_t b = 0; b < job->n_blocks; b++) {
         product->unpack(group, job->n_blocks, b, &block);
@@ -92,7 +105,13 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
             const int64_t n = smaller(job->width, job->n_tokens - first);
             const char *words = job->prepared + first * job->token_bytes;
             words += b * n * MTP_ACT256_WORDS * (int64_t)sizeof(int32_t);
-            product->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin));
+            if (b == job->n_blocks - 1)
+                expect_rows(job, first, n, row);
+            /* The two halves of the next block, with the first two tiles. */
+            const int64_t half = (first - begin) / job->width;
+            const char *next = group + (half * job->n_blocks + b + 1) * block_bytes;
+            product->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
+                                     half < 2 ? next + MTP_BYTES_AHEAD : NULL);
         }
     }
     for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */

@@ -20,8 +20,10 @@ typedef struct {
 typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
 
 /* Add a block's products with the tokens of a tile, whose words of this block are `words`, to
- * sum[t][row]; 64-byte aligned. */
-typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32]);
+ * sum[t][row]; 64-byte aligned. Meanwhile fetch the weights at `ahead`, if it is not NULL: spread
+ * over the work, they come in its shadow. */
+typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],
+                             const char *ahead);
 
 typedef struct {
     mtp_unpack unpack;

@@ -36,7 +36,7 @@ MTP_ALWAYS_INLINE void add_block(const int type, const mtp_unpacked *block, cons
 }
 
 MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_unpacked *block,
-                                const int32_t *words, float (*sum)[32])
+                                const int32_t *words, float (*sum)[32], const char *ahead)
 {
     const int n_lines = is_of_quarters(type) ? 4 : 8; /* of a sub-block */
     const int32_t *x = words, *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
@@ -46,6 +46,9 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     for (int s = 0; s < 64 / n_lines; s++) {
         const uint8_t(*code)[32][4] = block->code + s * n_lines;
         __m512i integers0[4], integers1[4];
+        if (ahead != NULL) /* in all 48 or 56 lines; a block has up to 53 */
+            for (int i = 0; i < n_lines - 1; i++, ahead += 64)
+                __builtin_prefetch(ahead);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             integers0[t] = integers1[t] = first_integers(type, minus_sums + s * n_tokens + t);
         MTP_UNROLL for (int j = 0; j < n_lines; j++, x += n_tokens)
@@ -94,9 +97,10 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
 }
 
 #define MULTIPLY(name, type, n)                                                                    \
-    static void name##_##n(const mtp_unpacked *block, const int32_t *words, float (*sum)[32])      \
+    static void name##_##n(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],      \
+                           const char *ahead)                                                      \
     {                                                                                              \
-        multiply(type, n, block, words, sum);                                                      \
+        multiply(type, n, block, words, sum, ahead);                                               \
     }
 #define MULTIPLY_4(name, type)                                                                     \
     MULTIPLY(name, type, 1) MULTIPLY(name, type, 2) MULTIPLY(name, type, 3) MULTIPLY(name, type, 4)
