@@ -19,6 +19,10 @@ cdef extern from "memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
 
+cdef extern from "rounding.h" nogil:
+    unsigned mtp_round_to_nearest() noexcept
+    void mtp_round_as(unsigned before) noexcept
+
 cdef int64_t LARGEST = <int64_t> 1 << 40  # elements; keeps all sizes inside int64
 
 
@@ -85,7 +89,9 @@ cdef class PackedMatrix:
             )
         out = np.empty(self.matrix.n_cols, np.float32)
         cdef float[::1] values = out
+        cdef unsigned before = mtp_round_to_nearest()
         mtp_packed_row(&self.matrix, index, &values[0])
+        mtp_round_as(before)
         return out
 
 
@@ -165,11 +171,14 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     if out_rows is not None:
         y_rows = &scatter[0]
     cdef int64_t y_stride = y.strides[0] // <int64_t> sizeof(float)
+    cdef unsigned before
     with nogil:
+        before = mtp_round_to_nearest()
         mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
                     (n_tokens + 7) // 8, &prepared[0])
         mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
                    end)
+        mtp_round_as(before)
     return out
 
 

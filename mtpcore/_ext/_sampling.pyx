@@ -20,6 +20,10 @@ cdef extern from "logarithm.h" nogil:
     double mtp_log(double x) noexcept
     double mtp_exp(double x) noexcept
 
+cdef extern from "rounding.h" nogil:
+    unsigned mtp_round_to_nearest() noexcept
+    void mtp_round_as(unsigned before) noexcept
+
 cdef extern from "philox.h" nogil:
     void mtp_philox(uint32_t *counter, unsigned long long key) noexcept
 
@@ -103,10 +107,12 @@ cdef class Sampler:
         cdef int32_t[::1] ids = found[0]
         cdef float[::1] probabilities = found[1]
         cdef double[::1] shares = found[2]
+        cdef unsigned before = mtp_round_to_nearest()
         n = mtp_rank(
             &logits[0], n_vocab, &self.settings, &history[0] if n_history else NULL, n_history,
             n_prompt, index, &token_ids[0] if token_ids is not None else NULL,
             self.scratch.pointer, n, &ids[0], &probabilities[0], &shares[0])
+        mtp_round_as(before)
         return found[0][:n], found[1][:n], found[2][:n]
 
     cdef object _choose(self, const float[::1] logits, const int32_t[::1] history,
@@ -119,10 +125,12 @@ cdef class Sampler:
             ids = &token_ids[0]
         if mask is not None:
             self.settings.mask = &mask[0]
+        cdef unsigned before = mtp_round_to_nearest()
         # The GIL is kept: it is what keeps two threads out of one scratch.
         cdef int32_t token_id = mtp_choose(
             &logits[0], n_vocab, &self.settings, &history[0] if n_history else NULL, n_history,
             n_prompt, index, ids, self.scratch.pointer, probability)
+        mtp_round_as(before)
         self.settings.mask = NULL
         return token_id
 

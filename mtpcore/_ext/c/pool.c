@@ -7,9 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
+#include "rounding.h"
 
 enum {
     LINE = 64,
@@ -137,14 +135,9 @@ void mtp_pool_wait(mtp_pool *pool)
 
 static void run_rounded(mtp_task task, void *argument, int thread, int n_threads)
 {
-#if defined(__x86_64__)
-    const unsigned control = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* all exceptions masked, to nearest, no flush to zero */
+    const unsigned before = mtp_round_to_nearest();
     task(argument, thread, n_threads);
-    _mm_setcsr(control);
-#else
-    task(argument, thread, n_threads);
-#endif
+    mtp_round_as(before);
 }
 
 /* A thread's part of the region, and the barrier at its end. */
