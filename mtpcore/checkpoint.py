@@ -170,6 +170,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     heads : str
         Of heads behind a trunk: name of a tensor that each has, with ``{n}`` or ``{i}``. They are
         counted by it.
+    counts : tuple of str
+        Paths of the configuration that say how many heads there are. Where it disagrees with the
+        tensors, ``convert`` says so and goes by these.
     prefixes : tuple of (str, str)
         Names that begin with the first are read as if they began with the second, the longest
         first; for checkpoints that differ by nothing else.
@@ -189,6 +192,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     made: tuple[tuple[str, Callable[[Config], Any]], ...] = ()
     metadata: tuple[tuple[str, str | Key | Callable[[Config], Any]], ...] = ()
     heads: str = ""
+    counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
     special_tokens: tuple[tuple[str, str], ...] = ()

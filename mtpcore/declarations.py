@@ -137,6 +137,12 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 where=shape,
                 got=f"shape {spec.shape!r}, {shape}={value!r}",
             )
+    if spec.shape != "proposer" and spec.build is None:
+        raise PluginError(
+            "only a proposer drafts without a graph",
+            where="build",
+            wanted=f"a function, for the shape {spec.shape!r}",
+        )
     if spec.tree is not None:
         check_tree(spec.tree)
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:

@@ -40,6 +40,7 @@ NORM = first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight")
 
 DEEPSEEK_MTP = DrafterSpec(
     name="deepseek_mtp",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"deepseek2"}), tensors=NEXTN, count_key=COUNT),
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="hidden"),),
     ties=(EMBEDDING, OUTPUT, NORM),
@@ -56,6 +57,7 @@ DEEPSEEK_MTP = DrafterSpec(
 
 QWEN_MTP = DrafterSpec(
     name="qwen_mtp",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"qwen35"}), tensors=NEXTN, count_key=COUNT),
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="hidden"),),
     ties=(EMBEDDING, OUTPUT, NORM),
@@ -71,6 +73,7 @@ QWEN_MTP = DrafterSpec(
 
 MIMO_7B = DrafterSpec(
     name="mimo_mtp",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"mimo"}), tensors=NEXTN, count_key=COUNT),
     feeds=(Feed(slot="hidden", taps=("hidden",), recycle="hidden"),),
     ties=(EMBEDDING, OUTPUT, NORM),
@@ -91,6 +94,7 @@ MIMO_7B = DrafterSpec(
 
 MIMO_V2 = DrafterSpec(
     name="mimo_v2_mtp",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"mimo2"}), tensors=NEXTN, count_key=COUNT),
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="residual"),),
     ties=(
@@ -108,6 +112,7 @@ MIMO_V2 = DrafterSpec(
 
 MIMO_V2_TARGET = DrafterSpec(
     name="mimo_v2_target",
+    build=no_graph,
     variant_of="mimo_v2_mtp",
     fit=MIMO_V2.fit,
     feeds=(Feed(slot="hidden", taps=("residual",)),),
@@ -119,6 +124,7 @@ MIMO_V2_TARGET = DrafterSpec(
 
 EAGLE1 = DrafterSpec(
     name="eagle1",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"eagle"}), tensors=("fc.weight",)),
     standalone=True,
     hparams=no_graph,
@@ -133,6 +139,7 @@ EAGLE1 = DrafterSpec(
 
 EAGLE3 = DrafterSpec(
     name="eagle3",
+    build=no_graph,
     fit=Fit(
         architectures=frozenset({"eagle3"}),
         tensors=("fc.weight", "blk.0.attn_norm_2.weight"),
@@ -159,6 +166,7 @@ EAGLE3_CHECKPOINT = VocabularyMap(tensor="d2t", values="offset", optional=True)
 
 DFLASH = DrafterSpec(
     name="dflash",
+    build=no_graph,
     fit=Fit(
         architectures=frozenset({"dflash"}),
         tensors=("fc.weight", "enc.output_norm.weight"),
@@ -192,6 +200,7 @@ DFLASH = DrafterSpec(
 
 DSPARK = DrafterSpec(
     name="dspark",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"dflash"}), tensors=("fc.weight", "markov_w1.weight")),
     standalone=True,
     hparams=no_graph,
@@ -216,6 +225,7 @@ DSPARK = DrafterSpec(
 
 DFLASH2 = DrafterSpec(
     name="dflash2",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"dflash"}), tensors=("selector_hidden.weight",)),
     standalone=True,
     hparams=no_graph,
@@ -235,6 +245,7 @@ DFLASH2 = DrafterSpec(
 
 MEDUSA = DrafterSpec(
     name="medusa",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"medusa"}), tensors=("medusa.{n}.output.weight",)),
     standalone=True,
     hparams=no_graph,
@@ -248,6 +259,7 @@ MEDUSA = DrafterSpec(
 
 MLP_SPECULATOR = DrafterSpec(
     name="mlp_speculator",
+    build=no_graph,
     fit=Fit(architectures=frozenset({"mlp_speculator"}), tensors=("speculator.{n}.proj.weight",)),
     standalone=True,
     hparams=no_graph,
@@ -261,6 +273,7 @@ MLP_SPECULATOR = DrafterSpec(
 
 GEMMA4_ASSISTANT = DrafterSpec(
     name="gemma4_assistant",
+    build=no_graph,
     fit=Fit(
         architectures=frozenset({"gemma4-assistant"}),
         tensors=("nextn.pre_projection.weight",),

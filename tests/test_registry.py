@@ -13,7 +13,7 @@ import toy
 from mtpcore.errors import PluginError
 from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, KVPolicy, hookimpl
 from mtpcore.registry import Registry, describe_plugins, load_registry
-from mtpcore.spec import Block
+from mtpcore.spec import Block, Tree
 
 ROOT = Path(__file__).parents[1]
 
@@ -189,6 +189,21 @@ def test_a_variant_names_a_drafter_of_its_plugin():
         error = refused(toy.offering(*wrong))
         assert "variant_of" in error.where
         assert error.wanted == ("head" if head in wrong else "another drafter of this plugin")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"shape": "chain"},
+        {"shape": "block", "block": Block(size=4, mask_token=1)},
+        {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=3)},
+    ],
+    ids=lambda shape: shape["shape"],
+)
+def test_only_a_proposer_drafts_without_a_graph(shape):
+    error = refused(toy.offering(toy.replaced(build=None, **shape)))
+    assert error.where.endswith("build")
+    assert shape["shape"] in error.wanted
 
 
 def test_a_proposer_is_a_declaration_too():

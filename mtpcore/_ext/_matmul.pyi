@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["PackedMatrix", "available_isas", "is_native", "isa", "matmul", "pack", "use_isa"]
+__all__ = [
+    "PackedMatrix",
+    "available_isas",
+    "check_isa",
+    "is_native",
+    "isa",
+    "matmul",
+    "pack",
+    "use_isa",
+]
 
 def isa() -> str:
     """Return the name of the instruction set in use."""
@@ -27,6 +36,9 @@ def use_isa(name: str) -> str:
     BackendError
         The set is unknown or this machine cannot run it.
     """
+
+def check_isa() -> None:
+    """Raise BackendError where MTPCORE_ISA names an instruction set that cannot be used."""
 
 def is_native(type: int) -> bool:
     """Tell whether matrices of this GGUF type can be packed and multiplied."""

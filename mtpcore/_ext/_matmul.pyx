@@ -50,8 +50,9 @@ def unusable_isa(where, name):
     )
 
 
-if mtp_isa_refused():
-    raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
+def check_isa():
+    if mtp_isa_refused():
+        raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
 
 
 def is_native(int type):

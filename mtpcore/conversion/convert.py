@@ -89,6 +89,14 @@ def convert(
     values, published = read_config(folder), read_tensors(folder)
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
+    if mtp != "drop" and family.n_declared not in (0, family.n_heads):
+        log.warning(
+            "%s: the configuration counts %d heads, the tensors are of %d: the model file gets %d",
+            folder,
+            family.n_declared,
+            family.n_heads,
+            family.n_heads,
+        )
     config = open_config(
         family.main,
         values,

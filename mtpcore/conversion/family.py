@@ -30,6 +30,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     heads : Checkpoint or None
         The table of heads behind the trunk, where the checkpoint has some.
     n_heads : int
+    n_declared : int
+        Heads that the configuration counts.
     standalone : bool
         Whether ``main`` is a drafter's.
     min_types : tuple of (str, str)
@@ -40,6 +42,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     main: Checkpoint
     heads: Checkpoint | None
     n_heads: int
+    n_declared: int
     standalone: bool
     min_types: tuple[tuple[str, str], ...]
 
@@ -82,6 +85,7 @@ def find_family(
     config = open_config(main, values, folder)
     names = list(canonical_names(main, names))
     found: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
+    n_declared = 0
     for drafter in known.drafters:
         checkpoint = drafter.checkpoint
         mine = not drafter.fit.architectures or architecture in drafter.fit.architectures
@@ -89,6 +93,7 @@ def find_family(
             continue
         if _describes(checkpoint, values):
             n_heads = count_heads(checkpoint.heads, names, config.n_layers, folder)
+            n_declared = max(n_declared, *(_count(config, path) for path in checkpoint.counts), 0)
             if n_heads:
                 found.setdefault(checkpoint, (n_heads, drafter))
     if len(found) > 1:
@@ -106,9 +111,15 @@ def find_family(
         main=main,
         heads=heads,
         n_heads=n_heads,
+        n_declared=n_declared,
         standalone=isinstance(spec, DrafterSpec),
         min_types=least,
     )
+
+
+def _count(config: Config, path: str) -> int:
+    value = config.get(path)
+    return value if isinstance(value, int) else 0
 
 
 def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:

@@ -56,7 +56,17 @@ def write_checked(
 
 def _build_graphs(part: Path, path: Path, known: Registry) -> None:
     """Load the unfinished file and build what can be built of it alone."""
-    with load_model(part, plugins=known) as model:
+    try:
+        opened = load_model(part, plugins=known)
+    except ModelFileError as error:
+        raise ModelFileError(
+            f"what the file is made of is no model: {error.what}",
+            where=(error.where or "").replace(str(part), str(path)),
+            wanted=error.wanted,
+            got=error.got,
+            fix="correct it where it comes from: config.json, or the file that is quantised",
+        ) from error
+    with opened as model:
         try:
             if model.file_layout != "mtp-only":
                 model.program()

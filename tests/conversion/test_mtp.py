@@ -1,5 +1,7 @@
 """Heads kept, alone or dropped: the file layouts, and the types that heads are kept in."""
 
+import logging
+
 import numpy as np
 import pytest
 from harness.fixtures import checkpoint, references
@@ -102,13 +104,35 @@ def test_what_is_left_out_is_said(tmp_path):
     assert convert(checkpoint("glm-11"), tmp_path / "model.gguf") == {}
 
 
-def test_tables_that_are_copies_are_left_out(tmp_path):
-    """As DeepSeek and GLM publish them: the head's own tables equal the trunk's."""
+@pytest.fixture
+def copied(tmp_path):
+    """A folder with all of the checkpoint but its tensors, and these."""
     source, folder = checkpoint("glm-11"), tmp_path / "hf"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes((source / name).read_bytes())
-    tensors = {name: t.rows() for name, t in read_tensors(source).items()}
+    return folder, {name: t.rows() for name, t in read_tensors(source).items()}
+
+
+@pytest.mark.parametrize("mtp", ["keep", "drop"])
+def test_heads_that_the_configuration_counts_and_nobody_finds(mtp, copied, tmp_path, caplog):
+    """A fine-tuned checkpoint often comes without them."""
+    folder, tensors = copied
+    trunk = {n: values for n, values in tensors.items() if not n.startswith("model.layers.4.")}
+    save_tensors(folder / "model.safetensors", trunk)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        convert(folder, tmp_path / "model.gguf", mtp=mtp)
+    said = [record.getMessage() for record in caplog.records]
+    wanted = f"{folder}: the configuration counts 1 heads, the tensors are of 0"
+    assert [line[: len(wanted)] for line in said] == ([wanted] if mtp == "keep" else [])
+    with mtpcore.load_model(tmp_path / "model.gguf") as model:
+        assert model.file_layout == "trunk-only"
+        assert model.hparams.n_layers == 4
+
+
+def test_tables_that_are_copies_are_left_out(tmp_path, copied):
+    """As DeepSeek and GLM publish them: the head's own tables equal the trunk's."""
+    folder, tensors = copied
     tensors["model.layers.4.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
     other = tensors["lm_head.weight"] * np.float32(2)
     tensors["model.layers.4.shared_head.head.weight"] = other

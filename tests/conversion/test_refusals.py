@@ -52,6 +52,14 @@ def test_missing_and_unknown_tensors_are_all_named(refuse, config, tensors):
     assert error.got == "model.layers.0.self_attn.sinks, model.layers.2.self_attn.q_proj.weight"
 
 
+@pytest.mark.parametrize("wrong", ["four", -4, 4.5, [4], True])
+def test_a_wrong_value_in_the_configuration(refuse, config, tensors, wrong):
+    """The error names the file that was asked for, and where the value comes from."""
+    error = refuse(config | {"num_attention_heads": wrong}, tensors)
+    assert ".part" not in str(error)
+    assert "config.json" in str(error)
+
+
 def test_an_output_matrix_may_be_missing_only_where_it_is_tied(refuse, config, tensors):
     del tensors["lm_head.weight"]
     assert refuse(config, tensors).wanted == "lm_head.weight"

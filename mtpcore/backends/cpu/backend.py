@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mtpcore._ext._matmul import check_isa
 from mtpcore._ext._plan import Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
@@ -39,10 +40,18 @@ class CpuBackend:
 
     A row's bits depend on its own tokens, positions and memory only: not on the batch around it,
     the size of batches, the number of threads, page numbers or the instruction set.
+
+    Raises
+    ------
+    BackendError
+        The environment variable MTPCORE_ISA names an instruction set that cannot be used here.
     """
 
     name = "cpu"
     guarantee = "exact"
+
+    def __init__(self) -> None:
+        check_isa()
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
         """Make the pages for these memory layers; ``dtype`` is ``f32`` or ``f16``."""

@@ -155,5 +155,6 @@ TRUNK_CHECKPOINT = Checkpoint(
 HEAD_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     heads="model.layers.{n}.eh_proj.weight",
+    counts=("num_nextn_predict_layers",),
     tensors=(*NEXTN, *BLOCK, *MIXTURE),
 )

@@ -90,6 +90,7 @@ MIMO_MTP = DrafterSpec(
     checkpoint=Checkpoint(
         architectures=PUBLISHED,
         heads=HEAD + "input_proj.weight",
+        counts=("num_nextn_predict_layers",),
         tensors=(
             Rename(HEAD + "input_proj.weight", "blk.{n}.nextn.eh_proj.weight", token_first),
             Rename(HEAD + "token_layernorm.weight", "blk.{n}.nextn.enorm.weight"),
