@@ -49,7 +49,7 @@ class Context:
         Sequences 0 .. n_seq_max - 1 can be used.
     n_batch : int
         Rows that run at once; larger batches are split inside.
-    kv_dtype : {"f16", "f32"}
+    kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
     threads : int, optional
         Threads of the CPU; default: the processors this process may use.

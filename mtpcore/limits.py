@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtpcore.errors import CapacityError
+from mtpcore.memory.types import KV_DTYPES
 
 __all__ = ["check_sizes"]
 
@@ -24,10 +25,10 @@ def check_sizes(
                 wanted=f"an int in 1..{most}",
                 got=repr(value),
             )
-    if kv_dtype not in ("f16", "f32"):
+    if kv_dtype not in KV_DTYPES:
         raise CapacityError(
             "unknown type of keys and values",
             where="Context(kv_dtype=...)",
-            wanted="f16, f32",
+            wanted=", ".join(KV_DTYPES),
             got=repr(kv_dtype),
         )

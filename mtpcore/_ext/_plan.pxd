@@ -39,10 +39,15 @@ cdef extern from "plan.h" nogil:
         float f
         int32_t memory
 
+    ctypedef enum mtp_kv_type:
+        MTP_KV_F32
+        MTP_KV_F16
+        MTP_KV_Q8_0
+
     ctypedef struct mtp_store:
         char *data
         int64_t page_bytes
-        int32_t is_half
+        mtp_kv_type type
 
     ctypedef struct mtp_memory:
         mtp_store store

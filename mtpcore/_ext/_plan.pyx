@@ -33,6 +33,7 @@ cdef extern from "plan.h" nogil:
 cdef extern from "rows.h" nogil:
     int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 
+KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
 KINDS = {
     "embed": MTP_EMBED, "copy": MTP_COPY, "take": MTP_TAKE, "prepare": MTP_PREPARE,
     "matmul": MTP_MATMUL, "rms_norm": MTP_RMS_NORM, "layer_norm": MTP_LAYER_NORM, "add": MTP_ADD,
@@ -113,7 +114,8 @@ cdef class Executor:
         for i, store in enumerate(stores):
             self.kept.append(store.data)
             self.run_state.memory[i].store = mtp_store(
-                <char *> data_of(store.data, True), store.page_bytes, store.is_half)
+                <char *> data_of(store.data, True), store.page_bytes,
+                KV_TYPES[store.dtype])
 
     def __dealloc__(self):
         for i in range(self.plan.n_ops):

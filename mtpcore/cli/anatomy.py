@@ -14,14 +14,13 @@ from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.errors import MtpcoreError
 from mtpcore.fit import block_of
 from mtpcore.graph import GraphType, Program
-from mtpcore.memory import PAGE, pages_for
+from mtpcore.memory import PAGE, bytes_of_place, pages_for
 from mtpcore.model import Model
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of"]
 
 ROLES = ("embedding", "trunk", "norms", "output", "head")
-_VALUE_BYTES = {"f16": 2, "f32": 4}
 _N_BATCH = 512  # rows at once, as contexts have it by default
 _ONE_ARRAY = 4  # values of a metadata array that are shown
 
@@ -166,7 +165,7 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        values = {layer: layer.n_values * _VALUE_BYTES[kv_dtype] for layer in program.memory}
+        values = {layer: bytes_of_place(layer, kv_dtype) for layer in program.memory}
         parts.append(
             {
                 "role": name,

@@ -9,6 +9,7 @@ from typing import Literal
 from mtpcore.backends.select import BACKENDS
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.memory import KV_DTYPES
 from mtpcore.model import Model
 from mtpcore.sampling import Sampling
 from mtpcore.spec import Tree
@@ -139,7 +140,7 @@ def add_kv_option(group: argparse._ArgumentGroup) -> None:
         "--cache-type-k",
         "--kv-dtype",
         dest="kv_dtype",
-        choices=("f16", "f32"),
+        choices=KV_DTYPES,
         default="f16",
         help="type of stored keys and values (default: %(default)s)",
     )

@@ -36,7 +36,7 @@ ALONE = {}
 
 examples = searching(25)
 variants = st.sampled_from(list(VARIANTS))
-kv_dtypes = st.sampled_from(["f32", "f16"])
+kv_dtypes = st.sampled_from(["f32", "f16", "q8_0"])
 isas = st.sampled_from(available_isas())
 
 
@@ -98,7 +98,7 @@ def test_splits_threads_instructions_pages(data, variant, kv_dtype, isa, threads
     """Any split of the text, on any pages, whatever their unused bytes."""
     use_isa(isa)
     one = runner(variant, kv_dtype, threads, n_batch)
-    one.memory.store.data[:] = 0xFF  # not a number in either type
+    one.memory.store.data[:] = 0xFF  # not a number in any type
     data.draw(st.randoms(use_true_random=False)).shuffle(one.memory.pages._free)
     begin, parts = 0, []
     for n in cut(data, N):
@@ -168,7 +168,7 @@ def test_a_tree_row_is_its_path_decoded_in_a_row(data, variant, kv_dtype, isa, t
 
 def test_chains_with_parents_are_chains():
     for variant in VARIANTS:
-        plain, told = runner(variant, "f16", 2), runner(variant, "f16", 2)
+        plain, told = runner(variant, "q8_0", 2), runner(variant, "q8_0", 2)
         plain.feed(TEXT[:50])
         told.feed(TEXT[:50])
         wanted = plain.feed(TEXT[50:90])["logits"]
@@ -178,7 +178,7 @@ def test_chains_with_parents_are_chains():
 
 
 def test_forks_share_pages_and_go_their_own_way():
-    for variant, kv_dtype in (("causal", "f32"), ("causal", "f16"), ("latent", "f16")):
+    for variant, kv_dtype in (("causal", "f32"), ("causal", "f16"), ("latent", "q8_0")):
         one = runner(variant, kv_dtype, 2)
         one.feed(TEXT[:100], seq=0)
         one.memory.fork(0, 1)

@@ -120,7 +120,7 @@ def assert_same_bits(made, wanted, what):
 @given(
     st.data(),
     random_programs(),
-    st.sampled_from(["f32", "f16"]),
+    st.sampled_from(["f32", "f16", "q8_0"]),
     st.sampled_from(available_isas()),
     st.sampled_from([1, 2, 3, 5]),
     st.sampled_from(ORDERS),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.graph import GraphBuilder, MemoryLayer, Outputs
 from mtpcore.testing import Runner, Weights
 
 H, G, DK, DV, WIDTH = 4, 2, 6, 5, 12
@@ -181,6 +181,44 @@ def test_f16_memory_rounds_keys_and_values():
     assert np.abs(made - wanted(TOKENS[:20], CAUSAL[:20, :20], stored=np.float16)).max() < 1e-12
     assert np.abs(made - exact.feed(TOKENS[:20])["y"]).max() > 1e-4
     assert rounded.memory.store.n_bytes * 4 == exact.memory.store.n_bytes
+
+
+def in_codes(rows):
+    """Rows with a scale each, as q8_0 holds those of at most 64 entries."""
+    scale = np.float32(np.abs(rows).max(axis=-1, keepdims=True)) / np.float32(127)
+    return np.rint(rows / scale).astype(np.int8), scale
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_q8_0_memory_holds_codes(latent):
+    one = runner("f32", kv_dtype="q8_0", latent=latent)
+    one.feed(TOKENS[:70])
+    x = TENSORS["embd.weight"].array()[TOKENS[:70]]
+    page = one.memory.pages.tables[0, :2]
+    for name in ("k",) if latent else ("k", "v"):
+        stored = (one.memory.store.keys if name == "k" else one.memory.store.values)[3]
+        rows = x @ TENSORS[f"{name}.weight"].array().T
+        codes, scale = in_codes(rows.reshape(70, G, -1))
+        held = stored.codes[page].reshape(-1, G, 8)[:70]
+        off = np.abs(held[..., : codes.shape[-1]].astype(int) - codes)
+        assert off.max() <= 1  # the plan sums the products in another order
+        assert off.mean() < 0.01
+        assert not held[..., codes.shape[-1] :].any()
+        assert np.allclose(stored.scales[page].reshape(-1, G, 1)[:70], scale, rtol=1e-5)
+
+
+def test_q8_0_memory_takes_half_the_bytes_of_f16():
+    layer = MemoryLayer(layer=0, n_heads=4, k_width=64, v_width=128)
+    half, coded = (ReferenceBackend().store([layer], 3, kind).n_bytes for kind in ("f16", "q8_0"))
+    assert coded * 32 == half * 17
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_q8_0_memory_is_near_the_exact_one(latent):
+    exact, coded = runner("f64", latent=latent), runner("f64", kv_dtype="q8_0", latent=latent)
+    wanted, made = (one.feed(TOKENS)["y"] for one in (exact, coded))
+    off = np.sqrt(np.mean((made - wanted) ** 2) / np.mean(wanted**2))
+    assert 1e-4 < off < 1e-2
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 40])

@@ -20,7 +20,7 @@ FILTER = os.environ.get("MTPCORE_GRID", "")
 ROWS = {
     "family": FAMILIES,
     "kind": NATIVE,
-    "kv": ("f16", "f32"),
+    "kv": ("f16", "f32", "q8_0"),
     "isa": available_isas(),
     "threads": (1, 2, 3),
     "n_batch": (1, 3, 8, 37, 512),
@@ -30,7 +30,7 @@ ROWS = {
 DRAFTED = {
     "family": ("glm4moe",),
     "kind": NATIVE,
-    "kv": ("f16", "f32"),
+    "kv": ("f16", "f32", "q8_0"),
     "temperature": (0.0, 0.7, 1.5),
     "isa": available_isas(),
     "threads": (1, 2, 3),

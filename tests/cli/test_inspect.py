@@ -35,10 +35,11 @@ def test_everything_is_there_for_programs(command, glm):
     assert found["isa"]["used"] in found["isa"]["available"]
 
 
-def test_the_memory_plan_is_what_contexts_take(command, glm):
-    found = json.loads(command("inspect", glm, "--json", "-c", 100, "--kv-dtype", "f32")[1])
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
+def test_the_memory_plan_is_what_contexts_take(command, glm, kv_dtype):
+    found = json.loads(command("inspect", glm, "--json", "-c", 100, "--kv-dtype", kv_dtype)[1])
     model = mtpcore.load_model(glm)
-    cross = mtpcore.link(mtpcore.Context(model, 100, kv_dtype="f32"))
+    cross = mtpcore.link(mtpcore.Context(model, 100, kv_dtype=kv_dtype))
     parts = {part["role"]: part for part in found["plan"]["parts"]}
     for role, name in (("llm", "llm"), ("draft", "glm_nextn")):
         taken = cross.contexts[role].memory.store.n_bytes

@@ -46,7 +46,7 @@ families = pytest.mark.parametrize("family", FAMILIES, ids=str)
 
 
 @families
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
 def test_rows_do_not_depend_on_their_company(family, kv_dtype):
     for point in COMPANIES:
         check_rows(family, Company(**point), kv_dtype)

@@ -220,6 +220,21 @@ class ReferenceMachine(PagedMachine):
         store.keys[1][where], store.values[1][where] = value + 1, value + 2
 
 
+class CodedCpuMachine(CpuMachine):
+    """Codes and their scales; values are small enough for int8."""
+
+    def make(self):
+        return PagedKV(CpuStore(LAYERS, N_PAGES, "q8_0"), N_SEQ, N_CTX, N_PAGES)
+
+    def write(self, memory, seq, place, value):
+        super().write(memory, seq, place, value % 89)
+
+
+class CodedReferenceMachine(ReferenceMachine):
+    def make(self):
+        return PagedKV(ReferenceStore(LAYERS, N_PAGES, "q8_0"), N_SEQ, N_CTX, N_PAGES)
+
+
 class RecurrentMachine(Machine):
     """T2: a state that rejected rows have advanced is taken back through snapshots."""
 
@@ -235,6 +250,8 @@ TestWindowed = WindowedMachine.TestCase
 TestNarrow = NarrowMachine.TestCase
 TestCpu = CpuMachine.TestCase
 TestReference = ReferenceMachine.TestCase
+TestCodedCpu = CodedCpuMachine.TestCase
+TestCodedReference = CodedReferenceMachine.TestCase
 TestRecurrent = RecurrentMachine.TestCase
 
 

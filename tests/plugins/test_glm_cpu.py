@@ -59,6 +59,8 @@ def test_f16_file_against_other_engines(models, refs, prompt):
         ("ds-12", "q8_0", "f32", 0),
         ("ds-12", "q8_0", "f16", 1),
         ("ds-12", "f16", "f16", 2),
+        ("glm-11", "f16", "q8_0", 0),
+        ("ds-12", "q8_0", "q8_0", 2),
     ],
 )
 def test_every_value_has_the_bits_of_its_definition(name, kind, kv_dtype, prompt):

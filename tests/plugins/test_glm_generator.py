@@ -50,7 +50,7 @@ FACTORS = {
     "drafter": ("head", "right", "wrong", "right for three", "minus one", "too long", "empty"),
     "n_seq": (1, 2, 4),
     "n_batch": (5, 17, 512),
-    "kv_dtype": ("f32", "f16"),
+    "kv_dtype": ("f32", "f16", "q8_0"),
     "draft_sampler": ("coupled", "argmax"),
 }
 

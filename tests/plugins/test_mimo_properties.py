@@ -30,7 +30,7 @@ def family(request):
     return Subject(request.param, str(model_file(file)), drafter=drafter)
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
 def test_rows_do_not_depend_on_their_company(family, kv_dtype):
     for chunk, n_batch, threads, neighbours in ((1, 512, 1, 2), (40, 5, 2, 0), (96, 64, 2, 2)):
         company = Company(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)

@@ -40,11 +40,12 @@ void mtp_run_begin(mtp_run *run)
     run->tiles[run->n_tiles] = (int32_t)n;
 }
 
+/* A page of keys and values, and for each query its weights, its sums, its codes and a record. */
 static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_queries)
 {
-    const int64_t out_width = (v_width + 15) / 16 * 16;
-    const int64_t values = k_width * MTP_PAGE + v_width * MTP_PAGE + n_queries * out_width;
-    return (size_t)(values * 4 + n_queries * 32);
+    const int64_t in_width = (k_width + 15) / 16 * 16, out_width = (v_width + 15) / 16 * 16;
+    const int64_t values = (in_width + out_width) * MTP_PAGE + n_queries * (MTP_PAGE + out_width);
+    return (size_t)(values * 4 + n_queries * (mtp_query_code_bytes(k_width) + 96));
 }
 
 size_t mtp_scratch_bytes(const mtp_op *op)
@@ -53,7 +54,7 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     switch (op->kind) {
     case MTP_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
-                               MTP_QUERY_ROWS * mtp_share(shared, 1, mtp_query_parts(shared)));
+                               mtp_most_queries(shared));
     case MTP_CROSS_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
                                op->in[0].n_heads / op->in[1].n_heads);

@@ -22,8 +22,12 @@ enum {
     MTP_UNIT = MTP_TILE, /* rows that stay together */
     MTP_PAGE = 64,       /* places in a page of memory */
     MTP_QUERY_ROWS = 8,  /* rows of one sequence that share each page of keys */
-    MTP_QUERY_HEADS = 16 /* query heads that share it, at most */
+    MTP_QUERIES = 128,   /* query heads of these rows that share it, at most */
+    MTP_CODES = 64       /* entries of a key, a value or a query that share a scale as codes */
 };
+
+/* How keys and values are stored. */
+typedef enum { MTP_KV_F32, MTP_KV_F16, MTP_KV_Q8_0 } mtp_kv_type;
 
 /* Kinds of operations; `n`, `f` and the pointers of the record are described with each function. */
 typedef enum {
@@ -79,11 +83,14 @@ typedef struct {
 } mtp_op;
 
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
- * head V as [MTP_PAGE][v_width]; a latent layer has no V, the first entries of its K are. */
+ * head V as [MTP_PAGE][v_width]; a latent layer has no V, the first entries of its K are.
+ *
+ * Q8_0 is int8 codes, in whole fours: K as [k_width / 4][MTP_PAGE][4], V as [MTP_PAGE][v_width]; for
+ * each head float32[blocks][MTP_PAGE] follow, the scales of MTP_CODES entries of each place. */
 typedef struct {
     char *data;
     int64_t page_bytes;
-    int32_t is_half; /* float16, else float32 */
+    mtp_kv_type type;
 } mtp_store;
 
 /* A group of memory layers: its pages, and whose they are. */
@@ -150,10 +157,30 @@ static inline int64_t mtp_share(int64_t n, int64_t i, int64_t parts)
     return (n * i + parts - 1) / parts;
 }
 
-/* Into how many parts the query heads of one key head are shared out. */
-static inline int64_t mtp_query_parts(int64_t n_heads)
+/* Bytes of the codes of a row. */
+static inline int64_t mtp_code_bytes(int64_t width)
 {
-    return (n_heads + MTP_QUERY_HEADS - 1) / MTP_QUERY_HEADS;
+    return (width + 3) / 4 * 4;
+}
+
+/* Bytes of a query's codes, scales and sums of codes, in whole lines. */
+static inline int64_t mtp_query_code_bytes(int64_t width)
+{
+    return (mtp_code_bytes(width) + (width + MTP_CODES - 1) / MTP_CODES * 8 + 63) / 64 * 64;
+}
+
+/* Bytes of a page that the keys, or the values, of one head take. */
+static inline int64_t mtp_head_bytes(mtp_kv_type type, int64_t width)
+{
+    if (type == MTP_KV_Q8_0)
+        return MTP_PAGE * (mtp_code_bytes(width) + (width + MTP_CODES - 1) / MTP_CODES * 4);
+    return MTP_PAGE * width * (type == MTP_KV_F16 ? 2 : 4);
+}
+
+/* The most queries that share a page, where so many heads share a key head. */
+static inline int64_t mtp_most_queries(int64_t n_heads)
+{
+    return n_heads < MTP_QUERIES / MTP_QUERY_ROWS ? n_heads * MTP_QUERY_ROWS : MTP_QUERIES;
 }
 
 typedef struct {

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.program import MemoryLayer
 from mtpcore.memory.base import PAGE
+from mtpcore.memory.types import KV_DTYPES, bytes_of_place, coded_widths
 
 __all__ = ["CpuStore"]
 
-_DTYPES = {"f16": np.float16, "f32": np.float32}
+_FLOATS = {"f16": np.float16, "f32": np.float32}
 _LINE = 64
 
 
@@ -23,29 +24,23 @@ class CpuStore:
 
     A page holds ``PAGE`` places of every layer; for each layer the keys of each head, turned
     (dtype[k_width, PAGE]), then the values of each head (dtype[PAGE, v_width]); of a latent layer
-    the keys alone.
+    the keys alone. In ``q8_0`` a head's keys are int8[k_width / 4, PAGE, 4], its values
+    int8[PAGE, v_width], widths rounded up to fours, and float32[scales, PAGE] follow each of both.
 
     Attributes
     ----------
     data : uint8[n_pages * page_bytes]
         Starts on a cache line; zero at first.
     page_bytes, n_pages : int
-    is_half : bool
-        Values are float16, else float32.
+    dtype : str
+        How values are stored.
     """
 
     def __init__(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> None:
-        if dtype not in _DTYPES:
-            raise BackendError("unknown type of memory", wanted=", ".join(_DTYPES), got=dtype)
-        self.n_pages, self.is_half = n_pages, dtype == "f16"
-        size, offset = np.dtype(_DTYPES[dtype]).itemsize, 0
-        self._offsets: dict[int, tuple[int, int]] = {}
-        for layer in layers:
-            k_offset, offset = offset, offset + layer.n_heads * layer.k_width * PAGE * size
-            v_offset = -1 if layer.latent else offset
-            offset = k_offset + layer.n_values * PAGE * size
-            self._offsets[layer.layer] = k_offset, v_offset
-        self.page_bytes = offset
+        if dtype not in KV_DTYPES:
+            raise BackendError("unknown type of memory", wanted=", ".join(KV_DTYPES), got=dtype)
+        self.n_pages, self.dtype = n_pages, dtype
+        self.page_bytes = PAGE * sum(bytes_of_place(layer, dtype) for layer in layers)
         try:
             memory = np.zeros(n_pages * self.page_bytes + 2 * _LINE, np.uint8)
         except MemoryError as error:
@@ -57,17 +52,32 @@ class CpuStore:
         begin = -memory.ctypes.data % _LINE
         self.data: NDArray[np.uint8] = memory[begin : begin + n_pages * self.page_bytes]
         self._pages = self.data.reshape(n_pages, self.page_bytes)
-        values = self._pages.view(_DTYPES[dtype])
-        # By place, head and entry, whatever the order in memory.
-        self._views: list[NDArray[Any]] = []
+        self._offsets: dict[int, tuple[int, int]] = {}
+        self._views: list[NDArray[Any]] = []  # by page, place and head, whatever the order here
+        offset = 0
         for layer in layers:
-            k = self._offsets[layer.layer][0] // size
-            v, end = (k + layer.n_heads * layer.k_width * PAGE, k + layer.n_values * PAGE)
-            keys = values[:, k:v].reshape(n_pages, layer.n_heads, layer.k_width, PAGE)
-            self._views.append(keys.transpose(0, 3, 1, 2))
+            k_offset, offset = offset, self._add_views(offset, layer.n_heads, layer.k_width, True)
+            v_offset = -1 if layer.latent else offset
             if not layer.latent:
-                rows = values[:, v:end].reshape(n_pages, layer.n_heads, PAGE, layer.v_width)
-                self._views.append(rows.transpose(0, 2, 1, 3))
+                offset = self._add_views(offset, layer.n_heads, layer.v_width, False)
+            self._offsets[layer.layer] = k_offset, v_offset
+
+    def _add_views(self, begin: int, n_heads: int, width: int, turned: bool) -> int:
+        """See keys (turned) or values of a layer by page, place, head; return where they end."""
+        n_pages = self.n_pages
+        if self.dtype in _FLOATS:
+            kind = np.dtype(_FLOATS[self.dtype])
+            end = begin + n_heads * width * PAGE * kind.itemsize
+            rows = self._pages[:, begin:end].view(kind).reshape(n_pages, n_heads, -1)
+            self._views.append(_by_place(rows, 1 if turned else width))
+            return end
+        n_codes, n_scales = coded_widths(width)
+        end = begin + n_heads * (n_codes + 4 * n_scales) * PAGE
+        heads = self._pages[:, begin:end].reshape(n_pages, n_heads, -1)
+        codes = heads[:, :, : n_codes * PAGE].view(np.int8)
+        self._views.append(_by_place(codes, 4 if turned else n_codes))
+        self._views.append(_by_place(heads[:, :, n_codes * PAGE :].view(np.float32), 1))
+        return end
 
     @property
     def n_bytes(self) -> int:
@@ -99,5 +109,17 @@ class CpuStore:
 
     def read(self, page: int, row: int, n: int) -> bytes:
         """Return the stored bytes of n places, in the order place, layer, K then V, head."""
-        parts = [view[page, row : row + n].reshape(n, -1) for view in self._views]
+        parts = [
+            np.ascontiguousarray(view[page, row : row + n]).reshape(n, -1).view(np.uint8)
+            for view in self._views
+        ]
         return np.concatenate(parts, axis=1).tobytes() if parts else b""
+
+
+def _by_place(rows: NDArray[Any], together: int) -> NDArray[Any]:
+    """See [pages, heads, entries * PAGE] by page, place, head, group and entry of the group.
+
+    In memory a group's entries of all places follow each other: group, place, entry.
+    """
+    n_pages, n_heads, _ = rows.shape
+    return rows.reshape(n_pages, n_heads, -1, PAGE, together).transpose(0, 3, 1, 2, 4)

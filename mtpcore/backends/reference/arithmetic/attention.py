@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.reference.arithmetic.functions import exp
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
+from mtpcore.backends.reference.arithmetic.stored import FloatRows, Stored, stored_of
 from mtpcore.backends.reference.arithmetic.sums import LANES, sum_of_lanes
 from mtpcore.backends.reference.attention import group_of, visible_places
 from mtpcore.backends.reference.run import Array, Run
@@ -36,8 +37,8 @@ def attention(
     for stored, given in zip((keys, values), inputs[1:], strict=False):
         stored[page, rows.place % PAGE] = given
     slots = stored_slots(run, memory, attrs["mask"], attrs["window"])
-    k, v = (array.reshape(-1, *array.shape[2:]) for array in (keys, values))
-    return (attend(q, slots, k, v, attrs["scale"], weights[0] if weights else None),)
+    sinks = weights[0] if weights else None
+    return (attend(q, slots, stored_of(keys, values), attrs["scale"], sinks),)
 
 
 def cross_attention(
@@ -49,7 +50,7 @@ def cross_attention(
     slots = np.full((len(q), -(-max(map(len, seen)) // PAGE) * PAGE), HIDDEN, np.int64)
     for t, places in enumerate(seen):
         slots[t, : len(places)] = places
-    return (attend(q, slots, k, v, attrs["scale"], None),)
+    return (attend(q, slots, FloatRows(k, v), attrs["scale"], None),)
 
 
 def stored_slots(run: Run, memory: PagedKV, mask: str, window: int) -> Slots:
@@ -72,26 +73,26 @@ def stored_slots(run: Run, memory: PagedKV, mask: str, window: int) -> Slots:
     return slots
 
 
-def attend(q: F32, slots: Slots, k: Array, v: Array, scale: float, sinks: F32 | None) -> F32:
-    """Return float32[rows, H, Dv] for q [rows, H, Dk], k [n, G, Dk], v [n, G, Dv].
+def attend(q: F32, slots: Slots, held: Stored, scale: float, sinks: F32 | None) -> F32:
+    """Return float32[rows, H, Dv] for q [rows, H, Dk] and held rows of G key heads.
 
     H / G query heads share a key head. For each query head there is the largest score so far, the
     sum of exp(score - largest), and the sum of exp(score - largest) v; ``take_in`` adds a page.
     """
     n, n_heads, _ = q.shape
-    grouped = q.reshape(n, k.shape[1], -1, q.shape[2])
+    grouped = q.reshape(n, held.n_heads, -1, q.shape[2])
     state = (
         np.full(grouped.shape[:3], LEAST),
         np.zeros(grouped.shape[:3], np.float32),
-        np.zeros((*grouped.shape[:3], v.shape[2]), np.float32),
+        np.zeros((*grouped.shape[:3], held.v_width), np.float32),
     )
     for begin in range(0, slots.shape[1], PAGE):
         page = slots[:, begin : begin + PAGE]
         rows = np.flatnonzero((page != HIDDEN).any(axis=1))
         before = tuple(part[rows] for part in state)
-        keys, values = (array[page[rows]].astype(np.float32) for array in (k, v))
         visible = page[rows] != HIDDEN
-        made = take_in(before, grouped[rows], keys, values, visible, np.float32(scale))
+        scores = held.products(grouped[rows], page[rows]) * np.float32(scale)
+        made = take_in(before, scores, *held.values(page[rows]), visible)
         for part, new in zip(state, made, strict=True):
             part[rows] = new
     return finish(state, sinks).reshape(n, n_heads, -1)
@@ -99,24 +100,20 @@ def attend(q: F32, slots: Slots, k: Array, v: Array, scale: float, sinks: F32 | 
 
 def take_in(
     state: tuple[F32, ...],
-    q: F32,
-    keys: F32,
+    scores: F32,
     values: F32,
+    factors: F32 | None,
     visible: NDArray[np.bool_],
-    scale: np.float32,
 ) -> tuple[F32, F32, F32]:
-    """Let queries [rows, G, H / G, Dk] take in a page [rows, 64, G, D] of keys and values.
+    """Let queries take in a page: scores [rows, G, H / G, 64], values [rows, 64, G, Dv].
 
-    Each product with a key is a chain over its width; the scale multiplies the finished product.
     A page's weights are summed in lanes, place p in lane p mod 16, and the page's sum is added to
-    the sum so far. Values are added to ``out`` place after place.
+    the sum so far. Values are added to ``out`` place after place; where they have factors, a
+    weight is multiplied by them first.
     """
     top, total, out = state
-    dots = np.zeros((*q.shape[:3], PAGE), np.float32)
-    for d in range(q.shape[3]):
-        dots = fma(keys[:, :, :, d].transpose(0, 2, 1)[:, :, None], q[..., d, None], dots)
     shown = visible[:, None, None]
-    scores = np.where(shown, dots * scale, LEAST)
+    scores = np.where(shown, scores, LEAST)
     highest = np.where(np.isnan(scores), LEAST, scores).max(axis=-1)
     moved = highest > top
     factor = np.where(moved, exp(top - highest), np.float32(1))
@@ -129,7 +126,10 @@ def take_in(
         lanes = lanes + weights[..., begin : begin + LANES]
     total = total + sum_of_lanes(lanes)
     for place in range(PAGE):
-        added = fma(weights[..., place, None], values[:, place, :, None], out)
+        weight = weights[..., place, None]
+        if factors is not None:
+            weight = weight * factors[:, place, :, None]
+        added = fma(weight, values[:, place, :, None], out)
         out = np.where(shown[..., place, None], added, out)
     return top, total, out
 
