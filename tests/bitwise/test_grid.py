@@ -1,12 +1,14 @@
 """A row's bits depend on its text and the model alone, whatever it is computed beside.
 
-By default a sample in which every two values meet. ``scripts/grid`` sets MTPCORE_GRID and so
-compares all combinations, or those that a filter like ``kind=Q4_K isa=avx2`` leaves.
+By default a sample in which every two values meet, of chunks and drafts some: those beside the
+kernels' widths.
+``scripts/grid`` sets MTPCORE_GRID and so compares MTPCORE_GRID_POINTS combinations drawn from the
+full grid, or from the part of it that a filter like ``kind=Q4_K isa=avx2`` leaves.
 """
 
-import itertools
 import math
 import os
+import random
 
 import pytest
 from harness.generated import FAMILIES, NATIVE
@@ -16,6 +18,9 @@ from harness.traces import COMPANIES, Drafted, Rows, run_cases
 from mtpcore._ext._matmul import available_isas
 
 FILTER = os.environ.get("MTPCORE_GRID", "")
+N_POINTS = int(os.environ.get("MTPCORE_GRID_POINTS", "2000"))
+SEED = int(os.environ.get("MTPCORE_GRID_SEED", "0"))
+SAMPLED = {"chunk": (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 40), "k": (0, 1, 3, 8)}
 
 ROWS = {
     "family": FAMILIES,
@@ -47,12 +52,23 @@ def folder(tmp_path_factory):
 
 def points(factors):
     if not FILTER:
-        return cover_pairs(factors)
+        return cover_pairs({name: SAMPLED.get(name, values) for name, values in factors.items()})
     kept = dict(part.split("=") for part in FILTER.split() if "=" in part)
     values = [[v for v in factors[f] if str(v) == kept.get(f, str(v))] for f in factors]
     if not all(values):
         pytest.skip(f"no combination fits {FILTER}")
-    return [dict(zip(factors, point, strict=True)) for point in itertools.product(*values)]
+    n = math.prod(map(len, values))
+    chosen = random.Random(SEED).sample(range(n), min(n, N_POINTS))
+    return [dict(zip(factors, point_of(i, values), strict=True)) for i in chosen]
+
+
+def point_of(i, values):
+    """Return the i-th of all combinations."""
+    point = []
+    for those in values:
+        i, at = divmod(i, len(those))
+        point.append(those[at])
+    return point
 
 
 def compare(cases, plain, folder):
