@@ -4,6 +4,12 @@
  * integers. Sixteen rows at a time: with more, the accumulators of four tokens would not fit the
  * registers.
  */
+#if defined(__GNUC__) && !defined(__clang__)
+/* Else gcc puts every addition off until its sum is used, at the end of a block, and meanwhile the
+ * parts of all sums, more than there are registers, lie on the stack. */
+#pragma GCC optimize("no-tree-ter")
+#endif
+
 #include "matmul_avx512.h"
 
 /* What two sub-blocks are scaled with; what is taken away, as pairs of int16, times the sums of
