@@ -5,12 +5,13 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 import numpy as np
 
-__all__ = ["Sample", "alternate", "bandwidth", "once"]
+__all__ = ["Sample", "alternate", "bandwidth", "choose", "once"]
 
 
 class Sample(list[float]):
@@ -34,21 +35,36 @@ def once(run: Callable[[], object]) -> float:
 
 
 def alternate(
-    runs: Sequence[Callable[[], object]], n: int, warm: int = 1, rest: float = 0.05
+    runs: Sequence[Callable[[], object]],
+    n: int,
+    warm: int = 1,
+    rest: float = 0.05,
+    hold: AbstractContextManager[object] | None = None,
 ) -> list[Sample]:
     """Time several calls in turn, so that a slow minute hits all of them alike.
 
     Before each there is a rest in seconds: threads that the call before left spinning (OpenMP's do
-    so for milliseconds) would take the cores of this one.
+    so for milliseconds) would take the cores of this one. ``hold`` is entered for each turn.
     """
     samples = [Sample() for _ in runs]
     for turn in range(warm + n):
-        for run, sample in zip(runs, samples, strict=True):
-            time.sleep(rest)
-            seconds = once(run)
-            if turn >= warm:
-                sample.append(seconds)
+        with hold or nullcontext():
+            for run, sample in zip(runs, samples, strict=True):
+                time.sleep(rest)
+                seconds = once(run)
+                if turn >= warm:
+                    sample.append(seconds)
     return samples
+
+
+def choose(
+    trials: Mapping[str, Callable[[], object]],
+    n: int = 2,
+    hold: AbstractContextManager[object] | None = None,
+) -> str:
+    """Return the name of the call whose best time is least."""
+    samples = alternate(list(trials.values()), n, warm=0, hold=hold)
+    return min(zip(map(min, samples), trials, strict=True))[1]
 
 
 def bandwidth(threads: int, n_bytes: int = 1 << 30, n: int = 7) -> float:

@@ -1,0 +1,105 @@
+"""llama.cpp through ``llama-cpp-python``'s C face, doing exactly what ours does.
+
+A build by gcc 12 for a processor with AMX ends by a signal in its first product: that compiler
+drops stores to the tiles' configuration (``_tile_loadconfig`` names eight of its 64 bytes). Build
+it with another compiler, or with ``CFLAGS`` and ``CXXFLAGS`` of ``-mno-amx-tile -mno-amx-int8``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+__all__ = ["Peer", "PeerModel", "Setting", "quiet_logs"]
+
+Setting = tuple[bool, bool]
+"""Weights repacked for the processor, flash attention."""
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _silence(level: int, text: bytes, data: object) -> None:
+    """Drop a line of the log."""
+
+
+def quiet_logs() -> None:
+    """Drop what llama.cpp logs."""
+    llama_cpp.llama_log_set(_silence, None)
+
+
+class PeerModel:
+    """A file, repacked or as it is; without the blocks of a drafter."""
+
+    def __init__(self, path: Path, repack: bool) -> None:
+        quiet_logs()
+        llama_cpp.llama_backend_init()
+        options = llama_cpp.llama_model_default_params()
+        options.use_extra_bufts, options.load_mtp = repack, False
+        self.repack = repack
+        self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
+        if not self.handle:
+            raise RuntimeError(f"llama.cpp does not load {path}")
+        self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.handle))
+
+
+class Peer:
+    """One sequence of a model, with one of the settings; see ``Engine``."""
+
+    def __init__(self, model: PeerModel, flash: bool, n_ctx: int, threads: int) -> None:
+        settings: Any = llama_cpp.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = n_ctx, 512, 512
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.flash_attn_type = int(flash)
+        self.model, self.flash = model, flash
+        self.name = name_of((model.repack, flash))
+        self.context = llama_cpp.llama_init_from_model(model.handle, settings)
+        if not self.context:
+            raise RuntimeError("llama.cpp made no context")
+        self.memory = llama_cpp.llama_get_memory(self.context)
+        self.batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self.depth = 0
+
+    def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
+        """Run tokens behind those there are; return logits f32[n, n_vocab] of all, or the last."""
+        batch, n = self.batch, len(tokens)
+        batch.n_tokens = n
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, self.depth + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = every or i == n - 1
+        if llama_cpp.llama_decode(self.context, batch) != 0:
+            raise RuntimeError("llama.cpp did not decode")
+        self.depth += n
+        first = llama_cpp.llama_get_logits_ith(self.context, 0 if every else n - 1)
+        return np.ctypeslib.as_array(first, shape=(n if every else 1, self.model.n_vocab))
+
+    def copy(self, other: Peer) -> None:
+        """Hold the same tokens as another; only for contexts with the same flash setting."""
+        size = llama_cpp.llama_state_seq_get_size(other.context, 0)
+        state = (ctypes.c_uint8 * size)()
+        llama_cpp.llama_state_seq_get_data(other.context, state, size, 0)
+        if not llama_cpp.llama_state_seq_set_data(self.context, state, size, 0):
+            raise RuntimeError("llama.cpp did not take a state")
+        self.depth = other.depth
+
+    def rewind(self, depth: int) -> None:
+        """Forget what lies behind ``depth`` tokens."""
+        if not llama_cpp.llama_memory_seq_rm(self.memory, 0, depth, -1):
+            raise RuntimeError("llama.cpp did not remove a tail")
+        self.depth = depth
+
+    def close(self) -> None:
+        """Free the context."""
+        llama_cpp.llama_batch_free(self.batch)
+        llama_cpp.llama_free(self.context)
+        self.context = None
+
+
+def name_of(setting: Setting) -> str:
+    """Return a setting's short name."""
+    repack, flash = setting
+    return f"{'repack' if repack else 'no-repack'}, fa {'on' if flash else 'off'}"

@@ -1,0 +1,90 @@
+"""Drafting against plain decoding, both ours, at a given mean length of accepted drafts."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+from timing import alternate
+
+import mtpcore
+from mtpcore.decoding.synthetic import SyntheticAcceptance
+from versus.hold import Hold
+from versus.ours import Ours
+from versus.results import Found
+from versus.work import Work
+
+__all__ = ["measure_speculation"]
+
+DEPTH, DRAFT, LENGTH = 512, 3, 2.8
+ROUNDS = 12
+
+
+class Writer:
+    """A request that goes on from turn to turn."""
+
+    def __init__(self, model: mtpcore.Model, draft: int, n_tokens: int, threads: int) -> None:
+        llm = mtpcore.Context(model, DEPTH + n_tokens, threads=threads)
+        self.generator = mtpcore.Generator(
+            mtpcore.link(llm) if draft else llm,
+            sampling=mtpcore.Sampling.greedy(),
+            draft=draft,
+            acceptance=SyntheticAcceptance.of_length(LENGTH, DRAFT) if draft else None,
+        )
+        prompt = np.random.default_rng(3).integers(3, model.hparams.n_vocab, DEPTH).tolist()
+        self.request = self.generator.add(prompt, max_tokens=n_tokens - 8, ignore_eos=True)
+        while len(self.request.tokens) < 2:  # the drafter has read the prompt, too
+            self.generator.step()
+        self.generator.stats = mtpcore.Stats()
+
+    def write(self, n_rounds: int) -> None:
+        """Write on for so many rounds."""
+        for _ in range(n_rounds):
+            self.generator.step()
+        assert not self.request.done
+
+
+def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: Hold) -> Found:
+    """Return ``speculation``, seconds of a token at the mean length, beside plain ones' (``more``).
+
+    Times of rounds do not depend on how many drafts are accepted but by a row or two of the head,
+    so the length that the dice gave is taken out: a token's time is a round's over the length.
+    """
+    model = mtpcore.load_model(path)
+    n_plain = round(ROUNDS * LENGTH)
+    room = (pairs + 1) * max(n_plain, (DRAFT + 1) * ROUNDS) + 32
+    plain, drafted = (Writer(model, draft, room, threads) for draft in (0, DRAFT))
+    engine = Ours(model, DEPTH + 8, threads)
+    tokens = np.random.default_rng(5).integers(3, model.hparams.n_vocab, DEPTH + 4).tolist()
+    engine.process(tokens[:DEPTH])
+
+    def verify(n: int) -> None:
+        engine.process(tokens[DEPTH : DEPTH + n], every=True)
+        engine.rewind(DEPTH)
+
+    runs = [
+        lambda: plain.write(n_plain),
+        lambda: drafted.write(ROUNDS),
+        lambda: verify(1),
+        lambda: verify(DRAFT + 1),
+    ]
+    times = alternate(runs, pairs, hold=hold)
+    alone = [seconds / n_plain for seconds in times[0]]
+    each = [seconds / ROUNDS / LENGTH for seconds in times[1]]
+    one, four = (statistics.median(sample) for sample in times[2:])
+    stats = drafted.generator.stats
+    n_rounds = stats.passes
+    drafts = stats.draft_seconds / n_rounds
+    trunk, head = Work.of(model), Work.of(model, head=True)
+    read = trunk.n_bytes(DRAFT + 1) + DRAFT * head.n_bytes(1)
+    more = {
+        "length": stats.tokens_per_pass,
+        "by_costs": LENGTH * one / (four + drafts),
+        "by_bytes": LENGTH * trunk.n_bytes(1) / read,
+        "draft_seconds": drafts,
+        "verify_seconds": stats.verify_seconds / n_rounds,
+        "choose_seconds": stats.choose_seconds / n_rounds,
+        "commit_seconds": stats.commit_seconds / n_rounds,
+    }
+    return Found(name, "speculation", n_plain, each, {"plain, ours": alone}, more)

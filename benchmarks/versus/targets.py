@@ -1,0 +1,55 @@
+"""What is asked for on two cores with AVX-512 VNNI: ratios, and figures of our own."""
+
+from __future__ import annotations
+
+__all__ = ["least_ratio", "own_figure"]
+
+_KINDS = {
+    # type: decode, verify 4, verify 8, prefill, against llama.cpp's best setting
+    "q8_0": (1.0, 1.7, 2.3, 2.0),
+    "q4_0": (1.0, 2.0, 2.2, 1.7),
+    "q4_k_m": (1.0, 2.1, 2.3, 1.25),
+    "q6_k": (1.0, 1.9, 3.0, 1.2),
+    "iq4_xs": (1.4, 3.5, None, 1.2),
+}
+_MIXTURE = {"q4_k_m": (1.1, 1.5, None, 1.2), "q8_0": (None, 1.5, None, None)}
+_CELLS = ("decode", "verify-4", "verify-8", "prefill")
+_COSTS = {
+    ("q8_0", 4): 1.15,
+    ("q4_0", 4): 1.15,
+    ("q4_k_m", 4): 1.15,
+    ("iq4_xs", 4): 1.15,
+    ("q6_k", 4): 1.2,
+    ("q8_0", 8): 1.2,
+    ("q4_0", 8): 1.7,
+    ("q4_k_m", 8): 1.75,
+}
+
+
+def least_ratio(file: str, cell: str) -> float | None:
+    """Return how many times as fast as llama.cpp a cell should be, where that is said."""
+    if file == "demo":
+        return 1.0 if cell == "decode" else None
+    if cell == "accuracy":
+        return 1.0
+    shape, kind = file.rsplit("-", 1)
+    row = (_MIXTURE if "moe" in shape else _KINDS).get(kind)
+    return row[_CELLS.index(cell)] if row and cell in _CELLS else None
+
+
+def own_figure(file: str, cell: str) -> tuple[str, float] | None:
+    """Return what a cell should reach by itself: a figure's name and its bound."""
+    if file == "demo":
+        return ("ms", 0.15) if cell == "decode" else None
+    shape, kind = file.rsplit("-", 1)
+    dense = "moe" not in shape
+    if cell == "decode" and dense:
+        return "share", 0.92
+    if cell == "prefill" and dense:
+        return "gmacs", 240.0
+    if cell.startswith("verify-") and dense:
+        cost = _COSTS.get((kind, int(cell.removeprefix("verify-"))))
+        return ("cost", cost) if cost else None
+    if cell == "load":
+        return "seconds", 1.0
+    return None

@@ -1,0 +1,110 @@
+import json
+
+import pytest
+from timing import Sample, alternate, choose
+from versus.hold import Hold
+from versus.results import Found, Ratio, Results
+from versus.table import render
+
+RUN = {"command": "x", "date": "today", "commit": "c", "load": 0.1, "steal": 0.0, "bandwidth": 2e10}
+
+
+def results(*cells):
+    made = Results({"cpu": "one"}, [RUN])
+    for cell in cells:
+        made.add(cell)
+    return made
+
+
+def rows(made):
+    lines = [line.split(" | ") for line in render(made).splitlines() if line.startswith("| ")]
+    return {(row[0].strip("| "), row[1]): row for row in lines[2:]}
+
+
+def test_a_ratio_is_of_pairs_not_of_medians():
+    ratio = Ratio.of([2.0, 9.0, 4.0], [1.0, 3.0, 4.0])
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 1.0, 3.0)
+    with pytest.raises(ValueError):
+        Ratio.of([1.0], [1.0, 2.0])
+
+
+def test_the_best_setting_of_the_other_engine_counts():
+    found = Found("f", "decode", 64, [2.0] * 3, {"a": [9.0, 3.0, 3.0], "b": [4.0, 4.0, 4.0]})
+    assert found.best == "a"
+    assert found.ratio == Ratio(1.5, 1.5, 4.5)
+
+
+def test_a_later_measurement_takes_the_place_of_an_earlier_one(tmp_path):
+    made = results(Found("f", "decode", 64, [1.0]), Found("f", "verify-2", 2, [1.0]))
+    made.runs.append(RUN)
+    made.add(Found("f", "decode", 64, [2.0 / 3]))
+    made.write(tmp_path / "r.json")
+    read = Results.read(tmp_path / "r.json")
+    assert [(one.cell, one.run) for one in read.cells] == [("verify-2", 0), ("decode", 1)]
+    assert read.find("f", "decode").ours == [0.66667]
+    assert len(json.loads((tmp_path / "r.json").read_text())["runs"]) == 2
+
+
+def test_what_is_below_its_target_is_marked():
+    made = results(
+        Found("llama-1b-q8_0", "decode", 64, [1.0], {"a": [1.01]}, {"share": 0.95}),
+        Found("llama-1b-q4_0", "decode", 64, [1.0], {"a": [0.99]}, {"share": 0.95}),
+        Found("llama-1b-q6_k", "decode", 64, [1.0], {"a": [1.01]}, {"share": 0.91}),
+        Found("llama-1b-q8_0", "verify-1", 1, [1.0], {"a": [1.0]}),
+        Found("llama-1b-q8_0", "verify-4", 4, [1.2], {"a": [3.0]}),
+        Found("demo", "decode", 64, [64 * 0.14e-3], {"a": [64 * 0.2e-3]}),
+        Found("llama-1b-q8_0", "accuracy", 24, [1e-3], {"a": [1.1e-3]}),
+    )
+    marked = {key for key, row in rows(made).items() if row[-1].strip(" |") == "✗"}
+    assert marked == {
+        ("llama-1b-q4_0", "decode"),
+        ("llama-1b-q6_k", "decode"),
+        ("llama-1b-q8_0", "verify-4"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "by_costs", "by_bytes", "gain", "missed"),
+    [
+        ("mimo-1b-q8_0", 1.6, 9.0, 1.71, False),
+        ("mimo-1b-q8_0", 2.0, 9.0, 1.89, True),
+        ("glm-moe-1b-q8_0", 9.0, 2.0, 1.16, False),
+        ("glm-moe-1b-q8_0", 9.0, 1.2, 1.09, False),
+        ("glm-moe-1b-q8_0", 9.0, 1.2, 1.07, True),
+    ],
+)
+def test_what_drafting_must_gain_depends_on_what_it_costs(file, by_costs, by_bytes, gain, missed):
+    more = {"by_costs": by_costs, "by_bytes": by_bytes}
+    found = Found(file, "speculation", 34, [1.0], {"plain": [gain]}, more)
+    row = rows(results(found))[file, "speculation"]
+    assert (row[-1].strip(" |") == "✗") == missed
+
+
+def test_calls_take_turns_and_warm_turns_do_not_count():
+    order = []
+    first, second = alternate([lambda: order.append(1), lambda: order.append(2)], 2, 1, rest=0)
+    assert order == [1, 2] * 3
+    assert len(first) == len(second) == 2
+
+
+def test_the_setting_with_the_best_time_is_chosen(monkeypatch):
+    times = iter([3.0, 2.0, 1.5, 2.5])
+    monkeypatch.setattr("timing.once", lambda run: next(times))
+    monkeypatch.setattr("timing.time.sleep", lambda seconds: None)
+    assert choose({"a": int, "b": int}) == "a"
+    assert Sample([3.0, 1.0, 2.0]).median == 2.0
+
+
+def test_a_held_command_runs_until_it_is_released(tmp_path):
+    log = tmp_path / "log"
+    script = tmp_path / "alone"
+    script.write_text(f"#!/bin/sh\necho begin >> {log}\ncat\necho end >> {log}\n")
+    script.chmod(0o755)
+    hold = Hold(str(script), seconds=60)
+    for _ in range(2):
+        with hold:
+            assert log.read_text() == "begin\n"
+    hold.release()
+    assert log.read_text() == "begin\nend\n"
+    with pytest.raises(RuntimeError, match="ended at once"), Hold("true"):
+        pass

@@ -1,0 +1,122 @@
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import files
+import numpy as np
+import pytest
+from files import generate
+from shapes import SHAPES, byte_letters, scaled_down
+from versus.cells import Arena, measure
+from versus.work import Work
+
+import mtpcore
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    return tmp_path_factory.mktemp("generated")
+
+
+@pytest.fixture
+def folder(monkeypatch, generated):
+    """Where files of these shapes lie, of few layers."""
+    for name, shape in SHAPES.items():
+        small = scaled_down(shape, n_layers=2, n_vocab=512, n_nextn=shape.n_nextn)
+        monkeypatch.setitem(SHAPES, name, small)
+    return generated
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_vocabulary_is_as_long_as_the_shape_says(name):
+    shape = SHAPES[name]
+    metadata = shape.metadata()
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert len(tokens) == len(set(tokens)) == shape.n_vocab
+    known = set(tokens)
+    for merge in metadata.get("tokenizer.ggml.merges", ())[::977]:
+        left, right = merge.split(" ")
+        assert {left, right, left + right} <= known
+
+
+def test_letters_for_bytes_are_those_of_the_tokenizer():
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    assert set(byte_letters()) == set(ByteLevel.alphabet())
+
+
+@pytest.mark.parametrize("name", ["llama-100m", "qwen2-1.5b", "glm-moe-1b", "mimo-1b"])
+def test_generated_files_load_and_give_finite_logits(name, folder):
+    path = generate(f"{name}-q8_0", folder, by="mtpcore")
+    model = mtpcore.load_model(path)
+    assert bool(model.drafters) == (name in ("glm-moe-1b", "mimo-1b"))
+    out = mtpcore.Context(model, 16).process(mtpcore.Batch.of([3, 4, 5], outputs="all"))
+    assert np.isfinite(out.logits).all()
+    assert 0.1 < out.logits.std() < 1000
+
+
+def test_rows_are_repeated_and_nothing_else_is(folder):
+    whole = mtpcore.load_model(generate("mimo-1b-q8_0", folder, by="mtpcore"))
+    table = whole.tensors["blk.0.ffn_up.weight"].array()
+    eighth = len(table) // 8
+    assert np.array_equal(table[:eighth], table[-eighth:])
+    assert len(np.unique(table[:eighth, 0])) > eighth // 4
+    norm = whole.tensors["blk.0.attn_norm.weight"].array()
+    assert len(np.unique(norm)) > len(norm) // 2
+
+
+BOTH = """
+import sys
+from pathlib import Path
+import numpy as np
+from files import generate
+from shapes import SHAPES, scaled_down
+from versus.cells import Arena, measure
+SHAPES["glm-moe-1b"] = scaled_down(SHAPES["glm-moe-1b"], 2, 512, 1)
+arena = Arena("tiny", generate(sys.argv[1], Path(sys.argv[2])), 1)
+ours, *theirs = (engine.process([3, 4, 5], every=True).copy() for engine in arena.engines)
+arena.depth = 8
+for cell in ("prefill", "decode"):  # after the first the engines hold texts of various lengths
+    measure(arena, cell, 1, 1e9)
+    assert cell == "prefill" or {engine.depth for engine in arena.engines} == {8}
+print(len(theirs), *(np.abs(logits - ours).max() / ours.std() for logits in theirs))
+arena.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
+def test_llama_cpp_runs_the_same_file(kind, tmp_path):
+    if not find_spec("llama_cpp"):
+        pytest.skip("llama-cpp-python is not installed")
+    command = [sys.executable, "-c", BOTH, f"glm-moe-1b-{kind}", str(tmp_path)]
+    folder = Path(files.__file__).parent
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode < 0:
+        pytest.skip(f"llama-cpp-python as built here ends by signal {-done.returncode}")
+    assert done.returncode == 0, done.stderr
+    n_settings, *errors = done.stdout.split()
+    assert int(n_settings) == len(errors) == 4
+    assert max(map(float, errors)) < 0.2
+
+
+def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
+    model = mtpcore.load_model(generate("glm-moe-1b-q8_0", folder, by="mtpcore"), mtp=False)
+    shape, work = SHAPES["glm-moe-1b"], Work.of(model)
+    expert = 3 * shape.width * shape.expert_width
+    assert work.experts == expert * shape.n_experts * 34 // 32
+    assert work.n_bytes(1) == work.shared + work.experts * shape.n_used / shape.n_experts
+    assert work.n_bytes(4) == pytest.approx(work.shared + work.experts * (1 - 0.75**4))
+    attention = shape.width * shape.head_width * 2 * (shape.n_heads + shape.n_kv_heads)
+    dense = 3 * shape.width * shape.ff_width
+    router = shape.width * shape.n_experts
+    shared = expert  # the shared expert is as wide as one of the others
+    assert work.macs == 2 * attention + dense + router + shared + expert * shape.n_used
+
+
+def test_cells_leave_the_text_at_its_depth(folder):
+    arena = Arena("tiny", generate("llama-100m-q8_0", folder, by="mtpcore"), 1, peer=False)
+    for cell in ("prefill", "decode", "verify-3"):
+        found = measure(arena, cell, 1, 1e9)
+        assert len(found.ours) == 1
+        assert arena.ours.depth == arena.ours.context.length(0) == arena.depth
