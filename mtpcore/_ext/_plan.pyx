@@ -27,7 +27,8 @@ cdef extern from "memory.h" nogil:
 cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
     mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
-    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_CROSS_ATTENTION, MTP_ROUTE, MTP_SORT_BY_EXPERT
+    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_MERGE, MTP_CROSS_ATTENTION, MTP_ROUTE
+    mtp_kind MTP_SORT_BY_EXPERT
     mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
 
 cdef extern from "rows.h" nogil:
@@ -39,7 +40,8 @@ KINDS = {
     "matmul": MTP_MATMUL, "rms_norm": MTP_RMS_NORM, "layer_norm": MTP_LAYER_NORM, "add": MTP_ADD,
     "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
     "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
-    "attention": MTP_ATTENTION, "cross_attention": MTP_CROSS_ATTENTION, "route": MTP_ROUTE,
+    "attention": MTP_ATTENTION, "merge": MTP_MERGE, "cross_attention": MTP_CROSS_ATTENTION,
+    "route": MTP_ROUTE,
     "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
     "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
     "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,

@@ -11,10 +11,13 @@ from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-__all__ = ["PAGE", "Memory", "Store"]
+__all__ = ["PAGE", "RANGE", "Memory", "Store"]
 
 PAGE = 64
 """Places in one page of paged memory."""
+
+RANGE = 1024
+"""Places whose sums attention makes in one go, from a multiple of it on."""
 
 
 class Memory(Protocol):

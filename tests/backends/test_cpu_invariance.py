@@ -16,6 +16,7 @@ from mtpcore._ext._plan import use_isa
 from mtpcore.backends.base import Rows
 from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.errors import BackendError
+from mtpcore.memory.base import RANGE
 from mtpcore.testing import Runner
 
 N = 150
@@ -164,6 +165,43 @@ def test_a_tree_row_is_its_path_decoded_in_a_row(data, variant, kv_dtype, isa, t
         kept.memory.keep(0, base, path)
         assert kept.memory.digest(0) == chain.memory.digest(0)
         assert np.array_equal(kept.feed([1])["logits"], chain.feed([1])["logits"])
+
+
+@pytest.mark.parametrize("variant", ["causal", "window", "latent"])
+@pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
+def test_ranges_do_not_depend_on_who_makes_them(variant, kv_dtype):
+    """Rows that see two ranges of places: made by one thread, and shared out among some."""
+    begin, n_ctx = RANGE - 50, RANGE + 100
+    one = runner(variant, kv_dtype, n_ctx=n_ctx)
+    wanted = one.feed(TEXT[:120], place=begin)["logits"]
+    for isa, threads, n in (("base", 2, 8), (available_isas()[-1], 5, 1), ("base", 3, 3)):
+        use_isa(isa)
+        other = runner(variant, kv_dtype, threads, n_ctx=n_ctx)
+        other.feed(TEXT[:40], place=begin)
+        made = [other.feed(TEXT[i : min(i + n, 120)])["logits"] for i in range(40, 120, n)]
+        assert np.array_equal(np.concatenate(made), wanted[40:])
+        assert other.memory.digest(0) == one.memory.digest(0)
+
+
+def test_many_ranges_of_one_text():
+    text = np.resize(TEXT, 2 * RANGE + 60)
+    made = []
+    for threads in (1, 3):
+        one = runner("latent", "f16", threads, n_batch=500, n_ctx=len(text))
+        for i in range(0, 2 * RANGE, 500):
+            one.feed(text[i : min(i + 500, 2 * RANGE)])
+        made.append([one.feed(text[i : i + 4])["logits"] for i in range(2 * RANGE, len(text), 4)])
+    assert np.array_equal(*made)
+
+
+def test_a_tree_across_a_range_is_its_paths():
+    text, parent = TEXT, [-1, 0, 0, 2, 1, 3]
+    made = []
+    for rows, parents in ((text[[5, 6, 7, 8, 9, 10]], parent), (text[[5, 7, 8, 10]], None)):
+        one = runner("causal", "f16", 3, n_ctx=RANGE + 10)
+        one.feed(text[:100], place=RANGE - 102)
+        made.append(one.feed(rows, parent=parents)["logits"])
+    assert np.array_equal(made[0][[0, 2, 3, 5]], made[1])
 
 
 def test_chains_with_parents_are_chains():

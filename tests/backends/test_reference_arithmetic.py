@@ -22,6 +22,7 @@ from mtpcore.backends.reference.arithmetic.sums import sum_of_lanes
 from mtpcore.errors import BackendError
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import ACTIVATIONS, OPS
+from mtpcore.memory.base import RANGE
 from mtpcore.testing import Runner, Weights
 
 SPECIAL = np.array(
@@ -154,7 +155,9 @@ def compare(isa, make, tensors, rows, *, axes=1, feeds=None, kv_dtype="f32"):
     for backend in (CpuBackend(), ReferenceBackend(quantise_activations=True)):
         g = GraphBuilder("test", tensors, slots=slots, axes=axes)
         program = g.finish(Outputs(**make(g)))
-        runners.append(Runner(backend, program, Weights(tensors), kv_dtype=kv_dtype))
+        runners.append(
+            Runner(backend, program, Weights(tensors), kv_dtype=kv_dtype, n_ctx=RANGE + 300)
+        )
     for made, written in zip(*(r.memory.groups for r in runners), strict=True):
         made.store.data[:] = 0xFF  # what is stored nowhere yet is not a number
         for array in written.store._arrays:
@@ -332,7 +335,7 @@ ATTENTIONS = [
     st.sampled_from([(24, 16), (5, 7), (33, 80), (130, 67)]),
     st.sampled_from(["f32", "f16", "q8_0"]),
     st.lists(st.integers(1, 70), min_size=1, max_size=3),
-    st.integers(0, 130),
+    st.integers(0, 130) | st.integers(RANGE - 70, RANGE + 5),
 )
 def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
     """Batch after batch, from any place on; the last one may be a tree."""

@@ -44,8 +44,9 @@ void mtp_run_begin(mtp_run *run)
 static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_queries)
 {
     const int64_t in_width = (k_width + 15) / 16 * 16, out_width = (v_width + 15) / 16 * 16;
-    const int64_t values = (in_width + out_width) * MTP_PAGE + n_queries * (MTP_PAGE + out_width);
-    return (size_t)(values * 4 + n_queries * (mtp_query_code_bytes(k_width) + 96));
+    const int64_t of_query = MTP_PAGE + 2 * out_width;
+    const int64_t values = (in_width + out_width) * MTP_PAGE + n_queries * of_query;
+    return (size_t)(values * 4 + n_queries * (mtp_query_code_bytes(k_width) + 128));
 }
 
 size_t mtp_scratch_bytes(const mtp_op *op)

@@ -83,7 +83,7 @@ class CpuBackend:
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         weights = Weights(source)
         weights.pack_ahead(program, threads)
-        return CpuPlan(Lowering(program, weights, own, n_batch), threads)
+        return CpuPlan(Lowering(program, weights, own, n_batch, n_ctx), threads)
 
 
 class CpuPlan:

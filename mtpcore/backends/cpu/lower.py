@@ -15,12 +15,16 @@ from mtpcore.backends.cpu.weights import Weights
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program
+from mtpcore.memory.base import RANGE
 
 __all__ = ["Lowering"]
 
 _MEMORY = 1 << 20
 """Memory layer i counts as buffer ``_MEMORY + i`` when steps are put in order."""
 _BYTES_PER_VALUE = 4  # of prepared activations, at most
+
+# As in plan.h: rows that stay together, and float32 values in a line.
+_UNIT, _LINE = 8, 16
 
 
 class Lowering:
@@ -36,9 +40,15 @@ class Lowering:
     """
 
     def __init__(
-        self, program: Program, weights: Weights, stores: Sequence[CpuStore], n_batch: int
+        self,
+        program: Program,
+        weights: Weights,
+        stores: Sequence[CpuStore],
+        n_batch: int,
+        n_ctx: int,
     ) -> None:
         self.program, self.weights, self.stores, self.n_batch = program, weights, stores, n_batch
+        self._n_ranges = -(-n_ctx // RANGE)
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}
@@ -326,16 +336,28 @@ class Lowering:
             )
         )
         is_block = int(attrs["mask"] == "block")
-        self._add(
-            node,
-            "attention",
-            [q],
-            weights=[self.weights.vector(node.weights[0]) if node.weights else None],
-            ints=[k_offset, v_offset, remembered[0].n_heads, attrs["window"], is_block],
-            f=attrs["scale"],
-            reads={layer},
-            memory=held[0],
-        )
+        settings: dict[str, Any] = {
+            "weights": [self.weights.vector(node.weights[0]) if node.weights else None],
+            "ints": [
+                *(k_offset, v_offset, remembered[0].n_heads, attrs["window"], is_block),
+                self._n_ranges,
+            ],
+            "memory": held[0],
+        }
+        self._add(node, "attention", [q], f=attrs["scale"], reads={layer}, **settings)
+        if self._n_ranges > 1:
+            out = self._views[node.outputs[0]]
+            shared = self._shared_ranges(out)
+            attention = self.steps[-1]
+            attention.outputs.append(shared)
+            attention.writes.add(shared.buffer)
+            self.steps.append(Step("merge", attention.axis, [shared], [out], **settings))
+
+    def _shared_ranges(self, out: View) -> View:
+        """Return a buffer for the ranges of places that threads share out, of a few rows."""
+        width = _LINE + -(-out.width // _LINE) * _LINE
+        n = min(self.n_batch, _UNIT) * out.n_heads * self._n_ranges
+        return View(self._buffer(4 * n * width), n, 0, 0, width, width)
 
     def _lower_cross_attention(self, node: Node) -> None:
         self._add(node, "cross_attention", self._in(node), f=node.attrs["scale"])

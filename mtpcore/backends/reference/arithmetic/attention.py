@@ -1,7 +1,8 @@
-"""Attention as an online softmax over pages of 64 places, in the order of places."""
+"""Attention as an online softmax over pages of 64 places, in ranges and in the order of places."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from mtpcore.backends.reference.arithmetic.stored import FloatRows, Stored, stor
 from mtpcore.backends.reference.arithmetic.sums import LANES, sum_of_lanes
 from mtpcore.backends.reference.attention import group_of, visible_places
 from mtpcore.backends.reference.run import Array, Run
-from mtpcore.memory.base import PAGE
+from mtpcore.memory.base import PAGE, RANGE
 from mtpcore.memory.kv import PagedKV
 
 __all__ = ["attention", "cross_attention"]
@@ -36,9 +37,9 @@ def attention(
     page = memory.pages.tables[rows.seq, rows.place // PAGE]
     for stored, given in zip((keys, values), inputs[1:], strict=False):
         stored[page, rows.place % PAGE] = given
-    slots = stored_slots(run, memory, attrs["mask"], attrs["window"])
+    ranges = stored_ranges(run, memory, attrs["mask"], attrs["window"])
     sinks = weights[0] if weights else None
-    return (attend(q, slots, stored_of(keys, values), attrs["scale"], sinks),)
+    return (attend(q, ranges, stored_of(keys, values), attrs["scale"], sinks),)
 
 
 def cross_attention(
@@ -50,14 +51,15 @@ def cross_attention(
     slots = np.full((len(q), -(-max(map(len, seen)) // PAGE) * PAGE), HIDDEN, np.int64)
     for t, places in enumerate(seen):
         slots[t, : len(places)] = places
-    return (attend(q, slots, FloatRows(k, v), attrs["scale"], None),)
+    return (attend(q, [slots], FloatRows(k, v), attrs["scale"], None),)
 
 
-def stored_slots(run: Run, memory: PagedKV, mask: str, window: int) -> Slots:
+def stored_ranges(run: Run, memory: PagedKV, mask: str, window: int) -> list[Slots]:
     """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
 
-    A place decides by its number in which page and lane a key is taken in. Rows of a tree count
-    places along their path, as if it had been decoded in a row.
+    There is one array for each range of places, from a multiple of ``RANGE`` on. A place
+    decides by its number in which page and lane a key is taken in. Rows of a tree count places
+    along their path, as if it had been decoded in a row.
     """
     rows, found = run.rows, []
     for t, seq in enumerate(rows.seq):
@@ -70,32 +72,61 @@ def stored_slots(run: Run, memory: PagedKV, mask: str, window: int) -> Slots:
     for t, (first, seen) in enumerate(found):
         page = memory.pages.tables[rows.seq[t], seen // PAGE].astype(np.int64)
         slots[t, first - begin : first - begin + len(seen)] = page * PAGE + seen % PAGE
-    return slots
+    cuts = [at for at in range(PAGE, slots.shape[1], PAGE) if (begin + at) % RANGE == 0]
+    return np.split(slots, cuts, axis=1)
 
 
-def attend(q: F32, slots: Slots, held: Stored, scale: float, sinks: F32 | None) -> F32:
+def attend(q: F32, ranges: Sequence[Slots], held: Stored, scale: float, sinks: F32 | None) -> F32:
     """Return float32[rows, H, Dv] for q [rows, H, Dk] and held rows of G key heads.
 
-    H / G query heads share a key head. For each query head there is the largest score so far, the
-    sum of exp(score - largest), and the sum of exp(score - largest) v; ``take_in`` adds a page.
+    H / G query heads share a key head. For each query head there is the largest score of a range,
+    the sum of exp(score - largest), and the sum of exp(score - largest) v; ranges are taken
+    together one after the other.
     """
     n, n_heads, _ = q.shape
     grouped = q.reshape(n, held.n_heads, -1, q.shape[2])
-    state = (
-        np.full(grouped.shape[:3], LEAST),
-        np.zeros(grouped.shape[:3], np.float32),
-        np.zeros((*grouped.shape[:3], held.v_width), np.float32),
+    state, begun = empty(grouped.shape[:3], held.v_width), np.zeros(n, bool)
+    for slots in ranges:
+        rows = np.flatnonzero((slots != HIDDEN).any(axis=1))
+        made = attend_range(grouped[rows], slots[rows], held, scale)
+        before = tuple(part[rows] for part in state)
+        for part, new, merged in zip(state, made, merge(before, made), strict=True):
+            first = ~begun[rows].reshape(-1, *[1] * (new.ndim - 1))
+            part[rows] = np.where(first, new, merged)
+        begun[rows] = True
+    return finish(state, sinks).reshape(n, n_heads, -1)
+
+
+def empty(shape: tuple[int, ...], v_width: int) -> tuple[F32, ...]:
+    """Return the sums of no places."""
+    return (
+        np.full(shape, LEAST),
+        np.zeros(shape, np.float32),
+        np.zeros((*shape, v_width), np.float32),
     )
+
+
+def attend_range(q: F32, slots: Slots, held: Stored, scale: float) -> tuple[F32, ...]:
+    """Return the sums of a range for queries [rows, G, H / G, Dk]; ``take_in`` adds a page."""
+    state = empty(q.shape[:3], held.v_width)
     for begin in range(0, slots.shape[1], PAGE):
         page = slots[:, begin : begin + PAGE]
         rows = np.flatnonzero((page != HIDDEN).any(axis=1))
         before = tuple(part[rows] for part in state)
         visible = page[rows] != HIDDEN
-        scores = held.products(grouped[rows], page[rows]) * np.float32(scale)
+        scores = held.products(q[rows], page[rows]) * np.float32(scale)
         made = take_in(before, scores, *held.values(page[rows]), visible)
         for part, new in zip(state, made, strict=True):
             part[rows] = new
-    return finish(state, sinks).reshape(n, n_heads, -1)
+    return state
+
+
+def merge(before: tuple[F32, ...], now: tuple[F32, ...]) -> tuple[F32, ...]:
+    """Take the sums of a range together with those of the ranges before it."""
+    top = np.where(now[0] > before[0], now[0], before[0])
+    old, new = exp(before[0] - top), exp(now[0] - top)
+    total = before[1] * old + now[1] * new
+    return top, total, fma(now[2], new[..., None], before[2] * old[..., None])
 
 
 def take_in(
