@@ -1,5 +1,7 @@
 """The compiled draft loop against the loop in Python, token for token."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from harness.search import searching
@@ -23,12 +25,12 @@ HIDDEN = RNG.normal(size=(200, WIDTH)).astype(np.float32)
 IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
 
 
-def head():
+def head(n_logits=N_LOGITS):
     """One layer that reads a token and a hidden row, and hands its own hidden row on."""
     tensors = random_tensors(
         9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
         k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
-        norm=(WIDTH,), head=(N_LOGITS, WIDTH),
+        norm=(WIDTH,), head=(n_logits, WIDTH),
     )  # fmt: skip
     g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
     x = g.embed(g.inputs.tokens, "embd.weight")
@@ -61,9 +63,9 @@ def runner(kind, threads=1):
     return Runner(kind, PROGRAM, WEIGHTS, threads=threads, kv_dtype="f32", n_batch=128)
 
 
-def make_run(memory, sequences, ids=None):
+def make_run(memory, sequences, ids=None, n_logits=N_LOGITS):
     """Return the run of [(seq, length, catch up, k, p_min, sampling)]; its places are reserved."""
-    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    scratch = Scratch(n_logits, N_VOCAB + 3)
     seq, place = [], []
     for one, length, n, k, _, _ in sequences:
         seq += [one] * n
@@ -123,6 +125,31 @@ def test_the_loop_is_the_python_loop(described, slots, with_ids, threads):
     assert found[0] == found[1]
     assert digests[0] == digests[1]
     assert all(len(drafts) <= k for drafts, (*_, k, _, _) in zip(found[0], described, strict=True))
+
+
+def test_threads_share_the_choice_among_many_tokens():
+    """Each thread its part of the row: tokens, and what probabilities decide, are the same."""
+    n_logits = 20_001
+    program, weights = head(n_logits)
+    ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)  # all have embeddings: drafts go on
+    described = [(slot, 0, slot + 1, 6, 0.0, one) for slot, one in enumerate(SAMPLINGS)]
+    cut = [(slot, 0, 2, 6, 0.2, one) for slot, one in enumerate(SAMPLINGS)]
+    few = [(0, 0, 2, 0, 0.0, SAMPLINGS[1]), (1, 0, 1, 3, 0.0, SAMPLINGS[1])]
+    for sequences in (described, cut, few):
+        found = []
+        for threads in (0, 1, 2, 3):
+            one = Runner(
+                CpuBackend(), program, weights, threads=threads or 1, kv_dtype="f32", n_batch=16
+            )
+            run = make_run(one.memory, sequences, ids, n_logits)
+            loop = one.plan.draft if threads else partial(draft_steps, one.plan)
+            found.append(loop(run, one.memory))
+        assert found[1:] == [found[0]] * 3
+        lengths = [len(drafts) for drafts in found[0]]
+        if sequences is cut:
+            assert min(lengths) < 6
+        else:
+            assert lengths == [k for *_, k, _, _ in sequences]
 
 
 def test_drafts_go_on_to_the_end():

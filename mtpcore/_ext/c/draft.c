@@ -18,36 +18,90 @@ static int recycle_row(const mtp_run *run, mtp_draft *draft, int64_t output, int
     return 1;
 }
 
-/* Choose a draft for every sequence in the pass; make the next pass's rows in place (a sequence's
- * row never moves back). Returns how many sequences go on. */
-static int64_t choose(mtp_run *run, mtp_draft *draft)
+typedef struct {
+    const mtp_plan *plan;
+    mtp_run *run;
+    mtp_draft *draft;
+    int shares;    /* whether all threads choose together */
+    int64_t going; /* written by thread 0 between barriers */
+} loop;
+
+enum { SHARED_LOGITS = 1 << 14 };
+
+/* Whether a choice takes longer than the threads' waiting for each other: one that draws noise for
+ * every token, or sums up all exponentials. The largest logits are found in no time. */
+static int is_worth_sharing(const mtp_draft *draft)
 {
-    const int64_t n = run->n_rows[MTP_OUTPUTS];
-    int64_t going = 0;
-    for (int64_t at = 0; at < n; at++) {
-        mtp_draft_sequence *own = &draft->sequences[draft->active[at]];
-        if (own->n_drafts >= own->k)
-            continue;
-        const int64_t n_before = own->n_history + own->n_drafts, row = run->outputs[at];
-        const float *logits = (const float *)run->buffers[draft->logits] + at * draft->n_logits;
-        float probability = 1.0f; /* a sum over all exponentials: only where it is asked for */
-        const int32_t token = mtp_choose(
-            logits, draft->n_logits, own->settings, own->history, n_before, own->n_prompt,
-            n_before, draft->token_ids, own->scratch, own->p_min > 0.0 ? &probability : NULL);
-        if (probability < own->p_min)
-            continue;
-        own->history[n_before] = token;
-        own->n_drafts++;
-        const int is_unknown = draft->n_tokens > 0 && token >= draft->n_tokens;
-        if (own->n_drafts == own->k || is_unknown || !recycle_row(run, draft, at, row, going))
-            continue;
-        draft->tokens[going] = token;
-        draft->seq[going] = run->seq[row];
-        draft->place[going] = run->place[row] + 1;
-        for (int64_t i = 0; i < run->n_axes; i++)
-            draft->positions[going * run->n_axes + i] = run->positions[row * run->n_axes + i] + 1;
-        draft->active[going++] = draft->active[at];
+    int is_long = 0;
+    for (int64_t i = 0; i < draft->n_sequences; i++) {
+        const mtp_sampling *own = draft->sequences[i].settings;
+        is_long |= own->temperature > 0.0 && own->top_k == 0 && own->min_p == 0.0;
+        is_long |= draft->sequences[i].p_min > 0.0;
     }
+    return is_long && draft->n_logits >= SHARED_LOGITS;
+}
+
+static void wait_for_all(const loop *self, int n_threads)
+{
+    if (n_threads > 1)
+        mtp_pool_wait(self->plan->pool);
+}
+
+/* The sequence of row `at` of the logits; NULL if it wants no draft. */
+static mtp_draft_sequence *sequence_of(const mtp_draft *draft, int64_t at)
+{
+    mtp_draft_sequence *own = &draft->sequences[draft->active[at]];
+    return own->n_drafts < own->k ? own : NULL;
+}
+
+/* Choose a draft from row `at`, all threads together; thread 0 gets the token, and its probability
+ * where it is asked for: that is a sum over all exponentials. */
+static int32_t choose(const loop *self, mtp_draft_sequence *own, int64_t at, float *probability,
+                      int thread, int n_threads)
+{
+    const mtp_draft *draft = self->draft;
+    const int n = n_threads < MTP_CHOICE_PARTS ? n_threads : MTP_CHOICE_PARTS;
+    mtp_sampler_scratch *scratch = own->scratch;
+    *probability = 1.0f;
+    if (thread == 0) {
+        const float *logits = (const float *)self->run->buffers[draft->logits];
+        const int64_t n_before = own->n_history + own->n_drafts;
+        mtp_choice_begin(scratch, logits + at * draft->n_logits, draft->n_logits, own->settings,
+                         own->history, n_before, own->n_prompt, n_before, draft->token_ids,
+                         own->p_min > 0.0);
+    }
+    wait_for_all(self, n_threads);
+    if (thread < n)
+        mtp_choice_scan(scratch, thread, n);
+    wait_for_all(self, n_threads);
+    if (thread < n)
+        mtp_choice_race(scratch, thread, n);
+    wait_for_all(self, n_threads);
+    return thread == 0 ? mtp_choice_end(scratch, n, own->p_min > 0.0 ? probability : NULL) : 0;
+}
+
+/* Note a draft that was chosen from row `at`; make the next pass's row in place (a sequence's row
+ * never moves back). Returns how many sequences go on so far. */
+static int64_t take(mtp_run *run, mtp_draft *draft, mtp_draft_sequence *own, int64_t at,
+                    int32_t token, int64_t going)
+{
+    const int64_t row = run->outputs[at];
+    own->history[own->n_history + own->n_drafts++] = token;
+    const int is_unknown = draft->n_tokens > 0 && token >= draft->n_tokens;
+    if (own->n_drafts == own->k || is_unknown || !recycle_row(run, draft, at, row, going))
+        return going;
+    draft->tokens[going] = token;
+    draft->seq[going] = run->seq[row];
+    draft->place[going] = run->place[row] + 1;
+    for (int64_t i = 0; i < run->n_axes; i++)
+        draft->positions[going * run->n_axes + i] = run->positions[row * run->n_axes + i] + 1;
+    draft->active[going] = draft->active[at];
+    return going + 1;
+}
+
+/* Point the run at the rows of the next pass. */
+static void go_on(mtp_run *run, const mtp_draft *draft, int64_t going)
+{
     run->n_rows[MTP_TOKENS] = run->n_rows[MTP_OUTPUTS] = going;
     run->tokens = draft->tokens;
     run->positions = draft->positions;
@@ -56,35 +110,46 @@ static int64_t choose(mtp_run *run, mtp_draft *draft)
     run->outputs = draft->outputs;
     for (int64_t s = 0; s < draft->n_recycled; s++)
         run->buffers[draft->recycled[s].slot] = draft->recycled[s].rows;
-    return going;
+    mtp_run_begin(run);
 }
 
-typedef struct {
-    const mtp_plan *plan;
-    mtp_run *run;
-    mtp_draft *draft;
-    int64_t going; /* written by thread 0 between barriers */
-} loop;
+/* Choose a draft from each of n rows and prepare the next pass. Only thread 0 writes; of what it
+ * writes others read nothing before the next barrier. */
+static void choose_all(loop *self, int64_t n, int thread, int n_threads)
+{
+    mtp_draft *draft = self->draft;
+    const int n_choosing = self->shares ? n_threads : 1;
+    int64_t going = 0;
+    for (int64_t at = 0; at < n && thread < n_choosing; at++) {
+        mtp_draft_sequence *own = sequence_of(draft, at);
+        float probability;
+        if (own == NULL)
+            continue;
+        const int32_t token = choose(self, own, at, &probability, thread, n_choosing);
+        if (thread == 0 && !(probability < own->p_min))
+            going = take(self->run, draft, own, at, token, going);
+    }
+    if (thread == 0) {
+        self->going = going;
+        go_on(self->run, draft, going);
+    }
+    wait_for_all(self, n_threads);
+}
 
 static void draft_as_task(void *argument, int thread, int n_threads)
 {
     loop *self = argument;
     do {
+        const int64_t n = self->run->n_rows[MTP_OUTPUTS];
         mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
-        if (n_threads > 1)
-            mtp_pool_wait(self->plan->pool);
-        if (thread == 0) {
-            self->going = choose(self->run, self->draft);
-            mtp_run_begin(self->run);
-        }
-        if (n_threads > 1)
-            mtp_pool_wait(self->plan->pool);
+        wait_for_all(self, n_threads);
+        choose_all(self, n, thread, n_threads);
     } while (self->going > 0);
 }
 
 void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
 {
-    loop self = {plan, run, draft, 0};
+    loop self = {plan, run, draft, is_worth_sharing(draft), 0};
     mtp_run_begin(run);
     mtp_plan_start(plan, run, draft_as_task, &self);
 }

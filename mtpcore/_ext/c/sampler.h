@@ -56,6 +56,19 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
                    const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                    const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
 
+/* The same choice by n threads, MTP_CHOICE_PARTS at most: one begins; each scans its part i of the
+ * row; when all have, each lets its part run; when all have, one ends. Largest logits, sums of whole
+ * numbers and winners are the same however the row is divided, and so is the token. */
+enum { MTP_CHOICE_PARTS = 16 };
+void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t n_vocab,
+                      const mtp_sampling *sampling, const int32_t *history, int64_t n_history,
+                      int64_t n_prompt, int64_t index, const int32_t *token_ids,
+                      int needs_probability);
+void mtp_choice_scan(mtp_sampler_scratch *scratch, int i, int n);
+void mtp_choice_race(mtp_sampler_scratch *scratch, int i, int n);
+/* `probability` as for mtp_choose; NULL unless the choice began with needs_probability. */
+int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability);
+
 /* Rank the `n` best tokens for that position: the one that mtp_choose returns, then those that it
  * would return in turn were the ones before them not there. At temperature 0 these are the largest
  * logits; above it the cuts leave no others.
