@@ -1,6 +1,7 @@
-"""Seconds from nothing to the first token of a 1 GB file, page cache warm.
+"""Seconds from nothing to the first token of a 1 GB file, page cache warm; packed, and mapped.
 
-``python benchmarks/load.py`` generates the file once and loads it in fresh processes.
+``python benchmarks/load.py`` generates the file once and loads it in fresh processes, in turn with
+its weights packed and left in the file. Memory is the process's largest, with the interpreter.
 """
 
 from __future__ import annotations
@@ -16,34 +17,56 @@ from timing import Sample
 
 CHILD = """
 import sys, time
+import numpy as np
 begin = time.perf_counter()
 import mtpcore
-imported = time.perf_counter()
-context = mtpcore.Context(mtpcore.load_model(sys.argv[1]), 512, threads=int(sys.argv[2]))
+times = [time.perf_counter()]
+model = mtpcore.load_model(sys.argv[1], repack=sys.argv[3] == "packed")
+times.append(time.perf_counter())
+context = mtpcore.Context(model, 1024, threads=int(sys.argv[2]))
+times.append(time.perf_counter())
 context.process(mtpcore.Batch.of([5])).logits
-print(imported - begin, time.perf_counter() - imported)
+times.append(time.perf_counter())
+lines = open("/proc/self/status").read().splitlines()
+peak = next(int(line.split()[1]) / 1e6 for line in lines if line.startswith("VmHWM"))
+def each(n, repetitions):
+    seconds = []
+    for _ in range(repetitions):
+        context.remove(0)
+        begin = time.perf_counter()
+        context.process(mtpcore.Batch.of([5] * n)).logits
+        seconds.append(time.perf_counter() - begin)
+    return float(np.median(seconds))
+times += [times[-1] + each(n, 5 if n < 16 else 1) for n in (1, 4, 8, 512)]
+print(times[0] - begin, times[3] - times[0], *(times[i + 1] - times[i] for i in range(3)),
+      *(t - times[3] for t in times[4:]), peak)
 """
+WHAT = ("import mtpcore", "load to first token", "load", "Context", "first token", "a token later",
+        "4 tokens", "8 tokens", "512 tokens", "peak memory")  # fmt: skip
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--model", type=Path, help="another file than the generated one")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     given = parser.parse_args()
-    path = synthetic.write("llama-1b", given.folder / "mtpcore-llama-1b.gguf")
+    path = given.model or synthetic.write("llama-1b", given.folder / "mtpcore-llama-1b.gguf")
     path.read_bytes()
-    imports, loads = Sample(), Sample()
+    found = {way: [Sample() for _ in WHAT] for way in ("packed", "mapped")}
     for _ in range(given.repetitions):
-        command = [sys.executable, "-c", CHILD, str(path), str(given.threads)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        first, second = map(float, done.stdout.split())
-        imports.append(first)
-        loads.append(second)
+        for way, samples in found.items():
+            command = [sys.executable, "-c", CHILD, str(path), str(given.threads), way]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            for sample, value in zip(samples, map(float, done.stdout.split()), strict=True):
+                sample.append(value)
     print(f"{path} ({path.stat().st_size / 1e9:.2f} GB)")
-    print(f"import mtpcore           {imports}")
-    print(f"load, Context, 1st token {loads}")
+    for what, packed, mapped in zip(WHAT[:-1], *found.values(), strict=False):
+        print(f"{what:20} packed {packed}, mapped {mapped}")
+    peaks = [f"{way} {samples[-1].median:.2f} GB" for way, samples in found.items()]
+    print(f"{WHAT[-1]:20} {', '.join(peaks)}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
@@ -17,6 +18,8 @@ from mtpcore.errors import PluginError
 from mtpcore.spec import DrafterSpec, ModelSpec, Tap, Tree
 
 __all__ = ["check_spec", "check_tree"]
+
+_fields = cache(msgspec.structs.fields)  # reads all annotations anew at each call
 
 
 def check_spec(spec: ModelSpec | DrafterSpec) -> None:
@@ -43,7 +46,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
 
 
 def _check_types(struct: msgspec.Struct, where: str) -> None:
-    for field in msgspec.structs.fields(type(struct)):
+    for field in _fields(type(struct)):
         value = getattr(struct, field.name)
         inside = f"{where}.{field.name}"
         if not _matches(value, field.type, inside):

@@ -27,6 +27,7 @@ def load_model(
     *,
     mtp: bool = True,
     mtp_path: str | PathLike[str] | None = None,
+    repack: bool = True,
     plugins: Registry | None = None,
 ) -> Model:
     """Open a model file.
@@ -44,6 +45,11 @@ def load_model(
         Whether heads are loaded; without, their tensors are neither packed nor counted.
     mtp_path : path, optional
         A file that holds the head which ``path`` lacks.
+    repack : bool
+        Whether the CPU backend packs weights when a context is made. Without, they are read from
+        the mapped file at each use: ready at once, memory for the file's pages only, which other
+        processes share; the same bits, slower. Types without kernels are converted, in memory,
+        either way.
     plugins : Registry, optional
         Who may know the model; default: everybody who is installed.
 
@@ -62,7 +68,9 @@ def load_model(
         if mtp_path is not None:
             _refuse_second_head(file, known)
             file = merge(file, open_model_file(find_model(mtp_path)))
-        return _make(file, known, mtp)
+        model = _make(file, known, mtp)
+        model.repack = repack
+        return model
     except BaseException:
         file.close()
         raise

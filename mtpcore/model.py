@@ -43,6 +43,8 @@ class Model:
         Those of heads are not among them where the model was loaded with ``mtp=False``.
     packed : mapping
         Packed weights by (backend, layout, tensor); contexts share them.
+    repack : bool
+        Whether weights are packed for the kernels, or read where they lie in the file.
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     absent_plugins : str
@@ -64,7 +66,7 @@ class Model:
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {one.spec.name: one for one in fitted}
         self._target: Model | None = None
-        self.packed = PackedWeights()
+        self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
         self.file_layout, self.absent_plugins = layout, absent
 

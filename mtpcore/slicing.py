@@ -24,7 +24,7 @@ class _Source:
 
     def __init__(self, model: Model, rows: dict[str, TensorRows]) -> None:
         self.tensors: Mapping[str, Tensor] = {**model.tensors, **rows}
-        self.packed = model.packed
+        self.packed, self.repack = model.packed, model.repack
 
 
 def slice_logits(

@@ -21,6 +21,18 @@ class Tensor:
     def raw(self):
         return self._raw
 
+    def rows(self, begin, end):
+        return self.array().reshape(-1, self.shape[-1])[begin:end]
+
+    def release(self, begin, end):
+        pass
+
+    def stream(self, native_types, ranges, start):
+        assert self.type in native_types
+        take, blocks = start(self.type), self._raw.reshape(-1, self._raw.shape[-1])
+        for begin, end in ranges:
+            take(begin, blocks[begin:end])
+
 
 class Raw(Tensor):
     """A tensor of blocks that the ``gguf`` package cannot write."""

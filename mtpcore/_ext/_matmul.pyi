@@ -11,12 +11,15 @@ from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
     "PackedMatrix",
+    "PackedMemory",
     "available_isas",
     "check_isa",
     "is_native",
     "isa",
+    "map_rows",
     "matmul",
     "pack",
+    "packed_bytes",
     "use_isa",
 ]
 
@@ -43,8 +46,42 @@ def check_isa() -> None:
 def is_native(type: int) -> bool:
     """Tell whether matrices of this GGUF type can be packed and multiplied."""
 
+def packed_bytes(type: int, n_rows: int, n_cols: int) -> int:
+    """Return how many bytes a packed matrix takes.
+
+    Raises
+    ------
+    GraphError
+        The type has no kernels, or the columns do not fill whole blocks.
+    """
+
+class PackedMemory:
+    """A block of memory that packed matrices lie in, one behind the other.
+
+    Large blocks lie in huge pages. A block lives as long as the last matrix in it.
+
+    Raises
+    ------
+    CapacityError
+        There is no memory.
+    """
+
+    def __init__(self, n_bytes: int) -> None: ...
+    def take(self, type: int, n_rows: int, n_cols: int) -> PackedMatrix | None:
+        """Return a matrix to be filled in the next bytes, None where it does not fit any more.
+
+        Raises
+        ------
+        GraphError
+            As `packed_bytes`.
+        """
+
 class PackedMatrix:
-    """Weights as the kernels read them, made by `pack`; immutable and safe to share."""
+    """Weights as the kernels read them; once filled, immutable and safe to share.
+
+    A mapped one leaves them where they are, in file layout, and has every group of 32 rows packed
+    whenever it is multiplied: the same bits, slower with few token rows.
+    """
 
     @property
     def type(self) -> int:
@@ -59,8 +96,22 @@ class PackedMatrix:
         """(rows, columns): outputs and inputs."""
 
     @property
+    def is_mapped(self) -> bool:
+        """Whether the weights lie in file layout, in memory that belongs to somebody else."""
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of the packed weights."""
+        """Bytes of the weights, packed or as they lie in the file."""
+
+    def fill(self, begin: int, data: bytes | memoryview | NDArray[Any]) -> None:
+        """Pack rows in file layout, from row ``begin`` on; the GIL is released.
+
+        Raises
+        ------
+        GraphError
+            Not whole groups of 32 rows (but for the last), rows that the matrix does not have, or
+            a mapped matrix.
+        """
 
     def row(self, index: int) -> NDArray[np.float32]:
         """Return one row as float32[n_cols] (an embedding lookup).
@@ -91,6 +142,14 @@ def pack(
         The type has no kernels, or sizes do not fit each other.
     CapacityError
         There is no memory for the packed weights.
+    """
+
+def map_rows(
+    data: bytes | memoryview | NDArray[Any], type: int, n_rows: int, n_cols: int
+) -> PackedMatrix:
+    """Make a matrix of its bytes in a GGUF file, without copying them; it keeps ``data`` alive.
+
+    Parameters and errors as `pack`; the bytes may be aligned to nothing.
     """
 
 def matmul(

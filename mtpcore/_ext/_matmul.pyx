@@ -59,12 +59,54 @@ def is_native(int type):
     return bool(mtp_type_is_native(type))
 
 
-cdef class PackedMatrix:
-    def __init__(self):
-        raise TypeError("PackedMatrix objects are made by pack()")
+def packed_bytes(int type, int64_t n_rows, int64_t n_cols):
+    row_bytes(type, n_rows, n_cols)
+    return mtp_packed_bytes(type, n_rows, n_cols)
+
+
+cdef int64_t row_bytes(int type, int64_t n_rows, int64_t n_cols) except -1:
+    """Bytes of a row in a file, after checking what all sizes are computed from."""
+    if not mtp_type_is_native(type):
+        raise GraphError("no kernels for this weight type", where="pack", got=type)
+    cdef int64_t block = mtp_type_block(type)
+    if not (0 < n_rows < LARGEST and 0 < n_cols < LARGEST and n_rows * n_cols < LARGEST):
+        raise GraphError(
+            "matrix of impossible size", where="pack", wanted=f"1 to {LARGEST - 1} elements",
+            got=(n_rows, n_cols),
+        )
+    if n_cols % block != 0:
+        raise GraphError(
+            "columns do not fill whole blocks", where="pack",
+            wanted=f"a multiple of {block}", got=n_cols,
+        )
+    return n_cols // block * mtp_type_block_bytes(type)
+
+
+cdef class PackedMemory:
+    def __init__(self, size_t n_bytes):
+        self.data, self.size = mtp_memory_new(n_bytes), n_bytes
+        if self.data == NULL:
+            raise CapacityError(
+                "no memory for packed weights", where="pack", wanted=f"{n_bytes} bytes",
+            )
 
     def __dealloc__(self):
-        mtp_memory_free(self.memory)
+        mtp_memory_free(self.data)
+
+    def take(self, int type, int64_t n_rows, int64_t n_cols):
+        cdef size_t n_bytes = packed_bytes(type, n_rows, n_cols)
+        if n_bytes > self.size - self.used:
+            return None
+        cdef PackedMatrix packed = PackedMatrix.__new__(PackedMatrix)
+        packed.memory = self
+        packed.matrix = mtp_matrix(type, 0, n_rows, n_cols, <char *> self.data + self.used)
+        self.used += n_bytes
+        return packed
+
+
+cdef class PackedMatrix:
+    def __init__(self):
+        raise TypeError("PackedMatrix objects are made by pack(), map_rows() and PackedMemory")
 
     @property
     def type(self):
@@ -79,8 +121,37 @@ cdef class PackedMatrix:
         return (self.matrix.n_rows, self.matrix.n_cols)
 
     @property
+    def is_mapped(self):
+        return bool(self.matrix.is_mapped)
+
+    @property
     def nbytes(self):
-        return mtp_packed_bytes(self.matrix.type, self.matrix.n_rows, self.matrix.n_cols)
+        cdef mtp_matrix *w = &self.matrix
+        if w.is_mapped:
+            return w.n_rows * row_bytes(w.type, w.n_rows, w.n_cols)
+        return mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
+
+    def fill(self, int64_t begin, data):
+        cdef mtp_matrix *w = &self.matrix
+        cdef int64_t each = row_bytes(w.type, w.n_rows, w.n_cols)
+        if w.is_mapped:
+            raise GraphError("a mapped matrix is what it is", where="PackedMatrix.fill")
+        cdef const unsigned char[::1] rows = np.frombuffer(data, np.uint8)
+        if not (0 <= begin <= w.n_rows and begin % 32 == 0):
+            raise GraphError(
+                "rows outside the matrix", where="PackedMatrix.fill",
+                wanted=f"a multiple of 32 up to {w.n_rows}", got=begin,
+            )
+        cdef int64_t n = rows.shape[0] // each, end = begin + n
+        if rows.shape[0] != n * each or end > w.n_rows or (end % 32 and end < w.n_rows):
+            raise GraphError(
+                "wrong number of bytes for the matrix", where="PackedMatrix.fill",
+                wanted=f"{each} for each of {w.n_rows - begin} rows, or groups of 32",
+                got=rows.shape[0],
+            )
+        if n:
+            with nogil:
+                mtp_pack(w.type, w.n_cols, &rows[0], begin, end, <void *> w.data)
 
     def row(self, int64_t index):
         if not 0 <= index < self.matrix.n_rows:
@@ -91,43 +162,34 @@ cdef class PackedMatrix:
         out = np.empty(self.matrix.n_cols, np.float32)
         cdef float[::1] values = out
         cdef unsigned before = mtp_round_to_nearest()
-        mtp_packed_row(&self.matrix, index, &values[0])
+        mtp_matrix_row(&self.matrix, index, &values[0])
         mtp_round_as(before)
         return out
 
 
 def pack(data, int type, int64_t n_rows, int64_t n_cols):
-    if not mtp_type_is_native(type):
-        raise GraphError("no kernels for this weight type", where="pack", got=type)
-    cdef int64_t block = mtp_type_block(type)
-    if not (0 < n_rows < LARGEST and 0 < n_cols < LARGEST and n_rows * n_cols < LARGEST):
-        raise GraphError(
-            "matrix of impossible size", where="pack", wanted=f"1 to {LARGEST - 1} elements",
-            got=(n_rows, n_cols),
-        )
-    if n_cols % block != 0:
-        raise GraphError(
-            "columns do not fill whole blocks", where="pack",
-            wanted=f"a multiple of {block}", got=n_cols,
-        )
-    cdef int64_t n_bytes = n_rows * (n_cols // block) * mtp_type_block_bytes(type)
-    cdef const unsigned char[::1] rows = np.frombuffer(data, np.uint8)
-    if rows.shape[0] != n_bytes:
-        raise GraphError(
-            "wrong number of bytes for the matrix", where="pack", wanted=n_bytes,
-            got=rows.shape[0],
-        )
-    cdef PackedMatrix packed = PackedMatrix.__new__(PackedMatrix)
-    packed.memory = mtp_memory_new(mtp_packed_bytes(type, n_rows, n_cols))
-    if packed.memory == NULL:
-        raise CapacityError(
-            "no memory for packed weights", where="pack",
-            wanted=f"{mtp_packed_bytes(type, n_rows, n_cols)} bytes",
-        )
-    packed.matrix = mtp_matrix(type, n_rows, n_cols, packed.memory)
-    with nogil:
-        mtp_pack(type, n_cols, &rows[0], 0, n_rows, n_rows, packed.memory)
+    checked_bytes(data, type, n_rows, n_cols, "pack")
+    packed = PackedMemory(packed_bytes(type, n_rows, n_cols)).take(type, n_rows, n_cols)
+    packed.fill(0, data)
     return packed
+
+
+def map_rows(data, int type, int64_t n_rows, int64_t n_cols):
+    cdef const unsigned char[::1] rows = checked_bytes(data, type, n_rows, n_cols, "map_rows")
+    cdef PackedMatrix mapped = PackedMatrix.__new__(PackedMatrix)
+    mapped.memory = rows
+    mapped.matrix = mtp_matrix(type, 1, n_rows, n_cols, &rows[0])
+    return mapped
+
+
+def checked_bytes(data, int type, int64_t n_rows, int64_t n_cols, where):
+    cdef int64_t wanted = n_rows * row_bytes(type, n_rows, n_cols)
+    rows = np.frombuffer(data, np.uint8)
+    if rows.shape[0] != wanted:
+        raise GraphError(
+            "wrong number of bytes for the matrix", where=where, wanted=wanted, got=rows.shape[0],
+        )
+    return rows
 
 
 def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *, rows=None,
@@ -165,6 +227,7 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     cdef unsigned char[::1] prepared = np.empty(
         mtp_activation_bytes(activation, n_tokens, w.n_cols), np.uint8
     )
+    cdef PackedMemory scratch = PackedMemory(mtp_matmul_scratch_bytes(w))
     cdef const int32_t *token_rows = NULL
     cdef const int32_t *y_rows = NULL
     if rows is not None:
@@ -178,7 +241,7 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
         mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
                     (n_tokens + 7) // 8, &prepared[0])
         mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
-                   end)
+                   end, scratch.data)
         mtp_round_as(before)
     return out
 

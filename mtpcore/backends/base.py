@@ -6,7 +6,7 @@ a plan sees them: ids, positions, places and parents are in range, arrays are C-
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -92,12 +92,34 @@ class WeightTensor(Protocol):
     def native(self, native_types: Collection[int]) -> tuple[int, NDArray[np.uint8]]:
         """Return (type, uint8[*shape[:-1], row bytes]) in one of these types, F32 among them."""
 
+    def rows(self, begin: int, end: int) -> F32:
+        """Return values of rows, float32[end - begin, shape[-1]]; all outer axes count rows."""
+
+    def release(self, begin: int, end: int) -> None:
+        """Say that these rows are not read again soon."""
+
+    def stream(
+        self,
+        native_types: Collection[int],
+        ranges: Iterable[tuple[int, int]],
+        start: Callable[[int], Callable[[int, NDArray[np.uint8]], None]],
+    ) -> None:
+        """Hand over ranges of rows in one of these types, F32 among them, and release them.
+
+        ``start`` gets the type and returns what takes the first row and uint8[rows, row bytes];
+        it may be called once more, with another type.
+        """
+
 
 class WeightSource(Protocol):
     """A model as backends see it: its tensors, and a place for what they made of them.
 
     ``packed`` holds packed weights by (backend, layout, tensor), so that contexts share them.
     """
+
+    @property
+    def repack(self) -> bool:
+        """Whether weights may be copied into another layout; else they stay in the file."""
 
     @property
     def tensors(self) -> Mapping[str, WeightTensor]:

@@ -155,13 +155,16 @@ def _programs(model: Model) -> dict[str, Callable[[], Program]]:
 
 
 def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
-    """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence."""
+    """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence.
+
+    What the model leaves in its mapped file is counted apart.
+    """
     parts: list[dict[str, Any]] = []
     counted: dict[str, int] = {}
     for name, build in _programs(model).items():
         try:
             program = build()
-            weights = estimate_packed_bytes([program], model.tensors)
+            weights = estimate_packed_bytes([program], model.tensors, repack=model.repack)
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
@@ -170,6 +173,11 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
             {
                 "role": name,
                 "weights": sum(n for t, n in weights.items() if t not in counted),
+                "mapped": sum(
+                    model.tensors[t].n_bytes
+                    for t, n in weights.items()
+                    if not n and t not in counted
+                ),
                 "shared": sum(n for t, n in weights.items() if t in counted),
                 "kv_per_token": sum(n for layer, n in values.items() if not layer.window),
                 "kv_per_sequence": sum(

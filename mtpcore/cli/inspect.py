@@ -57,7 +57,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    with load_model(shared.model_path(options), mtp_path=options.mtp_path) as model:
+    path, repack = shared.model_path(options), options.repack
+    with load_model(path, mtp_path=options.mtp_path, repack=repack) as model:
         if options.graph:
             print(harmless(_PICTURES[options.format](_program(model, options)).rstrip("\n")))
             return 0
@@ -153,9 +154,10 @@ def _plan(found: dict[str, Any]) -> list[str]:
         if "error" in part:
             lines.append(f"{part['role']:12} {part['error'].splitlines()[0]}")
             continue
+        mapped = f" (and {spell_bytes(part['mapped'])} in the file)" if part["mapped"] else ""
         shared_too = f" (and {spell_bytes(part['shared'])} shared)" if part["shared"] else ""
         lines.append(
-            f"{part['role']:12} weights {spell_bytes(part['weights'])}{shared_too}, "
+            f"{part['role']:12} weights {spell_bytes(part['weights'])}{mapped}{shared_too}, "
             f"keys and values {spell_bytes(part['kv_per_sequence'])} a sequence, "
             f"{spell_bytes(part['kv_per_token'])} a token"
         )

@@ -90,6 +90,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = Tr
     group.add_argument(
         "--mtp-path", metavar="FILE", help="a file with the head that the model's own lacks"
     )
+    group.add_argument(
+        "-nr",
+        "--no-repack",
+        dest="repack",
+        action="store_false",
+        help="read the weights where they lie in the file: ready at once, in less memory, slower",
+    )
     if draft_model:
         group.add_argument(
             "-md",

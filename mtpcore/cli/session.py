@@ -37,7 +37,8 @@ class Session(msgspec.Struct, frozen=True):
 def open_model(options: argparse.Namespace) -> Model:
     """Load the model that the options name; its head only if it may draft."""
     heads = options.draft != 0 or options.mtp_path is not None
-    return load_model(model_path(options), mtp=heads, mtp_path=options.mtp_path)
+    path, repack = model_path(options), options.repack
+    return load_model(path, mtp=heads, mtp_path=options.mtp_path, repack=repack)
 
 
 def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
@@ -117,7 +118,7 @@ def _open_draft_model(options: argparse.Namespace) -> Model | None:
     if path is None or not options.draft:
         return None
     try:
-        return load_model(path)
+        return load_model(path, repack=options.repack)
     except ModelFileError as error:
         if _insists(options):
             raise

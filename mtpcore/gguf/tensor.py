@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,17 @@ from numpy.typing import DTypeLike
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import TensorInfo
-from mtpcore.gguf.types import BLOCKS, F16, F32, dequantize, type_name
+from mtpcore.gguf.types import BLOCKS, F16, F32, PLAIN, dequantize, type_name
 
 __all__ = ["MappedFile", "Tensor"]
 
 log = logging.getLogger("mtpcore")
 
-_CHUNK = 1 << 20  # values converted at once, so that the float32 stage stays small
+RowTaker = Callable[[int, np.ndarray], None]
+"""Takes rows: the number of the first, and uint8[rows, row_bytes]."""
+
+_CHUNK = 1 << 18  # values converted at once, so that the float32 stage stays small
+_MAPPED_TOGETHER = 1 << 21  # bytes: touching a page maps its neighbours, too, where they are cached
 _F16_RANGE = (2.0**-12, 65504.0)  # largest magnitudes of a tensor that float16 serves well
 _EXACT_IN_F32 = 1 << 24
 
@@ -71,7 +75,7 @@ class MappedFile:
     def release(self, begin: int, n_bytes: int) -> None:
         """Let the system take back the pages of these bytes; they are read again when needed."""
         if self.data is not None and hasattr(mmap, "MADV_DONTNEED"):
-            first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            first = max(begin - _MAPPED_TOGETHER, 0) // mmap.PAGESIZE * mmap.PAGESIZE
             self.data.madvise(mmap.MADV_DONTNEED, first, begin + n_bytes - first)
 
     def close(self) -> None:
@@ -128,9 +132,10 @@ class Tensor:
             *self.shape[:-1], self.row_bytes
         )
 
-    def release(self) -> None:
-        """Say that the data is not needed soon, so that it does not count as memory in use."""
-        self._file.release(self._begin, self.n_bytes)
+    def release(self, begin: int = 0, end: int | None = None) -> None:
+        """Say that these rows are not needed soon, so that they do not count as memory in use."""
+        n = (self.n_rows if end is None else end) - begin
+        self._file.release(self._begin + begin * self.row_bytes, n * self.row_bytes)
 
     def array(self, dtype: DTypeLike = np.float32) -> np.ndarray:
         """Return the values, dequantised, with ``shape`` and ``dtype``.
@@ -156,51 +161,85 @@ class Tensor:
         blocks = self.raw().reshape(self.n_rows, self.row_bytes)[begin:end]
         return self._values(blocks, np.dtype(np.float32))
 
-    def native(self, native_types: Collection[int]) -> tuple[int, np.ndarray]:
-        """Return the tensor in a type that a backend computes with.
+    def stream(
+        self,
+        native_types: Collection[int],
+        ranges: Iterable[tuple[int, int]],
+        start: Callable[[int], RowTaker],
+    ) -> None:
+        """Hand over the rows, range by range, in a type that a backend computes with.
 
         Types that are not native are converted: those that float32 holds exactly to F32, blocks
         to F16 where the tensor's largest value suits it, else to F32. One line per file and type
-        is logged.
+        is logged. What was handed over is released, so that no more than a range counts as memory.
 
         Parameters
         ----------
         native_types : collection of int
             Type ids; F32 must be among them.
+        ranges : iterable of (int, int)
+            First row and the one after the last, of each range; together all rows.
+        start : callable
+            Gets the type; returns what takes a range's first row and uint8[rows, bytes], a view
+            that is valid during the call. Called again where float16 turns out not to suit.
+        """
+        ranges = list(ranges)
+        if self.type in native_types:
+            take = start(self.type)
+            blocks = self.raw().reshape(self.n_rows, self.row_bytes)
+            for begin, end in ranges:
+                take(begin, blocks[begin:end])
+                self.release(begin, end)
+            return
+        f16_serves = BLOCKS[self.type][0] > 1 and F16 in native_types
+        if not (f16_serves and self._convert(F16, ranges, start(F16))):
+            self._convert(F32, ranges, start(F32))
+
+    def native(self, native_types: Collection[int]) -> tuple[int, np.ndarray]:
+        """Return the tensor in a type that a backend computes with.
 
         Returns
         -------
         type : int
         blocks : uint8[*shape[:-1], row_bytes]
-            A view of the file, or the converted values.
+            A view of the file, or the values as ``stream`` converts them.
         """
         if self.type in native_types:
             return self.type, self.raw()
-        target = F16 if BLOCKS[self.type][0] > 1 and F16 in native_types else F32
-        values = self._convert(np.dtype("<f2" if target == F16 else "<f4"))
-        if values is None:
-            target, values = F32, self._convert(np.dtype("<f4"))
-        assert values is not None
-        if (self.type, target) not in self._file.converted:
-            self._file.converted.add((self.type, target))
-            kinds = (self.type_name, type_name(target))
-            log.info("%s: %s tensors are converted to %s at load", self.path, *kinds)
-        return target, values.view(np.uint8).reshape(*self.shape[:-1], -1)
+        row, made = self.shape[-1] if self.shape else 1, {}
 
-    def _convert(self, dtype: np.dtype) -> np.ndarray | None:
-        """Convert row by row; None where float16 does not suit the values."""
-        row = self.shape[-1] if self.shape else 1
-        found, largest = np.empty((self.n_rows, row), dtype), 0.0
+        def start(kind: int) -> RowTaker:
+            made[kind] = whole = np.empty((self.n_rows, row), PLAIN[kind]).view(np.uint8)
+
+            def take(begin: int, blocks: np.ndarray) -> None:
+                whole[begin : begin + len(blocks)] = blocks
+
+            return take
+
         step = max(1, _CHUNK // row)
-        for begin in range(0, self.n_rows, step):
-            values = self.rows(begin, min(begin + step, self.n_rows))
-            if dtype.itemsize == 2:
-                largest = float(np.maximum(largest, np.abs(values).max()))
+        steps = range(0, self.n_rows, step)
+        self.stream(native_types, [(i, min(i + step, self.n_rows)) for i in steps], start)
+        kind, whole = made.popitem()
+        return kind, whole.reshape(*self.shape[:-1], -1)
+
+    def _convert(self, kind: int, ranges: Iterable[tuple[int, int]], take: RowTaker) -> bool:
+        """Hand over converted rows; False where float16 does not suit the values."""
+        largest = 0.0
+        for begin, end in ranges:
+            values = self.rows(begin, end)
+            self.release(begin, end)
+            if kind == F16:
+                largest = float(np.maximum(largest, np.abs(values).max(initial=0)))
                 if not largest <= _F16_RANGE[1]:  # also when it is not a number
-                    return None
-            found[begin : begin + len(values)] = values
-        too_small = dtype.itemsize == 2 and 0 < largest < _F16_RANGE[0]
-        return None if too_small else found
+                    return False
+            take(begin, np.ascontiguousarray(values, PLAIN[kind]).view(np.uint8))
+        if kind == F16 and 0 < largest < _F16_RANGE[0]:
+            return False
+        if (self.type, kind) not in self._file.converted:
+            self._file.converted.add((self.type, kind))
+            kinds = (self.type_name, type_name(kind))
+            log.info("%s: %s tensors are converted to %s at load", self.path, *kinds)
+        return True
 
     def _values(self, blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
         values = dequantize(blocks, self.type)

@@ -27,5 +27,5 @@ class TensorRows(Tensor):
         """Return uint8[*shape[:-1], row_bytes]."""
         return self._blocks
 
-    def release(self) -> None:
+    def release(self, begin: int = 0, end: int | None = None) -> None:
         """Do nothing: the file is not read again."""

@@ -17,8 +17,8 @@ __all__ = ["Runner", "Weights"]
 class Weights:
     """Tensors with a place for what backends make of them; a ``WeightSource``."""
 
-    def __init__(self, tensors: Mapping[str, WeightTensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Mapping[str, WeightTensor], *, repack: bool = True) -> None:
+        self.tensors, self.repack = tensors, repack
         self.packed: dict[Any, Any] = {}
 
 

@@ -29,6 +29,7 @@ ROWS = {
     "isa": available_isas(),
     "threads": (1, 2, 3),
     "n_batch": (1, 3, 8, 37, 512),
+    "repack": (True, False),
     "chunk": range(1, 41),
     "company": COMPANIES,
 }
@@ -40,6 +41,7 @@ DRAFTED = {
     "isa": available_isas(),
     "threads": (1, 2, 3),
     "n_batch": (1, 4, 512),
+    "repack": (True, False),
     "k": (0, 1, 2, 3, 5, 8),
     "draft_sampler": ("coupled", "argmax"),
 }

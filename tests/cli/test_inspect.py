@@ -55,6 +55,25 @@ def test_the_memory_plan_is_what_contexts_take(command, glm, kv_dtype):
     assert parts["glm_nextn"]["shared"] >= sum(n for key, n in packed.items() if key[2] in shared)
 
 
+def test_the_plan_without_packing_counts_the_file_apart(command, glm):
+    found = json.loads(command("inspect", glm, "--json", "--no-repack")[1])
+    packed = json.loads(command("inspect", glm, "--json")[1])
+    model = mtpcore.load_model(glm, repack=False)
+    mtpcore.link(mtpcore.Context(model, 100))
+    mapped = {
+        key[2]
+        for key, made in model.packed.items()
+        if key[1] != "vector" and (made[0] if isinstance(made, list) else made).is_mapped
+    }
+    parts = found["plan"]["parts"]
+    in_file = sum(model.tensors[name].n_bytes for name in mapped)
+    assert sum(part["mapped"] for part in parts) == in_file > 0
+    assert sum(part["mapped"] for part in packed["plan"]["parts"]) == 0
+    vectors = sum(made.nbytes for key, made in model.packed.items() if key[1] == "vector")
+    assert sum(part["weights"] for part in parts) == vectors
+    assert "in the file" in command("inspect", glm, "--no-repack")[1]
+
+
 @pytest.mark.parametrize("graph", ["llm", "draft"])
 @pytest.mark.parametrize(
     ("form", "begins"), [("text", "program "), ("mermaid", "flowchart"), ("dot", "digraph")]

@@ -33,6 +33,7 @@ class Rows(msgspec.Struct, frozen=True):
     isa: str = available_isas()[-1]
     threads: int = 1
     n_batch: int = 512
+    repack: bool = True
     chunk: int = 1
     company: str = "alone"
 
@@ -47,6 +48,7 @@ class Drafted(msgspec.Struct, frozen=True):
     isa: str = available_isas()[-1]
     threads: int = 1
     n_batch: int = 512
+    repack: bool = True
     k: int = 0
     draft_sampler: str = "coupled"
 
@@ -76,9 +78,11 @@ def run_cases(cases, folder):
 
 
 @functools.cache
-def model(folder, family, kind):
+def model(folder, family, kind, repack):
     path = folder / f"{family}-{kind}.gguf"
-    return mtpcore.load_model(path if path.exists() else write_generated(path, family, kind))
+    if not path.exists():
+        write_generated(path, family, kind)
+    return mtpcore.load_model(path, repack=repack)
 
 
 def digest(array):
@@ -92,7 +96,7 @@ def text_of(seq):
 def trace_rows(case, folder):
     """Feed the text of sequence 0 in chunks, in the company asked for; digest its rows."""
     context = mtpcore.Context(
-        model(folder, case.family, case.kind),
+        model(folder, case.family, case.kind, case.repack),
         n_ctx=256,
         n_seq_max=4,
         n_batch=case.n_batch,
@@ -154,7 +158,7 @@ def _keep(rows, output, seq, n=None):
 def trace_drafted(case, folder):
     """Decode three prompts, each in its own rhythm; digest texts and memories at one length."""
     llm = mtpcore.Context(
-        model(folder, case.family, case.kind),
+        model(folder, case.family, case.kind, case.repack),
         n_ctx=128,
         n_seq_max=3,
         n_batch=case.n_batch,

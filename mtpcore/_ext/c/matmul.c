@@ -6,6 +6,7 @@
 #include "cpu.h"
 #include "matmul_kernels.h"
 #include "matmul_unpacked.h"
+#include "pack.h"
 
 /* Prepared activations that one group is multiplied with before the next; they stay in L2. */
 enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
@@ -120,8 +121,23 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
     store_rows(job, begin, end - begin, sums, row, row_bytes);
 }
 
+size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
+{
+    return w->is_mapped ? (size_t)mtp_group_bytes(w->type, w->n_cols) : 0;
+}
+
+/* The group that begins with a row, made in scratch where the matrix is not packed. */
+static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
+{
+    if (!w->is_mapped)
+        return (const char *)w->data + row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
+    mtp_pack_group(w->type, w->n_rows, w->n_cols, w->data, row, scratch);
+    return scratch;
+}
+
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
-                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end)
+                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
+                void *scratch)
 {
     const int activation = mtp_type_activation(w->type);
     const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
@@ -129,14 +145,13 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
                      out_rows};
     const mtp_unpacked_product *product =
         n_tokens > job.width ? unpacked_product(w->type) : NULL;
-    const int64_t group_bytes = mtp_group_bytes(w->type, w->n_cols);
     const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
     const int64_t step = product ? smaller(tokens, MOST_SUMS) : tokens;
 
     for (int64_t begin = 0; begin < n_tokens; begin += step) {
         const int64_t end = smaller(begin + step, n_tokens);
         for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
-            const char *group = (const char *)w->data + row / MTP_GROUP_ROWS * group_bytes;
+            const void *group = group_of(w, row, scratch);
             const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
             if (product)
                 unpacked(&job, product, group, begin, end, row, row_bytes);

@@ -41,12 +41,14 @@ enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 /* Tokens in a full tile of prepared activations. */
 enum { MTP_TILE = 8 };
 
-/* A packed matrix: groups of 32 output rows, the last padded with zero rows; 64-byte aligned. */
+/* A matrix, packed or mapped. Packed: groups of 32 output rows, the last padded with zero rows;
+ * 64-byte aligned, mtp_packed_bytes(). Mapped: GGUF rows as they lie in a file, aligned to nothing;
+ * each group is packed into scratch when it is needed, and so gives the same bits. */
 typedef struct {
-    int32_t type;
-    int64_t n_rows;   /* outputs */
-    int64_t n_cols;   /* inputs; a multiple of the type's block */
-    const void *data; /* mtp_packed_bytes(type, n_rows, n_cols) bytes */
+    int32_t type, is_mapped;
+    int64_t n_rows; /* outputs */
+    int64_t n_cols; /* inputs; a multiple of the type's block */
+    const void *data;
 } mtp_matrix;
 
 int mtp_type_is_native(int32_t type);
@@ -56,13 +58,13 @@ int mtp_type_activation(int32_t type);      /* MTP_ACT_* */
 
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 
-/* Pack GGUF rows [row_begin, row_end) (row_begin a multiple of 32) of a matrix; `rows` points at
- * row `row_begin` in file layout, `packed` at the start of the packed matrix. */
+/* Pack GGUF rows [row_begin, row_end) of a matrix: whole groups, or up to its last row. `rows`
+ * points at row `row_begin` in file layout, `packed` at the start of the packed matrix. */
 void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin, int64_t row_end,
-              int64_t n_rows, void *packed);
+              void *packed);
 
-/* out[n_cols] = row `row` of a packed matrix as float32 (embedding lookup). */
-void mtp_packed_row(const mtp_matrix *w, int64_t row, float *out);
+/* out[n_cols] = row `row` of a matrix as float32 (embedding lookup). */
+void mtp_matrix_row(const mtp_matrix *w, int64_t row, float *out);
 
 /* Prepared activations: token rows in tiles of up to 8, laid out as the kernels read them. */
 size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols);
@@ -73,9 +75,13 @@ void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t
                  int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
                  void *prepared);
 
+/* Bytes of 64-byte aligned scratch for products with a matrix; none where it is packed. */
+size_t mtp_matmul_scratch_bytes(const mtp_matrix *w);
+
 /* Multiply. Result of token t goes to y + (out_rows ? out_rows[t] : t) * y_stride + r.
  * row_begin is a multiple of 32; row_end a multiple of 32 or n_rows. */
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
-                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end);
+                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
+                void *scratch);
 
 #endif

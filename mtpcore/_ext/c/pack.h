@@ -1,15 +1,21 @@
-/* What packs one block of a row, for each type of blocks. */
+/* What packs a group, for each instruction set and weight type. */
 #ifndef MTPCORE_PACK_H
 #define MTPCORE_PACK_H
 
 #include "matmul_layout.h"
 
-/* Block `b` of row `r` of a group; `n_blocks` is the length of a row. */
-typedef void mtp_pack_block(const uint8_t *from, int64_t n_blocks, int64_t b, int r, void *group);
+/* Rows `from`, `row_bytes` apart, into a group; of its 32 rows the first `n_rows` are there, the
+ * others become zero. `n_blocks` counts columns for the float types. */
+typedef void mtp_pack_rows(const uint8_t *from, int64_t row_bytes, int64_t n_blocks, int n_rows,
+                           void *group);
 
-mtp_pack_block mtp_pack_q8_0, mtp_pack_q4_0, mtp_pack_q4_1, mtp_pack_q5_0, mtp_pack_q5_1,
-    mtp_pack_iq4_nl, mtp_pack_mxfp4;
-mtp_pack_block mtp_pack_q2_k, mtp_pack_q3_k, mtp_pack_q4_k, mtp_pack_q5_k, mtp_pack_q6_k,
-    mtp_pack_iq4_xs;
+extern mtp_pack_rows *const mtp_packers_portable[MTP_TYPES];
+#if defined(__x86_64__)
+extern mtp_pack_rows *const mtp_packers_avx2[MTP_TYPES], *const mtp_packers_avx512[MTP_TYPES];
+#endif
+
+/* Pack the group that begins with row `row` of a matrix whose rows lie at `rows` as in a file. */
+void mtp_pack_group(int32_t type, int64_t n_rows, int64_t n_cols, const void *rows, int64_t row,
+                    void *group);
 
 #endif

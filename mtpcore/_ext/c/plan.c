@@ -61,6 +61,9 @@ size_t mtp_scratch_bytes(const mtp_op *op)
                                op->in[0].n_heads / op->in[1].n_heads);
     case MTP_ROUTE:
         return (size_t)op->in[0].width * 14;
+    case MTP_MATMUL:
+    case MTP_EXPERT_MATMUL: /* whose matrices are alike */
+        return mtp_matmul_scratch_bytes(op->matrices);
     default:
         return 0;
     }

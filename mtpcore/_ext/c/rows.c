@@ -16,7 +16,7 @@ void mtp_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
     for (int64_t t = rows.begin; t < rows.end; t++)
         if (run->tokens[t] >= 0)
-            mtp_packed_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
+            mtp_matrix_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
         else
             copy_row(run, &op->in[0], t, &op->out[0], t);
 }
@@ -56,7 +56,8 @@ void mtp_matmul_rows(const mtp_op *op, const mtp_run *run, int thread, int n_thr
         return;
     float *y = mtp_row(run, &op->out[0], 0, 0);
     const int64_t stride = op->out[0].row_stride;
-    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end);
+    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,
+               run->scratch[thread]);
     if (op->weights[0])
         for (int64_t t = 0; t < n; t++)
             for (int64_t i = begin; i < end; i++)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import prod
 
-import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from mtpcore._ext._matmul import is_native, pack
+from mtpcore._ext._matmul import is_native, packed_bytes
 from mtpcore.backends.base import WeightTensor
+from mtpcore.backends.cpu.weights import stays_mapped
 from mtpcore.graph.program import Program, Weight
 
 __all__ = ["estimate_packed_bytes"]
 
-_GROUP = 32  # output rows that are packed together
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 _MATRICES = {"embed", "matmul", "expert_matmul", "head_matmul"}
 
 
 def estimate_packed_bytes(
-    programs: Iterable[Program], tensors: Mapping[str, WeightTensor]
+    programs: Iterable[Program], tensors: Mapping[str, WeightTensor], *, repack: bool = True
 ) -> dict[str, int]:
     """Return the bytes of each packed tensor, shared ones once.
 
-    Exact where a tensor's type has kernels. Another type counts as float16, which it becomes
-    unless its values ask for float32.
+    Without ``repack`` a matrix that stays in the mapped file takes none. Exact where a tensor's
+    type has kernels. Another type counts as float16, which it becomes unless its values ask for
+    float32.
     """
     found: dict[tuple[str, str, str | None], int] = {}
     for program in programs:
@@ -37,7 +37,11 @@ def estimate_packed_bytes(
                 form = "matrix" if is_matrix else "exact" if node.op == "route" else "vector"
                 key = (form, weight.tensor, weight.retype)
                 if key not in found:
-                    found[key] = _bytes(weight, tensors[weight.tensor].type, form, i)
+                    stored = tensors[weight.tensor].type
+                    found[key] = _bytes(weight, stored, form, i)
+                    retype = "F32" if form == "exact" else weight.retype
+                    if i == 0 and form != "vector" and not repack and stays_mapped(stored, retype):
+                        found[key] = 0
     total: dict[str, int] = {}
     for (_, tensor, _), n in found.items():
         total[tensor] = total.get(tensor, 0) + n
@@ -55,6 +59,4 @@ def _bytes(weight: Weight, stored: int, form: str, index: int) -> int:
         elif not is_native(stored):
             kind = _F16 if GGML_QUANT_SIZES[kind][0] > 1 else _F32
     *stack, n_rows, n_cols = weight.shape
-    n_values, n_bytes = GGML_QUANT_SIZES[kind]
-    group = np.zeros(_GROUP * n_cols // n_values * n_bytes, np.uint8)
-    return prod(stack) * -(-n_rows // _GROUP) * pack(group, int(kind), _GROUP, n_cols).nbytes
+    return prod(stack) * packed_bytes(int(kind), n_rows, n_cols)

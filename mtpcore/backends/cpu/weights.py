@@ -11,12 +11,12 @@ import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from mtpcore._ext._matmul import PackedMatrix, is_native, pack
+from mtpcore._ext._matmul import PackedMatrix, PackedMemory, is_native, map_rows, packed_bytes
 from mtpcore.backends.base import F32, WeightSource
 from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.program import Program, Weight
 
-__all__ = ["Weights"]
+__all__ = ["Weights", "stays_mapped"]
 
 Made = TypeVar("Made")
 
@@ -24,40 +24,54 @@ _ROWS = 32
 """Rows that are packed together; where a matrix has too few, zeros fill them up."""
 _MOST_ADDED = 1 << 24
 """Zeros that are no reason to worry, whatever the matrices hold."""
+_WINDOW = 1 << 21
+"""Values that a thread reads at once: mapped pages that count as memory beside the model."""
+_CONVERTED = 1 << 18
+"""The same where they are converted first, which takes several times their memory."""
+_LARGE = 1 << 22
+"""Bytes from which a tensor has a block of memory, in huge pages, for itself."""
+
+_FORMS = {
+    "embed": "matrix",
+    "matmul": "matrix",
+    "expert_matmul": "stack",
+    "head_matmul": "stack",
+    "route": "exact matrix",
+}
+"""How operations want their first weight."""
 
 _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
 _F32 = int(GGMLQuantizationType.F32)
 
 
+def stays_mapped(stored: int, retype: str | None) -> bool:
+    """Say whether the kernels can read a matrix of this type where it lies in the file."""
+    return stored in _NATIVE and retype in (None, GGMLQuantizationType(stored).name)
+
+
 class Weights:
-    """The packed weights of one model, in its ``packed`` table."""
+    """The packed weights of one model, in its ``packed`` table.
+
+    Rows are read in windows and released when they are packed, so that a file is never in memory
+    a second time. Where the model is not to be repacked, matrices are views of the mapped file,
+    but for those that are wanted in another type than the file's.
+    """
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
+        self._shared: PackedMemory | None = None
 
     def matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in its own type, or in the one its tie asks for."""
-
-        def make() -> PackedMatrix:
-            kind, data = self._blocks(weight)
-            return pack(data, kind, *weight.shape)
-
-        return self._once("matrix", weight, make)
+        return self._once("matrix", weight, lambda: self._pack(weight, weight.retype)[0])
 
     def exact_matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in float32."""
-        return self._once(
-            "exact matrix", weight, lambda: pack(self._values(weight), _F32, *weight.shape)
-        )
+        return self._once("exact matrix", weight, lambda: self._pack(weight, "F32")[0])
 
     def stack(self, weight: Weight) -> list[PackedMatrix]:
         """Return the matrices of experts or heads, packed one by one."""
-
-        def make() -> list[PackedMatrix]:
-            kind, data = self._blocks(weight)
-            return [pack(matrix, kind, *weight.shape[1:]) for matrix in data]
-
-        return self._once("stack", weight, make)
+        return self._once("stack", weight, lambda: self._pack(weight, weight.retype))
 
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack all matrices of a program, several at a time: packing waits for memory.
@@ -67,30 +81,31 @@ class Weights:
         CapacityError
             There is no memory, or shapes are such that most of it would be filling.
         """
-        forms = {
-            "embed": self.matrix,
-            "matmul": self.matrix,
-            "expert_matmul": self.stack,
-            "head_matmul": self.stack,
-            "route": self.exact_matrix,
-        }
         wanted = {
-            (node.op, weight.tensor, weight.retype): (forms[node.op], weight)
+            (_FORMS[node.op], weight.tensor, weight.retype): weight
             for node in program.nodes
-            if node.op in forms
+            if node.op in _FORMS
             for weight in node.weights[:1]
             if weight is not None
         }
-        _check_padding([weight for _, weight in wanted.values()])
+        _check_padding(list(wanted.values()))
+        wanted = {key: w for key, w in wanted.items() if ("cpu", *key) not in self._source.packed}
+        if self._source.repack:
+            self._share_memory([w for (form, *_), w in wanted.items() if form == "matrix"])
+        make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         with ThreadPoolExecutor(max(threads, 1)) as pool:
-            for done in [pool.submit(make, weight) for make, weight in wanted.values()]:
+            for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
+        self._shared = None
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
         if weight is None:
             return None
-        return self._once("vector", weight, lambda: self._values(weight))
+        tensor = self._source.tensors[weight.tensor]
+        return self._once(
+            "vector", weight, lambda: np.ascontiguousarray(tensor.array(), np.float32)
+        )
 
     def _once(self, form: str, weight: Weight, make: Callable[[], Made]) -> Made:
         key = ("cpu", form, weight.tensor, weight.retype)
@@ -99,24 +114,66 @@ class Weights:
         made: Made = self._source.packed[key]
         return made
 
-    def _values(self, weight: Weight) -> F32:
-        return np.ascontiguousarray(self._source.tensors[weight.tensor].array(), np.float32)
+    def _share_memory(self, weights: Sequence[Weight]) -> None:
+        """Make one block for all small matrices, so that they fill huge pages together."""
+        tensors = self._source.tensors
+        sizes = [
+            packed_bytes(tensors[weight.tensor].type, *weight.shape)
+            for weight in weights
+            if weight.retype is None and tensors[weight.tensor].type in _NATIVE
+        ]
+        small = sum(size for size in sizes if size < _LARGE)
+        self._shared = PackedMemory(small) if small else None
 
-    def _blocks(self, weight: Weight) -> tuple[int, NDArray[np.uint8]]:
-        """Return a type with kernels and the tensor's bytes in it, uint8[*shape[:-1], n]."""
-        tensor = self._source.tensors[weight.tensor]
-        if weight.retype is None:
-            return (tensor.type, tensor.raw()) if tensor.type in _NATIVE else tensor.native(_NATIVE)
-        kind = GGMLQuantizationType[weight.retype]
+    def _empty(self, kind: int, shape: Sequence[int]) -> list[PackedMatrix]:
+        """Return matrices to be filled: one, or those of a stack."""
+        *stack, n_rows, n_cols = shape
+        n_bytes = math.prod(stack) * packed_bytes(kind, n_rows, n_cols)
+        if n_bytes < _LARGE and self._shared is not None and not stack:
+            found = self._shared.take(kind, n_rows, n_cols)
+            if found is not None:
+                return [found]
+        memory = PackedMemory(n_bytes)
+        made = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
+        return [matrix for matrix in made if matrix is not None]
+
+    def _pack(self, weight: Weight, retype: str | None) -> list[PackedMatrix]:
+        """Pack a tensor, in a type with kernels or in a given one."""
+        tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
+        if not self._source.repack and stays_mapped(tensor.type, retype):
+            blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
+            return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
+        is_plain = retype is None and tensor.type in _NATIVE
+        window = _WINDOW if is_plain else _CONVERTED
+        step = max(1, window // weight.shape[-1] // _ROWS) * _ROWS
+        ranges = [
+            (first + begin, first + min(begin + step, n_rows))
+            for first in range(0, n_rows * math.prod(weight.shape[:-2]), n_rows)
+            for begin in range(0, n_rows, step)
+        ]
+        matrices: list[PackedMatrix] = []
+
+        def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
+            matrices[:] = self._empty(kind, weight.shape)
+            return lambda row, rows: matrices[row // n_rows].fill(row % n_rows, rows)
+
+        if retype is None:
+            tensor.stream(_NATIVE, ranges, start)
+            return matrices
+        kind = GGMLQuantizationType[retype]
         if int(kind) not in _NATIVE:
-            raise BackendError("no kernels for the type", where=weight.wanted, got=weight.retype)
-        try:
-            data = quants.quantize(self._values(weight), kind)
-        except NotImplementedError as error:
-            raise BackendError(
-                "no quantisation to the type", where=weight.wanted, got=weight.retype
-            ) from error
-        return int(kind), data.view(np.uint8)
+            raise BackendError("no kernels for the type", where=weight.wanted, got=retype)
+        take = start(int(kind))
+        for begin, end in ranges:
+            values = np.ascontiguousarray(tensor.rows(begin, end), np.float32)
+            tensor.release(begin, end)
+            try:
+                take(begin, quants.quantize(values, kind).view(np.uint8))
+            except NotImplementedError as error:
+                raise BackendError(
+                    "no quantisation to the type", where=weight.wanted, got=retype
+                ) from error
+        return matrices
 
 
 def _check_padding(weights: Sequence[Weight]) -> None:

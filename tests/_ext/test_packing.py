@@ -1,0 +1,86 @@
+"""Matrices that are filled group by group, and those whose rows stay in a file."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from harness.matrices import (
+    N_COLS,
+    TYPES,
+    assert_same_bits,
+    packed_matrix,
+    random_rows,
+    random_tokens,
+)
+
+from mtpcore._ext import _matmul
+from mtpcore.errors import GraphError
+
+each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
+each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
+
+
+@pytest.fixture(autouse=True)
+def isa_unchanged():
+    before = _matmul.isa()
+    yield
+    _matmul.use_isa(before)
+
+
+def misaligned(rows):
+    """The same bytes one byte further on, with nothing readable behind them."""
+    data = rows.view(np.uint8).reshape(-1)
+    return np.concatenate([data[:1], data])[1:]
+
+
+@each_type
+@each_isa
+@pytest.mark.parametrize("n_rows", [1, 17, 32, 77])
+def test_rows_left_in_the_file_give_the_bits_of_packed_ones(type_, isa, n_rows):
+    _matmul.use_isa("base")
+    n_cols = N_COLS[type_]
+    rows, x = random_rows(type_, n_rows, n_cols), random_tokens(17, n_cols)
+    packed = _matmul.pack(rows, type_, n_rows, n_cols)
+    wanted = _matmul.matmul(packed, x)
+    _matmul.use_isa(isa)
+    mapped = _matmul.map_rows(misaligned(rows), type_, n_rows, n_cols)
+    assert (mapped.is_mapped, packed.is_mapped) == (True, False)
+    assert mapped.nbytes == rows.nbytes
+    for n in (1, 2, 5, 8, 9, 17):
+        assert_same_bits(_matmul.matmul(mapped, x[:n]), wanted[:n])
+    assert_same_bits(_matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x), wanted)
+    assert_same_bits([mapped.row(i) for i in range(n_rows)], dequantize(rows, type_))
+
+
+def test_a_mapped_matrix_keeps_its_bytes_and_takes_no_others():
+    rows = random_rows(Type.Q8_0, 40, 64)
+    mapped = _matmul.map_rows(rows.copy(), Type.Q8_0, 40, 64)
+    assert_same_bits(mapped.row(39), dequantize(rows, Type.Q8_0)[39])
+    with pytest.raises(GraphError, match="mapped"):
+        mapped.fill(0, rows)
+    with pytest.raises(GraphError, match="number of bytes"):
+        _matmul.map_rows(rows[:39], Type.Q8_0, 40, 64)
+    with pytest.raises(GraphError, match="no kernels"):
+        _matmul.map_rows(rows, 99, 40, 64)
+
+
+def test_matrices_are_filled_in_any_order_of_groups():
+    rows = random_rows(Type.Q4_K, 70, 256)
+    memory = _matmul.PackedMemory(2 * _matmul.packed_bytes(Type.Q4_K, 70, 256))
+    memory.take(Type.Q4_K, 70, 256)
+    filled = memory.take(Type.Q4_K, 70, 256)
+    assert memory.take(Type.F32, 1, 1) is None
+    del memory
+    for begin, end in ((64, 70), (0, 32), (32, 64)):
+        filled.fill(begin, rows[begin:end])
+    whole, x = _matmul.pack(rows, Type.Q4_K, 70, 256), random_tokens(3, 256)
+    assert_same_bits(_matmul.matmul(filled, x), _matmul.matmul(whole, x))
+
+
+@pytest.mark.parametrize(("begin", "n"), [(8, 32), (-32, 32), (0, 33), (64, 7), (96, 0), (0, 71)])
+def test_only_whole_groups_are_filled(begin, n):
+    packed = packed_matrix(Type.Q8_0, 70, 64)
+    with pytest.raises(GraphError, match=r"outside|number of bytes"):
+        packed.fill(begin, bytes(68 * n))
+    with pytest.raises(GraphError, match="number of bytes"):
+        packed.fill(0, bytes(68 * 32 + 1))

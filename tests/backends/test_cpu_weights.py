@@ -1,0 +1,160 @@
+"""Packing at load: what it reads, when, and how much memory it has beside what it makes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import quantize
+from harness.generated import FAMILIES, write_generated
+from harness.matrices import assert_same_bits, random_rows
+from programs import Tensor, random_tensors
+
+import mtpcore
+from mtpcore._ext._matmul import pack
+from mtpcore.backends.cpu.weights import Weights as Packed
+from mtpcore.errors import BackendError
+from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.graph.program import Weight
+from mtpcore.testing import Weights
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory):
+    """Matrices, a stack and a type without kernels; 180 MiB once they are packed."""
+    path = tmp_path_factory.mktemp("large") / "large.gguf"
+    tensors = {f"{i}.weight": random_rows(Type.Q8_0, 8192, 2048, i) for i in range(6)}
+    tensors["experts.weight"] = random_rows(Type.Q4_K, 64 * 512, 2048).reshape(64, 512, -1)
+    types = dict.fromkeys(tensors, "Q8_0") | {"experts.weight": "Q4_K", "foreign.weight": "TQ2_0"}
+    blocks = np.random.default_rng(1).integers(0, 256, (4096, 8, 66), np.uint8)
+    blocks[..., 64:] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    tensors["foreign.weight"] = blocks.reshape(4096, -1)
+    write_model_file(path, "toy", {}, tensors, types)
+    return path
+
+
+PEAK = """
+import sys
+from mtpcore.backends.cpu.weights import Weights as Packed
+from mtpcore.gguf import open_model_file
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.spec import first_of
+from mtpcore.testing import Weights
+
+def status(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
+
+file = open_model_file(sys.argv[1])
+tie = first_of("other.weight", "1.weight", retype="Q4_0")
+g = GraphBuilder("memory", file.tensors, ties=[tie])
+x = g.embed(g.inputs.tokens, "0.weight")
+made = [g.matmul(x, f"{i}.weight") for i in range(6)]
+made += [g.matmul(x, "other.weight"), g.matmul(x, "foreign.weight")]
+ids, _ = g.route(x, "foreign.weight", n_used=2)
+made.append(g.rows(g.expert_matmul(x, ids, "experts.weight")))
+program = g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)}))
+source = Weights(file.tensors)
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmHWM")
+Packed(source).pack_ahead(program, 2)
+peak = status("VmHWM")
+packed = [made if type(made) is list else [made] for made in source.packed.values()]
+print(sum(one.nbytes for made in packed for one in made), peak - before, status("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_packing_takes_little_memory_beside_what_it_makes(large_file):
+    command = [sys.executable, "-c", PEAK, str(large_file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    packed, peak, after = map(int, done.stdout.split())
+    assert packed > 160 * MIB
+    assert peak < packed + 64 * MIB
+    assert after < packed + 16 * MIB
+
+
+def is_mapped(made):
+    return all(one.is_mapped for one in (made if isinstance(made, list) else [made]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_packing_weights_stay_in_the_file(family, tmp_path):
+    path, rows = write_generated(tmp_path / "model.gguf", family, "Q4_K"), []
+    for repack in (True, False):
+        model = mtpcore.load_model(path, repack=repack)
+        context = mtpcore.Context(model, 32, threads=2)
+        rows.append(context.process(mtpcore.Batch.of([1, 2, 3], outputs="all")).logits)
+        matrices = {key: made for key, made in model.packed.items() if key[1] != "vector"}
+        assert {is_mapped(made) for made in matrices.values()} == {not repack}
+        assert len(matrices) > 5
+    assert_same_bits(*rows)
+
+
+def test_without_packing_other_types_are_converted_all_the_same(tmp_path, caplog):
+    path, rows = write_generated(tmp_path / "model.gguf", "llama", "TQ2_0"), []
+    for repack in (True, False):
+        with mtpcore.load_model(path, repack=repack) as model, caplog.at_level("INFO", "mtpcore"):
+            context = mtpcore.Context(model, 32)
+            rows.append(context.process(mtpcore.Batch.of([1, 2, 3], outputs="all")).logits)
+            kinds = {key[2]: made for key, made in model.packed.items() if key[1] == "matrix"}
+        assert not kinds["blk.0.attn_q.weight"].is_mapped
+    assert_same_bits(*rows)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("TQ2_0 tensors are converted to F16" in line for line in said) == 2
+
+
+def test_a_tied_type_is_packed_though_the_rest_is_not():
+    tensor = random_tensors(0, m=(70, 64))["m.weight"]
+    weights = Packed(Weights({"m": tensor}, repack=False))
+    assert weights.matrix(Weight("m", "m", (70, 64))).is_mapped
+    assert weights.exact_matrix(Weight("m", "m", (70, 64))).is_mapped
+    assert not weights.matrix(Weight("m", "m", (70, 64), "Q8_0")).is_mapped
+
+
+def test_weights_in_a_file_outlive_the_model_that_was_closed(tmp_path):
+    path = write_generated(tmp_path / "model.gguf", "llama", "Q8_0")
+    model = mtpcore.load_model(path, repack=False)
+    context = mtpcore.Context(model, 32)
+    wanted = context.process(mtpcore.Batch.of([1, 2])).logits
+    model.close()
+    context.remove(0)
+    assert_same_bits(context.process(mtpcore.Batch.of([1, 2])).logits, wanted)
+
+
+def test_tensors_are_packed_whatever_windows_they_are_read_in(tmp_path, monkeypatch):
+    for window in ("_WINDOW", "_CONVERTED"):
+        monkeypatch.setattr(f"mtpcore.backends.cpu.weights.{window}", 1)
+    path = tmp_path / "some.gguf"
+    rows = {"m": random_rows(Type.Q5_0, 70, 64), "s": random_rows(Type.Q8_0, 3 * 40, 64)}
+    shaped = {"m": rows["m"], "s": rows["s"].reshape(3, 40, -1)}
+    write_model_file(path, "toy", {}, shaped, {"m": "Q5_0", "s": "Q8_0"})
+    packed = Packed(Weights(open_model_file(path).tensors))
+    got = packed.matrix(Weight("m", "m", (70, 64)))
+    whole = pack(rows["m"], Type.Q5_0, 70, 64)
+    assert_same_bits([got.row(i) for i in range(70)], [whole.row(i) for i in range(70)])
+    whole = pack(rows["s"], Type.Q8_0, 120, 64)
+    got = packed.stack(Weight("s", "s", (3, 40, 64)))
+    assert [one.shape for one in got] == [(40, 64)] * 3
+    found = [one.row(i) for one in got for i in range(40)]
+    assert_same_bits(found, [whole.row(i) for i in range(120)])
+
+
+def test_a_tied_type_is_what_quantising_all_at_once_gives():
+    tensor = random_tensors(0, m=(70, 64))["m.weight"]
+    got = Packed(Weights({"m": tensor})).matrix(Weight("m", "m", (70, 64), "Q8_0"))
+    whole = pack(quantize(tensor.array(), Type.Q8_0), Type.Q8_0, 70, 64)
+    assert got.type == Type.Q8_0
+    assert_same_bits([got.row(i) for i in range(70)], [whole.row(i) for i in range(70)])
+
+
+@pytest.mark.parametrize(("retype", "what"), [("TQ2_0", "no kernels"), ("Q4_K", "quantisation")])
+def test_types_that_cannot_be_tied_are_refused(retype, what):
+    source = Weights({"m": Tensor(np.zeros((2, 256), np.float32))})
+    with pytest.raises(BackendError, match=what):
+        Packed(source).matrix(Weight("m", "m", (2, 256), retype))
+    assert not source.packed
