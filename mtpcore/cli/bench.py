@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.bench_report import Text, collect, describe
@@ -15,7 +16,8 @@ from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import harmless, note, progress
 from mtpcore.cross import Cross
-from mtpcore.decoding import Generator, Stats, SyntheticAcceptance
+from mtpcore.decoding import Controller, Generator, Stats, SyntheticAcceptance
+from mtpcore.errors import SamplingError
 from mtpcore.model import Model
 from mtpcore.sampling import Sampling
 
@@ -75,7 +77,8 @@ def execute(options: argparse.Namespace) -> int:
         longest = max(map(len, prompts.values()))
         n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
         session = open_session(options, model, n_ctx)
-        arms = _arms(options, session, sampling)
+        controller = session.controller()
+        arms = _arms(options, session, sampling, controller)
         n_trees = session.draft if session.drafter and session.drafter.tree else 0
         n_costs = 1 + len({*ROWS, session.draft + 1}) + n_trees + session.draft
         done = [0]
@@ -99,6 +102,8 @@ def execute(options: argparse.Namespace) -> int:
             )
         found = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
         found["synthetic_length"] = options.synthetic_length
+        if controller is not None:
+            found["auto"] |= controller.describe()
     print(json.dumps(found) if options.json else harmless(describe(found)))
     return 0
 
@@ -111,9 +116,16 @@ def _prompts(options: argparse.Namespace, model: Model) -> dict[str, list[int]]:
 
 
 def _arms(
-    options: argparse.Namespace, session: Session, sampling: Sampling
+    options: argparse.Namespace,
+    session: Session,
+    sampling: Sampling,
+    controller: Controller | None,
 ) -> dict[str, Callable[[], Generator]]:
-    """Return what makes generators to compare: ``plain`` and, with a drafter, ``drafted``."""
+    """Return what makes generators to compare.
+
+    ``plain``; with a drafter ``drafted``, of one length; and ``auto``, which goes on learning from
+    text to text as in a process that runs on.
+    """
     llm = make_context(options, session.model, session.llm.n_ctx)
     plain = Cross(llm=llm)
     arms: dict[str, Callable[[], Generator]] = {
@@ -128,15 +140,28 @@ def _arms(
     if length is not None:
         tokenizer = session.model.tokenizer
         ends = tokenizer.end_tokens if tokenizer else frozenset()
-        acceptance = SyntheticAcceptance.of_length(length, session.draft, never=ends)
-    arms["drafted"] = lambda: Generator(
-        session.source,
-        sampling=sampling,
-        draft=session.draft,
-        draft_sampler=options.draft_sampler,
-        p_min=options.p_min,
-        acceptance=acceptance,
-    )
+        assert session.drafter is not None
+        try:
+            acceptance = SyntheticAcceptance.of_length(
+                length, session.draft, longest=session.drafter.limit, never=ends
+            )
+        except SamplingError as error:
+            options.parser.error(f"--synthetic-length: {error}")
+
+    def drafted(draft: int | Literal["auto"]) -> Generator:
+        return Generator(
+            session.source,
+            sampling=sampling,
+            draft=draft,
+            draft_sampler=options.draft_sampler,
+            p_min=options.p_min,
+            acceptance=acceptance,
+            lengths=controller,
+        )
+
+    arms["drafted"] = partial(drafted, session.draft)
+    if controller is not None:
+        arms["auto"] = partial(drafted, "auto")
     return arms
 
 
@@ -162,4 +187,4 @@ def _measure(
     runs = [partial(write, arm) for arm in arms]
     speeds = dict(zip(arms, take_turns(runs, options.repetitions, after_each), strict=True))
     equal = all(tokens == written["plain"] for tokens in written.values())
-    return Text(name, len(prompt), speeds, equal, stats.get("drafted", []))
+    return Text(name, len(prompt), speeds, equal, stats)

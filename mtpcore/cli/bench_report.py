@@ -15,20 +15,19 @@ __all__ = ["Text", "collect", "describe"]
 
 
 class Text(msgspec.Struct, frozen=True):
-    """One text as each arm wrote it: tokens/s, and the statistics of all drafted runs."""
+    """One text as each arm wrote it: tokens/s, and the statistics of its runs."""
 
     name: str
     n_prompt: int
     speeds: dict[str, Sample]
     equal: bool
-    drafted: list[Stats]
+    runs: dict[str, list[Stats]]
 
-    @property
-    def speedup(self) -> float | None:
-        """How many times as fast the drafted arm is; None where there is none."""
-        if "drafted" not in self.speeds:
+    def speedup(self, arm: str = "drafted") -> float | None:
+        """Return how many times as fast as plain an arm is; None where there is none."""
+        if arm not in self.speeds:
             return None
-        return self.speeds["drafted"].median / self.speeds["plain"].median
+        return self.speeds[arm].median / self.speeds["plain"].median
 
 
 def collect(
@@ -38,14 +37,17 @@ def collect(
     one = costs.rows[1].median
     found: dict[str, Any] = {
         "settings": settings,
+        "draft": draft,
         "texts": [
             {
                 "name": text.name,
                 "n_prompt": text.n_prompt,
                 "tokens_per_second": msgspec.to_builtins(text.speeds),
-                "speedup": text.speedup,
+                "speedup": text.speedup(),
+                "auto_speedup": text.speedup("auto"),
                 "equal": text.equal,
-                "acceptance_per_position": _rates(text.drafted, draft),
+                "acceptance_per_position": _rates(text.runs.get("drafted", []), draft),
+                "auto_lengths": _lengths(text.runs.get("auto", [])),
             }
             for text in texts
         ],
@@ -61,7 +63,7 @@ def collect(
         },
     }
     if draft:
-        rates = _rates([stats for text in texts for stats in text.drafted], draft)
+        rates = _rates([stats for text in texts for stats in text.runs["drafted"]], draft)
         time = {arm: sum(1 / text.speeds[arm].median for text in texts) for arm in texts[0].speeds}
         predicted = [costs.predict(rates, k) for k in range(1, draft + 1)]
         found |= {
@@ -70,6 +72,13 @@ def collect(
             "speedup": time["plain"] / time["drafted"],
             "predicted": [{"draft": k, "speedup": x} for k, x in enumerate(predicted, 1)],
         }
+        if "auto" in time:
+            runs = [stats for text in texts for stats in text.runs["auto"]]
+            found["auto"] = {
+                "speedup": time["plain"] / time["auto"],
+                "lengths": _lengths(runs),
+                "choices": msgspec.to_builtins([c for stats in runs for c in stats.choices][-20:]),
+            }
     return found | {"verdict": _verdict(found, draft)}
 
 
@@ -81,6 +90,15 @@ def _rates(runs: Sequence[Stats], draft: int) -> list[float]:
         for i, n in enumerate(stats.accepted_per_position):
             accepted[i] += n
     return [n / steps for n in accepted] if steps else []
+
+
+def _lengths(runs: Sequence[Stats]) -> dict[str, int]:
+    """Return in how many passes each length was drafted."""
+    counts: dict[int, int] = {}
+    for stats in runs:
+        for k, n in stats.lengths.items():
+            counts[k] = counts.get(k, 0) + n
+    return {str(k): counts[k] for k in sorted(counts)}
 
 
 def _cost(what: str, n: int, sample: Sample, one: float) -> dict[str, Any]:
@@ -96,6 +114,8 @@ def _verdict(found: dict[str, Any], draft: int) -> str:
         f"drafting {draft} is {speedup:.2f} times as fast as plain decoding "
         f"({predicted[-1]['speedup']:.2f} by the costs of passes and drafts alone)"
     )
+    if "auto" in found:
+        said += f"; auto is {found['auto']['speedup']:.2f} times as fast"
     if best["speedup"] > 1 and best["draft"] != draft:
         said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
     elif best["speedup"] <= 1 and speedup <= 1:
@@ -114,14 +134,15 @@ def _verdict(found: dict[str, Any], draft: int) -> str:
 def describe(found: dict[str, Any]) -> str:
     """Return what was found, for people."""
     settings = found["settings"]
-    drafter = f"{name_drafter(settings)}, draft {settings['draft']}"
+    drafter = f"{name_drafter(settings)}, draft {found['draft']}"
+    drafter += " and auto" if "auto" in found else ""
     drafter = drafter if settings["drafter"] else "none"
     lines = [
         f"model {settings['model']}; drafter {drafter}",
         f"{settings['backend']}, {settings['threads']} threads, {settings['kv_dtype']}, "
         f"guarantee {settings['guarantee']}; medians (least .. largest)",
     ]
-    if found.get("synthetic_length") is not None and settings["draft"]:
+    if found.get("synthetic_length") is not None and found["draft"]:
         lines.append(
             f"acceptance is synthetic ({found['synthetic_length']:g} tokens a pass): "
             "the texts mean nothing"
@@ -130,6 +151,8 @@ def describe(found: dict[str, Any]) -> str:
     if "predicted" in found:
         lengths = ", ".join(f"{one['draft']}: {one['speedup']:.2f}" for one in found["predicted"])
         lines += ["", f"predicted speed by draft length  {lengths}"]
+    if "auto" in found:
+        lines += _auto(found["auto"])
     return "\n".join([*lines, f"verdict: {found['verdict']}"])
 
 
@@ -142,12 +165,28 @@ def _texts(found: dict[str, Any]) -> list[str]:
                 f"{text['name']:8} {arm:8} {speed['median']:8.1f} tokens/s "
                 f"({speed['low']:.1f} .. {speed['high']:.1f})"
             )
-            if arm == "drafted":
+            if arm == "auto":
+                line += f"  {text['auto_speedup']:.2f} x, passes by drafts {_spell(text)}"
+            elif arm == "drafted":
                 rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
                 line += f"  {text['speedup']:.2f} x, accepted {rates}"
                 if not synthetic:
                     line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
             lines.append(line)
+    return lines
+
+
+def _spell(text: dict[str, Any]) -> str:
+    return " ".join(f"{k}: {n}" for k, n in text["auto_lengths"].items())
+
+
+def _auto(auto: dict[str, Any]) -> list[str]:
+    """Return what auto measured while it wrote, and what it made of it lastly."""
+    passes, drafts = auto.get("pass_seconds", {}), auto.get("draft_seconds", {})
+    priced = ", ".join(f"{n}: {1e3 * seconds:.3f}" for n, seconds in passes.items())
+    drafted = ", ".join(f"{k}: {1e3 * seconds:.3f}" for k, seconds in drafts.items())
+    lines = [f"auto priced rounds by rows (ms)  {priced}; drafts by length  {drafted or 'none'}"]
+    lines += [f"auto, round {c['round']}: {c['reason']}" for c in auto["choices"][-3:]]
     return lines
 
 

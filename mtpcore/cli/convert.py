@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from mtpcore.cli.options import add_type_options
-from mtpcore.cli.terminal import byte_bar, note
+from mtpcore.cli.terminal import byte_bar, note, spell_bytes
 from mtpcore.conversion import convert
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -56,4 +57,5 @@ def execute(options: argparse.Namespace) -> int:
         shown = names if options.verbose or len(names) == 1 else [f"{len(names)} tensors"]
         for name in shown:
             note(f"left out: {name} ({reason})")
+    note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
     return 0

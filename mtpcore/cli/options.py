@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NoReturn
 
 from mtpcore.backends.select import BACKENDS
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.errors import SamplingError
 from mtpcore.memory import KV_DTYPES
 from mtpcore.model import Model
 from mtpcore.sampling import Sampling
@@ -164,8 +165,8 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=draft_length,
         default="auto",
         metavar="N",
-        help="most tokens drafted for each pass; 0 decodes plainly; auto (the default) takes what "
-        "suits the model's drafter and decodes plainly where there is none",
+        help="most tokens drafted for each pass; 0 decodes plainly; auto (the default) measures "
+        "while it writes which length is fastest, and drafts nothing where that is",
     )
     group.add_argument(
         "--draft-tree",
@@ -259,25 +260,26 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 def sampling_of(options: argparse.Namespace) -> Sampling:
     """Return the sampler's settings.
 
-    Raises
-    ------
-    SamplingError
-        One is out of range.
+    Exits with code 2 where one is out of range.
     """
     seed = options.seed
     if seed is None and options.temperature == 0:
         seed = 0  # greedy text needs no noise
-    return Sampling(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        frequency_penalty=options.frequency_penalty,
-        presence_penalty=options.presence_penalty,
-        seed=seed,
-        stream=options.stream,
-    )
+    try:
+        return Sampling(
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty,
+            frequency_penalty=options.frequency_penalty,
+            presence_penalty=options.presence_penalty,
+            seed=seed,
+            stream=options.stream,
+        )
+    except SamplingError as error:
+        refuse: Callable[[str], NoReturn] = options.parser.error
+        refuse(str(error))
 
 
 def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> None:

@@ -106,9 +106,11 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
         lines += _matches(model)
     for drafter in plugin["drafters"]:
         low, high = drafter["acceptance"]
+        known = (low, high) != (0.0, 1.0)
         lines.append(
-            f"  drafter    {drafter['name']}: {drafter['shape']}, up to {drafter['limit']} tokens, "
-            f"first draft accepted {low:.2f} to {high:.2f} of the time"
+            f"  drafter    {drafter['name']}: {drafter['shape']}, up to {drafter['limit']} tokens"
+            # A declaration that expects anything says nothing.
+            + (f", first draft accepted {low:.2f} to {high:.2f} of the time" if known else "")
         )
         lines += _matches(drafter)
         if drafter["standalone"]:

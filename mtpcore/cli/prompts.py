@@ -64,4 +64,9 @@ def _read(name: str) -> str:
         return data.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise MtpcoreError("cannot read the prompt", where=name, got=reason) from None
+        raise MtpcoreError(
+            "cannot read the prompt",
+            where=name,
+            got=reason,
+            fix="-f FILE names a text in UTF-8, - is standard input; -p TEXT gives the text itself",
+        ) from None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from mtpcore.cli.options import add_type_options
-from mtpcore.cli.terminal import byte_bar
+from mtpcore.cli.terminal import byte_bar, note, spell_bytes
 from mtpcore.conversion import quantize
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -35,4 +36,5 @@ def execute(options: argparse.Namespace) -> int:
             mtp_type=options.mtp_type,
             report=report,
         )
+    note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
     return 0

@@ -26,7 +26,7 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
     return {
         "model": str(session.model.path),
         "drafter": session.drafter.name if session.drafter else None,
-        "draft": session.draft,
+        "draft": "auto" if session.auto else session.draft,
         "tree": msgspec.to_builtins(session.drafter.tree) if session.drafter else None,
         "draft_sampler": generator.draft_sampler,
         "p_min": generator.p_min,
@@ -71,6 +71,7 @@ def describe(stats: Stats, drafter: str) -> str:
         "draft": stats.draft_seconds,
         "verify": stats.verify_seconds,
         "sampling": sampling,
+        "draft length": stats.length_seconds,
     }
     total = sum(parts.values())
     split = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items() if total)
@@ -84,6 +85,9 @@ def describe(stats: Stats, drafter: str) -> str:
             f"{drafter}: {stats.accepted} of {stats.drafted} drafts accepted "
             f"({stats.acceptance:.2f}); by position {rates}"
         )
+    if stats.choices:
+        lengths = ", ".join(f"{k} in {n}" for k, n in sorted(stats.lengths.items()))
+        lines.append(f"drafts for a pass: {lengths} passes; lastly {stats.choices[-1].reason}")
     if stats.invalid:
         lines.append(f"{drafter}: {stats.invalid} drafts were no tokens")
     if total:

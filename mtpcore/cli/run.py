@@ -89,9 +89,10 @@ def execute(options: argparse.Namespace) -> int:
         generator = Generator(
             session.source,
             sampling=sampling,
-            draft=session.draft,
+            draft="auto" if session.auto else session.draft,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
+            lengths=session.controller(),
         )
         request = _add(generator, prompt, options)
         interrupted = _write(generator, request, session, options)

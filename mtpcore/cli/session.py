@@ -11,7 +11,7 @@ from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.terminal import note, progress
 from mtpcore.context import Context
 from mtpcore.cross import Cross, link
-from mtpcore.decoding import Generator, Request, default_length
+from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.loading import find_companion, load_model
 from mtpcore.model import Model
@@ -21,17 +21,27 @@ __all__ = ["Session", "finish", "make_context", "open_model", "open_session"]
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A target context, with its drafter where there is one; ``draft`` is how much it drafts."""
+    """A target context, with its drafter where there is one.
+
+    ``draft`` is how much it drafts; with ``auto`` that is where the search for a length begins.
+    """
 
     model: Model
     source: Cross | Context
     drafter: DrafterSpec | None
     draft: int
+    auto: bool = False
 
     @property
     def llm(self) -> Context:
         """The target's context."""
         return self.source.llm if isinstance(self.source, Cross) else self.source
+
+    def controller(self) -> Controller | None:
+        """Return something new that chooses lengths; None where the length is fixed."""
+        if not self.auto or not isinstance(self.source, Cross):
+            return None
+        return controller_for(self.source, self.drafter)
 
 
 def open_model(options: argparse.Namespace) -> Model:
@@ -77,7 +87,7 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
             raise
         note(f"decoding plainly, as the drafter cannot be used: {error}")
         return Session(model, make_context(options, model, n_ctx), None, 0)
-    return Session(model, cross, drafter, min(length, drafter.limit))
+    return Session(model, cross, drafter, min(length, drafter.limit), options.draft == "auto")
 
 
 def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:
@@ -138,10 +148,13 @@ def _choose(
     if source.drafters:
         return source.find_drafter(options.drafter)
     if options.model_draft:
+        companion = find_companion(options.model_draft)
         raise ModelFileError(
             "the file holds no drafter",
             where=options.model_draft,
-            fix="give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
+            fix=f"the drafter that belongs to it is {companion}"
+            if companion
+            else "give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
         )
     if _insists(options):
         asked = "--draft-tree" if options.draft_tree else f"--draft {options.draft}"

@@ -17,7 +17,7 @@ from mtpcore.draft_tree import DraftTree
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["DraftJob", "Drafter", "ProposerDrafter", "warn_not_finite"]
+__all__ = ["DraftJob", "Drafter", "ProposerDrafter", "spell_differences", "warn_not_finite"]
 
 I32 = NDArray[np.int32]
 logger = logging.getLogger("mtpcore")
@@ -59,6 +59,34 @@ class Drafter(Protocol):
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
+
+
+def spell_differences(
+    asked: msgspec.Struct, possible: msgspec.Struct, names: Iterable[str]
+) -> tuple[str, str]:
+    """Return the fields in which two declarations differ, as each has them: ``kv.per_head=True``.
+
+    Both texts are empty where they do not.
+    """
+    wanted: list[str] = []
+    got: list[str] = []
+    for name in names:
+        ours, theirs = getattr(possible, name), getattr(asked, name)
+        if ours == theirs:
+            continue
+        if isinstance(ours, msgspec.Struct) and type(ours) is type(theirs):
+            inner = spell_differences(theirs, ours, ours.__struct_fields__)
+            wanted.append(", ".join(f"{name}.{one}" for one in inner[0].split(", ")))
+            got.append(", ".join(f"{name}.{one}" for one in inner[1].split(", ")))
+        else:
+            wanted.append(f"{name}={_spell(ours)}")
+            got.append(f"{name}={_spell(theirs)}")
+    return ", ".join(wanted), ", ".join(got)
+
+
+def _spell(value: object) -> str:
+    """Return a value without commas of its own."""
+    return repr(value).replace(", ", " ")
 
 
 def warn_not_finite(drafter: str, seq: int, place: int) -> None:

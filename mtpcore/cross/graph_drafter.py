@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, warn_not_finite
+from mtpcore.cross.drafters import DraftJob, spell_differences, warn_not_finite
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.cross.walk import Draft
@@ -56,13 +56,14 @@ class GraphDrafter:
             self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
         )
         names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding")
-        beyond = {n: getattr(asked, n) for n in names if getattr(asked, n) != getattr(plain, n)}
-        if beyond:
+        wanted, got = spell_differences(asked, plain, names)
+        if got:
             raise LinkError(
                 "this draft loop cannot do what the declaration asks for",
-                where=self.spec.name,
-                wanted={name: getattr(plain, name) for name in beyond},
-                got=beyond,
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                wanted=wanted,
+                got=got,
+                fix="declare what it can do, or draft with a Proposer",
             )
         outputs = self.context.program.outputs
         if "logits" not in outputs:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, warn_not_finite
+from mtpcore.cross.drafters import DraftJob, spell_differences, warn_not_finite
 from mtpcore.cross.feeders import sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -69,20 +69,17 @@ class HeadDrafter:
         )
         names = ["shape", "kv", "heads", "block", "tree", "vocabulary", "positions", "graphs"]
         names.append("first_embedding")
-        beyond = {
-            n: getattr(self.spec, n) for n in names if getattr(self.spec, n) != getattr(wanted, n)
-        }
         if heads.hidden_from == "previous" and not heads.rereads:
-            beyond["heads"] = self.spec.heads
-            wanted = msgspec.structs.replace(
-                wanted, heads=msgspec.structs.replace(heads, rereads=True)
-            )
-        if beyond:
+            heads = msgspec.structs.replace(heads, rereads=True)
+            wanted = msgspec.structs.replace(wanted, heads=heads)
+        possible, got = spell_differences(self.spec, wanted, names)
+        if got:
             raise LinkError(
                 "this loop over heads cannot do what the declaration asks for",
-                where=self.spec.name,
-                wanted={name: getattr(wanted, name) for name in beyond},
-                got=beyond,
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                wanted=possible,
+                got=got,
+                fix="declare what it can do, or draft with a Proposer",
             )
 
     def _first(self, head: int) -> int:

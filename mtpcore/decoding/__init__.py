@@ -2,7 +2,7 @@
 
 from mtpcore.decoding.controller import Controller
 from mtpcore.decoding.generator import Generator
-from mtpcore.decoding.length import default_length
+from mtpcore.decoding.length import controller_for, default_length
 from mtpcore.decoding.policy import Choice, LengthPolicy, Round
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
@@ -17,5 +17,6 @@ __all__ = [
     "Round",
     "Stats",
     "SyntheticAcceptance",
+    "controller_for",
     "default_length",
 ]

@@ -15,8 +15,8 @@ __all__ = ["Controller"]
 
 _MEMORY, _POOL_MEMORY = 50.0, 200.0
 """Trials after which one counts for 1/e: of a text, and of all texts together."""
-_EVERY, _MOST_EVERY = 4, 32
-_LOOK, _LOOKING = 6e-5, 0.01
+_EVERY, _MOST_EVERY = 4, 24
+_LOOK, _LOOKING = 1e-4, 0.01
 """Rounds between two looks at all lengths: more where the seconds that a look takes for each
 sequence would be more than this share of the time."""
 _MARGIN = 0.03

@@ -38,16 +38,16 @@ def longest_length(spec: DrafterSpec) -> int:
     return min(deepest(spec.tree), spec.limit) if spec.tree else spec.limit
 
 
-def controller_for(cross: Cross) -> Controller:
+def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:
     """Return what chooses lengths for a Cross: up to what its drafters and its memory allow.
 
-    The first drafter's declaration says with which length to begin.
+    The first drafter's declaration says with which length to begin. ``spec`` is the declaration of
+    a proposer, which a Cross does not know.
     """
+    specs = [drafter.spec or spec for drafter in cross.drafters.values()]
     known = [
-        (longest_length(d.spec), default_length(d.spec), sum(d.spec.acceptance) / 2)
-        if d.spec
-        else _UNDECLARED
-        for d in cross.drafters.values()
+        (longest_length(one), default_length(one), sum(one.acceptance) / 2) if one else _UNDECLARED
+        for one in specs
     ]
     longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)
     _, start, expected = known[0] if known else (0, 0, 0.0)

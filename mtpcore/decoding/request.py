@@ -44,7 +44,9 @@ class Request:
                 fix="encode it: model.tokenizer.encode(text)",
             )
         if not len(prompt):
-            raise BatchError("a prompt has at least one token")
+            raise BatchError(
+                "a prompt has at least one token", fix="begin with some text, or with a token id"
+            )
         check_draft(draft)
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
             raise BatchError(

@@ -39,7 +39,13 @@ class SyntheticAcceptance:
 
     @classmethod
     def of_length(
-        cls, length: float, n: int, *, never: Collection[int] = (), seed: int = 0
+        cls,
+        length: float,
+        n: int,
+        *,
+        longest: int = 0,
+        never: Collection[int] = (),
+        seed: int = 0,
     ) -> SyntheticAcceptance:
         """Return rates r, r**2, ..., r**n whose sum is ``length`` - 1.
 
@@ -48,7 +54,9 @@ class SyntheticAcceptance:
         length : float
             Tokens of a step on average, the target's own included: 1 .. n + 1.
         n : int
-            Longest draft.
+            The draft length for which this holds.
+        longest : int
+            Longer drafts go on with r**(n + 1), ..., up to this length.
 
         Raises
         ------
@@ -66,7 +74,7 @@ class SyntheticAcceptance:
                 low = rate
             else:
                 high = rate
-        return cls([high**i for i in range(1, n + 1)], never=never, seed=seed)
+        return cls([high**i for i in range(1, max(n, longest) + 1)], never=never, seed=seed)
 
     def __call__(self, position: int, token: int) -> bool:
         """Decide on draft number ``position`` (from 0), all before it being accepted."""

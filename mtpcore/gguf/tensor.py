@@ -64,7 +64,13 @@ class MappedFile:
             if isinstance(error, ModelFileError):
                 raise
             reason = getattr(error, "strerror", None) or error
-            raise ModelFileError("cannot open the file", where=str(path), got=reason) from error
+            raise ModelFileError(
+                "cannot open the file",
+                where=str(path),
+                got=reason,
+                fix="name a GGUF file that exists and can be read, or demo for the model in the "
+                "package",
+            ) from error
 
     def bytes_at(self, begin: int, n_bytes: int) -> np.ndarray:
         """Return uint8[n_bytes], a read-only view of the map."""

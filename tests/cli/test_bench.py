@@ -1,6 +1,7 @@
 """``mtpcore bench``: what it prints, and the arithmetic behind its verdict."""
 
 import json
+import re
 
 import pytest
 
@@ -28,7 +29,7 @@ def costs(row=0.5, draft=0.25):
 def text(plain, drafted, steps=10, accepted=(8, 5, 2)):
     stats = Stats(verify_steps=steps, accepted_per_position=list(accepted))
     speeds = {"plain": same(plain), "drafted": same(drafted)}
-    return Text("code", 3, speeds, True, [stats, stats])
+    return Text("code", 3, speeds, True, {"drafted": [stats, stats]})
 
 
 def test_prediction_is_tokens_over_costs():
@@ -130,8 +131,42 @@ def test_synthetic_acceptance_is_what_was_asked_for(command, glm):
     assert "acceptance is synthetic (2 tokens a pass): the texts mean nothing" in out
     assert "equal" not in out
     code, _, err = command("bench", glm, "--draft", 2, "--synthetic-length", 4)
-    assert code == 1
+    assert code == 2
+    assert "--synthetic-length" in err
     assert "wanted 1..3" in err
+
+
+def test_synthetic_acceptance_of_a_tree(command, glm):
+    """A step takes the first branch as far as the dice say, whatever a tree holds beside it."""
+    arguments = ("-p", "x", "-n", 120, "-r", 1, "--draft-tree", "3,2,6", "--synthetic-length", 2.5)
+    code, out, _ = command("bench", glm, *arguments, "--draft", 3, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["tokens_per_pass"] == pytest.approx(2.5, abs=0.3)
+    assert len(found["acceptance_per_position"]) == 3
+
+
+@pytest.mark.parametrize("tree", [(), ("--draft-tree", "3,2,5")])
+def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
+    """Its picks, its prices and its reasons, for people and for programs."""
+    arguments = ("bench", glm, "-p", "def f(x):", "-n", 60, "-r", 1, *tree)
+    code, out, _ = command(*arguments)
+    assert code == 0
+    for said in ("draft 3 and auto", "prompt   auto", "auto priced rounds by rows (ms)  1: "):
+        assert said in out
+    assert re.search(r"passes by drafts (\d: \d+ ?)+\n", out)
+    assert re.search(r"auto, round \d+: (off|drafting \d): .* costs \d", out)
+    assert re.search(r"; auto is \d.\d\d times as fast", out.splitlines()[-1])
+    found = json.loads(command(*arguments, "--json")[1])
+    assert found["settings"]["draft"] == "auto"
+    assert found["draft"] == 3
+    assert found["texts"][0]["equal"]
+    assert sum(found["auto"]["lengths"].values()) > 10
+    assert len(found["auto"]["pass_seconds"]) > 1
+    assert found["auto"]["draft_seconds"]["1"] > 0
+    assert found["auto"]["choices"][-1]["reason"]
+    fixed = json.loads(command(*arguments, "--draft", 2, "--json")[1])
+    assert "auto" not in fixed
 
 
 def test_a_model_without_a_head(command, headless):

@@ -6,14 +6,20 @@ import pytest
 from harness.fixtures import checkpoint
 
 import mtpcore
-from mtpcore.cli.terminal import byte_bar
+from mtpcore.cli.terminal import byte_bar, spell_bytes
+
+
+def size(path):
+    return path.stat().st_size
 
 
 def test_from_a_checkpoint_to_text(command, tmp_path):
     """The whole way: convert, quantise, generate, with drafts and without."""
     whole, small = tmp_path / "model.gguf", tmp_path / "small.gguf"
-    assert command("convert", checkpoint("glm-11"), whole) == (0, "", "")
-    assert command("quantize", whole, small, "--outtype", "q8_0") == (0, "", "")
+    code, out, err = command("convert", checkpoint("glm-11"), whole)
+    assert (code, out, err) == (0, "", f"mtpcore: wrote {whole}, {spell_bytes(size(whole))}\n")
+    code, out, err = command("quantize", whole, small, "--outtype", "q8_0")
+    assert (code, out, err) == (0, "", f"mtpcore: wrote {small}, {spell_bytes(size(small))}\n")
     assert small.stat().st_size < 0.8 * whole.stat().st_size
     texts = [
         command("run", path, "-p", "def read(", "-n", 24, "--draft", draft, "--ignore-eos")[1]
@@ -29,7 +35,10 @@ def test_parts(command, tmp_path):
     trunk, head = tmp_path / "trunk.gguf", tmp_path / "head.gguf"
     code, _, err = command("convert", checkpoint("glm-11"), trunk, "--mtp", "drop")
     assert code == 0
-    assert err == "mtpcore: left out: 42 tensors (--mtp drop)\n"
+    assert err.splitlines() == [
+        "mtpcore: left out: 42 tensors (--mtp drop)",
+        f"mtpcore: wrote {trunk}, {spell_bytes(size(trunk))}",
+    ]
     assert command("convert", checkpoint("glm-11"), head, "--mtp", "only")[0] == 0
     run = ("run", trunk, "-p", "def", "-n", 8, "--draft", 2)
     assert command(*run)[0] == 1

@@ -33,6 +33,13 @@ def test_inspect_lists_the_drafter(command, name):
     assert json.loads(out)["drafters"]
 
 
+def test_the_drafter_beside_a_model_is_named(command):
+    """Who gives the target for its drafter is told which one it is."""
+    code, _, err = command("run", "demo", *PROMPT, "-md", "demo:eagle3")
+    assert code == 1
+    assert "the drafter that belongs to it is demo:eagle3-draft" in err
+
+
 def test_bench_takes_the_drafter_beside_the_model(command):
     code, out, _ = command("bench", "demo:eagle3", *PROMPT[:2], "-n", 4, "-r", 1, "--json")
     assert code == 0

@@ -26,6 +26,12 @@ def test_what_is_installed_matches_and_needs(command):
         assert said in out
 
 
+def test_acceptance_is_said_where_it_is_declared(command):
+    out = command("plugins")[1]
+    assert "glm_nextn: chain, up to 8 tokens, first draft accepted 0." in out
+    assert "0.00 to 1.00" not in out
+
+
 def test_the_same_for_programs(command):
     found = json.loads(command("plugins", "--json")[1])
     named = {plugin["name"]: plugin for plugin in found["plugins"]}

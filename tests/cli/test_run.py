@@ -68,17 +68,16 @@ def test_json_is_one_object_and_drafts_change_nothing(command, glm):
 def test_a_tree_writes_the_same_text(command, glm):
     """--draft-tree asks for a drafter, is as deep as it says, and less deep with --draft."""
     _, plain, _ = command("run", glm, *PROMPT, "-n", 40, "--draft", 0)
-    code, out, err = command("run", glm, *PROMPT, "-n", 40, "--draft-tree", "3,3,9", "--compare")
+    tree = ("--draft-tree", "3,3,9", "--draft")
+    code, out, err = command("run", glm, *PROMPT, "-n", 40, *tree, 3, "--compare")
     assert (code, out) == (0, plain)
     assert "glm_nextn, tree 3,3,9: " in err
     assert "the texts are equal" in err
-    for draft in ([], ["--draft", 2]):
-        _, out, _ = command(
-            "run", glm, *PROMPT, "-n", 40, "--draft-tree", "3,3,9", "--json", *draft
-        )
+    for depth in (2, 3):
+        _, out, _ = command("run", glm, *PROMPT, "-n", 40, "--json", *tree, depth)
         found = json.loads(out)
         assert found["settings"]["tree"] == {"paths": [], "depth": 3, "width": 3, "n_nodes": 9}
-        assert len(found["stats"]["accepted_per_position"]) == (2 if draft else 3)
+        assert len(found["stats"]["accepted_per_position"]) == depth
         assert found["stats"]["drafted"] > 5 * found["stats"]["verify_steps"]
     _, _, err = command("run", glm, *PROMPT, "-n", 4, "--draft-tree", "30,2,9")
     assert "--draft-tree: glm_nextn drafts at most 8 tokens in a row" in err
@@ -163,7 +162,9 @@ def test_a_file_and_standard_input_are_prompts_too(command, glm, tmp_path, monke
         assert command("run", glm, "-f", "-", "-n", 10)[1] == wanted
     file.write_bytes(b"\xff")
     assert command("run", glm, "-f", file)[0] == 1
-    assert command("run", glm, "-f", tmp_path / "missing")[0] == 1
+    code, _, err = command("run", glm, "-f", tmp_path / "missing")
+    assert code == 1
+    assert "fix: -f FILE names a text" in err
 
 
 def test_a_model_without_a_head(command, headless):
@@ -199,6 +200,53 @@ def test_a_file_that_is_missing(command, headless, tmp_path):
     code, _, err = command("run", headless, *PROMPT, "--mtp-path", tmp_path / "none.gguf")
     assert code == 1
     assert "cannot open the file" in err
+    assert "fix: name a GGUF file that exists" in err
+
+
+def test_auto_says_what_it_chose_and_why(command, glm):
+    """The default: the text is that of plain decoding; lengths and the last reason are reported."""
+    code, out, err = command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--compare")
+    assert code == 0
+    assert out == command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--draft", 0)[1]
+    assert "the texts are equal" in err
+    assert re.search(
+        r"drafts for a pass: (\d in \d+(, | ))+passes; lastly (off|drafting \d): ", err
+    )
+    assert re.search(r"a pass of [\d.]+ rows costs \d+\.\d\d of one of 1", err)
+    found = json.loads(
+        command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--json", "--draft", "auto")[1]
+    )
+    assert found["settings"]["draft"] == "auto"
+    stats = found["stats"]
+    assert sum(stats["lengths"].values()) == stats["passes"]
+    assert stats["choices"][-1]["reason"]
+    _, _, err = command("run", glm, *PROMPT, "-n", 20, "--draft", 2)
+    assert "drafts for a pass" not in err
+
+
+def test_a_prompt_goes_into_the_models_chat_template(command, glm, write_part, tmp_path):
+    """As the template says, markers and all, and without what a text alone begins with."""
+    template = "[{{ messages[0].role }}] {{ messages[0].content }} [answer]"
+    path = write_part(
+        tmp_path / "chat.gguf",
+        lambda name: True,
+        **{"tokenizer.chat_template": template},
+    )
+    code, out, _ = command("run", path, "--chat", "-p", "hi", "-n", 8, "--json")
+    assert code == 0
+    tokenizer = mtpcore.load_model(glm).tokenizer
+    wanted = tokenizer.encode("[user] hi [answer]", add_special=False, parse_special=True)
+    assert json.loads(out)["prompt_tokens"] == wanted
+    alone = command("run", path, "-p", "hi", "-n", 8, "--json")[1]
+    assert json.loads(alone)["prompt_tokens"] == tokenizer.encode("hi")
+
+
+def test_an_empty_prompt_is_refused_with_a_way_out(command, glm, monkeypatch):
+    monkeypatch.setattr("mtpcore.cli.run.read_prompt", lambda options, model: [])
+    code, _, err = command("run", glm, "-p", "", "-n", 3)
+    assert code == 1
+    assert "at least one token" in err
+    assert "fix: begin with some text" in err
 
 
 def test_no_tokens_are_a_short_report(command, glm):
@@ -239,7 +287,6 @@ def test_backends_and_cache_types_are_options(command, glm):
     [
         (("--prompt-tokens", "99999"), "no such token"),
         (("-p", "x", "--chat"), "no chat template"),
-        (("-p", "x", "--temp", "-1"), "bad temperature"),
         (("-p", "x" * 99, "-c", "4"), "or leave -c out"),
         (("-p", "x", "--drafter", "nobody"), "no drafter 'nobody'"),
         (("-p", "x", "-md", __file__), "GGUF"),
@@ -259,6 +306,8 @@ def test_errors_are_one_message(command, glm, arguments, said):
         (("x.gguf", "-p", "x", "--drfat", "3"), "did you mean --draft?"),
         (("x.gguf", "-p", "x", "--spec-draft-n-mx=3"), "did you mean --spec-draft-n-max?"),
         (("x.gguf", "-p", "x", "--draft", "many"), "wanted a whole number >= 0"),
+        (("x.gguf", "-p", "x", "--temp", "-1"), "bad temperature"),
+        (("x.gguf", "-p", "x", "--top-p", "2"), "top_p"),
         (("x.gguf", "-p", "x", "--p-min", "2"), "0..1"),
         (("x.gguf", "-p", "x", "--draft-tree", "3,4"), "wanted DEPTH,WIDTH,NODES"),
         (("x.gguf", "-p", "x", "--draft-tree", "3,0,4"), "wanted a whole number >= 1"),

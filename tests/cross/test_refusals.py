@@ -37,7 +37,13 @@ def link_with(**changes):
 def test_what_the_loop_cannot_follow_is_refused(changes):
     with pytest.raises(LinkError, match="cannot do what the declaration asks") as caught:
         link_with(**changes)
-    assert list(caught.value.got) == list(changes)
+    error = caught.value
+    for spelled in (error.wanted, error.got):
+        fields = {one.partition("=")[0].partition(".")[0] for one in spelled.split(", ")}
+        assert fields == set(changes)
+    assert error.wanted != error.got
+    assert "{" not in str(error)
+    assert error.fix
 
 
 def test_heads_of_their_own_steps_draft_no_trees():
