@@ -20,7 +20,8 @@ cdef extern from "matmul.h" nogil:
     size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
     void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
                      int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
-                     void *prepared)
+                     int64_t col_begin, int64_t col_end, void *prepared)
+    int64_t mtp_activation_block(int activation)
     size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
     void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                     int64_t y_stride, const int32_t *out_rows, int64_t row_begin,

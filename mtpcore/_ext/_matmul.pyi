@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "PackedMatrix",
     "PackedMemory",
+    "activation_block",
     "available_isas",
     "check_isa",
     "is_native",
@@ -151,6 +152,9 @@ def map_rows(
 
     Parameters and errors as `pack`; the bytes may be aligned to nothing.
     """
+
+def activation_block(activation: int) -> int:
+    """Return how many columns of activations are prepared together."""
 
 def matmul(
     packed: PackedMatrix,

@@ -29,6 +29,8 @@ cdef extern from "plan.h" nogil:
         mtp_kind kind
         int32_t barrier
         int32_t axis
+        int32_t sharing
+        int64_t n_units
         mtp_view[3] inputs "in"
         mtp_view[2] out
         mtp_matrix *matrices
@@ -73,10 +75,13 @@ cdef extern from "plan.h" nogil:
         int32_t *tiles
         int64_t n_tiles
         char **scratch
+        void **buffers_seen
 
     ctypedef struct mtp_plan:
         const mtp_op *ops
         int64_t n_ops
+        const size_t *copy_bytes
+        int64_t n_buffers
         int n_threads
         mtp_pool *pool
         double work_of_row
@@ -85,7 +90,8 @@ cdef extern from "plan.h" nogil:
 
     int MTP_UNIT
     int MTP_PAGE
-    int MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER
+    int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
+    int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
@@ -135,6 +141,7 @@ cdef class Executor:
     cdef void *scratch_memory
     cdef list kept          # what records point to
     cdef list capacities    # bytes of each buffer
+    cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
     cdef int64_t n_batch
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory

@@ -9,12 +9,14 @@ from numpy.typing import NDArray
 from mtpcore._ext._matmul import PackedMatrix
 
 __all__ = [
-    "BARRIER",
+    "BARRIER_IF_FEW",
     "BARRIER_IF_MANY",
+    "BY_COLUMNS",
+    "BY_ROWS",
     "Executor",
+    "IN_COPIES",
     "KINDS",
     "MAX_THREADS",
-    "NO_BARRIER",
     "ORDERS",
     "UNIT",
     "expert_list_words",
@@ -23,11 +25,15 @@ __all__ = [
 ]
 
 KINDS: dict[str, int]
-NO_BARRIER: int
+BARRIER_IF_FEW: int
 BARRIER_IF_MANY: int
-BARRIER: int
+"""When all threads wait before an operation: up to `UNIT` rows, or more; a sum of these."""
+BY_ROWS: int
+IN_COPIES: int
+BY_COLUMNS: int
+"""How an operation's work is shared; see ``plan.h``."""
 UNIT: int
-"""Rows that one thread keeps together; up to so many rows belong to the first thread."""
+"""Rows that one thread keeps together."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]
 
@@ -62,6 +68,8 @@ class Executor:
         Rows of the largest batch.
     capacities : iterable of int
         Bytes of each buffer at ``n_batch`` rows.
+    copies : sequence of int
+        Bytes from one thread's copy of a buffer to the next's; 0 where there is one for all.
     offsets : sequence of int or None
         Where each buffer lies in the arena; None for those given with each run.
     arena_bytes, n_ops : int
@@ -77,6 +85,7 @@ class Executor:
         n_threads: int,
         n_batch: int,
         capacities: Iterable[int],
+        copies: Sequence[int],
         offsets: Sequence[int | None],
         arena_bytes: int,
         n_ops: int,
@@ -91,6 +100,8 @@ class Executor:
         inputs: Iterable[tuple[int, ...]],
         outputs: Iterable[tuple[int, ...]],
         *,
+        sharing: int = 0,
+        n_units: int = 0,
         matrices: Sequence[PackedMatrix] = (),
         weights: Sequence[NDArray[np.float32] | None] = (),
         numbers: NDArray[np.float64] | None = None,

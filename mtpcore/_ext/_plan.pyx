@@ -46,7 +46,8 @@ KINDS = {
     "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
     "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
 }
-NO_BARRIER, BARRIER_IF_MANY, BARRIER = MTP_NO_BARRIER, MTP_BARRIER_IF_MANY, MTP_BARRIER
+BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
+BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
 MAX_THREADS = MTP_MAX_THREADS
 
@@ -84,9 +85,9 @@ cdef class Executor:
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
 
-    def __init__(self, *, int n_threads, int64_t n_batch, capacities, offsets,
+    def __init__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
                  size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
-        cdef int64_t i
+        cdef int64_t i, n_buffers = len(offsets)
         if not 1 <= n_threads <= MTP_MAX_THREADS:
             raise BackendError("impossible number of threads", wanted=f"1 to {MTP_MAX_THREADS}",
                                got=n_threads)
@@ -94,12 +95,16 @@ cdef class Executor:
         self.n_batch, self.n_vocab = n_batch, n_vocab
         self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
         self.arena = mtp_memory_zeros(arena_bytes)
-        self.run_state.buffers = <void **> calloc(max(len(offsets), 1), sizeof(void *))
+        self.run_state.buffers = <void **> calloc(max(n_buffers, 1), sizeof(void *))
+        self.run_state.buffers_seen = <void **> calloc(max(n_threads * n_buffers, 1),
+                                                       sizeof(void *))
+        self.copy_bytes = <size_t *> calloc(max(n_buffers, 1), sizeof(size_t))
         self.run_state.scratch = <char **> calloc(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> calloc(4 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> calloc(len(stores) + 1, sizeof(mtp_memory))
         self.plan.pool = mtp_pool_of(n_threads)
         if (self.ops == NULL or self.arena == NULL or self.run_state.buffers == NULL
+                or self.run_state.buffers_seen == NULL or self.copy_bytes == NULL
                 or self.run_state.scratch == NULL or self.run_state.base == NULL
                 or self.run_state.memory == NULL or self.plan.pool == NULL):
             raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
@@ -107,9 +112,13 @@ cdef class Executor:
         self.run_state.is_tree = self.run_state.depth + n_batch
         self.run_state.tiles = self.run_state.is_tree + n_batch
         self.plan.ops, self.plan.n_threads = self.ops, n_threads
+        self.plan.copy_bytes, self.plan.n_buffers = self.copy_bytes, n_buffers
         for i, offset in enumerate(offsets):
+            self.copy_bytes[i] = copies[i]
+            if offset is None and copies[i]:
+                raise BackendError("copies of a buffer outside the arena", got=i)
             if offset is not None:
-                if offset + self.capacities[i] > arena_bytes:
+                if offset + max(self.capacities[i], n_threads * copies[i]) > arena_bytes:
                     raise BackendError("buffer outside the arena", got=offset)
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
         self.n_pages = [store.n_pages for store in stores]
@@ -124,6 +133,8 @@ cdef class Executor:
             free(self.ops[i].matrices)
         free(self.ops)
         free(self.run_state.buffers)
+        free(self.run_state.buffers_seen)
+        free(self.copy_bytes)
         free(self.run_state.scratch)
         free(self.run_state.base)
         free(self.run_state.memory)
@@ -134,17 +145,24 @@ cdef class Executor:
         cdef mtp_view view
         (view.buffer, view.n_heads, view.offset, view.row_stride, view.head_stride,
          view.width) = found
-        last = (view.offset + (self.n_batch - 1) * view.row_stride
-                + (view.n_heads - 1) * view.head_stride + view.width)
-        if not (0 <= view.offset and 4 * last <= self.capacities[view.buffer]):
+        last_of_row = (view.n_heads - 1) * view.head_stride + view.width
+        last = view.offset + (self.n_batch - 1) * view.row_stride + last_of_row
+        copied = self.copy_bytes[view.buffer]
+        few = view.offset + (min(self.n_batch, MTP_UNIT) - 1) * view.row_stride + last_of_row
+        if not (0 <= view.offset and 4 * last <= self.capacities[view.buffer]
+                and (copied == 0 or 4 * few <= copied)):
             raise BackendError("view outside its buffer", got=found)
         return view
 
-    def add(self, str kind not None, int barrier, int axis, inputs, outputs, *, matrices=(),
-            weights=(), numbers=None, axes=None, ints=(), float f=0, int memory=0):
+    def add(self, str kind not None, int barrier, int axis, inputs, outputs, *, int sharing=0,
+            int64_t n_units=0, matrices=(), weights=(), numbers=None, axes=None, ints=(),
+            float f=0, int memory=0):
         cdef mtp_op *op = &self.ops[self.plan.n_ops]
         cdef mtp_matrix *found
         op.kind, op.barrier, op.axis, op.f = KINDS[kind], barrier, axis, f
+        if sharing == MTP_BY_COLUMNS and n_units < 1:
+            raise BackendError("columns are cut in one part at least", got=n_units)
+        op.sharing, op.n_units = sharing, n_units
         op.memory = memory
         for i, view in enumerate(inputs):
             op.inputs[i] = self.view(view)

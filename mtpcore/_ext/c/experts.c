@@ -18,7 +18,7 @@ static expert_lists lists_in(const mtp_run *run, const mtp_view *view, int64_t n
 void mtp_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     (void)n_threads;
-    if (thread != 0)
+    if (thread != 0 && !mtp_is_copied(op, run))
         return;
     const int64_t n_experts = op->n[0], n_used = op->in[0].width, n = run->n_rows[MTP_TOKENS];
     expert_lists lists = lists_in(run, &op->out[0], n_experts);
@@ -45,7 +45,7 @@ void mtp_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_
 void mtp_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     (void)n_threads;
-    if (thread != 0)
+    if (thread != 0 && !mtp_is_copied(op, run))
         return;
     const int64_t n_heads = op->out[0].width, n = run->n_rows[MTP_TOKENS];
     expert_lists lists = lists_in(run, &op->out[0], n_heads);
@@ -64,26 +64,30 @@ void mtp_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int
     const expert_lists lists = lists_in(run, &op->in[1], op->n[0]);
     const int activation = (int)op->n[1];
     const int64_t stride = op->n[2] ? x->head_stride : x->row_stride;
-    const int is_alone = run->n_rows[MTP_TOKENS] <= MTP_UNIT; /* thread 0 made the rows, too */
+    const mtp_range own = mtp_columns_of(op, x->width, thread, n_threads);
+    const int is_mine = op->sharing == MTP_BY_COLUMNS || mtp_is_copied(op, run);
     char *out = run->buffers[op->out[0].buffer];
     int64_t n_seen = 0;
     for (int64_t e = 0; e < op->n[0]; e++) {
         const int64_t begin = lists.begin[e], n = lists.begin[e + 1] - begin;
         if (n == 0)
             continue;
-        if (is_alone ? thread == 0 : n_seen++ % n_threads == thread)
+        if (is_mine || n_seen++ % n_threads == thread)
             mtp_prepare(activation, mtp_row(run, x, 0, 0), stride,
                         (op->n[2] ? lists.slots : lists.rows) + begin, n, x->width, 0,
-                        (n + MTP_TILE - 1) / MTP_TILE, out);
+                        (n + MTP_TILE - 1) / MTP_TILE, own.begin, own.end, out);
         out += mtp_whole_lines(mtp_activation_bytes(activation, n, x->width));
     }
 }
 
+/* Where the experts' columns are shared out, each thread has its part of every expert; else all
+ * groups of outputs of the experts in use, one expert's after the other's, are cut in equal parts. */
 void mtp_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const expert_lists lists = lists_in(run, &op->in[1], op->n[0]);
     const int64_t n_outputs = op->matrices->n_rows, units = (n_outputs + 31) / 32;
     const int activation = mtp_type_activation(op->matrices->type);
+    const mtp_range own = mtp_columns_of(op, n_outputs, thread, n_threads);
     int64_t n_used = 0, unit = 0;
     for (int64_t e = 0; e < op->n[0]; e++)
         n_used += lists.begin[e + 1] > lists.begin[e];
@@ -94,9 +98,11 @@ void mtp_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_t
         const int64_t at = lists.begin[e], n = lists.begin[e + 1] - at;
         if (n == 0)
             continue;
-        const int64_t begin = first > unit ? (first - unit) * 32 : 0;
-        int64_t end = (last - unit) * 32;
-        end = end < n_outputs ? end : n_outputs;
+        int64_t begin = own.begin, end = own.end;
+        if (op->sharing != MTP_BY_COLUMNS) {
+            begin = first > unit ? (first - unit) * 32 : 0;
+            end = (last - unit) * 32 < n_outputs ? (last - unit) * 32 : n_outputs;
+        }
         if (begin < end)
             mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
                        op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread]);

@@ -69,11 +69,15 @@ void mtp_matrix_row(const mtp_matrix *w, int64_t row, float *out);
 /* Prepared activations: token rows in tiles of up to 8, laid out as the kernels read them. */
 size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols);
 
-/* Prepare tiles [tile_begin, tile_end) (tile i = token rows 8i .. 8i+7 of n_tokens).
- * Token t is x + (rows ? rows[t] : t) * x_stride. A non-finite input gives a non-finite scale. */
+/* Prepare columns [col_begin, col_end), whole blocks of them, of tiles [tile_begin, tile_end)
+ * (tile i = token rows 8i .. 8i+7 of n_tokens). Token t is x + (rows ? rows[t] : t) * x_stride.
+ * A non-finite input gives a non-finite scale. */
 void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
                  int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
-                 void *prepared);
+                 int64_t col_begin, int64_t col_end, void *prepared);
+
+/* Columns that are prepared together. */
+int64_t mtp_activation_block(int activation);
 
 /* Bytes of 64-byte aligned scratch for products with a matrix; none where it is packed. */
 size_t mtp_matmul_scratch_bytes(const mtp_matrix *w);

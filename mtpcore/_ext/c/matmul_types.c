@@ -50,6 +50,11 @@ size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
     return (size_t)(n_groups * mtp_group_bytes(type, n_cols));
 }
 
+int64_t mtp_activation_block(int activation)
+{
+    return activation == MTP_ACT_Q8_256 ? 256 : activation == MTP_ACT_Q8_32 ? 32 : 1;
+}
+
 size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
 {
     return (size_t)(n_tokens * mtp_token_bytes(activation, n_cols));

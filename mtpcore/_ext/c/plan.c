@@ -69,16 +69,29 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     }
 }
 
+/* The run as this thread sees it: with its own copies of what is computed in copies. */
+static mtp_run run_of_thread(const mtp_plan *plan, const mtp_run *run, int thread)
+{
+    mtp_run seen = *run;
+    if (thread > 0 && mtp_is_few(run)) {
+        seen.buffers = run->buffers_seen + thread * plan->n_buffers;
+        for (int64_t b = 0; b < plan->n_buffers; b++)
+            seen.buffers[b] = (char *)run->buffers[b] + (size_t)thread * plan->copy_bytes[b];
+    }
+    return seen;
+}
+
 void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
                    int n_threads)
 {
     const mtp_operation *table = operations[mtp_isa()];
-    const int least = run->n_rows[MTP_TOKENS] > MTP_UNIT ? MTP_BARRIER_IF_MANY : MTP_BARRIER;
+    const int barrier = mtp_is_few(run) ? MTP_BARRIER_IF_FEW : MTP_BARRIER_IF_MANY;
+    const mtp_run seen = run_of_thread(plan, run, thread);
     for (int64_t i = 0; i < plan->n_ops; i++) {
         const mtp_op *op = &plan->ops[i];
-        if (n_threads > 1 && op->barrier >= least)
+        if (n_threads > 1 && op->barrier & barrier)
             mtp_pool_wait(pool);
-        table[op->kind](op, run, thread, n_threads);
+        table[op->kind](op, &seen, thread, n_threads);
     }
 }
 

@@ -4,10 +4,13 @@
  * walks them without branches on names, without Python and without allocation. The number of rows
  * is a field of the run.
  *
- * How work is shared: operations on rows give each thread whole units of MTP_UNIT rows, so that a
- * chain of them needs no barrier, and up to MTP_UNIT rows belong to thread 0. Products and attention
- * are spread over all threads for any number of rows. Which thread computes a value never shows in
- * its bits.
+ * How work is shared so that few barriers are needed (backends/cpu/sharing.py decides):
+ *   by rows     whole units of MTP_UNIT rows for each thread; up to one unit belongs to thread 0;
+ *   in copies   up to one unit of rows is computed by every thread for itself, in a copy of the
+ *               buffer that is its own; more rows as above;
+ *   by columns  equal parts of the columns or heads of all rows for each thread.
+ * Products and attention are spread over all threads for any number of rows. Which thread computes
+ * a value never shows in its bits.
  */
 #ifndef MTPCORE_PLAN_H
 #define MTPCORE_PLAN_H
@@ -59,8 +62,11 @@ typedef enum {
     MTP_KINDS
 } mtp_kind;
 
-/* What to do before an operation. */
-enum { MTP_NO_BARRIER, MTP_BARRIER_IF_MANY /* more than one unit of rows */, MTP_BARRIER };
+/* When all threads wait for each other before an operation: a sum of these. */
+enum { MTP_BARRIER_IF_FEW = 1 /* one unit of rows at most */, MTP_BARRIER_IF_MANY = 2 };
+
+/* How the work of an operation is shared; products and attention know only the last. */
+enum { MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS };
 
 /* Which rows: those of the batch, or those whose outputs were asked for. */
 enum { MTP_TOKENS, MTP_OUTPUTS };
@@ -73,7 +79,8 @@ typedef struct {
 
 typedef struct {
     mtp_kind kind;
-    int32_t barrier, axis;
+    int32_t barrier, axis, sharing;
+    int64_t n_units; /* parts into which columns or heads are cut */
     mtp_view in[3], out[2];
     mtp_matrix *matrices; /* owned */
     const float *weights[2];
@@ -116,7 +123,8 @@ typedef struct {
     int32_t *is_tree; /* [n] whether its path lies anywhere else */
     int32_t *tiles;   /* [n_tiles + 1] runs of rows of one sequence, MTP_QUERY_ROWS at most */
     int64_t n_tiles;
-    char **scratch; /* by thread */
+    char **scratch;       /* by thread */
+    void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
     /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated work. */
     double pace[2];
     uint32_t n_timed;
@@ -125,6 +133,8 @@ typedef struct {
 typedef struct {
     const mtp_op *ops;
     int64_t n_ops;
+    const size_t *copy_bytes; /* [n_buffers] from one thread's copy to the next's; 0: one for all */
+    int64_t n_buffers;
     int n_threads;
     mtp_pool *pool;
     double work_of_row, work; /* estimated nanoseconds of one thread */
@@ -189,14 +199,37 @@ typedef struct {
     int64_t begin, end;
 } mtp_range;
 
-/* The rows of an operation on rows that belong to this thread. */
+static inline int mtp_is_few(const mtp_run *run)
+{
+    return run->n_rows[MTP_TOKENS] <= MTP_UNIT;
+}
+
+/* Whether every thread computes all rows of an operation, in its own copy. */
+static inline int mtp_is_copied(const mtp_op *op, const mtp_run *run)
+{
+    return op->sharing == MTP_IN_COPIES && mtp_is_few(run);
+}
+
+/* The rows of an operation that belong to this thread. */
 static inline mtp_range mtp_rows_of(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const int64_t n = run->n_rows[op->axis], units = (n + MTP_UNIT - 1) / MTP_UNIT;
+    if (op->sharing == MTP_BY_COLUMNS || mtp_is_copied(op, run))
+        return (mtp_range){0, n};
     mtp_range rows = {mtp_share(units, thread, n_threads) * MTP_UNIT,
                       mtp_share(units, thread + 1, n_threads) * MTP_UNIT};
     rows.end = rows.end < n ? rows.end : n;
     return rows;
+}
+
+/* Which of n columns or heads belong to this thread; n is a multiple of the units. */
+static inline mtp_range mtp_columns_of(const mtp_op *op, int64_t n, int thread, int n_threads)
+{
+    if (op->sharing != MTP_BY_COLUMNS)
+        return (mtp_range){0, n};
+    const int64_t width = n / op->n_units;
+    return (mtp_range){mtp_share(op->n_units, thread, n_threads) * width,
+                       mtp_share(op->n_units, thread + 1, n_threads) * width};
 }
 
 static inline void *mtp_row(const mtp_run *run, const mtp_view *view, int64_t row, int64_t head)

@@ -65,22 +65,25 @@ static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *out, int wid
 
 void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
                  int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
-                 void *prepared)
+                 int64_t col_begin, int64_t col_end, void *prepared)
 {
     const int full_width = mtp_tile_width(activation);
     const int64_t token_bytes = mtp_token_bytes(activation, n_cols);
+    const int64_t bytes_before = mtp_token_bytes(activation, col_begin);
+    const int64_t own_cols = col_end - col_begin;
     const int64_t end = tile_end * MTP_TILE < n_tokens ? tile_end * MTP_TILE : n_tokens;
     for (int64_t t = tile_begin * MTP_TILE; t < end; t++) {
         const int lane = (int)(t % full_width);
         const int64_t first = t - lane, left = n_tokens - first;
         const int width = left < full_width ? (int)left : full_width;
-        const float *source = x + (rows ? rows[t] : t) * x_stride;
-        int32_t *out = (int32_t *)((char *)prepared + first * token_bytes) + lane;
+        const float *source = x + (rows ? rows[t] : t) * x_stride + col_begin;
+        char *tile = (char *)prepared + first * token_bytes;
+        int32_t *out = (int32_t *)(tile + bytes_before * width) + lane;
         if (activation == MTP_ACT_Q8_32)
-            prepare_q8_32(source, n_cols, out, width);
+            prepare_q8_32(source, own_cols, out, width);
         else if (activation == MTP_ACT_Q8_256)
-            prepare_q8_256(source, n_cols, out, width);
+            prepare_q8_256(source, own_cols, out, width);
         else
-            prepare_f32(source, n_cols, out, width);
+            prepare_f32(source, own_cols, out, width);
     }
 }

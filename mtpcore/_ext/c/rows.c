@@ -4,11 +4,12 @@
 #include <string.h>
 
 static void copy_row(const mtp_run *run, const mtp_view *from, int64_t from_row, const mtp_view *to,
-                     int64_t to_row)
+                     int64_t to_row, mtp_range own)
 {
     for (int64_t head = 0; head < to->n_heads; head++)
-        memcpy(mtp_row(run, to, to_row, head), mtp_row(run, from, from_row, head),
-               (size_t)to->width * sizeof(float));
+        memcpy((float *)mtp_row(run, to, to_row, head) + own.begin,
+               (const float *)mtp_row(run, from, from_row, head) + own.begin,
+               (size_t)(own.end - own.begin) * sizeof(float));
 }
 
 void mtp_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
@@ -18,38 +19,42 @@ void mtp_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
         if (run->tokens[t] >= 0)
             mtp_matrix_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
         else
-            copy_row(run, &op->in[0], t, &op->out[0], t);
+            copy_row(run, &op->in[0], t, &op->out[0], t, (mtp_range){0, op->out[0].width});
 }
 
 void mtp_copy(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_range own = mtp_columns_of(op, op->out[0].width, thread, n_threads);
     for (int64_t t = rows.begin; t < rows.end; t++)
-        copy_row(run, &op->in[0], t, &op->out[0], t);
+        copy_row(run, &op->in[0], t, &op->out[0], t, own);
 }
 
 void mtp_take(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_range own = mtp_columns_of(op, op->out[0].width, thread, n_threads);
     for (int64_t t = rows.begin; t < rows.end; t++)
-        copy_row(run, &op->in[0], run->outputs[t], &op->out[0], t);
+        copy_row(run, &op->in[0], run->outputs[t], &op->out[0], t, own);
 }
 
 void mtp_prepare_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
     const mtp_view *x = &op->in[0];
+    const mtp_range own = mtp_columns_of(op, x->width, thread, n_threads);
     if (rows.begin < rows.end)
         mtp_prepare((int)op->n[0], mtp_row(run, x, 0, 0), x->row_stride, NULL,
                     run->n_rows[op->axis], x->width, rows.begin / MTP_TILE,
-                    (rows.end + MTP_TILE - 1) / MTP_TILE, run->buffers[op->out[0].buffer]);
+                    (rows.end + MTP_TILE - 1) / MTP_TILE, own.begin, own.end,
+                    run->buffers[op->out[0].buffer]);
 }
 
 void mtp_matmul_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const int64_t n = run->n_rows[op->axis], n_outputs = op->matrices->n_rows;
-    int64_t begin = (mtp_share(op->n[1], thread, n_threads) - op->n[0]) * 32;
-    int64_t end = (mtp_share(op->n[1], thread + 1, n_threads) - op->n[0]) * 32;
+    int64_t begin = (mtp_share(op->n[1], thread, n_threads) - op->n[0]) * op->n[2];
+    int64_t end = (mtp_share(op->n[1], thread + 1, n_threads) - op->n[0]) * op->n[2];
     begin = begin > 0 ? begin : 0;
     end = end < n_outputs ? end : n_outputs;
     if (n == 0 || begin >= end)

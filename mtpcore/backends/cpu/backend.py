@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from mtpcore._ext._matmul import check_isa
-from mtpcore._ext._plan import Executor
+from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
-from mtpcore.backends.cpu.schedule import allocate, phases_of, set_barriers, share_products
-from mtpcore.backends.cpu.steps import Step
+from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
+from mtpcore.backends.cpu.sharing import share_out
+from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.backends.draft import check_draft, n_embeddings
@@ -29,6 +30,8 @@ __all__ = ["CpuBackend", "CpuPlan"]
 WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
 at a barrier costs more than all of it."""
+
+_SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
 # Rough speeds of one thread on weights in its caches, to compare with the above.
 _BYTES_PER_NS = 40.0
@@ -91,15 +94,15 @@ class CpuPlan:
 
     def __init__(self, lowered: Lowering, threads: int) -> None:
         self.program = lowered.program
-        phases = phases_of(lowered.steps)
-        self.steps: list[Step] = [step for phase in phases for step in phase]
-        offsets, arena_bytes = allocate(phases, lowered.buffers)
-        set_barriers(self.steps, lowered.buffers, offsets)
-        share_products(self.steps, lambda step: -(-step.matrices[0].shape[0] // 32))
+        shared = share_out(lowered.steps, lowered.buffers, max(threads, 1))
+        self.steps: list[Step] = arrange(shared, lowered.buffers)
+        offsets, arena_bytes = allocate(self.steps, lowered.buffers, threads)
+        share_products(self.steps)
         self._executor = Executor(
             n_threads=threads,
             n_batch=lowered.n_batch,
             capacities=[buffer.n_bytes for buffer in lowered.buffers],
+            copies=[copy_bytes(buffer) for buffer in lowered.buffers],
             offsets=offsets,
             arena_bytes=arena_bytes,
             n_ops=len(self.steps),
@@ -113,6 +116,8 @@ class CpuPlan:
                 step.axis,
                 step.inputs,
                 step.outputs,
+                sharing=_SHARING.get(step.sharing, BY_ROWS),
+                n_units=step.n_units,
                 matrices=step.matrices,
                 weights=step.weights,
                 numbers=step.numbers,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mtpcore._ext._matmul import PackedMatrix
-from mtpcore._ext._plan import expert_list_words
+from mtpcore._ext._plan import UNIT, expert_list_words
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
@@ -22,9 +24,7 @@ __all__ = ["Lowering"]
 _MEMORY = 1 << 20
 """Memory layer i counts as buffer ``_MEMORY + i`` when steps are put in order."""
 _BYTES_PER_VALUE = 4  # of prepared activations, at most
-
-# As in plan.h: rows that stay together, and float32 values in a line.
-_UNIT, _LINE = 8, 16
+_LANES = 16
 
 
 class Lowering:
@@ -55,6 +55,8 @@ class Lowering:
         self.outputs: dict[str, int] = {}
         self._views: dict[int, View] = {}
         self._made: dict[Any, View] = {}
+        self._n_uses = Counter(i for node in program.nodes for i in node.inputs)
+        self._n_uses.update(program.outputs.values())
         for name, value_id in program.inputs.items():
             if name not in ("tokens", "positions"):
                 view = self._views[value_id] = self._value(value_id)
@@ -70,14 +72,15 @@ class Lowering:
 
     # Buffers and views
 
-    def _buffer(self, n_bytes: int) -> int:
-        self.buffers.append(Buffer(n_bytes))
+    def _buffer(self, n_bytes: Callable[[int], int]) -> int:
+        """Return a new buffer of so many bytes for each number of rows."""
+        self.buffers.append(Buffer(n_bytes(self.n_batch), n_bytes(min(UNIT, self.n_batch))))
         return len(self.buffers) - 1
 
     def _new(self, *shape: int) -> View:
         """Return a whole view of a new buffer; shape is [width] or [heads, width]."""
         n_heads, width = shape if len(shape) == 2 else (1, shape[0])
-        buffer = self._buffer(4 * self.n_batch * n_heads * width)
+        buffer = self._buffer(lambda rows: 4 * rows * n_heads * width)
         return View(buffer, n_heads, 0, n_heads * width, width, width)
 
     def _value(self, value_id: int) -> View:
@@ -154,10 +157,23 @@ class Lowering:
         axis = self._axis(node.outputs[0])
         out = self._views[node.outputs[0]] = self._value(node.outputs[0])
         offset = 0
-        for view in self._in(node):
+        for value_id, view in zip(node.inputs, self._in(node), strict=True):
             part = out._replace(offset=offset, width=view.width)
-            self.steps.append(Step("copy", axis, [view], [part]))
+            if not self._make_in(value_id, part):
+                self.steps.append(Step("copy", axis, [view], [part]))
             offset += view.width
+
+    def _make_in(self, value_id: int, part: View) -> bool:
+        """Let the step that makes a value write it there at once, if nothing else reads it."""
+        view = self._views[value_id]
+        makers = [i for i, step in enumerate(self.steps) if view.buffer in step.writes]
+        if self._n_uses[value_id] > 1 or len(makers) != 1:
+            return False
+        step = self.steps[makers[0]]
+        if step.kind == "expert_matmul" or step.outputs != [view] or part.n_heads != view.n_heads:
+            return False  # experts write rows that follow each other
+        self.steps[makers[0]] = replace(step, outputs=[part], writes=set())
+        return True
 
     def _lower_outputs(self, node: Node) -> None:
         self._add(node, "take", self._in(node))
@@ -169,7 +185,8 @@ class Lowering:
         kind = node.attrs.get("kind")
         ints = [] if kind is None else [ACTIVATIONS.index(kind)]
         self._add(node, node.op, inputs, ints=ints, f=node.attrs.get("factor", 0.0))
-        if all(view.is_whole for view in inputs):
+        width = self._views[node.outputs[0]].width
+        if all(view.is_whole for view in inputs) and width % _LANES:
             step, axis = self.steps[-1], self._axis(node.outputs[0])
             step.inputs = [self._flat(view, axis) for view in inputs]
             step.outputs = [self._flat(step.outputs[0], axis)]
@@ -247,8 +264,8 @@ class Lowering:
         x = self._whole(x, 0)
 
         def sort() -> View:
-            words = expert_list_words(n_experts, self.n_batch * n_used)
-            lists = View(self._buffer(4 * words), 1, 0, 0, 0, n_used)
+            made = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
+            lists = View(made, 1, 0, 0, 0, n_used)
             self.steps.append(Step("sort_by_expert", 0, [ids], [lists], ints=[n_experts]))
             return lists
 
@@ -267,8 +284,8 @@ class Lowering:
             self.steps.append(Step("copy", axis, [view], [x]))
 
         def sort() -> View:
-            words = expert_list_words(n_heads, self.n_batch * n_heads)
-            lists = View(self._buffer(4 * words), 1, 0, 0, 0, n_heads)
+            made = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
+            lists = View(made, 1, 0, 0, 0, n_heads)
             self.steps.append(Step("sort_by_head", 0, [], [lists]))
             return lists
 
@@ -282,8 +299,8 @@ class Lowering:
         n_matrices, n_used, kind = len(matrices), lists.width, matrices[0].activation
 
         def prepare() -> View:
-            width = _BYTES_PER_VALUE * self.n_batch * n_used * x.width
-            made = View(self._buffer(width + 64 * n_matrices), 1, 0, 0, 0, 1)
+            width = _BYTES_PER_VALUE * n_used * x.width
+            made = View(self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1)
             ints = [n_matrices, kind, int(len(self._shape(node.inputs[0])) == 3)]
             self.steps.append(Step("prepare_by_expert", 0, [x, lists], [made], ints=ints))
             return made
@@ -355,9 +372,9 @@ class Lowering:
 
     def _shared_ranges(self, out: View) -> View:
         """Return a buffer for the ranges of places that threads share out, of a few rows."""
-        width = _LINE + -(-out.width // _LINE) * _LINE
-        n = min(self.n_batch, _UNIT) * out.n_heads * self._n_ranges
-        return View(self._buffer(4 * n * width), n, 0, 0, width, width)
+        width = _LANES + -(-out.width // _LANES) * _LANES
+        n = min(self.n_batch, UNIT) * out.n_heads * self._n_ranges
+        return View(self._buffer(lambda _: 4 * n * width), n, 0, 0, width, width)
 
     def _lower_cross_attention(self, node: Node) -> None:
         self._add(node, "cross_attention", self._in(node), f=node.attrs["scale"])

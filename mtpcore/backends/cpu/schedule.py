@@ -1,75 +1,118 @@
-"""Order, memory and barriers of steps.
-
-Steps on rows need no barrier between them; steps spread over all threads need one before and
-after. So steps are reordered into phases of one kind, as few as their dependences allow.
-"""
+"""Order, barriers and memory of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from collections.abc import Hashable, Iterator, Sequence
 
-from mtpcore._ext._plan import BARRIER, BARRIER_IF_MANY, NO_BARRIER
-from mtpcore.backends.cpu.steps import Buffer, Pattern, Step
+from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY
+from mtpcore.backends.cpu.steps import Buffer, Sharing, Step
 
-__all__ = ["allocate", "phases_of", "set_barriers", "share_products"]
+__all__ = ["allocate", "arrange", "copy_bytes", "share_products"]
 
 _LINE = 64
+_GROUP = 32  # outputs of a product that belong together
+_BARRIERS = (BARRIER_IF_FEW, BARRIER_IF_MANY)
+_ALWAYS = BARRIER_IF_FEW | BARRIER_IF_MANY
 
 
-def phases_of(steps: Sequence[Step]) -> list[list[Step]]:
-    """Return the steps in phases: on rows (in dependence order), or spread (independent)."""
+def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
+    """Return the steps in an order that needs few barriers, and set those.
+
+    Of the steps whose inputs are made, the first one that waits for nobody is next; only where
+    there is none, all threads wait.
+    """
+    waits_for, readers = _dependences(steps)
+    ready = [i for i, found in enumerate(waits_for) if not found]
+    touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
+    arranged: list[Step] = []
+    while ready:
+        needed = {i: sum(b for b in _BARRIERS if touched[b].conflicts(steps[i])) for i in ready}
+        # A barrier for many rows alone is better than one for few.
+        i = min(ready, key=lambda i: (needed[i] & BARRIER_IF_FEW, needed[i], i))
+        step = steps[i]
+        step.barrier = needed[i]
+        for barrier in _BARRIERS:
+            if step.barrier & barrier:
+                touched[barrier].forget()
+            touched[barrier].add(step)
+        arranged.append(step)
+        ready.remove(i)
+        for later in readers[i]:
+            waits_for[later].remove(i)
+            if not waits_for[later]:
+                ready.append(later)
+    return arranged
+
+
+def _dependences(steps: Sequence[Step]) -> tuple[list[set[int]], list[set[int]]]:
+    """Return for each step those whose results it reads, and those that read its own."""
     writers: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         for buffer in step.writes:
             writers.setdefault(buffer, []).append(i)
-    missing: list[int] = []  # how many steps each one waits for
-    waited_by: list[list[int]] = [[] for _ in steps]
-    on_rows: list[int] = []  # steps that wait for nothing, as heaps
-    spread: list[int] = []
-
-    def add(i: int) -> None:
-        heappush(spread if steps[i].pattern is Pattern.SPREAD else on_rows, i)
-
-    def finish(i: int) -> None:
-        for later in waited_by[i]:
-            missing[later] -= 1
-            if missing[later] == 0:
-                add(later)
-
+    waits_for: list[set[int]] = []
+    readers: list[set[int]] = [set() for _ in steps]
     for i, step in enumerate(steps):
-        needed = {w for buffer in step.reads for w in writers.get(buffer, ())}
-        missing.append(len(needed))
-        for w in needed:
-            waited_by[w].append(i)
-        if not needed:
-            add(i)
-    phases: list[list[Step]] = []
-    while on_rows or spread:
-        phase = []
-        while on_rows:
-            phase.append(heappop(on_rows))
-            finish(phase[-1])
-        together = sorted(spread)
-        spread.clear()
-        for i in together:
-            finish(i)
-        phases += [[steps[i] for i in found] for found in (phase, together) if found]
-    return phases
+        waits_for.append({w for buffer in step.reads for w in writers.get(buffer, ())})
+        for w in waits_for[-1]:
+            readers[w].add(i)
+    return waits_for, readers
+
+
+class _Touched:
+    """What threads have touched since they last waited for each other."""
+
+    def __init__(self, buffers: Sequence[Buffer], barrier: int) -> None:
+        self._is_few = barrier == BARRIER_IF_FEW
+        self._copied = {i for i, buffer in enumerate(buffers) if buffer.copied and self._is_few}
+        self._by_buffer: dict[int, set[tuple[bool, Hashable]]] = {}
+
+    def conflicts(self, step: Step) -> bool:
+        """Say whether a step touches what another thread has touched, and one of them writes."""
+        return any(
+            (writes or others_write) and (owner is None or owner != other)
+            for buffer, writes, owner in self._found(step)
+            for others_write, other in self._by_buffer.get(buffer, ())
+        )
+
+    def add(self, step: Step) -> None:
+        """Add what a step touches."""
+        for buffer, writes, owner in self._found(step):
+            self._by_buffer.setdefault(buffer, set()).add((writes, owner))
+
+    def forget(self) -> None:
+        """Begin again behind a barrier."""
+        self._by_buffer.clear()
+
+    def _found(self, step: Step) -> Iterator[tuple[int, bool, Hashable]]:
+        """Yield (buffer, writes, how its parts are given to threads); None where anyone may."""
+        for buffer, writes, columns in step.accesses:
+            if buffer not in self._copied:
+                yield buffer, writes, self._owner(step, columns)
+
+    def _owner(self, step: Step, columns: Hashable) -> Hashable:
+        if step.sharing is Sharing.COLUMNS:
+            return None if columns is None else (step.n_units, columns)
+        if step.sharing is Sharing.ROWS or (step.sharing is Sharing.COPIES and not step.gathers):
+            if not self._is_few:
+                return "rows", step.axis
+            return None if step.sharing is Sharing.COPIES else "first thread"
+        return None
 
 
 def allocate(
-    phases: Sequence[Sequence[Step]], buffers: Sequence[Buffer]
+    steps: Sequence[Step], buffers: Sequence[Buffer], n_threads: int
 ) -> tuple[list[int | None], int]:
     """Return each buffer's offset in an arena and the arena's bytes.
 
-    Buffers share memory where their lives, counted in phases, do not meet.
+    Buffers share memory where a barrier stands between their lives, however many rows there are.
     """
     lives: dict[int, tuple[int, int]] = {}
-    for i, phase in enumerate(phases):
-        for step in phase:
-            for buffer in step.reads | step.writes:
-                lives[buffer] = (lives.get(buffer, (i, i))[0], i)
+    phase = 0
+    for step in steps:
+        phase += step.barrier == _ALWAYS
+        for buffer in step.reads | step.writes:
+            lives[buffer] = (lives.get(buffer, (phase, phase))[0], phase)
     offsets: list[int | None] = [None] * len(buffers)
     placed: list[tuple[int, int, int]] = []  # begin, end, last phase of those still alive
     n_bytes = _LINE
@@ -77,7 +120,7 @@ def allocate(
         if buffer >= len(buffers) or buffers[buffer].external:
             continue
         first, last = lives[buffer]
-        size = -(-buffers[buffer].n_bytes // _LINE) * _LINE + _LINE
+        size = _lines(max(buffers[buffer].n_bytes, n_threads * copy_bytes(buffers[buffer])))
         at = 0
         placed = [other for other in placed if other[2] >= first]
         for begin, end, _ in sorted(placed):
@@ -89,68 +132,34 @@ def allocate(
     return offsets, n_bytes
 
 
-def set_barriers(
-    steps: Sequence[Step], buffers: Sequence[Buffer], offsets: Sequence[int | None]
-) -> None:
-    """Decide what each step waits for: whatever shares memory with an earlier one."""
-
-    def overlap(a: int, b: int) -> bool:
-        if a == b:
-            return True
-        x, y = (offsets[i] if i < len(offsets) else None for i in (a, b))
-        return (
-            x is not None
-            and y is not None
-            and x < y + buffers[b].n_bytes
-            and y < x + buffers[a].n_bytes
-        )
-
-    def conflict(a: Step, b: Step) -> int:
-        shared = [
-            x == y and a.axis == b.axis
-            for mine, others in ((a.writes, b.reads | b.writes), (a.reads, b.writes))
-            for x in mine
-            for y in others
-            if overlap(x, y)
-        ]
-        if not shared:
-            return NO_BARRIER
-        if Pattern.SPREAD in (a.pattern, b.pattern):
-            return BARRIER
-        if a.pattern is b.pattern is Pattern.ROWS and all(shared):
-            return NO_BARRIER
-        return BARRIER_IF_MANY
-
-    since: list[tuple[Step, bool]] = []  # steps since the last barrier; whether a weak one followed
-    for step in steps:
-        needed = NO_BARRIER
-        for other, separated in since:
-            found = conflict(other, step)
-            if found == BARRIER or (found == BARRIER_IF_MANY and not separated):
-                needed = max(needed, found)
-        step.barrier = needed
-        if needed == BARRIER:
-            since = []
-        elif needed == BARRIER_IF_MANY:
-            since = [(other, True) for other, _ in since]
-        since.append((step, False))
+def copy_bytes(buffer: Buffer) -> int:
+    """Return the bytes from one thread's copy to the next's; 0 where there is one for all."""
+    return _lines(buffer.few_bytes) if buffer.copied else 0
 
 
-def share_products(steps: Sequence[Step], units: Callable[[Step], int]) -> None:
-    """Let products that follow each other without a barrier share the threads as one."""
+def _lines(n_bytes: int) -> int:
+    """Return whole lines, and one more that keeps neighbours apart."""
+    return -(-n_bytes // _LINE) * _LINE + _LINE
+
+
+def share_products(steps: Sequence[Step]) -> None:
+    """Let products without a barrier between them share the threads as one.
+
+    Those whose columns are shared already keep their parts.
+    """
     group: list[Step] = []
 
     def close() -> None:
-        total = sum(units(step) for step in group)
-        begin = 0
-        for step in group:
-            step.ints = [begin, total]
-            begin += units(step)
+        units = [-(-step.matrices[0].shape[0] // _GROUP) for step in group]
+        for i, step in enumerate(group):
+            step.ints = [sum(units[:i]), sum(units), _GROUP]
         group.clear()
 
     for step in steps:
-        if step.kind != "matmul" or step.barrier != NO_BARRIER:
+        if step.barrier:
             close()
-        if step.kind == "matmul":
+        if step.kind == "matmul" and step.sharing is Sharing.COLUMNS:
+            step.ints = [0, step.n_units, step.matrices[0].shape[0] // step.n_units]
+        elif step.kind == "matmul":
             group.append(step)
     close()

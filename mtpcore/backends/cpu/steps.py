@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._matmul import PackedMatrix
 from mtpcore.backends.base import F32
 
-__all__ = ["Buffer", "Pattern", "Step", "View", "pattern_of"]
+__all__ = ["Access", "Buffer", "Sharing", "Step", "View"]
 
 
 class View(NamedTuple):
@@ -33,38 +34,45 @@ class View(NamedTuple):
 
 @dataclass
 class Buffer:
-    """Memory for one value: bytes at the largest batch.
+    """Memory for one value: bytes at the largest batch, and at one unit of rows.
 
     ``external`` buffers are given with each run: ``input`` names one, ``output`` is allocated.
+    Of ``copied`` ones every thread has a copy of its own while there is one unit of rows at most.
     """
 
     n_bytes: int
+    few_bytes: int
     external: bool = False
+    copied: bool = False
 
 
-class Pattern(Enum):
-    """How a step's work is shared: by rows, by rows of any kind, or spread over all threads."""
+class Sharing(Enum):
+    """How a step's work is shared among threads; ``plan.h`` describes the ways.
+
+    ``GATHER`` is ``ROWS`` where a thread reads or writes rows of others.
+    """
 
     ROWS = 1
     GATHER = 2
-    SPREAD = 3
+    COPIES = 3
+    COLUMNS = 4
+    SPREAD = 5
 
 
-_PATTERNS = {
-    "matmul": Pattern.SPREAD,
-    "attention": Pattern.SPREAD,
-    "cross_attention": Pattern.SPREAD,
-    "expert_matmul": Pattern.SPREAD,
-    "take": Pattern.GATHER,
-    "sort_by_expert": Pattern.GATHER,
-    "sort_by_head": Pattern.GATHER,
-    "prepare_by_expert": Pattern.GATHER,
-}
+class Access(NamedTuple):
+    """What a step does with a buffer.
+
+    ``columns`` is None where each thread may touch all of it, else what is cut in ``n_units``
+    parts: where two steps cut the same into as many parts, each thread stays in its own.
+    """
+
+    buffer: int
+    writes: bool
+    columns: Hashable = None
 
 
-def pattern_of(kind: str) -> Pattern:
-    """Return how an operation's work is shared."""
-    return _PATTERNS.get(kind, Pattern.ROWS)
+_SPREAD = {"matmul", "attention", "cross_attention", "expert_matmul"}
+_GATHER = {"take", "sort_by_expert", "sort_by_head", "prepare_by_expert"}
 
 
 @dataclass
@@ -72,7 +80,8 @@ class Step:
     """One record of the executor; see ``Executor.add`` and the operation's comment in C.
 
     ``reads`` and ``writes`` are buffers (views and memory layers); ``memory`` is the group whose
-    pages it reads or writes.
+    pages it reads or writes. ``sharing`` is at first what the operation does of itself;
+    ``n_units`` counts the parts of ``Sharing.COLUMNS``.
     """
 
     kind: str
@@ -89,8 +98,17 @@ class Step:
     writes: set[int] = field(default_factory=set)
     barrier: int = 0
     memory: int = 0
+    n_units: int = 0
 
     def __post_init__(self) -> None:
         self.reads |= {view.buffer for view in self.inputs}
         self.writes |= {view.buffer for view in self.outputs}
-        self.pattern = pattern_of(self.kind)
+        is_spread, gathers = self.kind in _SPREAD, self.kind in _GATHER
+        self.sharing = Sharing.SPREAD if is_spread else Sharing.GATHER if gathers else Sharing.ROWS
+        self.accesses = [Access(buffer, False) for buffer in self.reads]
+        self.accesses += [Access(buffer, True) for buffer in self.writes]
+
+    @property
+    def gathers(self) -> bool:
+        """Say whether a thread touches rows of others, however many there are."""
+        return self.kind in _GATHER
