@@ -99,6 +99,8 @@ class Controller:
 
     def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> dict[int, int]:
         """Return draft lengths; see ``LengthPolicy``."""
+        if not self.limit:
+            return dict.fromkeys(limits, 0)
         new = [seq for seq in limits if seq not in self._texts]
         for seq in new:
             self._texts[seq] = _Text(self.pool)

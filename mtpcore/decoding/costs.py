@@ -12,6 +12,8 @@ _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
 _STALE = 64
 """After so many rounds what was measured at another time gives way to what is measured now."""
+_LEAST = 1e-9
+"""Seconds of anything: a clock that is too coarse to see it must not make it free."""
 _MORE_ROW = 0.1
 """A further row over one, before anything but one size was measured."""
 
@@ -45,7 +47,7 @@ class Curve:
         if now - self._newest.get(size, now) > _STALE:
             while len(seen) > 1:
                 seen.popleft()
-        seen.append(seconds)
+        seen.append(max(seconds, _LEAST))
         self._newest[size] = now
         self._sizes = []
 

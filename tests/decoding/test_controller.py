@@ -189,6 +189,36 @@ def test_nothing_to_draft_with_is_no_draft():
     assert controller.choose({0: 5}, {}) == {0: 0}
 
 
+def test_others_may_draft_where_nothing_can_be_chosen():
+    """Drafts of fixed length teach prices to a controller that has no length to choose."""
+    controller = Controller(0)
+    for _ in range(20):
+        asked = {**controller.choose({0: 5}, {1: 3}), 1: 3}
+        assert asked == {0: 0, 1: 3}
+        none = dict.fromkeys(asked, 0)
+        assert controller.observe(Round(asked, none, none, 2, 0, 0.5, 1.0, 0.1)) == []
+
+
+def test_a_clock_that_stands_still_is_no_division_by_zero():
+    controller = Controller(4, start=2)
+    for _ in range(60):
+        asked = controller.choose({0: 9}, {})
+        controller.observe(Round(asked, asked, asked, 1 + asked[0], 0, 0.0, 0.0, 0.0))
+    assert 0 <= asked[0] <= 4
+
+
+def test_reading_a_prompt_is_no_price_of_a_draft():
+    """A first draft waits for the drafter to read the text; so does one after a long pause."""
+    controller = Controller(4, start=2)
+    for i in range(40):
+        asked = {0: 0} if 20 <= i < 30 else controller.choose({0: 4}, {})
+        asked = {0: 3} if i == 30 else asked
+        seconds = 100.0 if i in (0, 30) else 0.2 * asked[0]
+        controller.observe(Round(asked, asked, {0: 0}, 1 + asked[0], 0, seconds, 1.0, 1e-6))
+        priced = controller.describe()["draft_seconds"]
+        assert all(one < 1.0 for one in priced.values()), i
+
+
 def test_reasons_are_sentences_with_numbers():
     """Exact prices give exact numbers."""
     said = auto(quiet("experts"), HARD, 200)[2]
