@@ -8,6 +8,7 @@ Environment: ``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -86,12 +87,21 @@ def library(name, isa):
 
 
 class BuildClib(build_clib):
-    """Make archives anew: one that is there would keep objects whose source files are gone."""
+    """Compile the libraries side by side, on as many cores as there are.
+
+    Archives are made anew: one that is there would keep objects whose source files are gone.
+    """
 
     def run(self):
         for archive in Path(self.build_clib).glob("*mtpcore*.a"):
             archive.unlink()
         super().run()
+
+    def build_libraries(self, libraries):
+        build = super().build_libraries
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done in [pool.submit(build, [one]) for one in libraries]:
+                done.result()
 
 
 class BuildExt(build_ext):
