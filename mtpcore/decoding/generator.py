@@ -156,6 +156,7 @@ class Generator:
             if request in self._waiting:
                 self._waiting.remove(request)
             self._release(request)
+            self._forget_finished()
 
     def generate(
         self,
@@ -189,7 +190,8 @@ class Generator:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
         Where something raises (a proposer, a context), every request is as it was before the
-        round and ``step`` may be called again.
+        round and ``step`` may be called again. What chooses lengths is told of a round that is
+        done: what it raises then takes nothing back.
         """
         self._admit()
         ready = {s: r for s, r in self._running.items() if self.cross.pending(s) is not None}
@@ -212,6 +214,9 @@ class Generator:
         stats = self.stats
         stats.passes += bool(verdicts)
         stats.draft_seconds += t2 - t1
+        stats.commit_seconds += t4 - t3
+        stats.invalid = self.cross.invalid - self._before[0]
+        stats.paused = self.cross.paused - self._before[1]
         if verdicts:
             stats.verify_seconds += t3 - t2 - choose_seconds
             stats.choose_seconds += choose_seconds
@@ -229,14 +234,16 @@ class Generator:
             self._learn(done, any(request.draft == "auto" for request in ready.values()))
         else:
             stats.prefill_seconds += t3 - t2
-        stats.commit_seconds += t4 - t3
+        self._forget_finished()
         stats.length_seconds += t1 - t0 + perf_counter() - t4
-        stats.invalid = self.cross.invalid - self._before[0]
-        stats.paused = self.cross.paused - self._before[1]
 
-    def _admit(self) -> None:
+    def _forget_finished(self) -> None:
+        """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
             self.lengths.forget(self._finished.pop())
+
+    def _admit(self) -> None:
+        self._forget_finished()
         while self._waiting and self._free:
             request = self._waiting.popleft()
             request.seq = self._free.pop()
@@ -259,7 +266,7 @@ class Generator:
             chosen = self.lengths.choose(limits, asked)
             for seq, most in limits.items():
                 k = chosen.get(seq, 0)
-                check_draft(k)
+                check_draft(k, auto=False)
                 asked[seq] = min(k, most)
         return asked
 

@@ -142,16 +142,17 @@ class Request:
         return False
 
 
-def check_draft(draft: object) -> None:
-    """Refuse what is no draft length.
+def check_draft(draft: object, *, auto: bool = True) -> None:
+    """Refuse what is no draft length; ``auto`` says whether "auto" may stand for one.
 
     Raises
     ------
     BatchError
     """
-    if draft == "auto" and isinstance(draft, str):
+    if auto and isinstance(draft, str) and draft == "auto":
         return
     if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
+        also = ", or 'auto'" if auto else ""
         raise BatchError(
-            "draft is a number of tokens, or 'auto'", wanted=">= 0, or 'auto'", got=repr(draft)
+            f"draft is a number of tokens{also}", wanted=f">= 0{also}", got=repr(draft)
         )

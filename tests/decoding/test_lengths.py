@@ -23,6 +23,7 @@ class AnyLength:
 
     def __init__(self, lengths):
         self.lengths, self.turn, self.limits, self.told = lengths, 0, {}, []
+        self.forgotten = []
 
     def choose(self, limits, fixed):
         assert not limits.keys() & fixed.keys()
@@ -44,6 +45,7 @@ class AnyLength:
 
     def forget(self, seq):
         self.limits.pop(seq, None)
+        self.forgotten.append(seq)
 
 
 @searching(max_examples=120)
@@ -117,23 +119,60 @@ def test_requests_choose_for_themselves():
     assert [len(r.tokens) for r in kinds.values()] == [7, 4, 2]
 
 
-@pytest.mark.parametrize("bad", ["automatic", "", -1, 1.5, True, None])
+@pytest.mark.parametrize("bad", ["automatic", "", -1, 1.5, True, None, "auto"])
 def test_what_is_no_length_is_refused(bad):
+    """What chooses lengths cannot leave it to "auto"."""
     cross, _ = cross_of("head")
-    if bad is not None:
+    if bad not in (None, "auto"):
         for make in (Generator, lambda c, draft: Generator(c).add([1], draft=draft)):
             with pytest.raises(BatchError, match="'auto'"):
                 make(cross, draft=bad)
     gen = Generator(cross, draft="auto", lengths=AnyLength([bad]))
     request = gen.add(PROMPT, max_tokens=9)
     gen.step()
-    with pytest.raises(BatchError, match="'auto'"):
+    with pytest.raises(BatchError, match="draft is a number of tokens; wanted >= 0; got"):
         gen.step()
     gen.lengths.lengths = [2]
     run(gen)
     assert len(request.tokens) == 9
     with pytest.raises(BatchError, match="LengthPolicy"):
         Generator(cross, lengths=3)
+
+
+def test_a_text_is_forgotten_as_soon_as_it_ends():
+    """After its last round was told; so the next generator begins with no text of this one."""
+    cross, _ = cross_of("head", skill=16, n_seq_max=2)
+    policy = AnyLength([1])
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=policy)
+    first, second = gen.add([1], max_tokens=3), gen.add([2], max_tokens=30)
+    while not first.done:
+        gen.step()
+    assert policy.forgotten == [0]
+    assert 0 in policy.told[-1].asked
+    gen.cancel(second)
+    assert policy.forgotten == [0, 1]
+
+
+def test_an_error_of_what_chooses_lengths_loses_nothing():
+    """The round that it is told of is done: tokens and statistics stand, and the text goes on."""
+
+    class Failing(AnyLength):
+        def observe(self, done):
+            raise OSError("no space left to log it")
+
+    cross, _ = cross_of(Scripted(SCRIPTS["minus one"], [[*PROMPT, *plain(PROMPT, SAMPLING, 12)]]))
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=Failing([2]))
+    request = gen.add(PROMPT, max_tokens=12)
+    gen.step()
+    while not request.done:
+        before = len(request.tokens)
+        with pytest.raises(OSError, match="no space"):
+            gen.step()
+        assert len(request.tokens) > before
+        assert gen.stats.tokens == len(request.tokens)
+        assert gen.stats.invalid == gen.cross.invalid > 0
+    assert request.tokens == plain(PROMPT, SAMPLING, 12)
+    assert gen.stats.commit_seconds > 0
 
 
 def test_without_a_drafter_auto_decodes_plainly():
