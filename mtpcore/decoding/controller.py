@@ -191,12 +191,12 @@ class Controller:
         """Count what is counted in rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
         tried, self._try = self._try, None
-        for seq, asked in done.asked.items():
+        for seq, _asked in done.asked.items():
             text = self._texts.get(seq)
             if text is None:
                 continue
             if text.off:
-                self._count_off(text, asked, done, done.accepted[seq])
+                self._count_off(text, seq, done)
             elif text.trial:
                 text.trial -= 1
                 self._due = self._due or not text.trial
@@ -207,9 +207,10 @@ class Controller:
         if self._round - self._last_try >= _EXPLORE:
             self._explore(done)
 
-    def _count_off(self, text: _Text, asked: int, done: Round, accepted: int) -> None:
+    def _count_off(self, text: _Text, seq: int, done: Round) -> None:
         """Count a round of a sequence that is not drafted for, or a probe of it."""
-        if not asked:
+        accepted = done.accepted[seq]
+        if not done.asked[seq]:
             text.wait -= 1
             if text.wait <= 0:
                 text.rates.doubt()
@@ -218,7 +219,7 @@ class Controller:
         passes, n = self.costs.passes, len(done.asked)
         drafting = sum(k > 0 for k in done.asked.values())
         plain = passes.at(n) / n
-        more = passes.at(done.rows) - passes.at(done.rows - asked)
+        more = passes.at(done.rows) - passes.at(done.rows - done.made[seq])
         text.spent += done.draft_seconds / drafting + more - accepted * plain
         self._due = True
         text.probes += 1

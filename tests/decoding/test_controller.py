@@ -81,6 +81,19 @@ def test_dear_probes_wait_until_they_are_a_small_share_of_the_time():
     assert waits[:4] == pytest.approx([250, 500, 1000, 1000], rel=0.1)
 
 
+def test_probes_of_trees_cost_the_rows_of_the_tree():
+    """Four nodes for each token in a row: half a pass to draft them, four more to verify."""
+    controller, probes = Controller(LIMIT, start=3), []
+    for i in range(1000):
+        asked = controller.choose({0: LIMIT}, {})
+        rows = 1 + 4 * asked[0]
+        controller.observe(
+            Round(asked, {0: 4 * asked[0]}, {0: 0}, rows, 0, 0.5 * asked[0], float(rows), 1e-6)
+        )
+        probes += [i] if asked[0] and i > 10 else []
+    assert probes[1] - probes[0] == pytest.approx(4.5 / 0.02, rel=0.05)
+
+
 def test_it_follows_the_text():
     """Off where the text is hard, on again where it is easy: near each stretch's best length."""
     machine = Machine(*SHAPES["dense"])
