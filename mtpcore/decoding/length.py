@@ -7,7 +7,7 @@ from mtpcore.cross.growth import deepest
 from mtpcore.decoding.controller import Controller
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["controller_for", "default_length", "longest_length"]
+__all__ = ["controller_for", "default_length"]
 
 _COST = 0.4
 """What one more draft costs beside a pass of the target, the verified row included."""
@@ -24,7 +24,7 @@ def default_length(spec: DrafterSpec) -> int:
     ``mtpcore bench`` measures what a guess can not know. A tree is as deep as its declaration says.
     """
     if spec.tree is not None:
-        return min(deepest(spec.tree), spec.limit)
+        return _longest_length(spec)
     rate = sum(spec.acceptance) / 2
     cost = _PROPOSER_COST if spec.shape == "proposer" else _COST
     length = 1
@@ -33,7 +33,7 @@ def default_length(spec: DrafterSpec) -> int:
     return length
 
 
-def longest_length(spec: DrafterSpec) -> int:
+def _longest_length(spec: DrafterSpec) -> int:
     """Return the longest draft that a declaration allows; of a tree its depth."""
     return min(deepest(spec.tree), spec.limit) if spec.tree else spec.limit
 
@@ -46,7 +46,7 @@ def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:
     """
     specs = [drafter.spec or spec for drafter in cross.drafters.values()]
     known = [
-        (longest_length(one), default_length(one), sum(one.acceptance) / 2) if one else _UNDECLARED
+        (_longest_length(one), default_length(one), sum(one.acceptance) / 2) if one else _UNDECLARED
         for one in specs
     ]
     longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)

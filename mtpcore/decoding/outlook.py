@@ -47,10 +47,14 @@ class Outlook:
 
     def draft_seconds(self, lengths: Mapping[int, int]) -> float:
         """Return the price of the drafts."""
-        drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
-        longest = max(self._longest, *lengths.values(), 0)
-        curve = self.costs.drafts(drafting) if drafting else None
+        curve, longest = self._drafts(lengths)
         return curve.at(longest) if curve else 0.0
+
+    def _drafts(self, lengths: Mapping[int, int]) -> tuple[Curve | None, int]:
+        """Return what prices drafts of these lengths, None where there are none; the longest."""
+        drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
+        curve = self.costs.drafts(drafting) if drafting else None
+        return curve, max(self._longest, *lengths.values(), 0)
 
     def speed(self, lengths: Mapping[int, int]) -> float:
         """Return the tokens a second."""
@@ -61,9 +65,7 @@ class Outlook:
     def highest_speed(self, lengths: Mapping[int, int]) -> float:
         """Return the speed if what was not measured costs half of what it seems to."""
         rows, tokens = self.rows(lengths), self.tokens(lengths)
-        drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
-        curve = self.costs.drafts(drafting)
-        longest = max(self._longest, *lengths.values())
+        curve, longest = self._drafts(lengths)
         seconds = _hopeful(self.costs.passes, rows) + (_hopeful(curve, longest) if curve else 0.0)
         return tokens / (seconds + self.costs.choosing * tokens)
 
