@@ -101,7 +101,8 @@ class Context:
         self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
         self.backend = select_backend(backend)
         self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
-        self.drafter, self.head = self._find_drafter(drafter), head
+        plain = drafter is None and self.graph_type is not GraphType.DRAFT
+        self.drafter, self.head = None if plain else model.find_drafter(drafter), head
         self.logit_rows = logit_rows
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
@@ -109,10 +110,6 @@ class Context:
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
         self._build()
-
-    def _find_drafter(self, drafter: DrafterSpec | str | None) -> DrafterSpec | None:
-        plain = drafter is None and self.graph_type is not GraphType.DRAFT
-        return None if plain else self.model.find_drafter(drafter)
 
     def _build(self) -> None:
         self.program = self.model.program(
@@ -159,8 +156,11 @@ class Context:
                 got=f"taps {', '.join(map(str, self.taps)) or 'none'}",
                 fix="link before the first process(), or make the context with these taps",
             )
-        before = self.taps
-        self.taps = wanted
+        self.set_taps(wanted)
+
+    def set_taps(self, taps: tuple[Tap, ...]) -> None:
+        """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
+        before, self.taps = self.taps, taps
         try:
             self._build()
         except BaseException:

@@ -86,9 +86,12 @@ def link(
         raise LinkError("context belongs to another Cross", fix="make a new context")
     tokens = _tokens_of(llm, draft_vocabulary)
     borrows = draft_model is not None and draft_model.target is None
+    taps = llm.taps
     try:
         return Cross(**_roles(llm, several, draft_model, tree, tokens))
     except BaseException:
+        if llm.taps != taps:
+            llm.set_taps(taps)
         if draft_model is not None and borrows:
             draft_model.give_back()
         raise

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import toy
 
-from mtpcore import Context, Generator, Sampling, link
-from mtpcore.errors import GraphError, LinkError, PluginError
+from mtpcore import Batch, Context, Generator, Sampling, link
+from mtpcore.errors import BatchError, GraphError, LinkError, PluginError
 from mtpcore.plugin import DrafterSpec, Feed, Fit, Outputs, Proposer, first_of
 
 
@@ -136,6 +136,9 @@ def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
         link(llm, "mine")
     assert "'mine' of plugin 'other'" in caught.value.where
     assert llm.owner is None
+    assert llm.taps == ()
+    with pytest.raises(BatchError, match="no such output"):
+        llm.process(Batch.of([1])).tap("hidden")
 
 
 @pytest.mark.parametrize("answer", [None, 1.5])
