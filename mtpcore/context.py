@@ -17,10 +17,10 @@ from mtpcore.batch import Batch, integers
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
 from mtpcore.limits import check_sizes
+from mtpcore.logit_rows import slice_logits
 from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
 from mtpcore.output import Output
 from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
-from mtpcore.slicing import slice_logits
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Context:
         self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
         plain = drafter is None and self.graph_type is not GraphType.DRAFT
         self.drafter, self.head = None if plain else model.find_drafter(drafter), head
-        self.logit_rows = logit_rows
+        self.logit_rows = None if logit_rows is None else integers(logit_rows, "logit_rows")
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
         self.deliver: Watcher | None = None

@@ -23,7 +23,7 @@ STOREYS = [
     "fit",
     "ties",
     "model",
-    "sampling slicing",
+    "sampling logit_rows",
     "batch draft_tree output",
     "draft_vocabulary",
     "limits rows context",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import WeightSource
+from mtpcore.errors import GraphError
 from mtpcore.gguf import Tensor, TensorRows
 from mtpcore.graph import Program, slice_output
 
@@ -45,9 +46,22 @@ def slice_logits(
     Raises
     ------
     GraphError
-        As ``slice_output``.
+        There are no such logits; or as ``slice_output``.
     """
+    _check(program, rows)
     suffix = f"[{hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}]"
     sliced, cut = slice_output(program, "logits", len(rows), suffix)
     made = {name + suffix: TensorRows(name + suffix, model.tensors[name], rows) for name in cut}
     return sliced, _Source(model, made)
+
+
+def _check(program: Program, rows: NDArray[np.int32]) -> None:
+    n_logits = int(program.shape("logits")[1]) if "logits" in program.outputs else 0
+    inside = rows.ndim == 1 and len(rows) and rows[0] >= 0 and rows[-1] < n_logits
+    if not inside or (rows[1:] <= rows[:-1]).any():
+        raise GraphError(
+            "a part of the logits is not among them",
+            where=f"{program.name}: logit_rows",
+            wanted=f"ascending numbers in 0..{n_logits - 1}" if n_logits else "a graph with logits",
+            got=f"{rows.shape} of {rows.min()}..{rows.max()}" if rows.size else "none",
+        )
