@@ -65,15 +65,6 @@ class GraphDrafter:
                 got=got,
                 fix="declare what it can do, or draft with a Proposer",
             )
-        outputs = self.context.program.outputs
-        if "logits" not in outputs:
-            raise LinkError(
-                "the graph makes no logits to draft from",
-                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-                wanted="logits",
-                got=", ".join(outputs),
-                fix="return Outputs(logits=..., ...) from its build",
-            )
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""

@@ -41,8 +41,9 @@ def find_rows(model: Model, spec: DrafterSpec, tokens: I32) -> I32:
     Raises
     ------
     LinkError
-        The drafter can draft none of them. The map that was declared is not there, or no id for
-        each logit, or names a token that the target does not have, or one twice.
+        The drafter can draft none of them, or makes no logits. The map that was declared is not
+        there, or no id for each logit, or names a token that the target does not have, or one
+        twice.
     """
     ids = _declared(model, spec)
     rows = np.unique(tokens) if ids is None else np.flatnonzero(np.isin(ids, tokens))
@@ -63,6 +64,14 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
         As ``find_rows``.
     """
     program = model.program(GraphType(spec.graph_type), drafter=spec)
+    if "logits" not in program.outputs:
+        raise LinkError(
+            "the graph makes no logits to draft from",
+            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            wanted="logits",
+            got=", ".join(program.outputs),
+            fix="return Outputs(logits=..., ...) from its build",
+        )
     n_logits, n_vocab = int(program.shape("logits")[1]), model.hparams.n_vocab
     declared = spec.vocabulary
     if declared is None or (declared.optional and declared.tensor not in model.tensors):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import toy
 
-from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, link
-from mtpcore.plugin import VocabularyMap
+from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tree, link
+from mtpcore.plugin import Outputs, VocabularyMap
 
 SAMPLINGS = (Sampling.greedy(), Sampling(temperature=1.3, seed=3))
 TEXT = [7, 3, 21, 60, 2, 44]
@@ -80,6 +80,36 @@ def test_of_a_head_with_a_map_it_keeps_what_the_map_names(tmp_path):
     odd = DraftVocabulary([1, 3, 5], tokenizer="")
     with pytest.raises(LinkError, match="none of the draft vocabulary"):
         link(mapped_head(tmp_path, "cpu", rows, rows), "few", draft_vocabulary=odd)
+
+
+@pytest.mark.parametrize("tokens", [[5], [5, 63]])
+@pytest.mark.parametrize("tree", [None, Tree(depth=3, width=4, n_nodes=12)])
+def test_one_token_is_enough(tmp_path, tokens, tree):
+    """Also for trees that are wider than the vocabulary."""
+    few = DraftVocabulary(tokens, tokenizer="")
+    cross = link(own_head(tmp_path), tree=tree, draft_vocabulary=few)
+    cross.llm.process(Batch.of(TEXT))
+    draft = cross.draft(0, 3, SAMPLINGS[1])
+    if tree is None:
+        assert len(draft) == 3
+        assert set(draft) <= set(tokens)
+    else:
+        assert set(draft.tokens.tolist()) == set(tokens)
+        assert len(draft) == {1: 3, 2: 12}[len(tokens)]
+        assert max(draft.depth) == 3
+    cross.verify({0: draft}, SAMPLINGS[1])
+    cross.accept(0)
+
+
+def test_a_graph_without_logits_has_nothing_to_choose_from(tmp_path):
+    def build(g, inputs, h):
+        return Outputs(hidden=toy.head(g, inputs, h).rows["hidden"])
+
+    tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD)
+    model = toy.load(tmp_path, tensors, toy.replaced(name="mute", build=build), heads=1)
+    with pytest.raises(LinkError, match="makes no logits") as caught:
+        link(context(model), "mute", draft_vocabulary=DraftVocabulary(FEW, tokenizer=""))
+    assert "drafter 'mute' of plugin 'other'" in caught.value.where
 
 
 def test_taps_that_are_added_later_change_nothing(tmp_path):
