@@ -100,7 +100,7 @@ class DraftVocabulary:
         for text in [texts] if isinstance(texts, str) else texts:
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             counts += np.bincount(ids, minlength=len(counts))[: len(counts)] if ids else 0
-        ends = sorted(tokenizer.end_tokens)
+        ends = sorted(token for token in tokenizer.end_tokens if token < len(counts))
         counts[ends] = 0
         ranked = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
         return cls([*ends, *ranked.tolist()], _fingerprint(model))
@@ -134,9 +134,23 @@ class DraftVocabulary:
             ) from error
 
     def write(self, path: str | PathLike[str]) -> None:
-        """Write a file: JSON with the tokenizer's fingerprint and the ids in their order."""
+        """Write a file: JSON with the tokenizer's fingerprint and the ids in their order.
+
+        Raises
+        ------
+        ModelFileError
+            It cannot be written.
+        """
         held = _File(_FORMAT, self.tokenizer, self._tokens.tolist())
-        Path(path).write_bytes(msgspec.json.encode(held) + b"\n")
+        try:
+            Path(path).write_bytes(msgspec.json.encode(held) + b"\n")
+        except OSError as error:
+            raise ModelFileError(
+                "cannot write the draft vocabulary",
+                where=str(path),
+                got=error.strerror or error,
+                fix="give another path: write(path), or -o FILE on the command line",
+            ) from error
 
     @staticmethod
     def beside(model: Model) -> Path:

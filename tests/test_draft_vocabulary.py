@@ -1,6 +1,7 @@
 """Counting the tokens worth drafting, and the file that holds them."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,24 @@ def test_other_files_are_refused(tmp_path, held):
     path.write_bytes(held)
     with pytest.raises(ModelFileError, match="not a draft vocabulary"):
         DraftVocabulary.read(path)
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    path = tmp_path / "none" / "few.json"
+    with pytest.raises(ModelFileError, match="cannot write the draft vocabulary") as caught:
+        DraftVocabulary([1], tokenizer="").write(path)
+    assert caught.value.where == str(path)
+
+
+def test_what_a_tokenizer_has_beyond_the_model_is_left_out(demo):
+    """Ends among it: some files name more tokens than the model has rows for."""
+
+    ends = frozenset({7, demo.hparams.n_vocab})
+    tokenizer = SimpleNamespace(encode=demo.tokenizer.encode, end_tokens=ends)
+    more = SimpleNamespace(hparams=demo.hparams, metadata=demo.metadata, tokenizer=tokenizer)
+    made = DraftVocabulary.of_text(more, TEXT)
+    assert made.tokens[0] == 7
+    made.check(demo)
 
 
 def test_a_file_that_is_not_there_is_an_error_that_says_how_to_make_one(tmp_path):
