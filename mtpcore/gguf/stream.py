@@ -80,14 +80,14 @@ def stream_model_file(
         If the file cannot be written.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
-        raise ModelFileError(
-            "not a regular file: it cannot be written anew",
-            where=str(path),
-            fix="give the name of the file to write",
-        )
     part = path.with_name(path.name + ".part")
     try:
+        if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
+            raise ModelFileError(
+                "not a regular file: it cannot be written anew",
+                where=str(path),
+                fix="give the name of the file to write",
+            )
         offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
         os.truncate(part, n_bytes)
         if check is not None:

@@ -262,6 +262,8 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
         with pytest.raises(ModelFileError, match="not a regular file") as error:
             convert(tmp_path / "hf", path)
         assert error.value.where == str(path)
+    with pytest.raises(ModelFileError, match="File name too long"):
+        convert(tmp_path / "hf", tmp_path / ("x" * 300))
     assert pipe.is_fifo()
     assert folder.is_dir()
     with pytest.raises(ModelFileError, match="a folder, not a model file") as error:
