@@ -210,8 +210,10 @@ def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocab
         The file cannot be read.
     """
     given: str | int | None = options.draft_vocabulary
-    if given is None or isinstance(given, str):
-        return None if given is None else DraftVocabulary.read(given)
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return DraftVocabulary.read(given)
     return DraftVocabulary.read(DraftVocabulary.beside(model)).cut(given)
 
 

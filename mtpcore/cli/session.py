@@ -141,8 +141,9 @@ def _choose(
 ) -> DrafterSpec | None:
     """Return the drafter to use, or None where the text is decoded plainly."""
     if options.draft == 0:
-        if options.drafter or options.model_draft or options.draft_tree:
-            note("--draft 0: nothing is drafted; the drafter or tree that was named is not used")
+        named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
+        if any(named):
+            note("--draft 0: nothing is drafted; the drafter, tree or vocabulary is not used")
         return None
     source = draft_model or model
     if source.drafters:

@@ -60,3 +60,6 @@ def test_what_is_missing_is_said(command, model, text, tmp_path):
     assert code == 1
     assert "not a draft vocabulary" in err
     assert command("run", model, *PROMPT, "--draft-vocabulary", "0")[0] == 2
+    code, _, err = command("run", model, *PROMPT, "--draft", "0", "--draft-vocabulary", "100")
+    assert code == 0
+    assert "vocabulary is not used" in err
