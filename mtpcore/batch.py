@@ -53,9 +53,9 @@ def numbers(values: Any, what: str) -> F32:
         raise BatchError(f"{what} are no array of numbers", got=str(error)) from None
 
 
-def filled(n: int, value: int) -> I32:
+def _filled(n: int, value: int) -> I32:
     """Return int32[n] of one value."""
-    found = np.empty(n, np.int32)
+    found = np.empty(n, np.int32)  # np.full does the same in several calls of Python
     found[:] = value
     return found
 
@@ -155,10 +155,10 @@ class Batch:
     @staticmethod
     def _column(values: ArrayLike, n: int, what: str) -> I32:
         if type(values) is int and 0 <= values < 2**31:
-            return filled(n, values)
+            return _filled(n, values)
         found = integers(values, what)
         if found.ndim == 0:
-            return filled(n, int(found))
+            return _filled(n, int(found))
         if found.shape != (n,):
             raise BatchError(f"one of the {what} a row", wanted=(n,), got=found.shape)
         return found
