@@ -5,6 +5,7 @@ import json
 import pytest
 from harness import eagle3
 
+import mtpcore
 from mtpcore.gguf import open_model_file, write_model_file
 
 PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1")
@@ -88,6 +89,53 @@ def test_what_does_not_fit_is_refused_with_the_reason(command, pair, tmp_path, c
 def test_a_file_without_a_drafter_is_refused(command, pair):
     target, _ = pair
     code, _, err = command("run", target, "-md", target, *PROMPT)
+    assert code == 1
+    assert "the file holds no drafter" in err
+
+
+def test_inspect_shows_it_with_its_target(command, pair):
+    """Ties are resolved, and the plan counts what is borrowed once."""
+    target, head = pair
+    assert "none fits" in command("inspect", target)[1]
+    code, out, err = command("inspect", target, "-md", head)
+    assert (code, err) == (0, "")
+    for said in (
+        f"eagle3 of plugin eagle3 in {head}: chain",
+        "reads layer_input:2, layer_input:3, layer_input:3\n",
+        "token_embd.weight: borrowed from target:token_embd.weight F32",
+    ):
+        assert said in out
+    code, out, err = command("inspect", target, "-md", head, "--graph", "draft")
+    assert (code, out.splitlines()[0], err) == (0, "program eagle3", "")
+    found = json.loads(command("inspect", target, "--model-draft", head, "--json", "-c", 64)[1])
+    assert [one["path"] for one in found["files"]] == [str(target), str(head)]
+    assert [one["path"] for one in found["drafters"]] == [str(head)]
+    parts = {one["role"]: one for one in found["plan"]["parts"]}
+    assert list(parts) == ["llm", "eagle3", "eagle3_fusion"]
+    cross = mtpcore.link(
+        mtpcore.Context(mtpcore.load_model(target), 64), draft_model=mtpcore.load_model(head)
+    )
+    for role, name in (("llm", "llm"), ("draft", "eagle3")):
+        assert parts[name]["kv_per_sequence"] == cross.contexts[role].memory.store.n_bytes
+    packed = [
+        {key: sum(p.nbytes for p in made) if isinstance(made, list) else made.nbytes
+         for key, made in one.packed.items()}
+        for one in (cross.llm.model, cross.contexts["draft"].model)
+    ]  # fmt: skip
+    assert parts["llm"]["weights"] == sum(packed[0].values())
+    assert parts["eagle3"]["weights"] + parts["eagle3_fusion"]["weights"] == sum(packed[1].values())
+    table = sum(n for key, n in packed[0].items() if key[2] == "token_embd.weight")
+    assert parts["eagle3"]["shared"] == table
+
+
+@pytest.mark.parametrize("changes", [{"target_hidden_size": 48}, {"target_layers": [2, 3, 9]}])
+def test_inspect_refuses_what_does_not_fit(command, pair, tmp_path, changes):
+    target, head = pair
+    other = rewrite(head, tmp_path / "other.gguf", **changes)
+    code, out, err = command("inspect", target, "-md", other)
+    assert (code, out) == (1, "")
+    assert "wanted 48; got 32" in err or "layer_input:9" in err
+    code, _, err = command("inspect", target, "-md", target)
     assert code == 1
     assert "the file holds no drafter" in err
 

@@ -24,13 +24,17 @@ def test_run_drafts(command, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inspect_lists_the_drafter(command, name):
+    """Also one in a file beside the model, which run and bench take without being told."""
     code, out, _ = command("inspect", name, "--json")
     assert code == 0
-    assert json.loads(out)["architecture"]
-    beside = "-draft" if name == "demo:eagle3" else ""
-    code, out, _ = command("inspect", name + beside, "--json")
-    assert code == 0
-    assert json.loads(out)["drafters"]
+    found = json.loads(out)
+    assert found["architecture"]
+    assert found["drafters"]
+    drafted = json.loads(command("run", name, *PROMPT, "--draft", 3)[1])
+    assert found["drafters"][0]["name"] == drafted["settings"]["drafter"]
+    assert "none fits" not in command("inspect", name)[1]
+    code, out, _ = command("inspect", name, "--graph", "draft")
+    assert (code, out.splitlines()[0]) == (0, f"program {found['drafters'][0]['name']}")
 
 
 def test_the_drafter_beside_a_model_is_named(command):
