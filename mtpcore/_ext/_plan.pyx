@@ -23,8 +23,6 @@ cdef extern from "cpu.h" nogil:
 cdef extern from "memory.h" nogil:
     void *mtp_memory_zeros(size_t size)
     void mtp_memory_free_zeros(void *memory)
-    bint MTP_IS_WATCHED
-    void mtp_poison(void *memory, size_t bytes)
 
 cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
@@ -82,15 +80,6 @@ cdef void *data_of(array, bint writable) except NULL:
     return data
 
 
-cdef tuple lay_apart(sizes, offsets):
-    """Give each buffer a place of its own and a gap behind it, instead of sharing memory."""
-    found, end = [], 64
-    for size, offset in zip(sizes, offsets):
-        found.append(None if offset is None else end)
-        end += 0 if offset is None else (size + 127) // 64 * 64
-    return found, end
-
-
 cdef class Executor:
     def __cinit__(self):
         memset(&self.plan, 0, sizeof(mtp_plan))
@@ -104,9 +93,6 @@ cdef class Executor:
                                got=n_threads)
         self.kept, self.capacities = [], list(capacities)
         self.n_batch, self.n_vocab = n_batch, n_vocab
-        sizes = [max(one, n_threads * copy) for one, copy in zip(self.capacities, copies)]
-        if MTP_IS_WATCHED:
-            offsets, arena_bytes = lay_apart(sizes, offsets)
         self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.run_state.buffers = <void **> calloc(max(n_buffers, 1), sizeof(void *))
@@ -132,10 +118,9 @@ cdef class Executor:
             if offset is None and copies[i]:
                 raise BackendError("copies of a buffer outside the arena", got=i)
             if offset is not None:
-                if offset + sizes[i] > arena_bytes:
+                if offset + max(self.capacities[i], n_threads * copies[i]) > arena_bytes:
                     raise BackendError("buffer outside the arena", got=offset)
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
-                self.poison_gaps(i, sizes[i])
         self.n_pages = [store.n_pages for store in stores]
         for i, store in enumerate(stores):
             self.kept.append(store.data)
@@ -155,18 +140,6 @@ cdef class Executor:
         free(self.run_state.memory)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
-
-    cdef int poison_gaps(self, int64_t i, size_t used) except -1:
-        """Let nobody touch what lies behind a buffer, or behind a thread's copy of it."""
-        cdef char *begin = <char *> self.run_state.buffers[i]
-        cdef size_t copied = self.copy_bytes[i], end, t
-        if MTP_IS_WATCHED:
-            mtp_poison(begin + used, (used + 127) // 64 * 64 - used)
-            for t in range(1, self.plan.n_threads + 1 if copied else 1):
-                end = max(<size_t> self.capacities[i], t * copied - 64)
-                if end < t * copied:
-                    mtp_poison(begin + end, t * copied - end)
-        return 0
 
     cdef mtp_view view(self, found) except *:
         cdef mtp_view view
@@ -216,17 +189,16 @@ cdef class Executor:
 
     def finish(self, double work, double work_of_row, double worth_sharing):
         """Give every thread its scratch."""
-        cdef size_t each = 64, used
+        cdef size_t each = 64
         cdef int64_t i
         for i in range(self.plan.n_ops):
             each = max(each, mtp_scratch_bytes(&self.ops[i]))
-        used, each = each, (each + 127) // 64 * 64
+        each = (each + 127) // 64 * 64
         self.scratch_memory = mtp_memory_zeros(each * self.plan.n_threads)
         if self.scratch_memory == NULL:
             raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
-            mtp_poison(self.run_state.scratch[i] + used, each - used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
 

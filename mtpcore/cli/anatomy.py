@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +17,9 @@ from mtpcore.fit import block_of
 from mtpcore.graph import GraphType, Program
 from mtpcore.memory import PAGE, bytes_of_place, pages_for
 from mtpcore.model import Model
-from mtpcore.spec import DrafterSpec
+from mtpcore.spec import TARGET, DrafterSpec
 
-__all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of"]
+__all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of", "target_taps"]
 
 ROLES = ("embedding", "trunk", "norms", "output", "head")
 _N_BATCH = 512  # rows at once, as contexts have it by default
@@ -37,12 +38,18 @@ def role_of(tensor: str, n_layers: int | None) -> str:
     return "output" if tensor.startswith("output.") else "trunk"
 
 
-def describe_model(model: Model, *, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
-    """Return everything that ``mtpcore inspect`` says."""
+def describe_model(
+    model: Model, draft_model: Model | None = None, *, n_ctx: int, kv_dtype: str
+) -> dict[str, Any]:
+    """Return everything that ``mtpcore inspect`` says.
+
+    ``draft_model`` holds a drafter in a file of its own; what it borrows lies in ``model``.
+    """
+    models = [model] if draft_model is None else [model, draft_model]
     return {
         "path": str(model.path),
         "architecture": model.architecture,
-        "files": [{"path": str(p), "bytes": p.stat().st_size} for p in model.paths],
+        "files": [{"path": str(p), "bytes": p.stat().st_size} for one in models for p in one.paths],
         "layout": model.file_layout,
         "trunk": {"name": model.spec.name, "plugin": model.spec.plugin} if model.spec else None,
         "hparams": _plain_hparams(model.hparams),
@@ -60,8 +67,12 @@ def describe_model(model: Model, *, n_ctx: int, kv_dtype: str) -> dict[str, Any]
             }
             for t in model.tensors.values()
         ],
-        "drafters": [_drafter(model, spec) for spec in model.drafters],
-        "plan": _plan(model, n_ctx, kv_dtype),
+        "drafters": [
+            _drafter(one, spec) | {"path": str(one.path) if one is draft_model else None}
+            for one in models
+            for spec in one.drafters
+        ],
+        "plan": _plan(models, n_ctx, kv_dtype),
         "isa": {"used": isa(), "available": list(available_isas())},
     }
 
@@ -120,11 +131,16 @@ def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
         "limit": spec.limit,
         "heads": spec.heads.count,
         "acceptance": list(spec.acceptance),
-        "taps": [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps],
+        "taps": target_taps(spec),
         "graphs": [spec.graph_type, *(name for name, _ in spec.graphs)] if spec.build else [],
         "ties": [msgspec.to_builtins(use) for use in model.tie_report(spec)],
         "evidence": spec.evidence,
     }
+
+
+def target_taps(spec: DrafterSpec) -> list[str]:
+    """Return the taps of the target that a drafter reads."""
+    return [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
 
 
 def drafter_program(model: Model, name: str | None = None, graph: str = "") -> Program:
@@ -154,14 +170,15 @@ def _programs(model: Model) -> dict[str, Callable[[], Program]]:
     return made
 
 
-def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
+def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
     """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence.
 
-    What the model leaves in its mapped file is counted apart.
+    What a model leaves in its mapped file is counted apart; what a drafter's file borrows is
+    counted where it lies.
     """
     parts: list[dict[str, Any]] = []
-    counted: dict[str, int] = {}
-    for name, build in _programs(model).items():
+    counted: set[tuple[Path, str]] = set()
+    for model, name, build in [(m, *one) for m in models for one in _programs(m).items()]:
         try:
             program = build()
             weights = estimate_packed_bytes([program], model.tensors, repack=model.repack)
@@ -169,16 +186,17 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
             parts.append({"role": name, "error": str(error)})
             continue
         values = {layer: bytes_of_place(layer, kv_dtype) for layer in program.memory}
+        places = {tensor: _place(model, tensor) for tensor in weights}
         parts.append(
             {
                 "role": name,
-                "weights": sum(n for t, n in weights.items() if t not in counted),
+                "weights": sum(n for t, n in weights.items() if places[t] not in counted),
                 "mapped": sum(
                     model.tensors[t].n_bytes
                     for t, n in weights.items()
-                    if not n and t not in counted
+                    if not n and places[t] not in counted
                 ),
-                "shared": sum(n for t, n in weights.items() if t in counted),
+                "shared": sum(n for t, n in weights.items() if places[t] in counted),
                 "kv_per_token": sum(n for layer, n in values.items() if not layer.window),
                 "kv_per_sequence": sum(
                     pages_for(layer.window, 1, n_ctx, min(n_ctx, _N_BATCH)) * PAGE * n
@@ -186,5 +204,11 @@ def _plan(model: Model, n_ctx: int, kv_dtype: str) -> dict[str, Any]:
                 ),
             }
         )
-        counted |= weights
+        counted |= set(places.values())
     return {"n_ctx": n_ctx, "kv_dtype": kv_dtype, "parts": parts}
+
+
+def _place(model: Model, tensor: str) -> tuple[Path, str]:
+    """Return the model file in which a weight lies, and its name there."""
+    borrowed = tensor.startswith(TARGET) and model.target
+    return (borrowed or model).path, tensor.removeprefix(TARGET)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.anatomy import describe_model, drafter_program
+from mtpcore.cli.anatomy import describe_model, drafter_program, target_taps
+from mtpcore.cli.session import open_draft_model, require_drafter
 from mtpcore.cli.terminal import harmless, spell_bytes
 from mtpcore.graph import Program
 from mtpcore.graph.draw import to_dot, to_mermaid
@@ -22,6 +24,7 @@ EXAMPLES = """examples:
   mtpcore inspect demo
   mtpcore inspect model.gguf -c 32768
   mtpcore inspect model.gguf --tensors | grep nextn
+  mtpcore inspect target.gguf -md drafter.gguf
   mtpcore inspect demo --graph draft --format dot | dot -Tsvg > draft.svg
   mtpcore inspect model.gguf --json | jq .plan
 """
@@ -31,7 +34,7 @@ _PICTURES: dict[str, Callable[[Program], str]] = {"text": str, "mermaid": to_mer
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    shared.add_model_options(parser, draft_model=False)
+    shared.add_model_options(parser)
     group = parser.add_argument_group("what to show")
     group.add_argument("--tensors", action="store_true", help="list every tensor as well")
     group.add_argument(
@@ -58,13 +61,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     path, repack = shared.model_path(options), options.repack
-    with load_model(path, mtp_path=options.mtp_path, repack=repack) as model:
+    with ExitStack() as files:
+        model = files.enter_context(load_model(path, mtp_path=options.mtp_path, repack=repack))
+        draft_model = open_draft_model(options, insists=options.model_draft is not None)
+        if draft_model is not None:
+            files.enter_context(draft_model)
+            _lend(options, model, draft_model)
         if options.graph:
-            print(harmless(_PICTURES[options.format](_program(model, options)).rstrip("\n")))
+            program = _program(model, draft_model, options)
+            print(harmless(_PICTURES[options.format](program).rstrip("\n")))
             return 0
         trained = getattr(model.hparams, "n_ctx_train", _LONGEST)
         n_ctx = options.ctx_size or min(trained, _LONGEST)
-        found = describe_model(model, n_ctx=n_ctx, kv_dtype=options.kv_dtype)
+        found = describe_model(model, draft_model, n_ctx=n_ctx, kv_dtype=options.kv_dtype)
     if options.json:
         print(json.dumps(found))
         return 0
@@ -81,11 +90,19 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def _program(model: Model, options: argparse.Namespace) -> Program:
+def _lend(options: argparse.Namespace, model: Model, draft_model: Model) -> None:
+    """Let a drafter in a file of its own borrow of its target; refuse one that does not fit."""
+    require_drafter(options.model_draft or str(draft_model.path), draft_model)
+    draft_model.borrow_from(model)
+    for spec in draft_model.drafters:
+        model.program(taps=target_taps(spec))
+
+
+def _program(model: Model, draft_model: Model | None, options: argparse.Namespace) -> Program:
     if options.graph == "llm":
         return model.program()
     graph = "" if options.graph == "draft" else options.graph
-    return drafter_program(model, options.drafter, graph)
+    return drafter_program(draft_model or model, options.drafter, graph)
 
 
 def _overview(found: dict[str, Any]) -> list[str]:
@@ -132,8 +149,9 @@ def _drafters(found: dict[str, Any]) -> list[str]:
             lines.append(f"{drafter['name']}: variant of {drafter['variant_of']}, reads {reads}")
             continue
         low, high = drafter["acceptance"]
+        beside = f" in {drafter['path']}" if drafter["path"] else ""
         lines.append(
-            f"{drafter['name']} of plugin {drafter['plugin']}: {drafter['shape']}, "
+            f"{drafter['name']} of plugin {drafter['plugin']}{beside}: {drafter['shape']}, "
             f"up to {drafter['limit']} tokens, first draft accepted {low:.2f} to {high:.2f}"
         )
         if drafter["taps"]:

@@ -17,7 +17,15 @@ from mtpcore.loading import find_companion, load_model
 from mtpcore.model import Model
 from mtpcore.spec import DrafterSpec
 
-__all__ = ["Session", "finish", "make_context", "open_model", "open_session"]
+__all__ = [
+    "Session",
+    "finish",
+    "make_context",
+    "open_draft_model",
+    "open_model",
+    "open_session",
+    "require_drafter",
+]
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -62,7 +70,9 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
-    draft_model = _open_draft_model(options)
+    draft_model = None
+    if options.draft:
+        draft_model = open_draft_model(options, insists=_insists(options))
     drafter = _choose(options, model, draft_model)
     if drafter is None:
         return Session(model, make_context(options, model, n_ctx), None, 0)
@@ -122,18 +132,44 @@ def _insists(options: argparse.Namespace) -> bool:
     return options.draft != "auto" or any(asked)
 
 
-def _open_draft_model(options: argparse.Namespace) -> Model | None:
-    """Load the drafter's own file: the one that was given, or the one that the model comes with."""
+def open_draft_model(options: argparse.Namespace, *, insists: bool) -> Model | None:
+    """Load the drafter's own file: the one that was given, or the one that the model comes with.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be used; unless the caller insists, it is left out with a note.
+    """
     path = options.model_draft or find_companion(model_path(options))
-    if path is None or not options.draft:
+    if path is None:
         return None
     try:
         return load_model(path, repack=options.repack)
     except ModelFileError as error:
-        if _insists(options):
+        if insists:
             raise
         note(f"{path} is left out: {error}")
         return None
+
+
+def require_drafter(path: str, draft_model: Model) -> None:
+    """Refuse a file that was given for its drafter and holds none.
+
+    Raises
+    ------
+    ModelFileError
+        Names the drafter that belongs to a model in the package.
+    """
+    if draft_model.drafters:
+        return
+    companion = find_companion(path)
+    raise ModelFileError(
+        "the file holds no drafter",
+        where=path,
+        fix=f"the drafter that belongs to it is {companion}"
+        if companion
+        else "give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
+    )
 
 
 def _choose(
@@ -148,15 +184,8 @@ def _choose(
     source = draft_model or model
     if source.drafters:
         return source.find_drafter(options.drafter)
-    if options.model_draft:
-        companion = find_companion(options.model_draft)
-        raise ModelFileError(
-            "the file holds no drafter",
-            where=options.model_draft,
-            fix=f"the drafter that belongs to it is {companion}"
-            if companion
-            else "give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
-        )
+    if draft_model is not None and options.model_draft:
+        require_drafter(options.model_draft, draft_model)
     if _insists(options):
         asked = "--draft-tree" if options.draft_tree else f"--draft {options.draft}"
         asked = f"--drafter {options.drafter}" if options.drafter else asked
