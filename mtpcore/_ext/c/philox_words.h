@@ -14,48 +14,50 @@
 
 #if defined(__AVX512F__)
 typedef __m512i words;
-enum { WORDS = 8 };
-INLINE words words_all(uint32_t x) { return _mm512_set1_epi64((int64_t)x); }
-INLINE words words_load(const uint32_t *p)
-{
-    return _mm512_cvtepu32_epi64(_mm256_loadu_si256((const __m256i *)p));
-}
-INLINE void words_store(uint32_t *p, words a)
-{
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi64_epi32(a));
-}
-INLINE words words_product(words a, words b) { return _mm512_mul_epu32(a, b); }
-INLINE words words_upper(words a) { return _mm512_srli_epi64(a, 32); }
+typedef __m256i lower_halves;
+#define OF_WORDS(function) _mm512_##function
+INLINE lower_halves words_lower(words a) { return _mm512_cvtepi64_epi32(a); }
 INLINE words words_xor(words a, words b, words c)
 {
     return _mm512_ternarylogic_epi64(a, b, c, 0x96);
 }
 #else
 typedef __m256i words;
-enum { WORDS = 4 };
-INLINE words words_all(uint32_t x) { return _mm256_set1_epi64x((int64_t)x); }
-INLINE words words_load(const uint32_t *p)
-{
-    return _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)p));
-}
-INLINE void words_store(uint32_t *p, words a)
+typedef __m128i lower_halves;
+#define OF_WORDS(function) _mm256_##function
+INLINE lower_halves words_lower(words a)
 {
     const __m256i lower = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
-    _mm_storeu_si128((__m128i *)p,
-                     _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(a, lower)));
+    return _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(a, lower));
 }
-INLINE words words_product(words a, words b) { return _mm256_mul_epu32(a, b); }
-INLINE words words_upper(words a) { return _mm256_srli_epi64(a, 32); }
 INLINE words words_xor(words a, words b, words c)
 {
     return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
 }
 #endif
 
+enum { WORDS = sizeof(lower_halves) / sizeof(uint32_t) };
+
+INLINE words words_all(uint32_t x) { return OF_WORDS(set1_epi32)((int32_t)x); }
+INLINE words words_product(words a, words b) { return OF_WORDS(mul_epu32)(a, b); }
+INLINE words words_upper(words a) { return OF_WORDS(srli_epi64)(a, 32); }
+INLINE words words_load(const uint32_t *p)
+{
+    lower_halves lower;
+    memcpy(&lower, p, sizeof lower);
+    return OF_WORDS(cvtepu32_epi64)(lower);
+}
+INLINE void words_store(uint32_t *p, words a)
+{
+    const lower_halves lower = words_lower(a);
+    memcpy(p, &lower, sizeof lower);
+}
+#undef OF_WORDS
+
 /* lower[i], upper[i] = the first two random words of the counter {ids[i], index, stream}; as
  * mtp_philox gives them. */
 INLINE void mtp_philox_words(const uint32_t *ids, uint32_t index, uint64_t stream,
-                                    uint64_t key, uint32_t *lower, uint32_t *upper)
+                             uint64_t key, uint32_t *lower, uint32_t *upper)
 {
     enum { GROUPS = MTP_PHILOX_WORDS / WORDS };
     const words m0 = words_all(MTP_PHILOX_M0), m1 = words_all(MTP_PHILOX_M1);
