@@ -106,10 +106,15 @@ static void walk_as_task(void *argument, int thread, int n_threads)
     mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
 }
 
+/* Estimated nanoseconds of one thread. */
+static double work_of(const mtp_plan *plan, const mtp_run *run)
+{
+    return plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+}
+
 void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)
 {
-    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
-    if (plan->n_threads == 1 || work < plan->worth_sharing)
+    if (plan->n_threads == 1 || work_of(plan, run) < plan->worth_sharing)
         mtp_run_alone(task, argument);
     else
         mtp_pool_run(plan->pool, task, argument);
@@ -147,7 +152,7 @@ void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 {
     mtp_run_begin(run);
     walk self = {plan, run};
-    const double work = plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+    const double work = work_of(plan, run);
     if (plan->n_threads > 1 && plan->worth_sharing > 0 && work >= plan->worth_sharing &&
         work < SURELY_SHARED)
         run_the_faster_way(plan, run, work, &self);

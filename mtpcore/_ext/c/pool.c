@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
+
 #include "rounding.h"
 
 enum {

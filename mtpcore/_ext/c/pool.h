@@ -30,7 +30,7 @@ void mtp_pool_wait(mtp_pool *pool);
 /* In which order the threads of later regions run; for tests. In turns each thread does all of its
  * work up to the next barrier before another one begins, so that a barrier that is missing shows
  * in one of the two orders, whatever the machine. Returns the order used before. */
-enum { MTP_TOGETHER, MTP_FIRST_TO_LAST, MTP_LAST_TO_FIRST, MTP_ORDERS };
+enum { MTP_TOGETHER, MTP_FIRST_TO_LAST, MTP_LAST_TO_FIRST };
 int mtp_pool_order(int order);
 
 #endif
