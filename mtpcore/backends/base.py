@@ -153,7 +153,7 @@ class Backend(Protocol):
     guarantee: str
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
-        """Make the pages for these memory layers; ``dtype`` is ``f32`` or ``f16``."""
+        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
     def plan(
         self,

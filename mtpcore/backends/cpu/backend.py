@@ -13,7 +13,7 @@ from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
-from mtpcore.backends.cpu.sharing import share_out
+from mtpcore.backends.cpu.sharing import nanoseconds, share_out
 from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
@@ -33,9 +33,7 @@ at a barrier costs more than all of it."""
 
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
-# Rough speeds of one thread on weights in its caches, to compare with the above.
-_BYTES_PER_NS = 40.0
-_PRODUCTS_PER_NS = 100.0
+_PRODUCTS_PER_NS = 100.0  # of one thread, roughly
 
 
 class CpuBackend:
@@ -57,7 +55,7 @@ class CpuBackend:
         check_isa()
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
-        """Make the pages for these memory layers; ``dtype`` is ``f32`` or ``f16``."""
+        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
         return CpuStore(layers, n_pages, dtype)
 
     def plan(
@@ -212,8 +210,8 @@ def _work(steps: Sequence[Step]) -> tuple[float, float]:
     for step in steps:
         if step.kind == "matmul":
             n_outputs, n_inputs = step.matrices[0].shape
-            fixed += step.matrices[0].nbytes / _BYTES_PER_NS
+            fixed += nanoseconds(step)
             by_row += n_outputs * n_inputs / _PRODUCTS_PER_NS
         elif step.kind == "expert_matmul":
-            by_row += step.outputs[0].n_heads * step.matrices[0].nbytes / _BYTES_PER_NS
+            by_row += nanoseconds(step)
     return fixed, by_row

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 
 from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY
-from mtpcore.backends.cpu.steps import Buffer, Sharing, Step
+from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
 
 __all__ = ["allocate", "arrange", "copy_bytes", "share_products"]
 
 _LINE = 64
-_GROUP = 32  # outputs of a product that belong together
 _BARRIERS = (BARRIER_IF_FEW, BARRIER_IF_MANY)
 _ALWAYS = BARRIER_IF_FEW | BARRIER_IF_MANY
 
@@ -150,9 +149,9 @@ def share_products(steps: Sequence[Step]) -> None:
     group: list[Step] = []
 
     def close() -> None:
-        units = [-(-step.matrices[0].shape[0] // _GROUP) for step in group]
+        units = [-(-step.matrices[0].shape[0] // GROUP) for step in group]
         for i, step in enumerate(group):
-            step.ints = [sum(units[:i]), sum(units), _GROUP]
+            step.ints = [sum(units[:i]), sum(units), GROUP]
         group.clear()
 
     for step in steps:

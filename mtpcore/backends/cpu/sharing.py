@@ -19,15 +19,14 @@ from math import gcd
 from typing import NamedTuple
 
 from mtpcore._ext._matmul import activation_block
-from mtpcore.backends.cpu.steps import Access, Buffer, Sharing, Step, View
+from mtpcore.backends.cpu.steps import GROUP, Access, Buffer, Sharing, Step, View
 
-__all__ = ["share_out"]
+__all__ = ["nanoseconds", "share_out"]
 
 BARRIER_NS = 2000.0
 """What a barrier costs, roughly: no longer may threads wait for the one with the largest part."""
 
-_BYTES_PER_NS = 40.0  # of weights that one thread multiplies with
-_GROUP = 32  # outputs of a product that belong together
+_BYTES_PER_NS = 40.0  # of weights in its caches that one thread multiplies with
 _LANES = 16  # values of a cache line, which two threads should not share
 _EACH_VALUE = {"add", "mul", "scale", "activation", "gated", "copy", "take"}
 _EACH_HEAD = {"rms_norm", "layer_norm", "rope"}
@@ -84,7 +83,7 @@ class _Cluster:
             return False
         largest = -(-n_units // n_threads) / n_units
         return any(
-            _nanoseconds(step) * (largest - _largest_alone(step, cut, n_threads)) > BARRIER_NS
+            nanoseconds(step) * (largest - _largest_alone(step, cut, n_threads)) > BARRIER_NS
             for step, cut in self.members
             if step.kind in _PRODUCTS
         )
@@ -96,7 +95,8 @@ class _Cluster:
             other._joined = self
 
 
-def _nanoseconds(product: Step) -> float:
+def nanoseconds(product: Step) -> float:
+    """Estimate how long one thread multiplies: for any batch; of experts, for each row."""
     return product.outputs[0].n_heads * product.matrices[0].nbytes / _BYTES_PER_NS
 
 
@@ -141,9 +141,9 @@ def _cut_of(step: Step) -> _Cut | None:
     ins, outs = step.inputs, step.outputs
     if step.kind in _PRODUCTS:
         n_outputs = step.matrices[0].shape[0]
-        if n_outputs % _GROUP:
+        if n_outputs % GROUP:
             return None
-        return _Cut(n_outputs // _GROUP, [*_read_whole(ins), _by_width(outs[0], True)])
+        return _Cut(n_outputs // GROUP, [*_read_whole(ins), _by_width(outs[0], True)])
     if step.kind in _EACH_VALUE and outs[0].width % _LANES == 0:
         made = _by_width(outs[0], True)
         return _Cut(outs[0].width // _LANES, [*map(_by_width, ins), made])
@@ -190,17 +190,8 @@ def _by_head(view: View, writes: bool = False) -> Access:
 
 def _make_copies(steps: Sequence[Step], buffers: Sequence[Buffer]) -> None:
     """Let every thread have its copy of what steps on rows make for other steps."""
-    candidates = [
-        step
-        for step in steps
-        if step.sharing in (Sharing.ROWS, Sharing.GATHER) and step.kind != "remember"
-    ]
-    shared = {
-        buffer
-        for step in steps
-        for buffer in step.writes
-        if step not in candidates or buffers[buffer].external
-    }
+    candidates = [step for step in steps if _can_copy(step, buffers)]
+    shared = {buffer for step in steps if not _can_copy(step, buffers) for buffer in step.writes}
     n_before = -1
     while len(shared) != n_before:  # a step has all its outputs in copies, or none
         n_before = len(shared)
@@ -212,3 +203,11 @@ def _make_copies(steps: Sequence[Step], buffers: Sequence[Buffer]) -> None:
             step.sharing = Sharing.COPIES
             for buffer in step.writes:
                 buffers[buffer].copied = True
+
+
+def _can_copy(step: Step, buffers: Sequence[Buffer]) -> bool:
+    return (
+        step.sharing in (Sharing.ROWS, Sharing.GATHER)
+        and step.kind != "remember"
+        and not any(buffers[buffer].external for buffer in step.writes)
+    )

@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from mtpcore._ext._matmul import PackedMatrix
 from mtpcore.backends.base import F32
 
-__all__ = ["Access", "Buffer", "Sharing", "Step", "View"]
+__all__ = ["GROUP", "Access", "Buffer", "Sharing", "Step", "View"]
+
+GROUP = 32
+"""Outputs of a product that belong together."""
 
 
 class View(NamedTuple):
@@ -36,8 +39,8 @@ class View(NamedTuple):
 class Buffer:
     """Memory for one value: bytes at the largest batch, and at one unit of rows.
 
-    ``external`` buffers are given with each run: ``input`` names one, ``output`` is allocated.
-    Of ``copied`` ones every thread has a copy of its own while there is one unit of rows at most.
+    ``external`` buffers are given with each run. Of ``copied`` ones every thread has a copy of its
+    own while there is one unit of rows at most.
     """
 
     n_bytes: int

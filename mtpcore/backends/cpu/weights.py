@@ -41,7 +41,6 @@ _FORMS = {
 """How operations want their first weight."""
 
 _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
-_F32 = int(GGMLQuantizationType.F32)
 
 
 def stays_mapped(stored: int, retype: str | None) -> bool:
