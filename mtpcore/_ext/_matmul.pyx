@@ -83,7 +83,7 @@ cdef int64_t row_bytes(int type, int64_t n_rows, int64_t n_cols) except -1:
 
 
 cdef class PackedMemory:
-    def __init__(self, size_t n_bytes):
+    def __cinit__(self, size_t n_bytes):
         self.data, self.size = mtp_memory_new(n_bytes), n_bytes
         if self.data == NULL:
             raise CapacityError(
@@ -95,9 +95,10 @@ cdef class PackedMemory:
 
     def take(self, int type, int64_t n_rows, int64_t n_cols):
         cdef size_t n_bytes = packed_bytes(type, n_rows, n_cols)
+        # Before looking for room: making it may collect garbage, and let another thread take some.
+        cdef PackedMatrix packed = PackedMatrix.__new__(PackedMatrix)
         if n_bytes > self.size - self.used:
             return None
-        cdef PackedMatrix packed = PackedMatrix.__new__(PackedMatrix)
         packed.memory = self
         packed.matrix = mtp_matrix(type, 0, n_rows, n_cols, <char *> self.data + self.used)
         self.used += n_bytes

@@ -1,5 +1,7 @@
 """Matrices that are filled group by group, and those whose rows stay in a file."""
 
+import gc
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -84,3 +86,23 @@ def test_only_whole_groups_are_filled(begin, n):
         packed.fill(begin, bytes(68 * n))
     with pytest.raises(GraphError, match="number of bytes"):
         packed.fill(0, bytes(68 * 32 + 1))
+
+
+def test_no_two_threads_take_the_same_room():
+    """Making a matrix may collect garbage, and with it run others: here a callback that takes."""
+    n_bytes = _matmul.packed_bytes(Type.F32, 32, 16)
+    memory = _matmul.PackedMemory(n_bytes)
+    found, before = [], gc.get_threshold()
+
+    def take_meanwhile(phase, info):
+        if phase == "start" and not found:
+            found.append(memory.take(Type.F32, 32, 16))
+
+    gc.callbacks.append(take_meanwhile)
+    try:
+        gc.set_threshold(1)
+        found.append(memory.take(Type.F32, 32, 16))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(take_meanwhile)
+    assert sum(matrix is not None for matrix in found) == 1
