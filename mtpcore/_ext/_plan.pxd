@@ -149,5 +149,6 @@ cdef class Executor:
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t n_pages, int64_t seq, int64_t place, row) except -1
+    cdef int take_scratch(self, object samplers) except -1
     cdef list take_sequences(self, object wanted, object pages, mtp_draft *draft)
     cdef int take_rows(self, object rows, object pages) except -1

@@ -283,6 +283,7 @@ cdef class Executor:
         """Run a draft loop; ``recycled`` holds (slot, output, axis, width)."""
         cdef int64_t m = len(wanted.rows.outputs), n_recycled = len(recycled), i
         cdef mtp_draft draft
+        cdef bint has_scratch = False
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
         if m == 0:
@@ -305,6 +306,8 @@ cdef class Executor:
                 kept.append(fed)
                 draft.recycled[i] = mtp_recycle(slot, output, axis, width,
                                                 <float *> data_of(fed, True))
+            self.take_scratch(wanted.samplers)
+            has_scratch = True
             with nogil:
                 mtp_plan_draft(&self.plan, &self.run_state, &draft)
             return [
@@ -312,9 +315,20 @@ cdef class Executor:
                 for i in range(m)
             ]
         finally:
+            if has_scratch:
+                for sampler in wanted.samplers:
+                    (<Sampler> sampler).scratch.is_taken = False
             free(draft.sequences)
             free(draft.recycled)
             self.is_running = False
+
+    cdef int take_scratch(self, samplers) except -1:
+        """Keep other threads out of what is used without the GIL."""
+        for sampler in samplers:
+            (<Sampler> sampler)._check_scratch()
+        for sampler in samplers:
+            (<Sampler> sampler).scratch.is_taken = True
+        return 0
 
     cdef list take_sequences(self, wanted, pages, mtp_draft *draft):
         """Check what each sequence needs, and make the rows of later passes."""

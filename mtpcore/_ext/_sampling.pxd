@@ -38,6 +38,7 @@ cdef extern from "sampler.h" nogil:
 
 cdef class Scratch:
     cdef mtp_sampler_scratch *pointer
+    cdef bint is_taken  # by a draft loop, which runs without the GIL
     cdef readonly int64_t n_vocab
     cdef readonly int64_t n_ids
 
@@ -50,6 +51,7 @@ cdef class Sampler:
         self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
         int64_t index, const int32_t[::1] token_ids, const uint32_t[::1] mask,
         float *probability)
+    cdef int _check_scratch(self) except -1
     cdef int _check(
         self, int64_t n_vocab, int64_t n_history, int64_t n_prompt, int64_t index,
         const int32_t[::1] token_ids, const uint32_t[::1] mask) except -1

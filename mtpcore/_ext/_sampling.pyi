@@ -102,7 +102,7 @@ class Sampler:
         Raises
         ------
         SamplingError
-            A shape, an id or an index is out of range.
+            A shape, an id or an index is out of range, or another thread drafts with the scratch.
         """
 
     def choose_with_probability(
@@ -149,7 +149,7 @@ class Sampler:
         Raises
         ------
         SamplingError
-            A shape, an id or an index is out of range.
+            A shape, an id or an index is out of range, or another thread drafts with the scratch.
         """
 
     def rank(
@@ -183,7 +183,7 @@ class Sampler:
         Raises
         ------
         SamplingError
-            A shape, an id or a number is out of range.
+            A shape, an id or a number is out of range, or another thread drafts with the scratch.
         """
 
 def use_isa(name: str) -> str:

@@ -126,7 +126,7 @@ cdef class Sampler:
         if mask is not None:
             self.settings.mask = &mask[0]
         cdef unsigned before = mtp_round_to_nearest()
-        # The GIL is kept: it is what keeps two threads out of one scratch.
+        # The GIL is kept: with _check_scratch it keeps two threads out of one scratch.
         cdef int32_t token_id = mtp_choose(
             &logits[0], n_vocab, &self.settings, &history[0] if n_history else NULL, n_history,
             n_prompt, index, ids, self.scratch.pointer, probability)
@@ -134,9 +134,16 @@ cdef class Sampler:
         self.settings.mask = NULL
         return token_id
 
+    cdef int _check_scratch(self) except -1:
+        if self.scratch.is_taken:
+            raise SamplingError("another thread drafts with this scratch", where="Sampler",
+                                fix="let one thread at a time use a Cross")
+        return 0
+
     cdef int _check(self, int64_t n_vocab, int64_t n_history, int64_t n_prompt, int64_t index,
                     const int32_t[::1] token_ids, const uint32_t[::1] mask) except -1:
         cdef int64_t n_ids = self.scratch.n_ids, i
+        self._check_scratch()
         if not 0 < n_vocab <= self.scratch.n_vocab:
             raise SamplingError("wrong number of logits", where="Sampler", got=n_vocab,
                                 wanted=f"1 to {self.scratch.n_vocab}")

@@ -1,6 +1,7 @@
 """The compiled draft loop against the loop in Python, token for token."""
 
 from functools import partial
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -203,3 +204,30 @@ def test_what_does_not_fit_is_an_error():
         with pytest.raises(SamplingError):
             one.plan.draft(wrong, one.memory)
     assert len(one.plan.draft(good, one.memory)[0]) == 4
+
+
+def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
+    """The loop runs without the GIL: another thread may come in between."""
+    one, over = runner(CpuBackend()), Event()
+    run = make_run(one.memory, [(0, 0, 4, 60, 0.0, SAMPLINGS[1])])
+    n_runs, logits = 0, RNG.normal(size=N_LOGITS).astype(np.float32)
+
+    def draft():
+        nonlocal n_runs
+        while not over.is_set() and n_runs < 10_000:
+            one.plan.draft(run, one.memory)
+            n_runs += 1
+
+    def choose_while(thread):
+        while thread.is_alive():
+            run.samplers[0].choose(logits, HISTORY[:4], 4, 4)
+
+    thread = Thread(target=draft)
+    thread.start()
+    try:
+        with pytest.raises(SamplingError, match="another thread"):
+            choose_while(thread)
+    finally:
+        over.set()
+        thread.join()
+    run.samplers[0].choose(logits, HISTORY[:4], 4, 4)
