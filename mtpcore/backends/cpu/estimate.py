@@ -9,13 +9,12 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from mtpcore._ext._matmul import is_native, packed_bytes
 from mtpcore.backends.base import WeightTensor
-from mtpcore.backends.cpu.weights import stays_mapped
+from mtpcore.backends.cpu.weights import FORMS, stays_mapped
 from mtpcore.graph.program import Program, Weight
 
 __all__ = ["estimate_packed_bytes"]
 
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
-_MATRICES = {"embed", "matmul", "expert_matmul", "head_matmul"}
 
 
 def estimate_packed_bytes(
@@ -33,14 +32,13 @@ def estimate_packed_bytes(
             for i, weight in enumerate(node.weights):
                 if weight is None:
                     continue
-                is_matrix = i == 0 and node.op in _MATRICES
-                form = "matrix" if is_matrix else "exact" if node.op == "route" else "vector"
+                form = FORMS.get(node.op, "vector") if i == 0 else "vector"
                 key = (form, weight.tensor, weight.retype)
                 if key not in found:
                     stored = tensors[weight.tensor].type
-                    found[key] = _bytes(weight, stored, form, i)
-                    retype = "F32" if form == "exact" else weight.retype
-                    if i == 0 and form != "vector" and not repack and stays_mapped(stored, retype):
+                    found[key] = _bytes(weight, stored, form)
+                    retype = "F32" if form == "exact matrix" else weight.retype
+                    if form != "vector" and not repack and stays_mapped(stored, retype):
                         found[key] = 0
     total: dict[str, int] = {}
     for (_, tensor, _), n in found.items():
@@ -48,11 +46,11 @@ def estimate_packed_bytes(
     return total
 
 
-def _bytes(weight: Weight, stored: int, form: str, index: int) -> int:
-    if form == "vector" or (form == "exact" and index):
+def _bytes(weight: Weight, stored: int, form: str) -> int:
+    if form == "vector":
         return 4 * prod(weight.shape)
     kind = _F32
-    if form == "matrix":
+    if form != "exact matrix":
         kind = GGMLQuantizationType(stored)
         if weight.retype is not None:
             kind = GGMLQuantizationType[weight.retype]

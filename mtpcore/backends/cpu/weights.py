@@ -16,7 +16,7 @@ from mtpcore.backends.base import F32, WeightSource
 from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.program import Program, Weight
 
-__all__ = ["Weights", "stays_mapped"]
+__all__ = ["FORMS", "Weights", "stays_mapped"]
 
 Made = TypeVar("Made")
 
@@ -31,14 +31,14 @@ _CONVERTED = 1 << 18
 _LARGE = 1 << 22
 """Bytes from which a tensor has a block of memory, in huge pages, for itself."""
 
-_FORMS = {
+FORMS = {
     "embed": "matrix",
     "matmul": "matrix",
     "expert_matmul": "stack",
     "head_matmul": "stack",
     "route": "exact matrix",
 }
-"""How operations want their first weight."""
+"""How operations want their first weight; all others are vectors."""
 
 _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
 
@@ -81,9 +81,9 @@ class Weights:
             There is no memory, or shapes are such that most of it would be filling.
         """
         wanted = {
-            (_FORMS[node.op], weight.tensor, weight.retype): weight
+            (FORMS[node.op], weight.tensor, weight.retype): weight
             for node in program.nodes
-            if node.op in _FORMS
+            if node.op in FORMS
             for weight in node.weights[:1]
             if weight is not None
         }
