@@ -69,7 +69,6 @@ def test_texts_do_not_depend_on_trees(family):
             check_texts(family, Texts(k=4, temperature=temperature, n_batch=n_batch), shaped)
 
 
-@pytest.mark.hypothesis
 @families
 def test_texts_do_not_depend_on_a_draft_vocabulary(family):
     """Own and tied matrices, maps of their own, heads for each step, trees: a part of each."""
@@ -88,6 +87,7 @@ def test_texts_do_not_depend_on_a_draft_vocabulary(family):
         check_texts(family, Texts(k=4, temperature=0.8), shaped, few)
 
 
+@pytest.mark.hypothesis
 @families
 def test_state_does_not_depend_on_what_was_rejected(family):
     few = searching(16, stateful_step_count=20, suppress_health_check=list(HealthCheck))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from harness.search import searching
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore.cross.inbox import Inbox
@@ -19,7 +20,7 @@ acts = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@searching(200)
 @given(acts)
 def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
     box, mine = Inbox("role.slot", 2, 2), 0

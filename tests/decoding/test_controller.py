@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 from harness.machine import LIMIT, SHAPES, Machine, falling
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore.decoding import Controller, LengthPolicy, Round
@@ -253,7 +253,7 @@ def test_reasons_are_sentences_with_numbers():
     assert last.reason.endswith("times as fast as without")
 
 
-@searching(max_examples=100)
+@searching(100)
 @given(
     limit=st.integers(0, 9),
     start=st.integers(1, 12),

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from harness.hashed import N_VOCAB, HashBackend, HashModel, HashPlan
 from harness.scripted import SCRIPTS, TREES, Scripted, cross_of, plain, run, settings
+from harness.search import searching
 from hypothesis import given
-from hypothesis import settings as searching
 from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, Tree, link
@@ -48,7 +48,7 @@ class AnyLength:
         self.forgotten.append(seq)
 
 
-@searching(max_examples=120)
+@searching(120)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     wanted=st.lists(
