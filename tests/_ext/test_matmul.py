@@ -39,13 +39,6 @@ each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
 small_search = searching(40)
 
 
-@pytest.fixture(autouse=True)
-def isa_unchanged():
-    before = _matmul.isa()
-    yield
-    _matmul.use_isa(before)
-
-
 @each_type
 @pytest.mark.parametrize("n_rows", [1, 16, 45])
 def test_rows_come_back_as_the_format_defines_them(type_, n_rows):

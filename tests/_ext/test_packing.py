@@ -22,13 +22,6 @@ each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
 
 
-@pytest.fixture(autouse=True)
-def isa_unchanged():
-    before = _matmul.isa()
-    yield
-    _matmul.use_isa(before)
-
-
 def misaligned(rows):
     """The same bytes one byte further on, with nothing readable behind them."""
     data = rows.view(np.uint8).reshape(-1)

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from programs import HEAD, N_HEADS, N_VOCAB, WIDTH, random_tensors
 
 from mtpcore.backends.base import DraftRun, Rows
-from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner, Weights
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
 
 N_LOGITS = 24
 RNG = np.random.default_rng(3)
@@ -52,12 +54,6 @@ SAMPLINGS = [
     Sampling(temperature=1.7, seed=6, top_k=5, repetition_penalty=1.3, stream=2),
     Sampling(temperature=0.6, seed=7, logit_bias={3: 2.0, 9: -4.0}, presence_penalty=0.5),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _share_small_plans(monkeypatch):
-    """Plans of tests are so small that one thread would run them alone."""
-    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
 
 
 def runner(kind, threads=1):

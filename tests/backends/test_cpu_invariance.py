@@ -14,10 +14,12 @@ from programs import N_VOCAB, WIDTH, trunk
 from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import use_isa
 from mtpcore.backends.base import Rows
-from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BackendError
 from mtpcore.memory.base import RANGE
 from mtpcore.testing import Runner
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
 
 N = 150
 TEXT = np.random.default_rng(0).integers(0, N_VOCAB, N).astype(np.int32)
@@ -56,20 +58,6 @@ def alone(variant, kv_dtype):
         logits = np.concatenate([one.feed([token])["logits"] for token in TEXT])
         ALONE[variant, kv_dtype] = logits, one.memory.digest(0)
     return ALONE[variant, kv_dtype]
-
-
-@pytest.fixture(autouse=True)
-def _share_small_plans(monkeypatch):
-    """Plans of tests are so small that one thread would run them alone."""
-    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _isa():
-    before = use_isa("base")
-    use_isa(before)
-    yield
-    use_isa(before)
 
 
 def cut(data, n, most=40):

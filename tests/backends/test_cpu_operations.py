@@ -5,20 +5,16 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from programs import Tensor, random_tensors, trunk
 
-from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import ACTIVATIONS, OPS
 from mtpcore.testing import Runner, Weights
 
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
 WIDTHS = (1, 15, 16, 17, 40)
-
-
-@pytest.fixture(autouse=True)
-def _share_small_plans(monkeypatch):
-    """Plans of tests are so small that one thread would run them alone."""
-    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
 
 
 def run_both(make, tensors, slots, *, n=11, threads=2, axes=1, positions=None, **feeding):

@@ -16,6 +16,8 @@ from mtpcore.backends.cpu.steps import Sharing
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.testing import Runner, Weights
 
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
 WIDTH, N_HEADS, HEAD, N_FF = 256, 8, 64, 512
 TEXT = np.random.default_rng(0).integers(0, N_VOCAB, 40)
 
@@ -72,19 +74,6 @@ PROGRAMS = {
     "experts q8_0": trunk(kind=Type.Q8_0),
     "latent": trunk(latent=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _share_small_plans(monkeypatch):
-    """Plans of tests are so small that one thread would run them alone."""
-    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    order = use_order("together")
-    yield
-    use_order(order)
 
 
 def runner(name, threads):

@@ -10,25 +10,13 @@ from hypothesis import strategies as st
 from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import ORDERS, use_isa, use_order
 from mtpcore.backends.base import Rows
-from mtpcore.backends.cpu import CpuBackend, backend
+from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.testing import Runner, Weights
 
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
 N_CTX = 512
-
-
-@pytest.fixture(autouse=True)
-def _share_small_plans(monkeypatch):
-    """Plans of tests are so small that one thread would run them alone."""
-    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def _as_before():
-    isa, order = use_isa("base"), use_order("together")
-    yield
-    use_isa(isa)
-    use_order(order)
 
 
 class Text:

@@ -99,14 +99,6 @@ def test_lanes_are_summed_by_halves():
 # Operations
 
 
-@pytest.fixture(autouse=True)
-def _isa():
-    before = use_isa("base")
-    use_isa(before)
-    yield
-    use_isa(before)
-
-
 def test_every_operation_is_written_down():
     """Those without an order of their own have one rounding a value, or only move values."""
     without = {"add", "mul", "embed", "outputs", "concat", "slice", "heads", "rows", "repeat"}

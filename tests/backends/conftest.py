@@ -1,0 +1,22 @@
+"""What the tests of backends share."""
+
+import pytest
+
+from mtpcore._ext._plan import use_isa, use_order
+from mtpcore.backends.cpu import backend
+
+
+@pytest.fixture
+def share_small_plans(monkeypatch):
+    """Let threads share plans so small that one thread would run them alone."""
+    monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    """Set back the instruction set of plans and the order of threads."""
+    isa, order = use_isa("base"), use_order("together")
+    use_isa(isa)
+    yield
+    use_isa(isa)
+    use_order(order)
