@@ -58,6 +58,16 @@ N_EXPERTS, N_USED = 5, 2
 LATENT = 32
 
 
+def attention_shapes(i, width, n_heads, n_key_heads, head):
+    """Return the shapes of layer i up to its attention: the norm; queries, keys and values."""
+    return {
+        f"{i}.norm": (width,),
+        f"{i}.q": (n_heads * head, width),
+        f"{i}.k": (n_key_heads * head, width),
+        f"{i}.v": (n_key_heads * head, width),
+    }
+
+
 def trunk(
     *, kind=Type.F32, layers=2, window=0, mask="causal", experts=True, seed=0, styles="halves",
     latent=False,
@@ -70,11 +80,7 @@ def trunk(
     windows = window if isinstance(window, tuple) else (window,) * layers
     shapes = {"embd": (N_VOCAB, WIDTH), "norm": (WIDTH,), "head": (N_VOCAB, WIDTH)}
     for i in range(layers):
-        shapes |= {
-            f"{i}.norm": (WIDTH,),
-            f"{i}.q": (N_HEADS * HEAD, WIDTH),
-            f"{i}.k": (N_KEY_HEADS * HEAD, WIDTH),
-            f"{i}.v": (N_KEY_HEADS * HEAD, WIDTH),
+        shapes |= attention_shapes(i, WIDTH, N_HEADS, N_KEY_HEADS, HEAD) | {
             f"{i}.k_bias": (N_KEY_HEADS * HEAD,),
             f"{i}.sinks": (N_HEADS,),
             f"{i}.k_b": (N_HEADS, LATENT, HEAD + 8),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from harness.generated import random_matrix
-from programs import N_VOCAB, random_tensors, trunk
+from programs import N_VOCAB, attention_shapes, random_tensors, trunk
 
 import mtpcore
 from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, ORDERS, use_order
@@ -26,11 +26,7 @@ def dense(layers, *, n_key_heads=4, kind=Type.Q8_0, norms=False):
     """Return a trunk of a shape like those of real models: whole blocks in every head and half."""
     shapes = {"embd": (N_VOCAB, WIDTH), "norm": (WIDTH,), "head": (N_VOCAB, WIDTH)}
     for i in range(layers):
-        shapes |= {
-            f"{i}.norm": (WIDTH,),
-            f"{i}.q": (N_HEADS * HEAD, WIDTH),
-            f"{i}.k": (n_key_heads * HEAD, WIDTH),
-            f"{i}.v": (n_key_heads * HEAD, WIDTH),
+        shapes |= attention_shapes(i, WIDTH, N_HEADS, n_key_heads, HEAD) | {
             f"{i}.q_norm": (HEAD,),
             f"{i}.o": (WIDTH, N_HEADS * HEAD),
             f"{i}.ff_norm": (WIDTH,),
