@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from harness.published import write_checkpoint
+from harness.restated import EPS
 from harness.trunks import (
     CONFIGS,
-    EPS,
     N_CTX_ORIGINAL,
     N_EXPERTS,
     N_FF,

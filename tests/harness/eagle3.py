@@ -12,7 +12,8 @@ import numpy as np
 
 from harness.generated import TINY, make_metadata, make_tensors, types_of
 from harness.published import tokenizer, write_checkpoint
-from harness.trunks import EPS, Config, inverse_frequencies, norm, rotate
+from harness.restated import EPS, norm, silu
+from harness.trunks import Config, inverse_frequencies, rotate
 from mtpcore.conversion import convert
 from mtpcore.gguf import write_model_file
 
@@ -202,7 +203,7 @@ def draft_rows(
     x = (h if c.norm_before_residual else rows) + seen @ w["self_attn.o_proj"].T
     f = norm(x, w["post_attention_layernorm"])
     gate = f @ w["mlp.gate_proj"].T
-    x = x + (gate / (1 + np.exp(-gate)) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
+    x = x + (silu(gate) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
     return norm(x, w["norm"]) @ w["lm_head"].T, x
 
 

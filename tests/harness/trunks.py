@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-EPS = 2.0**-17
+from harness.restated import norm, silu
+
 N_VOCAB, N_LAYERS, N_FF = 50, 2, 40
 N_EXPERTS, N_USED = 5, 2
 ROPE_FACTOR, N_CTX_ORIGINAL = 8.0, 64
@@ -116,10 +117,6 @@ def inverse_frequencies(c: Config) -> tuple[np.ndarray, float]:
     return plain, 1.0
 
 
-def norm(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    return w * (x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS))
-
-
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Rotate [heads, n, d]: a pair's halves lie half a head apart, as in published checkpoints."""
     left, right = np.split(x, 2, axis=-1)
@@ -168,8 +165,8 @@ def witness(c: Config, weights: dict[str, np.ndarray], tokens: np.ndarray) -> di
 
 
 def feed_forward(linear, mlp: str, f: np.ndarray) -> np.ndarray:
-    gate = linear(f, mlp + "gate_proj")
-    return linear(gate / (1 + np.exp(-gate)) * linear(f, mlp + "up_proj"), mlp + "down_proj")
+    gate, up = linear(f, mlp + "gate_proj"), linear(f, mlp + "up_proj")
+    return linear(silu(gate) * up, mlp + "down_proj")
 
 
 def mixture(c: Config, w: dict[str, np.ndarray], mlp: str, f: np.ndarray) -> np.ndarray:
@@ -183,5 +180,5 @@ def mixture(c: Config, w: dict[str, np.ndarray], mlp: str, f: np.ndarray) -> np.
         for e, share in zip(chosen, shares, strict=True):
             gate = w[mlp + "gate_proj"][e] @ row
             up = w[mlp + "up_proj"][e] @ row
-            y[t] += share * (w[mlp + "down_proj"][e] @ (gate / (1 + np.exp(-gate)) * up))
+            y[t] += share * (w[mlp + "down_proj"][e] @ (silu(gate) * up))
     return y

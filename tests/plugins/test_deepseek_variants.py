@@ -10,8 +10,18 @@ import mtpcore_deepseek_mtp
 import numpy as np
 import pytest
 from harness.fixtures import model_file
+from harness.restated import (
+    BACKENDS,
+    EPS,
+    RandomWeights,
+    block_of,
+    check,
+    expert,
+    joined,
+    norm,
+    swiglu,
+)
 
-from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import write_model_file
@@ -20,7 +30,7 @@ from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 D, H, RANK, Q_RANK, PLAIN, N_ROT, DV, V = 24, 4, 12, 10, 6, 4, 5, 40
-N_TRUNK, N_EXPERTS, N_USED, FF, EPS, BASE = 3, 8, 3, 10, 2.0**-17, 100.0
+N_TRUNK, N_EXPERTS, N_USED, FF, BASE = 3, 8, 3, 10, 100.0
 FACTOR, N_CTX = 8.0, 64
 
 
@@ -71,14 +81,8 @@ VARIANTS = {
 
 def make_weights(c, seed=0):
     """Return weights as checkpoints hold them: ``attn_kv_b`` [heads * (plain + value), rank]."""
-    rng = np.random.default_rng(seed)
-
-    def random(*shape, around=0.0):
-        return (around + rng.normal(0, 0.35, shape)).astype(np.float32)
-
-    made = {"token_embd.weight": random(V, D), "output_norm.weight": random(D, around=1)}
-    if not c.tied:
-        made["output.weight"] = random(V, D)
+    random = RandomWeights(seed)
+    made = random.tables(V, D, c.tied)
     for n in range(N_TRUNK + 1):
         block = {
             "attn_norm.weight": random(D, around=1),
@@ -95,26 +99,18 @@ def make_weights(c, seed=0):
         else:
             block["attn_q.weight"] = random(H * (PLAIN + N_ROT), D)
         if n == 0:
-            block |= {"ffn_gate.weight": random(FF, D), "ffn_up.weight": random(FF, D)}
-            block["ffn_down.weight"] = random(D, FF)
+            block |= random.swiglu("", FF, D)
         else:
             block["ffn_gate_inp.weight"] = random(N_EXPERTS, D)
             if c.gate == "sigmoid":
                 block["exp_probs_b.bias"] = random(N_EXPERTS)
-            block["ffn_gate_exps.weight"] = random(N_EXPERTS, FF, D)
-            block["ffn_up_exps.weight"] = random(N_EXPERTS, FF, D)
-            block["ffn_down_exps.weight"] = random(N_EXPERTS, D, FF)
+            block |= random.swiglu("_exps", FF, D, N_EXPERTS)
             if c.shared:
-                block["ffn_gate_shexp.weight"] = random(FF, D)
-                block["ffn_up_shexp.weight"] = random(FF, D)
-                block["ffn_down_shexp.weight"] = random(D, FF)
+                block |= random.swiglu("_shexp", FF, D)
         if n == N_TRUNK:
-            block["nextn.eh_proj.weight"] = random(D, 2 * D)
-            block["nextn.enorm.weight"] = random(D, around=1)
-            block["nextn.hnorm.weight"] = random(D, around=1)
+            block |= random.join(D)
             if c.own:
-                block["nextn.embed_tokens.weight"] = random(V, D)
-                block["nextn.shared_head_head.weight"] = random(V, D)
+                block |= random.own_tables(V, D)
                 block["nextn.shared_head_norm.weight"] = random(D, around=1)
         made |= {f"blk.{n}.{name}": value for name, value in block.items()}
     return made
@@ -181,14 +177,6 @@ def rise(mscale):
     return float(np.float32(0.1 * mscale)) * np.log(FACTOR) + 1.0
 
 
-def norm(x, w):
-    return w * x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
 def frequencies(c):
     i = np.arange(0, N_ROT, 2)
     plain = BASE ** -(i / N_ROT)
@@ -249,21 +237,18 @@ def mixture(b, f, c):
     shares = gates[chosen] / (gates[chosen].sum() if c.normalise else 1) * c.scale
     y = np.zeros(D)
     for e, share in zip(chosen, shares, strict=True):
-        gate, up = b["ffn_gate_exps.weight"][e] @ f, b["ffn_up_exps.weight"][e] @ f
-        y += share * (b["ffn_down_exps.weight"][e] @ (silu(gate) * up))
+        y += share * expert(b, e, f)
     if c.shared:
-        gate, up = b["ffn_gate_shexp.weight"] @ f, b["ffn_up_shexp.weight"] @ f
-        y += b["ffn_down_shexp.weight"] @ (silu(gate) * up)
+        y += swiglu(b, f, "_shexp")
     return y
 
 
 def run_block(w, n, x, places, c):
-    b = {key.removeprefix(f"blk.{n}."): v for key, v in w.items() if key.startswith(f"blk.{n}.")}
+    b = block_of(w, n)
     x = x + attend(b, norm(x, b["attn_norm.weight"]), places, c)
     f = norm(x, b["ffn_norm.weight"])
     if "ffn_gate.weight" in b:
-        gate, up = f @ b["ffn_gate.weight"].T, f @ b["ffn_up.weight"].T
-        return x + (silu(gate) * up) @ b["ffn_down.weight"].T
+        return x + swiglu(b, f)
     return x + np.stack([mixture(b, row, c) for row in f])
 
 
@@ -279,9 +264,7 @@ def witness(c, weights, tokens):
 
     nextn = f"blk.{N_TRUNK}.nextn."
     table = w.get(nextn + "embed_tokens.weight", w["token_embd.weight"])
-    e = norm(table[tokens[1:]], w[nextn + "enorm.weight"])
-    h = norm(hidden[:-1], w[nextn + "hnorm.weight"])
-    y = np.concatenate([e, h], axis=1) @ w[nextn + "eh_proj.weight"].T
+    y = joined(w, N_TRUNK, table, tokens[1:], hidden[:-1])
     y = run_block(w, N_TRUNK, y, places[1:], c)
     u = norm(y, w.get(nextn + "shared_head_norm.weight", w["output_norm.weight"]))
     logits = u @ w.get(nextn + "shared_head_head.weight", output).T
@@ -291,7 +274,6 @@ def witness(c, weights, tokens):
 
 TOKENS = np.random.default_rng(7).integers(0, V, 70)  # more than a page
 PLUGIN = Registry.of(mtpcore_deepseek_mtp)
-BACKENDS = {"cpu": (CpuBackend(), "f32", 2e-4), "reference": (ReferenceBackend("f64"), "f64", 1e-9)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -300,7 +282,7 @@ def test_trunk_and_head(name, backend, tmp_path):
     c, path = VARIANTS[name], tmp_path / "deepseek.gguf"
     weights = make_weights(c, seed=list(VARIANTS).index(name))
     write_model_file(path, "deepseek2", make_metadata(c), make_tensors(c, weights))
-    kind, kv_dtype, tolerance = BACKENDS[backend]
+    kind, kv_dtype, _ = BACKENDS[backend]
     wanted_trunk, wanted_head = witness(c, weights, TOKENS)
     with load_model(path, plugins=PLUGIN) as model:
 
@@ -312,11 +294,8 @@ def test_trunk_and_head(name, backend, tmp_path):
         head = open_runner("draft", drafter="deepseek_mtp_residual_recycled").feed(
             TOKENS[1:], place=1, hidden=trunk["hidden"][:-1]
         )
-    for made, wanted in ((trunk, wanted_trunk), (head, wanted_head)):
-        for output in ("logits", "hidden", "residual"):
-            size = np.abs(wanted[output]).max()
-            assert size > 0.5
-            assert np.abs(made[output] - wanted[output]).max() < tolerance * size, output
+    check(trunk, wanted_trunk, backend)
+    check(head, wanted_head, backend)
 
 
 def test_both_forms_of_a_trained_model_agree(tmp_path):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import mtpcore_glm_nextn
 import numpy as np
 import pytest
+from harness.restated import EPS, RandomWeights, block_of, expert, joined, norm, silu, swiglu
 
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import MtpcoreError
@@ -14,7 +15,7 @@ from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 D, H, G, DH, N_ROT, V = 24, 4, 2, 8, 4, 40
-N_TRUNK, N_EXPERTS, N_USED, FF, EPS = 3, 6, 2, 10, 2.0**-17
+N_TRUNK, N_EXPERTS, N_USED, FF = 3, 6, 2, 10
 SCALE = 1.75
 
 
@@ -42,14 +43,8 @@ VARIANTS = {
 
 
 def make_tensors(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-
-    def random(*shape, around=0.0):
-        return (around + rng.normal(0, 0.35, shape)).astype(np.float32)
-
-    made = {"token_embd.weight": random(V, D), "output_norm.weight": random(D, around=1)}
-    if not c.tied:
-        made["output.weight"] = random(V, D)
+    random = RandomWeights(seed)
+    made = random.tables(V, D, c.tied)
     for n in range(N_TRUNK + 1):
         block = {"attn_norm.weight": random(D, around=1), "attn_output.weight": random(D, H * DH)}
         block["post_attention_norm.weight"] = random(D, around=1)
@@ -67,28 +62,20 @@ def make_tensors(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
             block["attn_q_norm.weight"] = random(DH, around=1)
             block["attn_k_norm.weight"] = random(DH, around=1)
         if n == 0:
-            block |= {"ffn_gate.weight": random(FF, D), "ffn_up.weight": random(FF, D)}
-            block["ffn_down.weight"] = random(D, FF)
+            block |= random.swiglu("", FF, D)
         else:
             block["ffn_gate_inp.weight"] = random(N_EXPERTS, D)
             block["exp_probs_b.bias"] = random(N_EXPERTS)
-            gate, up = random(N_EXPERTS, FF, D), random(N_EXPERTS, FF, D)
+            block |= random.swiglu("_exps", FF, D, N_EXPERTS)
             if c.fused:
-                block["ffn_gate_up_exps.weight"] = np.concatenate([gate, up], axis=1)
-            else:
-                block |= {"ffn_gate_exps.weight": gate, "ffn_up_exps.weight": up}
-            block["ffn_down_exps.weight"] = random(N_EXPERTS, D, FF)
+                parts = [block.pop(f"ffn_{part}_exps.weight") for part in ("gate", "up")]
+                block["ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
             if c.shared:
-                block["ffn_gate_shexp.weight"] = random(FF, D)
-                block["ffn_up_shexp.weight"] = random(FF, D)
-                block["ffn_down_shexp.weight"] = random(D, FF)
+                block |= random.swiglu("_shexp", FF, D)
         if n == N_TRUNK:
-            block["nextn.eh_proj.weight"] = random(D, 2 * D)
-            block["nextn.enorm.weight"] = random(D, around=1)
-            block["nextn.hnorm.weight"] = random(D, around=1)
+            block |= random.join(D)
             if c.own:
-                block["nextn.embed_tokens.weight"] = random(V, D)
-                block["nextn.shared_head_head.weight"] = random(V, D)
+                block |= random.own_tables(V, D)
                 block["nextn.shared_head_norm.weight"] = random(D, around=1)
         made |= {f"blk.{n}.{name}": value for name, value in block.items()}
     return made
@@ -121,14 +108,6 @@ def make_metadata(c: Variant) -> dict[str, object]:
 # The witness: a whole text at once
 
 
-def norm(x, w):
-    return w * x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
 def rotate(x, positions, c):
     """Turn dimensions 0..N_ROT-1 of [n, heads, DH] as complex numbers, halves apart."""
     half = N_ROT // 2
@@ -139,7 +118,7 @@ def rotate(x, positions, c):
 
 
 def run_block(w, n, x, positions, c):
-    b = {key.removeprefix(f"blk.{n}."): v for key, v in w.items() if key.startswith(f"blk.{n}.")}
+    b = block_of(w, n)
     a = norm(x, b["attn_norm.weight"])
     if c.fused:
         joined = a @ b["attn_qkv.weight"].T + b["attn_qkv.bias"]
@@ -156,8 +135,7 @@ def run_block(w, n, x, positions, c):
     x = x + np.einsum("gsij,jgd->igsd", p, v).reshape(len(x), -1) @ b["attn_output.weight"].T
     f = norm(x, b["post_attention_norm.weight"])
     if "ffn_gate.weight" in b:
-        gate, up = f @ b["ffn_gate.weight"].T, f @ b["ffn_up.weight"].T
-        return x + (silu(gate) * up) @ b["ffn_down.weight"].T
+        return x + swiglu(b, f)
     return x + np.stack([mixture(b, row, c) for row in f])
 
 
@@ -168,13 +146,12 @@ def mixture(b, f, c):
     for e in chosen:
         if c.fused:
             gate, up = np.split(b["ffn_gate_up_exps.weight"][e] @ f, 2)
+            made = b["ffn_down_exps.weight"][e] @ (silu(gate) * up)
         else:
-            gate, up = b["ffn_gate_exps.weight"][e] @ f, b["ffn_up_exps.weight"][e] @ f
-        share = SCALE * gates[e] / gates[chosen].sum()
-        y += share * (b["ffn_down_exps.weight"][e] @ (silu(gate) * up))
+            made = expert(b, e, f)
+        y += SCALE * gates[e] / gates[chosen].sum() * made
     if c.shared:
-        gate, up = b["ffn_gate_shexp.weight"] @ f, b["ffn_up_shexp.weight"] @ f
-        y += b["ffn_down_shexp.weight"] @ (silu(gate) * up)
+        y += swiglu(b, f, "_shexp")
     return y
 
 
@@ -189,9 +166,7 @@ def witness(c, tensors, tokens, positions):
 
     nextn = f"blk.{N_TRUNK}.nextn."
     table = w.get(nextn + "embed_tokens.weight", w["token_embd.weight"])
-    e = norm(table[tokens[1:]], w[nextn + "enorm.weight"])
-    h = norm(hidden[:-1], w[nextn + "hnorm.weight"])
-    x = np.concatenate([e, h], axis=1) @ w[nextn + "eh_proj.weight"].T
+    x = joined(w, N_TRUNK, table, tokens[1:], hidden[:-1])
     x = run_block(w, N_TRUNK, x, positions[1:], c)
     u = norm(x, w.get(nextn + "shared_head_norm.weight", w["output_norm.weight"]))
     logits = u @ w.get(nextn + "shared_head_head.weight", output).T

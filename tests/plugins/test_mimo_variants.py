@@ -9,17 +9,26 @@ from typing import NamedTuple
 import mtpcore_mimo_mtp
 import numpy as np
 import pytest
+from harness.restated import (
+    BACKENDS,
+    EPS,
+    RandomWeights,
+    block_of,
+    check,
+    expert,
+    joined,
+    norm,
+    swiglu,
+)
 
 from mtpcore import Batch, Context, link
-from mtpcore.backends.cpu import CpuBackend
-from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.gguf import write_model_file
 from mtpcore.loading import load_model
 from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 D, H, DH, DV, N_ROT, V = 24, 4, 8, 6, 4, 40
-N_TRUNK, N_EXPERTS, N_USED, FF, EPS = 3, 6, 2, 10, 2.0**-17
+N_TRUNK, N_EXPERTS, N_USED, FF = 3, 6, 2, 10
 WINDOW, KV_HEADS = 5, {"full": 1, "near": 2}
 BASES = {"full": 100.0, "near": 10.0}
 
@@ -86,14 +95,8 @@ def value_width(c):
 
 
 def make_tensors(c, seed=0):
-    rng = np.random.default_rng(seed)
-
-    def random(*shape, around=0.0):
-        return (around + rng.normal(0, 0.35, shape)).astype(np.float32)
-
-    made = {"token_embd.weight": random(V, D), "output_norm.weight": random(D, around=1)}
-    if not c.tied:
-        made["output.weight"] = random(V, D)
+    random = RandomWeights(seed)
+    made = random.tables(V, D, c.tied)
     for n, kind in enumerate(c.kinds):
         kv = KV_HEADS[kind] if c.arch == "mimo2" else 2
         rows = {"q": H * DH, "k": kv * DH, "v": kv * value_width(c)}
@@ -114,24 +117,18 @@ def make_tensors(c, seed=0):
         if n in c.sparse:
             block["ffn_gate_inp.weight"] = random(N_EXPERTS, D)
             block["exp_probs_b.bias"] = random(N_EXPERTS)
-            block["ffn_gate_exps.weight"] = random(N_EXPERTS, FF, D)
-            block["ffn_up_exps.weight"] = random(N_EXPERTS, FF, D)
-            block["ffn_down_exps.weight"] = random(N_EXPERTS, D, FF)
+            block |= random.swiglu("_exps", FF, D, N_EXPERTS)
         else:
-            block |= {"ffn_gate.weight": random(FF, D), "ffn_up.weight": random(FF, D)}
-            block["ffn_down.weight"] = random(D, FF)
+            block |= random.swiglu("", FF, D)
         if n >= N_TRUNK:
             head = n - N_TRUNK
-            block["nextn.eh_proj.weight"] = random(D, 2 * D)
-            block["nextn.enorm.weight"] = random(D, around=1)
-            block["nextn.hnorm.weight"] = random(D, around=1)
+            block |= random.join(D)
             if "own" in c.norms[head]:
                 block["nextn.shared_head_norm.weight"] = random(D, around=1)
             if "layer" in c.norms[head]:
                 block["layer_output_norm.weight"] = random(D, around=1)
             if head in c.own:
-                block["nextn.embed_tokens.weight"] = random(V, D)
-                block["nextn.shared_head_head.weight"] = random(V, D)
+                block |= random.own_tables(V, D)
         made |= {f"blk.{n}.{name}": value for name, value in block.items()}
     return made
 
@@ -172,14 +169,6 @@ def make_metadata(c):
 # The witness: a whole text at once
 
 
-def norm(x, w):
-    return w * x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
-
-
-def silu(x):
-    return x / (1 + np.exp(-x))
-
-
 def rotate(x, places, c, kind):
     """Turn the first dimensions of [n, heads, DH] as complex numbers, halves apart."""
     n_rot = N_ROT if c.arch == "mimo2" else DH
@@ -218,20 +207,18 @@ def mixture(b, f):
     chosen = np.argsort(-(gates + b["exp_probs_b.bias"]))[:N_USED]
     y = np.zeros(D)
     for e in chosen:
-        gate, up = b["ffn_gate_exps.weight"][e] @ f, b["ffn_up_exps.weight"][e] @ f
-        y += gates[e] / gates[chosen].sum() * (b["ffn_down_exps.weight"][e] @ (silu(gate) * up))
+        y += gates[e] / gates[chosen].sum() * expert(b, e, f)
     return y
 
 
 def run_block(w, n, x, places, c):
-    b = {key.removeprefix(f"blk.{n}."): v for key, v in w.items() if key.startswith(f"blk.{n}.")}
+    b = block_of(w, n)
     y = attend(b, norm(x, b["attn_norm.weight"]), places, c, c.kinds[n])
     x = x + (1 if c.value_scale is None else c.value_scale) * y
     f = norm(x, b["ffn_norm.weight"])
     if n in c.sparse:
         return x + np.stack([mixture(b, row) for row in f])
-    gate, up = f @ b["ffn_gate.weight"].T, f @ b["ffn_up.weight"].T
-    return x + (silu(gate) * up) @ b["ffn_down.weight"].T
+    return x + swiglu(b, f)
 
 
 class Witness:
@@ -261,9 +248,7 @@ class Witness:
         nextn = f"blk.{N_TRUNK + head}.nextn."
         owns = head in self.c.own
         table = self.w[nextn + "embed_tokens.weight" if owns else "token_embd.weight"]
-        e = norm(table[tokens], self.w[nextn + "enorm.weight"])
-        h = norm(rows, self.w[nextn + "hnorm.weight"])
-        x = np.concatenate([e, h], axis=1) @ self.w[nextn + "eh_proj.weight"].T
+        x = joined(self.w, N_TRUNK + head, table, tokens, rows)
         x = run_block(self.w, N_TRUNK + head, x, places, self.c)
         u = norm(x, self.head_norm(head))
         output = self.w[nextn + "shared_head_head.weight"] if owns else self.output
@@ -297,7 +282,6 @@ def choose(logits):
 
 TOKENS = np.random.default_rng(7).integers(0, V, 70)  # more than a page, many windows
 PLUGIN = Registry.of(mtpcore_mimo_mtp)
-BACKENDS = {"cpu": (CpuBackend(), "f32", 2e-4), "reference": (ReferenceBackend("f64"), "f64", 1e-9)}
 backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -312,13 +296,6 @@ def open_runner(model, backend, graph_type="llm", taps=(), head=0):
     kind, kv_dtype, _ = BACKENDS[backend]
     program = model.program(graph_type, taps=taps, head=head)
     return Runner(kind, program, model, kv_dtype=kv_dtype, threads=2)
-
-
-def check(made, wanted, backend):
-    for output, rows in wanted.items():
-        size = np.abs(rows).max()
-        assert size > 0.5
-        assert np.abs(made[output] - rows).max() < BACKENDS[backend][2] * size, output
 
 
 @backends
