@@ -29,4 +29,5 @@ def measure_error(name: str, path: Path, threads: int, *, peer: bool = True) -> 
         return float(np.sqrt(np.mean((made - true) ** 2)) / true.std())
 
     theirs = {setting: [error(one)] for setting, one in arena.theirs.items()}
+    arena.close()
     return Found(name, "accuracy", N_TOKENS, [error(arena.ours)], theirs)

@@ -70,7 +70,7 @@ def _ticks() -> list[int]:
     try:
         line = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0]
     except OSError:
-        return [0] * 10
+        return [0] * 8
     return [int(word) for word in line.split()[1:9]]
 
 

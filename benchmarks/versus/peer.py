@@ -1,8 +1,9 @@
 """llama.cpp through ``llama-cpp-python``'s C face, doing exactly what ours does.
 
-A build by gcc 12 for a processor with AMX ends by a signal in its first product: that compiler
-drops stores to the tiles' configuration (``_tile_loadconfig`` names eight of its 64 bytes). Build
-it with another compiler, or with ``CFLAGS`` and ``CXXFLAGS`` of ``-mno-amx-tile -mno-amx-int8``.
+On a virtual processor with AMX llama-cpp-python 0.3.36 as built by default (gcc 12.2) ended with a
+segmentation fault in ``ggml_backend_amx_mul_mat``; why is not known. Built with ``CFLAGS`` and
+``CXXFLAGS`` of ``-mno-amx-tile -mno-amx-int8``, or where the system refuses AMX to the process, it
+runs on AVX-512. A build whose AMX works would prefill faster.
 """
 
 from __future__ import annotations
