@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import synthetic
+from files import default_folder, generate
 from timing import Sample
 
 CHILD = """
@@ -48,12 +47,12 @@ WHAT = ("import mtpcore", "load to first token", "load", "Context", "first token
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--model", type=Path, help="another file than the generated one")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     given = parser.parse_args()
-    path = given.model or synthetic.write("llama-1b", given.folder / "mtpcore-llama-1b.gguf")
+    path = given.model or generate("llama-1b-q8_0", given.folder, by="mtpcore")
     path.read_bytes()
     found = {way: [Sample() for _ in WHAT] for way in ("packed", "mapped")}
     for _ in range(given.repetitions):
