@@ -4,8 +4,8 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from harness.machine import LIMIT, SHAPES, Machine, falling
 from harness.search import searching
+from harness.simulated_machine import LIMIT, SHAPES, Machine, falling
 from hypothesis import given
 from hypothesis import strategies as st
 

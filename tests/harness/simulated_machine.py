@@ -23,7 +23,7 @@ class Machine:
     def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, limit=LIMIT, seed=1):
         """Run rounds; ``rates(i, seq)`` are those of drafts 1, 2, ... after accepted ones.
 
-        Returns tokens a second, how often each length was asked for, by round, and what was said.
+        Returns tokens a second, the lengths asked for in each round, and what was said.
         """
         dice, weather = random.Random(seed), random.Random(seed + 1)
 
