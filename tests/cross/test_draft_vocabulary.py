@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import toy
 
-from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tree, link
+from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tap, Tree, link
 from mtpcore.plugin import Outputs, VocabularyMap
 
 SAMPLINGS = (Sampling.greedy(), Sampling(temperature=1.3, seed=3))
@@ -43,6 +43,13 @@ def mapped_head(folder, backend, d2t, rows):
     spec = toy.replaced(name="few", vocabulary=VocabularyMap(tensor="d2t"))
     tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD[rows]) | {"d2t": np.asarray(d2t)}
     return context(toy.load(folder, tensors, spec, heads=1), backend)
+
+
+def tapped(g, inputs, h):
+    """The toy's head, its output offered as a tap."""
+    made = toy.head(g, inputs, h)
+    g.tap("joined", made.rows["hidden"])
+    return made
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -113,10 +120,15 @@ def test_a_graph_without_logits_has_nothing_to_choose_from(tmp_path):
 
 
 def test_taps_that_are_added_later_change_nothing(tmp_path):
-    cross = link(own_head(tmp_path), draft_vocabulary=DraftVocabulary(FEW, tokenizer=""))
+    few = DraftVocabulary(FEW, tokenizer="")
+    tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD)
+    model = toy.load(tmp_path, tensors, toy.replaced(name="tapped", build=tapped), heads=1)
+    cross, other = (link(context(model), "tapped", draft_vocabulary=few) for _ in range(2))
     drafter = cross.contexts["draft"]
-    drafter._build()
+    drafter.add_taps([Tap("joined")])
+    assert "joined" in drafter.program.outputs
     assert drafter.program.shape("logits") == ("n_outputs", len(FEW))
+    assert drafts(cross) == drafts(other)
 
 
 @pytest.mark.parametrize(
