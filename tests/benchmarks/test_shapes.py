@@ -75,7 +75,9 @@ from shapes import SHAPES, scaled_down
 from versus.cells import Arena, measure
 SHAPES["glm-moe-1b"] = scaled_down(SHAPES["glm-moe-1b"], 2, 512, 1)
 arena = Arena("tiny", generate(sys.argv[1], Path(sys.argv[2])), 1)
-ours, *theirs = (engine.process([3, 4, 5], every=True).copy() for engine in arena.engines)
+ours = arena.ours.process([3, 4, 5], every=True)
+print("mtpcore ran", file=sys.stderr, flush=True)
+theirs = [one.process([3, 4, 5], every=True).copy() for one in arena.theirs.values()]
 arena.depth = 8
 for cell in ("prefill", "decode"):  # after the first the engines hold texts of various lengths
     measure(arena, cell, 1, 1e9)
@@ -92,12 +94,12 @@ def test_llama_cpp_runs_the_same_file(kind, tmp_path):
     command = [sys.executable, "-c", BOTH, f"glm-moe-1b-{kind}", str(tmp_path)]
     folder = Path(files.__file__).parent
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if done.returncode < 0:
+    if done.returncode < 0 and "mtpcore ran" in done.stderr:
         pytest.skip(f"llama-cpp-python as built here ends by signal {-done.returncode}")
     assert done.returncode == 0, done.stderr
     n_settings, *errors = done.stdout.split()
     assert int(n_settings) == len(errors) == 4
-    assert max(map(float, errors)) < 0.2
+    assert max(map(float, errors)) < 0.2  # both round activations to eight bits, at other places
 
 
 def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
