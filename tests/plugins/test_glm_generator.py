@@ -1,11 +1,11 @@
 """The trained fixture through the generator: drafting never changes a text."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.fixtures import model_file
+from harness.pairwise import cover_pairs
 from harness.scripted import SCRIPTS, Scripted, run
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
@@ -53,41 +53,7 @@ FACTORS = {
     "kv_dtype": ("f32", "f16", "q8_0"),
     "draft_sampler": ("coupled", "argmax"),
 }
-
-
-def covering_rows():
-    """Return settings in which every two values of two factors meet at least once."""
-    names = list(FACTORS)
-    pairs = {
-        ((a, x), (b, y))
-        for i, a in enumerate(names)
-        for b in names[i + 1 :]
-        for x, y in product(FACTORS[a], FACTORS[b])
-    }
-    rows = []
-    while pairs:
-        row = dict(min(pairs, key=str))
-        for name in names:
-            if name not in row:
-                row[name] = max(
-                    FACTORS[name],
-                    key=lambda value, name=name: sum(
-                        ((a, x), (name, value)) in pairs or ((name, value), (a, x)) in pairs
-                        for a, x in row.items()
-                    ),
-                )
-        row = {name: row[name] for name in names}
-        met = {
-            (one, other)
-            for i, one in enumerate(row.items())
-            for other in list(row.items())[i + 1 :]
-        }
-        pairs -= met
-        rows.append(row)
-    return rows
-
-
-ROWS = covering_rows()
+ROWS = cover_pairs(FACTORS, n_candidates=50)
 
 
 @pytest.fixture(scope="module")
