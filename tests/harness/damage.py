@@ -2,6 +2,7 @@
 
 import random
 import struct
+from functools import cache
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -44,7 +45,7 @@ def write_damaged(path, seed):
     chance = random.Random(seed)
     family, kind, sizes = ORIGINALS[seed % len(ORIGINALS)]
     metadata = make_metadata(family, sizes) | _tokenizer(sizes.n_vocab)
-    tensors = dict(make_tensors(family, kind, sizes))
+    tensors = dict(_tensors(family, kind, sizes))
     types = types_of(tensors, kind)
     late = []
     for _ in range(chance.choice((1, 1, 2, 3))):
@@ -137,6 +138,16 @@ def _flip(chance, path, names):
         at = chance.randrange(min(len(data), 6000))
         data[at] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
+
+
+def write_sound(path):
+    """Write the first of the files that others are made of."""
+    family, kind, sizes = ORIGINALS[0]
+    tensors, metadata = _tensors(family, kind, sizes), make_metadata(family, sizes)
+    write_model_file(path, family, metadata | _tokenizer(sizes.n_vocab), tensors)
+
+
+_tensors = cache(make_tensors)  # nothing writes into the arrays
 
 
 def _cut(chance, path, names):

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import mtpcore
-from harness.damage import write_damaged
+from harness.damage import write_damaged, write_sound
 
 ADDRESS_SPACE = 3 << 30
 SECONDS = 120
@@ -76,6 +76,8 @@ def main(folder, begin, end):
     logging.disable()
     np.seterr(all="ignore")
     path = Path(folder) / "damaged.gguf"
+    write_sound(path)
+    use(path)  # what every child would import and look up is there when it is forked
     for seed in range(int(begin), int(end)):
         path.unlink(missing_ok=True)
         with contextlib.suppress(Exception):  # the writer cannot write all that may be found
