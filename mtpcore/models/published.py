@@ -27,6 +27,7 @@ __all__ = [
     "NEXTN",
     "ROPE_KEYS",
     "SHARED_EXPERT",
+    "SPEAKER_TOKENS",
     "SWIGLU",
     "TABLES",
     "block_renames",
@@ -215,6 +216,15 @@ NEXTN: tuple[Rename, ...] = (
     ),
 )
 """What a NextN head has beside a layer; tables that are copies of the trunk's are left out."""
+
+SPEAKER_TOKENS: tuple[tuple[str, str], ...] = (
+    ("eos", "<|endoftext|>"),
+    ("eot", "<|user|>"),
+    ("unknown", "<|endoftext|>"),
+    ("bos", "[gMASK]"),
+    ("eom", "<|observation|>"),
+)
+"""Special tokens of a vocabulary (GLM's) in which the next speaker's token ends a turn."""
 
 
 def head_width(config: Config) -> int:

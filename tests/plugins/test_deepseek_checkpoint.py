@@ -1,10 +1,15 @@
 """What the file of a DeepSeek checkpoint says, by configuration; tensors: tests/conversion."""
 
+import json
+
 import mtpcore_deepseek_mtp
 import numpy as np
 import pytest
+from harness.fixtures import checkpoint
 
+from mtpcore.conversion import convert
 from mtpcore.conversion.metadata import family_metadata
+from mtpcore.gguf import open_model_file, read_tokenizer
 from mtpcore.plugin import Config
 
 TRUNK = mtpcore_deepseek_mtp.TRUNK.checkpoint
@@ -128,3 +133,30 @@ def test_matrices_of_heads():
         rows = both[11 * head : 11 * (head + 1)]
         assert np.allclose(made["attn_k_b.weight"][head] @ q, rows[:6].T @ q)
         assert np.allclose(made["attn_v_b.weight"][head] @ c, rows[6:] @ c)
+
+
+def test_a_turn_of_glm_ends_with_the_next_speaker(tmp_path):
+    """GLM-4.7-Flash has this trunk and GLM's vocabulary, whose checkpoint names one end alone."""
+    folder, source = tmp_path / "hf", checkpoint("ds-12")
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        (folder / name).symlink_to(source / name)
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = ["Glm4MoeLiteForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    convert(folder, tmp_path / "model.gguf")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        tokenizer = read_tokenizer(file.metadata)
+        ids = {
+            kind: tokenizer.vocabulary.tokens[file.metadata[f"tokenizer.ggml.{kind}_token_id"]]
+            for kind in ("bos", "eos", "eot", "eom", "unknown")
+        }
+    assert ids == {
+        "bos": "[gMASK]",
+        "eos": "<|endoftext|>",
+        "eot": "<|user|>",
+        "eom": "<|observation|>",
+        "unknown": "<|endoftext|>",
+    }
+    ends = {tokenizer.vocabulary.tokens[token] for token in tokenizer.end_tokens}
+    assert ends == {"<|endoftext|>", "<|user|>", "<|observation|>"}

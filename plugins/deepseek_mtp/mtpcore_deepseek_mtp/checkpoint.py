@@ -11,6 +11,7 @@ from mtpcore.plugin import (
     NEXTN,
     ROPE_KEYS,
     SHARED_EXPERT,
+    SPEAKER_TOKENS,
     SWIGLU,
     TABLES,
     Checkpoint,
@@ -150,6 +151,7 @@ TRUNK_CHECKPOINT = Checkpoint(
     tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
     metadata=(*DECODER, *EXPERT_KEYS, *ROPE_KEYS, *OWN),
+    special_tokens=SPEAKER_TOKENS,  # GLM-4.7-Flash's; DeepSeek's vocabularies lack these texts
 )
 
 HEAD_CHECKPOINT = Checkpoint(

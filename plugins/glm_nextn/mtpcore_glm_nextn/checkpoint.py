@@ -10,6 +10,7 @@ from mtpcore.plugin import (
     NEXTN,
     ROPE_KEYS,
     SHARED_EXPERT,
+    SPEAKER_TOKENS,
     SWIGLU,
     TABLES,
     Checkpoint,
@@ -65,13 +66,7 @@ TRUNK_CHECKPOINT = Checkpoint(
         ("{arch}.rope.dimension_count", rotated),
         ("{arch}.expert_gating_func", lambda config: SIGMOID),
     ),
-    special_tokens=(
-        ("eos", "<|endoftext|>"),
-        ("eot", "<|user|>"),
-        ("unknown", "<|endoftext|>"),
-        ("bos", "[gMASK]"),
-        ("eom", "<|observation|>"),
-    ),
+    special_tokens=SPEAKER_TOKENS,
 )
 
 HEAD_CHECKPOINT = Checkpoint(
