@@ -37,6 +37,7 @@ from mtpcore.models.published import (
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
+    FACTORED_ROPE_KEYS,
     HEAD_NORMS,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
@@ -53,6 +54,7 @@ from mtpcore.models.published import (
     long_context_factors,
     on_layers,
     optional,
+    scaling_type,
 )
 from mtpcore.models.rope import Rope
 from mtpcore.proposer import Proposer
@@ -86,6 +88,7 @@ __all__ = [
     "EXPERTS",
     "EXPERT_KEYS",
     "Experts",
+    "FACTORED_ROPE_KEYS",
     "Feed",
     "Fields",
     "Fit",
@@ -148,6 +151,7 @@ __all__ = [
     "number",
     "on_layers",
     "optional",
+    "scaling_type",
     "swiglu",
     "trunk_outputs",
     "turn",

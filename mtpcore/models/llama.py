@@ -17,9 +17,9 @@ from mtpcore.models.decoder import decoder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     DECODER,
+    FACTORED_ROPE_KEYS,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
-    ROPE_KEYS,
     SWIGLU,
     TABLES,
     block_renames,
@@ -106,7 +106,7 @@ CHECKPOINT = Checkpoint(
     made=(("rope_freqs.weight", long_context_factors),),
     metadata=(
         *DECODER,
-        *ROPE_KEYS,
+        *FACTORED_ROPE_KEYS,
         ("{arch}.rope.dimension_count", head_width),
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.expert_count", Key("num_local_experts")),

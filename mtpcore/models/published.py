@@ -7,13 +7,14 @@ metadata are llama.cpp's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from mtpcore.checkpoint import Config, Key, Rename, number
+from mtpcore.errors import ModelFileError
 
 __all__ = [
     "ATTENTION",
@@ -21,6 +22,7 @@ __all__ = [
     "DECODER",
     "EXPERTS",
     "EXPERT_KEYS",
+    "FACTORED_ROPE_KEYS",
     "HEAD_NORMS",
     "INTERLEAVED_ATTENTION",
     "INTERLEAVED_BIASES",
@@ -37,6 +39,7 @@ __all__ = [
     "long_context_factors",
     "on_layers",
     "optional",
+    "scaling_type",
 ]
 
 Metadata = tuple[tuple[str, str | Key | Callable[[Config], Any]], ...]
@@ -259,6 +262,10 @@ EXPERT_KEYS: Metadata = (
 """Experts, as DeepSeek's configurations and those that follow them spell them."""
 
 
+_DESCRIBED = ("linear", "yarn")
+_UNSCALED = (None, "default", "none", "mrope")  # the axes of an M-RoPE position agree in text
+
+
 def _scaling(name: str) -> tuple[str, str]:
     """Return the paths of a value of the rotation's scaling, new configurations' first."""
     return f"rope_parameters.{name}", f"rope_scaling.{name}"
@@ -267,7 +274,50 @@ def _scaling(name: str) -> tuple[str, str]:
 def _scaling_type(config: Config) -> str | None:
     """Return the kind of scaling that metadata describes."""
     kind = config.get(*_scaling("rope_type"), *_scaling("type"))
-    return kind if kind in ("linear", "yarn") else None
+    return kind if kind in _DESCRIBED else None
+
+
+def _kinds(config: Config) -> Iterator[tuple[str, Any]]:
+    """Yield each kind of scaling that the configuration names, behind the path where it stands."""
+    for group in ("rope_parameters", "rope_scaling"):
+        found = config.get(group)
+        by_layer = found.items() if isinstance(found, Mapping) else ()
+        inner = [name for name, one in by_layer if isinstance(one, Mapping)]
+        for at in (group, *(f"{group}.{name}" for name in inner)):
+            for path in (f"{at}.rope_type", f"{at}.type"):
+                yield path, config.get(path)
+
+
+def scaling_type(
+    described: Sequence[str] = _DESCRIBED, *elsewhere: str
+) -> Callable[[Config], str | None]:
+    """Return a source of ``{arch}.rope.scaling.type`` that refuses what a file would not hold.
+
+    Parameters
+    ----------
+    described : sequence of str
+        Kinds that the family's metadata describes.
+    *elsewhere : str
+        Kinds that its files hold otherwise, as ``llama3`` in ``long_context_factors``.
+    """
+
+    def read(config: Config) -> str | None:
+        for path, kind in _kinds(config):
+            if kind not in (*_UNSCALED, *described, *elsewhere):
+                raise ModelFileError(
+                    "the file would not hold this scaling of the rotation, and the model would "
+                    "compute something else than the checkpoint",
+                    where=f"{config.file}: {path}",
+                    wanted=", ".join(("default", *described, *elsewhere)),
+                    got=kind,
+                    fix="for texts of up to max_position_embeddings tokens, where it changes "
+                    "nothing, write null in its place"
+                    if kind == "dynamic"
+                    else "take a checkpoint without it",
+                )
+        return _scaling_type(config)
+
+    return read
 
 
 def _scaled(name: str) -> Callable[[Config], float | None]:
@@ -294,16 +344,24 @@ def _magnitude(config: Config) -> float | None:
     return float(stated) / (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
 
 
-ROPE_KEYS: Metadata = (
-    ("{arch}.rope.freq_base", number("rope_parameters.rope_theta", "rope_theta", default=10000.0)),
-    ("{arch}.rope.scaling.type", _scaling_type),
-    ("{arch}.rope.scaling.factor", _scaled("factor")),
-    ("{arch}.rope.scaling.original_context_length", _original_context),
-    ("{arch}.rope.scaling.attn_factor", _magnitude),
-    ("{arch}.rope.scaling.yarn_beta_fast", _scaled("beta_fast")),
-    ("{arch}.rope.scaling.yarn_beta_slow", _scaled("beta_slow")),
-)
-"""Base of the rotation, and linear or YaRN scaling."""
+def _rope_keys(*elsewhere: str) -> Metadata:
+    base = number("rope_parameters.rope_theta", "rope_theta", default=10000.0)
+    return (
+        ("{arch}.rope.freq_base", base),
+        ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
+        ("{arch}.rope.scaling.factor", _scaled("factor")),
+        ("{arch}.rope.scaling.original_context_length", _original_context),
+        ("{arch}.rope.scaling.attn_factor", _magnitude),
+        ("{arch}.rope.scaling.yarn_beta_fast", _scaled("beta_fast")),
+        ("{arch}.rope.scaling.yarn_beta_slow", _scaled("beta_slow")),
+    )
+
+
+ROPE_KEYS: Metadata = _rope_keys()
+"""Base of the rotation, and linear or YaRN scaling; other kinds are refused."""
+
+FACTORED_ROPE_KEYS: Metadata = _rope_keys("llama3")
+"""The same for families whose files get ``long_context_factors``."""
 
 
 def long_context_factors(config: Config) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from harness.published import save_tensors, small_config, small_tensors, write_c
 
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError, PluginError
+from mtpcore.gguf import open_model_file
 from mtpcore.loading import load_model
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Rename, hookimpl
@@ -148,6 +149,44 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, config, tensors):
     write_checkpoint(tmp_path / "hf", config, tensors)
     with pytest.raises(ModelFileError, match="cannot write the file"):
         convert(tmp_path / "hf", tmp_path / "nowhere" / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "key"),
+    [
+        ("dynamic", "rope_scaling", "type"),
+        ("longrope", "rope_scaling", "rope_type"),
+        ("llama3", "rope_parameters", "rope_type"),
+        ("su", "rope_parameters", "type"),
+        (3, "rope_scaling", "type"),
+        (["yarn"], "rope_scaling", "type"),
+    ],
+)
+def test_a_scaling_that_the_file_would_not_hold(refuse, config, tensors, kind, group, key):
+    """The model would turn positions otherwise than the checkpoint, and nothing would show it."""
+    error = refuse(config | {group: {key: kind, "factor": 2.0}}, tensors)
+    assert "scaling" in error.what
+    assert error.where.endswith(f"config.json: {group}.{key}")
+    assert error.wanted == "default, linear, yarn"
+    assert error.got == kind
+    assert ("max_position_embeddings" in error.fix) == (kind == "dynamic")
+
+
+def test_each_kind_of_layers_is_looked_at(refuse, config, tensors):
+    parameters = {"full_attention": {"rope_type": "default"}, "other": {"rope_type": "longrope"}}
+    error = refuse(config | {"rope_parameters": parameters}, tensors)
+    assert error.where.endswith("config.json: rope_parameters.other.rope_type")
+
+
+@pytest.mark.parametrize(
+    "scaling", [None, {}, {"type": None}, {"rope_type": "default"}, {"type": "mrope"}]
+)
+def test_no_scaling_however_it_is_said(tmp_path, config, tensors, scaling):
+    """All axes of an M-RoPE position are equal in text."""
+    write_checkpoint(tmp_path / "hf", config | {"rope_scaling": scaling}, tensors)
+    convert(tmp_path / "hf", tmp_path / "model.gguf")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        assert not [key for key in file.metadata if "scaling" in key]
 
 
 def plugin(**changed):

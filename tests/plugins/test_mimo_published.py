@@ -2,13 +2,17 @@
 
 import json
 
+import mtpcore_mimo_mtp
 import numpy as np
 import pytest
 from harness.fixtures import checkpoint, model_file
 from harness.published import Raw, save_tensors, scaled
 
+from mtpcore.checkpoint import Config
 from mtpcore.conversion import convert
+from mtpcore.conversion.metadata import family_metadata
 from mtpcore.conversion.published import read_tensors
+from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
 
 BLOCK, N_RANKS = 30, 4
@@ -56,3 +60,19 @@ def test_the_ranks_are_undone(fused, tmp_path):
         assert len(plain.tensors) - len(same) == 3 * len(whole)
         for name in same:
             np.testing.assert_array_equal(file.tensors[name].raw(), plain.tensors[name].raw())
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn", "linear", "dynamic", "llama3"])
+@pytest.mark.parametrize("layers", [None, "sliding_attention"])
+def test_a_scaled_rotation_is_refused(kind, layers):
+    """No such model is published scaled, and a file could not say which layers it is for."""
+    values = json.loads((checkpoint("mimo2-15") / "config.json").read_text())
+    scaling = {"rope_type": kind, "factor": 4.0}
+    values |= {"rope_parameters": {layers: scaling}} if layers else {"rope_scaling": scaling}
+    table = mtpcore_mimo_mtp.MIMO2.checkpoint
+    if kind == "default":
+        assert not [k for k in family_metadata("mimo2", [table], Config(values)) if "scaling" in k]
+        return
+    with pytest.raises(ModelFileError, match="scaling") as error:
+        family_metadata("mimo2", [table], Config(values))
+    assert (error.value.wanted, error.value.got) == ("default", kind)

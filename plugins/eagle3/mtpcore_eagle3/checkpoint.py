@@ -10,8 +10,8 @@ import numpy as np
 
 from mtpcore.plugin import (
     DECODER,
+    FACTORED_ROPE_KEYS,
     INTERLEAVED_ATTENTION,
-    ROPE_KEYS,
     SWIGLU,
     Checkpoint,
     Config,
@@ -88,7 +88,7 @@ CHECKPOINT = Checkpoint(
     made=(("rope_freqs.weight", long_context_factors),),
     metadata=(
         *DECODER,
-        *ROPE_KEYS,
+        *FACTORED_ROPE_KEYS,
         ("{arch}.vocab_size", "vocab_size"),
         ("{arch}.target_layers", target_layers),
         ("{arch}.target_hidden_size", target_width),

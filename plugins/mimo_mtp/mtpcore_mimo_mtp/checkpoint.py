@@ -15,6 +15,7 @@ from mtpcore.plugin import (
     number,
     on_layers,
     optional,
+    scaling_type,
 )
 
 PUBLISHED = frozenset({"MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"})
@@ -123,6 +124,7 @@ TRUNK_CHECKPOINT = Checkpoint(
         ("{arch}.rope.dimension_count", rotated),
         ("{arch}.rope.freq_base", number("rope_theta")),
         ("{arch}.rope.freq_base_swa", number("swa_rope_theta")),
+        ("{arch}.rope.scaling.type", scaling_type(())),
     ),
 )
 
