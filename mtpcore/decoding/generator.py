@@ -310,29 +310,30 @@ class Generator:
             return
         token = self.cross.pending(seq, request.sampling)
         assert token is not None
-        self.stats.tokens += 1
-        self.stats.prompts += 1
-        if self._take(request, token, drafted=False):
+        going = self._take(request, token, drafted=False)
+        self.stats.prompts += len(request.tokens)
+        if going:
             self._check_room(request)
 
     def _commit(self, seq: int, drafts: Draft, verdict: Verdict) -> None:
         request = self._running[seq]
-        accepted = 0
+        before = len(request.tokens)
         for i, token in enumerate(verdict.tokens):
-            accepted += i < verdict.accepted
-            going = self._take(request, token, drafted=i < verdict.accepted)
-            self.stats.tokens += 1
-            if not going:
+            if not self._take(request, token, drafted=i < verdict.accepted):
                 break
         if len(drafts):
             depth = drafts.depth.max() if isinstance(drafts, DraftTree) else len(drafts)
-            self.stats.count(len(drafts), int(depth), accepted)
+            self.stats.count(len(drafts), int(depth), sum(request.drafted[before:]))
         if not request.done:
             self.cross.accept(seq)
             self._check_room(request)
 
     def _take(self, request: Request, token: int, *, drafted: bool) -> bool:
-        if request.commit(token, drafted=drafted):
+        """Commit one token, count it if the text has it; return whether the request goes on."""
+        before = len(request.tokens)
+        going = request.commit(token, drafted=drafted)
+        self.stats.tokens += len(request.tokens) - before
+        if going:
             return True
         self._release(request)
         return False

@@ -26,20 +26,29 @@ def generator_of(end_tokens=(), draft=4, drafter=None, **settings):
 
 
 def agree(request, generator, tokens):
-    """Tokens, text, drafted flags, statistics and state all end at one place."""
+    """Tokens, text, drafted flags, statistics and state of a first request end at one place."""
     assert request.tokens == tokens
     assert len(request.drafted) == len(tokens)
-    assert generator.cross.llm.length(0) == 0
-    assert generator.stats.accepted <= sum(request.drafted) + 1
+    stats, cross = generator.stats, generator.cross
+    assert stats.tokens == len(tokens)
+    assert stats.prompts == bool(tokens)
+    assert stats.accepted == sum(stats.accepted_per_position) == sum(request.drafted)
     assert not generator.active
+    assert cross.tokens(0) == []
+    assert cross.pending(0) is None
+    for role, context in cross.contexts.items():
+        assert context.length(0) == 0
+        assert context.memory.pages.n_free == len(context.memory.pages.uses)
+        assert not [box.name for box in cross.links.inboxes(role).values() if box.length(0)]
 
 
+@pytest.mark.parametrize("drafter", [None, "head"], ids=["script", "head"])
 @pytest.mark.parametrize("draft", [0, 1, 4, 8])
 @pytest.mark.parametrize("end", range(12))
-def test_T21_an_end_token_at_each_index_of_a_run(end, draft):
+def test_T21_an_end_token_at_each_index_of_a_run(end, draft, drafter):
     """The first occurrence ends the text and is no part of it; ignore_eos passes over it."""
     token = TRUTH[end]
-    generator, _ = generator_of([token], draft)
+    generator, _ = generator_of([token], draft, drafter, skill=16)
     request = generator.add(PROMPT, max_tokens=30)
     run(generator)
     agree(request, generator, TRUTH[: TRUTH.index(token)])
