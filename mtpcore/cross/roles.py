@@ -286,10 +286,26 @@ class Roles:
         known = {"llm", *self.drafters}
         return [(name, one) for name, one in self.contexts.items() if name not in known]
 
-    def fork(self, seq: int, new: int) -> None:
-        """Let the empty sequence ``new`` continue from where ``seq`` is, in every role."""
+    def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is, in every role.
+
+        Parameters
+        ----------
+        stream : int, optional
+            Which noise ``new`` draws from until it is removed, whatever the stream of the settings
+            it is given: its tokens are those of a request with this stream. A token that is
+            pending was chosen before and stays. Default: as ``seq`` does.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, one that is not empty, or a draft that is undecided.
+        SamplingError
+            No number of a stream.
+        """
         state, other = self._state(seq), self._state(new)
         self._decided(seq)
+        stream = state.stream if stream is None else Sampling(seed=0, stream=stream).stream
         if other.n or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence", where=f"sequence {new}", fix="remove it first"
@@ -304,6 +320,7 @@ class Roles:
             context.copy(seq, new)
         self.links.fork(seq, new)
         other.copy_from(state)
+        other.set_stream(stream)
 
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role."""
@@ -320,10 +337,12 @@ class Roles:
         """Return a sequence's sampler; the newest one of each kind is kept."""
         if kind not in ("coupled", "argmax"):
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=repr(kind))
-        kept = self._states[seq].samplers
+        state = self._states[seq]
+        kept = state.samplers
         if kind not in kept or kept[kind][0] is not sampling:
-            settings = sampling
+            changed: dict[str, Any] = {} if state.stream is None else {"stream": state.stream}
             if kind == "argmax":
-                settings = msgspec.structs.replace(sampling, temperature=0.0)
+                changed["temperature"] = 0.0
+            settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
             kept[kind] = sampling, Sampler(settings, self._scratch)
         return kept[kind][1]

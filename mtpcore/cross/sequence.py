@@ -33,6 +33,7 @@ class SequenceState:
     rows and places that were filled before the Cross), ``n`` of them, then the pending token. The
     first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties.
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
+    ``stream`` is the noise that a fork was given, None that of the settings.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class SequenceState:
         "n_prompt",
         "pending",
         "samplers",
+        "stream",
         "undecided",
     )
 
@@ -57,6 +59,12 @@ class SequenceState:
         self.pending: int | None = None
         self.last_logits: NDArray[np.float32] | None = None
         self.undecided: Verdict | None = None
+        self.set_stream(None)
+
+    def set_stream(self, stream: int | None) -> None:
+        """Draw from this noise, or from that of the settings."""
+        self.stream = stream
+        self.samplers.clear()
 
     def append(self, place: int, tokens: NDArray[np.int32]) -> None:
         """Note tokens that the target processed at ``place``."""

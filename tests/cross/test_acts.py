@@ -1,5 +1,6 @@
 """Acts on linked contexts by name: rejection, slots, forks, ties; state as in a fresh Cross."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness import seer
@@ -10,7 +11,7 @@ from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import link
 from mtpcore.decoding import Generator
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, LinkError, SamplingError
 from mtpcore.sampling import Sampling
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
@@ -133,6 +134,65 @@ def test_T10_a_fork_mid_draft_outlives_its_parent():
     assert begun > len(PROMPT) + 6
     cross.llm.process(Batch.of(PROMPT, seq=2))
     assert_fresh(cross, 2, PROMPT)
+
+
+def going_on(cross, seq, n, sampling=SAMPLING):
+    """Decode with drafts until n tokens follow the prompt; return them."""
+    while len(cross.tokens(seq)) < len(PROMPT) + n:
+        rounds(cross, seq, 3, 1, sampling)
+    return cross.tokens(seq)[len(PROMPT) :][:n]
+
+
+def request(stream, n, sampling=SAMPLING):
+    """The text of a request with this stream, in a Cross of its own."""
+    settings = msgspec.structs.replace(sampling, stream=stream)
+    return plain(PROMPT, settings, n)
+
+
+@pytest.mark.parametrize("drafter", ["head", "right for one"])
+def test_forks_draw_from_streams_of_their_own(drafter):
+    """One prompt, four texts by the same settings: each is that of a request with its stream."""
+    cross, _ = cross_of("head" if drafter == "head" else Scripted(SCRIPTS[drafter]))
+    cross.llm.process(Batch.of(PROMPT))
+    cross.fork(0, 1, stream=5)
+    cross.fork(0, 2, stream=2**64 - 1)
+    cross.fork(1, 3)  # as its parent does
+    texts = [going_on(cross, seq, 20) for seq in range(4)]
+    assert texts == [request(stream, 20) for stream in (0, 5, 2**64 - 1, 5)]
+    assert len(set(map(tuple, texts))) == 3
+    assert going_on(cross, 1, 30, Sampling(temperature=1.0, seed=8, stream=9)) == request(5, 30)
+
+
+def test_a_fork_drafts_with_its_own_noise():
+    """A head that is always right is so for the fork too, or it would follow its parent's."""
+    cross, _ = cross_of("head", skill=16)
+    cross.llm.process(Batch.of(PROMPT))
+    cross.draft(0, 4, SAMPLING)  # a sampler of the parent's stream is at hand
+    cross.rollback(0, 2)
+    cross.llm.process(Batch.of(PROMPT[2:], pos=2))
+    cross.fork(0, 1, stream=5)
+    assert rounds(cross, 1, 4, 6) == [4] * 6
+    assert rounds(cross, 0, 4, 6) == [4] * 6
+
+
+def test_a_stream_lasts_as_long_as_its_sequence():
+    """A pending token is kept; a stream goes with its sequence, and a bad one changes nothing."""
+    cross, _ = cross_of("head")
+    cross.llm.process(Batch.of(PROMPT))
+    token = cross.pending(0, SAMPLING)
+    for bad in (-1, 2**64, 1.0, True, "1"):
+        with pytest.raises(SamplingError, match="stream"):
+            cross.fork(0, 1, stream=bad)
+        assert [one.length(1) for one in cross.contexts.values()] == [0, 0]
+    cross.fork(0, 1, stream=5)
+    assert cross.pending(1) == token == TRUTH[0]
+    rounds(cross, 1, 2, 2)
+    cross.rollback(1, len(PROMPT) - 1)
+    cross.llm.process(Batch.of(PROMPT[-1:], seq=1, pos=len(PROMPT) - 1))
+    assert going_on(cross, 1, 12) == request(5, 12)
+    cross.remove(1)
+    cross.llm.process(Batch.of(PROMPT, seq=1))
+    assert going_on(cross, 1, 12) == TRUTH[:12]
 
 
 def test_a_draft_that_nobody_verified_leaves_no_trace():
