@@ -25,9 +25,9 @@ class Stats(msgspec.Struct):
     often a sequence got no further draft because a hidden row was not finite or an embedding row
     stands in its text; ``tokens`` all tokens of the texts, ``passes`` the target's runs after the
     prompts. ``prompts`` are those whose own run gave a text its first token; one that is answered
-    by an end-of-text token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds`` the
-    choice of tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the
-    choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
+    by an end-of-text token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds``
+    the choice of tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds``
+    the choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
