@@ -87,10 +87,10 @@ def test_drafted_text_is_the_one_of_the_definition(models, refs):
 
 
 class Noting(ReferenceBackend):
-    """The kernels' arithmetic; notes which experts are chosen, int32[rows, used] a layer."""
+    """Notes which experts are chosen, int32[rows, used] a layer."""
 
-    def __init__(self):
-        super().__init__(quantise_activations=True)
+    def __init__(self, **settings):
+        super().__init__(**settings)
         self.ids = []
 
     def operation(self, op):
@@ -133,18 +133,55 @@ class Following(ReferenceBackend):
         return tuple(np.stack(column) for column in zip(*made, strict=True))
 
 
-def test_q8_0_file_against_float_activations(models, refs):
-    """Within 1 % with the same experts; where the router chose others, they are near ties.
+@pytest.fixture(scope="module")
+def rounded(models, refs):
+    """Each text by the Q8_0 file: logits and hidden rows, and the experts of each layer."""
+    found = []
+    for tokens in refs["prompts"]:
+        made = process(models["q8_0"], tokens)
+        noting = Noting(quantise_activations=True)
+        assert np.array_equal(process(models["q8_0"], tokens, noting)[0], made[0])
+        found.append((made, noting.ids))
+    return found
+
+
+def test_q8_0_file_against_float_activations(models, refs, rounded):
+    """Each goes its own way: within 1 % as long as the router has chosen the same experts.
+
+    Compared are the rows of a text before the first one that meets another expert: attention takes
+    that difference to all rows behind it. Row by row the hidden ones are within 1 % too, and all
+    but two of 200 rows of logits.
+    """
+    n_rows = n_same = n_other = n_over = 0
+    for tokens, (made, ids) in zip(refs["prompts"], rounded, strict=True):
+        noting = Noting()
+        wanted = process(models["q8_0"], tokens, noting)
+        pairs = zip(ids, noting.ids, strict=True)
+        same = np.all([(np.sort(a) == np.sort(b)).all(axis=1) for a, b in pairs], axis=0)
+        before = np.logical_and.accumulate(same)
+        logits, hidden = ([a[before], b[before]] for a, b in zip(made, wanted, strict=True))
+        assert 1e-4 < relative_rms(*logits) < 1e-2
+        assert 1e-4 < relative_rms(*hidden) < 1e-2
+        assert max(map(relative_rms, *hidden)) < 1e-2
+        over = [found for found in map(relative_rms, *logits) if found >= 1e-2]
+        assert max(over, default=0) < 1.5e-2
+        n_rows, n_over = n_rows + len(tokens), n_over + len(over)
+        n_same, n_other = n_same + before.sum(), n_other + (~same).sum()
+    assert (n_rows, len(refs["prompts"])) == (288, N_PROMPTS)
+    assert n_same >= 0.65 * n_rows
+    assert 0 < n_other < 0.02 * n_rows
+    assert n_over <= 2
+
+
+def test_q8_0_file_against_float_activations_with_the_same_experts(models, refs, rounded):
+    """Within 1 % over each text; where the router would have chosen others, they are near ties.
 
     A row that meets another expert is another row, and changes the mean over a text more than all
     rounding does.
     """
     n_rows = n_other = 0
-    for tokens in refs["prompts"]:
-        made = process(models["q8_0"], tokens)
-        noting = Noting()
-        assert np.array_equal(process(models["q8_0"], tokens, noting)[0], made[0])
-        following = Following(noting.ids)
+    for tokens, (made, ids) in zip(refs["prompts"], rounded, strict=True):
+        following = Following(ids)
         wanted = process(models["q8_0"], tokens, following)
         for a, b in zip(made, wanted, strict=True):
             assert 1e-4 < relative_rms(a, b) < 1e-2
