@@ -44,10 +44,41 @@ def test_the_drafter_beside_a_model_is_named(command):
     assert "the drafter that belongs to it is demo:eagle3-draft" in err
 
 
-def test_bench_takes_the_drafter_beside_the_model(command):
-    code, out, _ = command("bench", "demo:eagle3", *PROMPT[:2], "-n", 4, "-r", 1, "--json")
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        ("demo:deepseek", "deepseek_mtp"),
+        ("demo:mimo", "mimo_mtp"),
+        ("demo:mimo2", "mimo2_mtp"),
+        ("demo:eagle3", "eagle3"),
+    ],
+)
+def test_bench_drafts(command, name, drafter):
+    """Also with the drafter in the file beside the model."""
+    code, out, _ = command("bench", name, *PROMPT[:2], "-n", 6, "-r", 1, "--draft", 2, "--json")
     assert code == 0
-    assert json.loads(out)["settings"]["drafter"] == "eagle3"
+    found = json.loads(out)
+    assert found["settings"]["drafter"] == drafter
+    assert [one["drafts"] for one in found["costs"]["drafts"]] == [1, 2]
+    assert len(found["acceptance_per_position"]) == 2
+    assert all(text["equal"] for text in found["texts"])
+
+
+def test_variants_of_a_head_run_by_name(command):
+    """Fed in other ways the head writes the same text, and other drafts are accepted."""
+    accepted, texts = {}, []
+    for name in ("", "_residual_fed", "_residual_recycled", "_constant"):
+        drafter = f"deepseek_mtp{name}"
+        options = ("--drafter", drafter, "--draft", 4, "-n", 100, "--ignore-eos", "--temp", 0)
+        code, out, _ = command("run", "demo:deepseek", *PROMPT[:2], *options, "--json")
+        assert code == 0
+        found = json.loads(out)
+        assert found["settings"]["drafter"] == drafter
+        accepted[drafter] = found["stats"]["accepted_per_position"]
+        texts.append(found["tokens"])
+    assert all(text == texts[0] for text in texts)
+    published = accepted.pop("deepseek_mtp")
+    assert all(published != other for other in accepted.values()), accepted
 
 
 def test_an_unknown_name_lists_the_known_ones(command):
