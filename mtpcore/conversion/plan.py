@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import msgspec
@@ -20,7 +20,6 @@ MTP = Literal["keep", "only", "drop"]
 """Whether the file gets trunk and heads, the heads (and the tables they share), or the trunk."""
 
 SCALES = "_scale_inv"
-_MOST_NAMES = 40
 
 
 class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +134,9 @@ def make_plan(
         for name in sorted(unknown):
             if table and any(pattern(drop).fullmatch(name) for drop in table.dropped):
                 left_out[name] = "of no use"
-    _refuse(missing, sorted(unknown - left_out.keys()), config)
+    left_out |= {name + SCALES: left_out[name] for name in scales if name in left_out}
+    strange = unknown - left_out.keys()
+    _refuse(missing, sorted(strange | {n + SCALES for n in strange if n in scales}), config)
     for wish in chosen.values():
         for name in wish.names:
             if tensors[name].kind == "F8_E4M3" and name not in scales:
@@ -192,17 +193,11 @@ def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
     raise ModelFileError(
         f"the checkpoint's tensors are not those of the declarations: {', '.join(counts)}",
         where=config.file,
-        wanted=_list(missing) if missing else None,
-        got=_list(unknown) if unknown else None,
+        wanted=", ".join(dict.fromkeys(missing)) or None,
+        got=", ".join(unknown) or None,
         fix="download the checkpoint again, install the plugin that knows its heads, or extend the "
         "plugin's Checkpoint",
     )
-
-
-def _list(names: Iterable[str]) -> str:
-    names = list(dict.fromkeys(names))
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:

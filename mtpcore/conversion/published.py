@@ -185,7 +185,7 @@ def _files(folder: Path) -> list[Path]:
         raise ModelFileError(
             "tensors of the index are in no file",
             where=str(index),
-            got=", ".join(lacking[:20]),
+            got=", ".join(lacking),
             fix="download the files again",
         )
     return listed

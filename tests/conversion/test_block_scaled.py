@@ -210,6 +210,37 @@ def test_deepseek(tmp_path, monkeypatch, piece):
     check(tmp_path / "model.gguf", wanted)
 
 
+def check_parts(tmp_path, tensors, wanted, is_head, plugin, first_block):
+    """Convert trunk and heads apart; the file has its part, and every other name is said."""
+    for mtp in ("drop", "only"):
+        path = tmp_path / f"{mtp}.gguf"
+        left_out = convert(
+            tmp_path / "hf", path, outtype="f32", mtp=mtp, plugins=Registry.of(plugin)
+        )
+        of_heads = {name for name in tensors if is_head(name)}
+        of_trunk = {name for name in tensors if name not in of_heads and ".layers." in name}
+        said = {name for name, reason in left_out.items() if reason == f"--mtp {mtp}"}
+        assert said == (of_heads if mtp == "drop" else of_trunk)
+        assert any(name.endswith("_scale_inv") for name in said)
+
+        def gets(name, mtp=mtp):
+            if not name.startswith("blk."):
+                return True
+            return (int(name.split(".")[1]) >= first_block) == (mtp == "only")
+
+        check(path, {name: values for name, values in wanted.items() if gets(name)})
+
+
+def test_deepseek_in_parts(tmp_path):
+    tensors, wanted = deepseek()
+    write_checkpoint(tmp_path / "hf", DEEPSEEK, tensors)
+
+    def is_head(name):
+        return name.startswith("model.layers.2.")
+
+    check_parts(tmp_path, tensors, wanted, is_head, mtpcore_deepseek_mtp, 2)
+
+
 # MiMo-V2.5: q, k and v in one matrix, cut into ranks; a layer that sees all, and windows
 
 WIDTH, N_HEADS, DK, DV2, WIDE_FF = 136, 32, 24, 16, 200
@@ -313,3 +344,21 @@ def test_mimo(tmp_path, trunk_ranks, head_ranks):
     )
     assert left_out == {}
     check(tmp_path / "model.gguf", wanted)
+
+
+def test_mimo_in_parts(tmp_path):
+    tensors, wanted = mimo(4, 1)
+    write_checkpoint(tmp_path / "hf", MIMO, tensors)
+
+    def is_head(name):
+        return name.startswith("model.mtp.")
+
+    check_parts(tmp_path, tensors, wanted, is_head, mtpcore_mimo_mtp, 2)
+    with open_model_file(tmp_path / "drop.gguf") as file:
+        assert file.metadata["mimo2.block_count"] == 2
+        assert "mimo2.nextn_predict_layers" not in file.metadata
+        assert file.metadata["mimo2.attention.head_count_kv"].tolist() == [8, 16]
+    with open_model_file(tmp_path / "only.gguf") as file:
+        assert file.metadata["mimo2.block_count"] == 4
+        assert file.metadata["mimo2.nextn_predict_layers"] == 2
+        assert file.metadata["mimo2.attention.head_count_kv"].tolist() == [8, 16, 16, 16]

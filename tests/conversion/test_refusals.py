@@ -53,6 +53,24 @@ def test_missing_and_unknown_tensors_are_all_named(refuse, config, tensors):
     assert error.got == "model.layers.0.self_attn.sinks, model.layers.2.self_attn.q_proj.weight"
 
 
+def test_every_name_is_said_however_many(refuse, config, tensors):
+    strange = {f"model.layers.0.extra.{n}.weight": np.zeros(4, np.float32) for n in range(60)}
+    config["num_hidden_layers"] = 9
+    error = refuse(config, tensors | strange)
+    assert "84 missing, 60 unknown" in error.what
+    assert len(set(error.wanted.split(", "))) == 84
+    assert "model.layers.8.mlp.down_proj.weight" in error.wanted
+    assert sorted(error.got.split(", ")) == sorted(strange)
+    for name in (*strange, "model.layers.8.mlp.down_proj.weight"):
+        assert name in str(error)
+
+
+def test_scales_are_named_beside_what_they_scale(refuse, config, tensors):
+    at = "model.layers.0.extra.weight"
+    tensors |= {at: np.zeros((4, 4), np.float32), at + "_scale_inv": np.ones((1, 1), np.float32)}
+    assert refuse(config, tensors).got == f"{at}, {at}_scale_inv"
+
+
 @pytest.mark.parametrize("wrong", ["four", -4, 4.5, [4], True])
 def test_a_wrong_value_in_the_configuration(refuse, config, tensors, wrong):
     """The error names the file that was asked for, and where the value comes from."""
