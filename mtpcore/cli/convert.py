@@ -16,7 +16,7 @@ EXAMPLES = """examples:
   mtpcore convert Some-Model-7B model.gguf --outtype q8_0
   mtpcore convert Some-Model-7B trunk.gguf --mtp drop
   mtpcore convert Some-Model-7B mtp-model.gguf --mtp only    (run it: --mtp-path mtp-model.gguf)
-  mtpcore convert Some-Drafter drafter.gguf --target Some-Model-7B
+  mtpcore convert Some-Drafter drafter.gguf --target Some-Model-7B --mtp-type q8_0
 """
 
 

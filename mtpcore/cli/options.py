@@ -297,5 +297,6 @@ def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> No
     group.add_argument(
         "--mtp-type",
         choices=OUT_TYPES,
-        help="of the heads' matrices (default: as --outtype, but f16 for q8_0 and q8_0 for q4_0)",
+        help="of the heads' matrices, which are all in a drafter with a file of its own (default: "
+        "as --outtype, but f16 for q8_0 and q8_0 for q4_0)",
     )

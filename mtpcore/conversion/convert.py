@@ -22,7 +22,7 @@ from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.plan import MTP, Plan, PlannedTensor, make_plan
 from mtpcore.conversion.published import read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata
-from mtpcore.conversion.types import FILE_TYPES, OutType, TypeChoice
+from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.values import read_values
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor
@@ -61,7 +61,8 @@ def convert(
     outtype : str
         Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
     mtp_type : str, optional
-        Type of the heads' matrices; default: ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+        Type of the heads' matrices, which are all in a drafter with a file of its own; default:
+        ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
     mtp : str
         ``keep`` trunk and heads, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
@@ -114,11 +115,10 @@ def convert(
         for spelled, name in canonical_names(family.main, published).items()
     }
     plan = make_plan(family, config, tensors, n_experts, mtp)
-    choice = TypeChoice(
-        outtype, mtp_type, 1 << 30 if family.standalone else config.n_layers, family.min_types
-    )
+    first_head = None if family.standalone else config.n_layers
+    choice = TypeChoice(outtype, mtp_type, first_head, family.min_types)
     tokens = _tokenizer(family, config, folder, target)
-    general = general_metadata(folder, plan.tensors, FILE_TYPES[outtype])
+    general = general_metadata(folder, plan.tensors, choice.file_type)
     streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
     found = {**general, **metadata, **tokens}
     write_checked(path, family.architecture, found, streamed, known, report)

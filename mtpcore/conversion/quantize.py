@@ -10,7 +10,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.conversion.output import Report, write_checked
-from mtpcore.conversion.types import FILE_TYPES, OutType, TypeChoice
+from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor, Tensor
 from mtpcore.gguf.types import PLAIN
@@ -43,7 +43,8 @@ def quantize(
     outtype : str
         Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
     mtp_type : str, optional
-        Type of the heads' matrices; default: ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+        Type of the heads' matrices, which are all in a drafter with a file of its own; default:
+        ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
     plugins : Registry, optional
         Who may know the model; default: everybody who is installed.
     report : callable, optional
@@ -63,10 +64,10 @@ def quantize(
     with load_model(source, plugins=known) as model:
         least = [pair for drafter in model.drafters for pair in drafter.min_types]
         least += model.spec.min_types if model.spec else ()
-        first_head = model.hparams.n_layers if model.spec else 1 << 30
+        first_head = model.hparams.n_layers if model.spec else None
         choice = TypeChoice(outtype, mtp_type, first_head, least)
         metadata = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
-        metadata["general.file_type"] = FILE_TYPES[outtype]
+        metadata["general.file_type"] = choice.file_type
         metadata["general.quantization_version"] = GGML_QUANT_VERSION
         streamed = [_retyped(tensor, choice) for tensor in model.tensors.values()]
         write_checked(path, model.architecture, metadata, streamed, known, report)

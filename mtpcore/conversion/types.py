@@ -12,21 +12,20 @@ from mtpcore.conversion.family import pattern
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf.types import BLOCKS, F16, F32
 
-__all__ = ["FILE_TYPES", "OutType", "OUT_TYPES", "TypeChoice"]
+__all__ = ["OutType", "OUT_TYPES", "TypeChoice"]
 
 log = logging.getLogger("mtpcore")
 
 OutType = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 OUT_TYPES: tuple[OutType, ...] = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
-FILE_TYPES: dict[OutType, int] = {
+_FILE_TYPES: dict[OutType, int] = {
     "f32": int(LlamaFileType.ALL_F32),
     "f16": int(LlamaFileType.MOSTLY_F16),
     "bf16": int(LlamaFileType.MOSTLY_BF16),
     "q8_0": int(LlamaFileType.MOSTLY_Q8_0),
     "q4_0": int(LlamaFileType.MOSTLY_Q4_0),
 }
-"""``general.file_type`` of each."""
 
 _HEAD_TYPES: dict[OutType, OutType] = {"q8_0": "f16", "q4_0": "q8_0"}
 """What heads are kept in by default where the trunk is smaller: they cost little and guess more."""
@@ -53,10 +52,15 @@ class TypeChoice:
         Of the trunk's matrices.
     mtp_type : str, optional
         Of the heads' matrices; default: ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
-    first_head_block : int
-        Blocks from this one on are heads.
+    first_head_block : int or None
+        Blocks from this one on are heads; None: the file is a drafter's, and all that it holds.
     min_types : iterable of (str, str)
         Patterns of names and the smallest type that suits them.
+
+    Attributes
+    ----------
+    file_type : int
+        What the file says in ``general.file_type``.
 
     Raises
     ------
@@ -70,16 +74,18 @@ class TypeChoice:
         self,
         outtype: OutType,
         mtp_type: OutType | None,
-        first_head_block: int,
+        first_head_block: int | None,
         min_types: Iterable[tuple[str, str]],
     ) -> None:
         for what, kind in (("outtype", outtype), ("mtp_type", mtp_type or outtype)):
             if kind not in OUT_TYPES:
                 wanted = ", ".join(OUT_TYPES)
                 raise ModelFileError("unknown type", where=what, wanted=wanted, got=repr(kind))
-        self._trunk = _type_id(outtype)
-        self._head = _type_id(mtp_type or _HEAD_TYPES.get(outtype, outtype))
-        self._first_head_block = first_head_block
+        head = mtp_type or _HEAD_TYPES.get(outtype, outtype)
+        trunk = head if first_head_block is None else outtype
+        self.file_type = _FILE_TYPES[trunk]
+        self._trunk, self._head = _type_id(trunk), _type_id(head)
+        self._first_head_block = first_head_block or 0
         try:
             self._least = [(pattern(name), _type_id(k)) for name, k in (*min_types, *_ALWAYS)]
         except KeyError as error:

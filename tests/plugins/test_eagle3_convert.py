@@ -1,0 +1,47 @@
+"""An EAGLE-3 head's checkpoint as a model file: types, tokenizer, what is refused."""
+
+import pytest
+from harness import fixtures
+
+from mtpcore.conversion import convert, quantize
+from mtpcore.gguf import open_model_file
+
+HEAD = fixtures.checkpoint("eagle3-13")
+TARGET, _ = fixtures.target_checkpoint("eagle3-13")
+MATRICES = ("blk.0.attn_q.weight", "blk.0.ffn_down.weight")
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The head in F32."""
+    path = tmp_path_factory.mktemp("eagle3") / "head.gguf"
+    convert(HEAD, path, outtype="f32", target=TARGET)
+    return path
+
+
+@pytest.mark.parametrize("way", ["convert", "quantize"])
+@pytest.mark.parametrize(
+    ("outtype", "mtp_type", "kind", "least"),
+    [
+        ("f32", None, "F32", "F32"),
+        ("q8_0", None, "F16", "F16"),
+        ("q4_0", None, "Q8_0", "Q8_0"),
+        ("q4_0", "q4_0", "Q4_0", "Q8_0"),
+        ("f16", "q8_0", "Q8_0", "Q8_0"),
+    ],
+)
+def test_every_matrix_is_the_head_s(plain, tmp_path, way, outtype, mtp_type, kind, least):
+    """``fc`` and the output matrix have a smallest type."""
+    path, types = tmp_path / "model.gguf", {"outtype": outtype, "mtp_type": mtp_type}
+    if way == "convert":
+        convert(HEAD, path, target=TARGET, **types)
+    else:
+        quantize(plain, path, **types)
+    with open_model_file(path) as file:
+        kinds = {name: tensor.type_name for name, tensor in file.tensors.items()}
+        assert file.metadata["general.file_type"] == FILE_TYPES[kind]
+    assert [kinds[name] for name in MATRICES] == [kind] * 2
+    assert [kinds[name] for name in ("fc.weight", "output.weight")] == [least] * 2
+    assert kinds["output_norm.weight"] == "F32"
+    assert kinds["d2t"] == "I64"
