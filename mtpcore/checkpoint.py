@@ -139,6 +139,10 @@ class Rename(msgspec.Struct, frozen=True):
     shards: Shards | None = None
 
 
+Tokens = tuple[tuple[str, str], ...]
+"""Kinds and texts of tokens."""
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """How published checkpoints spell a model, or the heads behind one.
 
@@ -179,9 +183,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     nested : tuple of str
         Objects in the configuration whose values are read as the configuration's own, where that
         lacks them.
-    special_tokens : tuple of (str, str)
+    special_tokens : tuple of (str, str) or callable
         Kind (``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ...) and text of tokens whose ids the
-        family's files name, where the checkpoint itself does not say which they are.
+        family's files name, where the checkpoint itself does not say which they are; or
+        ``special_tokens(config)`` that returns them, where the family has several vocabularies.
     """
 
     architectures: frozenset[str]
@@ -195,7 +200,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
-    special_tokens: tuple[tuple[str, str], ...] = ()
+    special_tokens: Tokens | Callable[[Config], Tokens] = ()
 
 
 def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:

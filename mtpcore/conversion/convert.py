@@ -170,10 +170,11 @@ def _tokenizer(
     family: Family, config: Config, folder: Path, target: str | PathLike[str] | None
 ) -> dict[str, Value]:
     source = config if config.target is None else config.target
+    special = family.main.special_tokens
     return tokenizer_metadata(
         folder if target is None else Path(target),
         source.get("vocab_size"),
-        family.main.special_tokens,
+        special(config) if callable(special) else special,
     )
 
 

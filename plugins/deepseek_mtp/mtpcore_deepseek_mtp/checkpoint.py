@@ -144,14 +144,21 @@ OWN = (
     ("{arch}.vocab_size", "vocab_size"),
 )
 
-PUBLISHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"})
+FLASH = "Glm4MoeLiteForCausalLM"
+PUBLISHED = frozenset({"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", FLASH})
+
+
+def special_tokens(config: Config) -> tuple[tuple[str, str], ...]:
+    """Return those of GLM-4.7-Flash, which has GLM's vocabulary; DeepSeek's says all itself."""
+    return SPEAKER_TOKENS if FLASH in config["architectures"] else ()
+
 
 TRUNK_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
     metadata=(*DECODER, *EXPERT_KEYS, *ROPE_KEYS, *OWN),
-    special_tokens=SPEAKER_TOKENS,  # GLM-4.7-Flash's; DeepSeek's vocabularies lack these texts
+    special_tokens=special_tokens,
 )
 
 HEAD_CHECKPOINT = Checkpoint(
