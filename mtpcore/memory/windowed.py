@@ -13,7 +13,10 @@ from mtpcore.memory.kv import PagedKV
 __all__ = ["SPARE", "WindowedKV", "pages_for"]
 
 SPARE = PAGE
-"""Newest rows that can always be taken back, and so the longest draft and the largest tree."""
+"""Newest rows that can always be taken back, and so the longest draft and the largest tree.
+
+Counted from the greatest length that a sequence has had: rows taken back one after the other add
+up."""
 
 
 def pages_for(window: int, n_seq: int, n_ctx: int, n_batch: int) -> int:

@@ -165,6 +165,10 @@ class WindowedMachine(PagedMachine):
 
     windows: ClassVar = (8, 0, 70)
 
+    def __init__(self):
+        super().__init__()
+        self.longest = [0] * N_SEQ
+
     def make(self):
         return make_memory(
             [SimpleNamespace(window=window) for window in self.windows],
@@ -181,9 +185,14 @@ class WindowedMachine(PagedMachine):
             self.append(self.memory, seq, begin, values)
             self.rows[seq] += values
 
+    @invariant()
+    def remembers_the_longest(self):
+        for seq in range(N_SEQ):
+            self.longest[seq] = max(self.longest[seq], self.end(seq)) if self.rows[seq] else 0
+
     def refused(self, seq, keep):
-        """Only what lies further back than every draft."""
-        assert len(self.rows[seq]) - keep > SPARE
+        """Only what lies further back than every draft; taking back twice adds up."""
+        assert self.longest[seq] - self.starts[seq] - keep > SPARE
 
 
 class NarrowMachine(WindowedMachine):
@@ -268,6 +277,38 @@ def test_t4_rewind_beyond_the_snapshots_is_refused():
     assert memory.length(0) == 6
     with pytest.raises(CapacityError):
         memory.allow_rewind(17)
+
+
+def windowed(window):
+    return make_memory(
+        [SimpleNamespace(window=window)],
+        lambda layers, n_pages: ListStore(n_pages),
+        n_seq=1,
+        n_ctx=N_LONG,
+        n_batch=N_BATCH,
+    )
+
+
+@pytest.mark.parametrize("window", [1, 8, 70])
+def test_spare_rows_are_there_at_every_length(window):
+    for length in range(SPARE + 1, SPARE + window + 3 * PAGE):
+        memory = windowed(window)
+        for at in range(0, length, N_BATCH):
+            memory.reserve({0: (at, min(length, at + N_BATCH))})
+        memory.reserve({0: (length, length + 1)})
+        memory.rewind(0, length + 1)
+        memory.rewind(0, length - SPARE)
+        assert memory.length(0) == length - SPARE
+
+
+def test_rows_taken_back_one_after_the_other_add_up():
+    memory = windowed(1)
+    memory.reserve({0: (0, 2 * PAGE + 1)})
+    memory.reserve({0: (2 * PAGE + 1, 2 * PAGE + 2)})
+    memory.rewind(0, PAGE + 2)
+    with pytest.raises(CapacityError, match="are gone"):
+        memory.rewind(0, 2)
+    assert memory.length(0) == PAGE + 2
 
 
 def test_full_memory_changes_nothing():
