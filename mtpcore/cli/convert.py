@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mtpcore.cli.options import add_type_options
-from mtpcore.cli.terminal import byte_bar, note, spell_bytes
+from mtpcore.cli.options import add_mtp_option, add_type_options
+from mtpcore.cli.terminal import byte_bar, note, note_left_out, spell_bytes
 from mtpcore.conversion import convert
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -31,13 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the target's folder, for a drafter with a file of its own: its tokenizer is taken",
     )
     add_type_options(parser, "f16")
-    group.add_argument(
-        "--mtp",
-        choices=("keep", "only", "drop"),
-        default="keep",
-        help="keep trunk and heads (the default), only the heads with the tables they share, or "
-        "drop the heads",
-    )
+    add_mtp_option(group)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -52,10 +46,6 @@ def execute(options: argparse.Namespace) -> int:
             target=options.target,
             report=report,
         )
-    for reason in dict.fromkeys(left_out.values()):
-        names = [name for name, why in left_out.items() if why == reason]
-        shown = names if options.verbose or len(names) == 1 else [f"{len(names)} tensors"]
-        for name in shown:
-            note(f"left out: {name} ({reason})")
+    note_left_out(left_out, options.verbose)
     note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
     return 0

@@ -22,6 +22,7 @@ __all__ = [
     "add_model_options",
     "add_prompt_options",
     "add_sampling_options",
+    "add_mtp_option",
     "add_type_options",
     "draft_vocabulary_of",
     "model_path",
@@ -282,6 +283,17 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
     except SamplingError as error:
         refuse: Callable[[str], NoReturn] = options.parser.error
         refuse(str(error))
+
+
+def add_mtp_option(group: argparse._ArgumentGroup) -> None:
+    """Add the choice of trunk and heads."""
+    group.add_argument(
+        "--mtp",
+        choices=("keep", "only", "drop"),
+        default="keep",
+        help="keep trunk and heads (the default), only the heads with the tables they share, or "
+        "drop the heads",
+    )
 
 
 def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> None:

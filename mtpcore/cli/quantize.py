@@ -1,20 +1,21 @@
-"""``mtpcore quantize``: a model file with its tensors in other types."""
+"""``mtpcore quantize``: a model file with its tensors in other types, or a part of it."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from mtpcore.cli.options import add_type_options
-from mtpcore.cli.terminal import byte_bar, note, spell_bytes
+from mtpcore.cli.options import add_mtp_option, add_type_options
+from mtpcore.cli.terminal import byte_bar, note, note_left_out, spell_bytes
 from mtpcore.conversion import quantize
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Write a model file with its tensors in other types"
+SUMMARY = "Write a model file with its tensors in other types, or a part of it"
 EXAMPLES = """examples:
   mtpcore quantize model-f16.gguf model-q8_0.gguf --outtype q8_0
   mtpcore quantize model-f16.gguf model-q4_0.gguf --outtype q4_0 --mtp-type f16
+  mtpcore quantize model-f16.gguf mtp-model.gguf --outtype f16 --mtp only
 """
 
 
@@ -24,17 +25,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("source", metavar="IN", help="a GGUF file, of a split one the first part")
     group.add_argument("out", metavar="OUT", help="written anew where it exists")
     add_type_options(parser, None)
+    add_mtp_option(group)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     with byte_bar("writing") as report:
-        quantize(
+        left_out = quantize(
             options.source,
             options.out,
             outtype=options.outtype,
             mtp_type=options.mtp_type,
+            mtp=options.mtp,
             report=report,
         )
+    note_left_out(left_out, options.verbose)
     note(f"wrote {options.out}, {spell_bytes(Path(options.out).stat().st_size)}")
     return 0

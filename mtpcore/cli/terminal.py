@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, TextIO
 
@@ -20,6 +20,7 @@ __all__ = [
     "byte_bar",
     "harmless",
     "note",
+    "note_left_out",
     "paint",
     "progress",
     "spell_bytes",
@@ -55,6 +56,15 @@ def harmless(text: str) -> str:
 def note(text: str) -> None:
     """Say something on standard error."""
     print(f"mtpcore: {text}", file=sys.stderr, flush=True)
+
+
+def note_left_out(left_out: Mapping[str, str], every_name: bool) -> None:
+    """Say what a file does without: how many tensors for each reason, or every name."""
+    for reason in dict.fromkeys(left_out.values()):
+        names = [name for name, why in left_out.items() if why == reason]
+        shown = names if every_name or len(names) == 1 else [f"{len(names)} tensors"]
+        for name in shown:
+            note(f"left out: {name} ({reason})")
 
 
 def spell_bytes(n: float) -> str:

@@ -19,7 +19,8 @@ from mtpcore.conversion.family import (
 )
 from mtpcore.conversion.metadata import family_metadata, general_metadata
 from mtpcore.conversion.output import Report, write_checked
-from mtpcore.conversion.plan import MTP, Plan, PlannedTensor, make_plan
+from mtpcore.conversion.parts import MTP, check_parts
+from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
 from mtpcore.conversion.published import read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata
 from mtpcore.conversion.types import OutType, TypeChoice
@@ -128,31 +129,19 @@ def convert(
 def _check_options(
     family: Family, folder: Path, mtp: MTP, target: str | PathLike[str] | None
 ) -> None:
-    if family.standalone:
-        if target is None:
-            raise ModelFileError(
-                "a drafter with a file of its own takes its target's tokenizer",
-                where=str(folder),
-                fix="give the folder of the target's checkpoint: --target FOLDER",
-            )
-        if mtp != "keep":
-            raise ModelFileError(
-                "the checkpoint is a drafter alone: there is nothing to take apart",
-                where=str(folder),
-                fix=f"leave --mtp {mtp} out",
-            )
-    elif target is not None:
+    if family.standalone and target is None:
+        raise ModelFileError(
+            "a drafter with a file of its own takes its target's tokenizer",
+            where=str(folder),
+            fix="give the folder of the target's checkpoint: --target FOLDER",
+        )
+    if not family.standalone and target is not None:
         raise ModelFileError(
             "only a drafter with a file of its own has a target",
             where=str(folder),
             fix="leave --target out",
         )
-    elif mtp == "only" and not family.n_heads:
-        raise ModelFileError(
-            "the checkpoint has no heads that a plugin knows",
-            where=str(folder),
-            fix="leave --mtp only out, or install the drafter's plugin",
-        )
+    check_parts(mtp, str(folder), standalone=family.standalone, has_heads=family.n_heads > 0)
 
 
 def _target_config(target: str | PathLike[str] | None) -> Config | None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 import msgspec
 import numpy as np
 
 from mtpcore.checkpoint import Checkpoint, Config, Rename
 from mtpcore.conversion.family import Family, pattern
+from mtpcore.conversion.parts import MTP, left_out_of
 from mtpcore.conversion.published import PublishedTensor
 from mtpcore.errors import ModelFileError
 
-__all__ = ["MTP", "Plan", "PlannedTensor", "make_plan"]
-
-MTP = Literal["keep", "only", "drop"]
-"""Whether the file gets trunk and heads, the heads (and the tables they share), or the trunk."""
+__all__ = ["Plan", "PlannedTensor", "make_plan"]
 
 SCALES = "_scale_inv"
 
@@ -115,8 +112,7 @@ def make_plan(
         unknown.difference_update(wish.names)
         if len(lacking) == len(wish.names) and _optional(wish.rename, config):
             continue
-        if not _wanted(wish, mtp):
-            reason = "--mtp drop" if wish.in_head else "--mtp only"
+        if reason := left_out_of(mtp, wish.n, wish.in_head):
             left_out.update({name: reason for name in wish.names if name in tensors})
             continue
         if lacking:
@@ -167,15 +163,6 @@ def _wishes(
 
 def _optional(rename: Rename, config: Config) -> bool:
     return rename.optional(config) if callable(rename.optional) else rename.optional
-
-
-def _wanted(wish: _Wish, mtp: MTP) -> bool:
-    """Say whether the file gets it; heads share with the trunk what belongs to no block."""
-    if mtp == "keep":
-        return True
-    if mtp == "drop":
-        return not wish.in_head
-    return wish.in_head or wish.n is None
 
 
 def _is_copy(wish: _Wish, tensors: Mapping[str, PublishedTensor]) -> bool:

@@ -1,21 +1,25 @@
-"""From a model file to one with other tensor types."""
+"""From a model file to one with other tensor types, or with a part of its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.conversion.output import Report, write_checked
+from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.errors import ModelFileError
+from mtpcore.fit import block_of
 from mtpcore.gguf import StreamedTensor, Tensor
 from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
 from mtpcore.loading import find_model, load_model
+from mtpcore.model import Model
 from mtpcore.registry import Registry, registry
 
 __all__ = ["quantize"]
@@ -29,9 +33,10 @@ def quantize(
     *,
     outtype: OutType,
     mtp_type: OutType | None = None,
+    mtp: MTP = "keep",
     plugins: Registry | None = None,
     report: Report | None = None,
-) -> None:
+) -> dict[str, str]:
     """Write a model file's tensors in other types, a piece at a time.
 
     Parameters
@@ -45,15 +50,23 @@ def quantize(
     mtp_type : str, optional
         Type of the heads' matrices, which are all in a drafter with a file of its own; default:
         ``outtype``, but f16 for q8_0 and q8_0 for q4_0.
+    mtp : str
+        ``keep`` what the file holds, ``only`` the heads (with the tables that they share with the
+        trunk), or ``drop`` the heads.
     plugins : Registry, optional
         Who may know the model; default: everybody who is installed.
     report : callable, optional
 
+    Returns
+    -------
+    dict of str to str
+        The tensors that the new file does without, each with the reason.
+
     Raises
     ------
     ModelFileError
-        As ``load_model``; a type that cannot be read; both paths are the same file. No file is
-        left behind.
+        As ``load_model``; a type that cannot be read; a part that the file does not hold; both
+        paths are the same file. No file is left behind.
     """
     known = registry() if plugins is None else plugins
     source, path = find_model(source), Path(path)
@@ -62,15 +75,51 @@ def quantize(
             "the file to write is the one to read", where=str(path), fix="give another name"
         )
     with load_model(source, plugins=known) as model:
+        n_layers = model.hparams.n_layers if model.spec else None
+        check_parts(
+            mtp,
+            str(source),
+            standalone=n_layers is None,
+            has_heads=model.file_layout != "trunk-only",
+            has_trunk=model.file_layout != "mtp-only",
+        )
         least = [pair for drafter in model.drafters for pair in drafter.min_types]
         least += model.spec.min_types if model.spec else ()
-        first_head = model.hparams.n_layers if model.spec else None
-        choice = TypeChoice(outtype, mtp_type, first_head, least)
-        metadata = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
+        choice = TypeChoice(outtype, mtp_type, n_layers, least)
+        metadata = _metadata(model, mtp)
         metadata["general.file_type"] = choice.file_type
-        metadata["general.quantization_version"] = GGML_QUANT_VERSION
-        streamed = [_retyped(tensor, choice) for tensor in model.tensors.values()]
+        left_out = {
+            name: reason
+            for name in model.tensors
+            if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
+        }
+        kept = (tensor for name, tensor in model.tensors.items() if name not in left_out)
+        streamed = [_retyped(tensor, choice) for tensor in kept]
         write_checked(path, model.architecture, metadata, streamed, known, report)
+    return left_out
+
+
+def _left_out(name: str, n_layers: int, mtp: MTP) -> str:
+    block = block_of(name)
+    return left_out_of(mtp, block, block is not None and block >= n_layers)
+
+
+def _metadata(model: Model, mtp: MTP) -> dict[str, Any]:
+    """Return what the new file says; without heads it counts the trunk's layers only."""
+    found = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
+    found["general.quantization_version"] = GGML_QUANT_VERSION
+    if mtp != "drop":
+        return found
+    n_layers, prefix = model.hparams.n_layers, f"{model.architecture}."
+    n_blocks = found[f"{prefix}block_count"]
+    found.pop(f"{prefix}nextn_predict_layers", None)
+    found[f"{prefix}block_count"] = n_layers
+    for key, value in found.items():
+        # Lists of a model's own keys have an entry for each block, but those of the rotation.
+        mine = key.startswith(prefix) and not key.startswith(f"{prefix}rope.")
+        if mine and isinstance(value, list | np.ndarray) and len(value) == n_blocks:
+            found[key] = value[:n_layers]
+    return found
 
 
 def _retyped(tensor: Tensor, choice: TypeChoice) -> StreamedTensor:

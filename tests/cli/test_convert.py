@@ -45,6 +45,22 @@ def test_parts(command, tmp_path):
     assert command(*run, "--mtp-path", head)[0] == 0
 
 
+def test_parts_of_a_file(command, glm, tmp_path):
+    trunk, head = tmp_path / "trunk.gguf", tmp_path / "head.gguf"
+    code, out, err = command("quantize", glm, trunk, "--outtype", "q8_0", "--mtp", "drop")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [
+        "mtpcore: left out: 21 tensors (--mtp drop)",
+        f"mtpcore: wrote {trunk}, {spell_bytes(size(trunk))}",
+    ]
+    options = ("--outtype", "q8_0", "--mtp-type", "q8_0", "--mtp", "only", "-v")
+    code, _, err = command("quantize", glm, head, *options)
+    assert code == 0
+    assert "left out: blk.0.attn_q.weight (--mtp only)" in err
+    run = ("-p", "def", "-n", 8, "--draft", 2)
+    assert command("run", trunk, *run, "--mtp-path", head)[1] == command("run", glm, *run)[1]
+
+
 def test_types_are_options(command, tmp_path):
     path = tmp_path / "model.gguf"
     given = ("--outtype", "q4_0", "--mtp-type", "f32")
