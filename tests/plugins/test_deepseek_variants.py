@@ -1,276 +1,30 @@
-"""DeepSeek's variants, on random models, against a restatement of the formulas in float64.
-
-The witness follows the papers and the code published beside the checkpoints: attention with keys
-and values made for every head, all rows at once.
-"""
-
-from typing import NamedTuple
+"""DeepSeek's variants, on random models, against a restatement of the formulas in float64."""
 
 import mtpcore_deepseek_mtp
 import numpy as np
 import pytest
-from harness.fixtures import model_file
-from harness.restated import (
-    BACKENDS,
-    EPS,
-    RandomWeights,
-    block_of,
-    check,
-    expert,
-    joined,
-    norm,
-    swiglu,
+from harness.deepseek import (
+    N_TRUNK,
+    VARIANTS,
+    V,
+    config_of,
+    make_metadata,
+    make_tensors,
+    make_weights,
+    published,
+    witness,
 )
+from harness.fixtures import model_file
+from harness.published import write_checkpoint
+from harness.restated import BACKENDS, check
 
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import write_model_file
+from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.loading import load_model
 from mtpcore.registry import Registry
 from mtpcore.testing import Runner
-
-D, H, RANK, Q_RANK, PLAIN, N_ROT, DV, V = 24, 4, 12, 10, 6, 4, 5, 40
-N_TRUNK, N_EXPERTS, N_USED, FF, BASE = 3, 8, 3, 10, 100.0
-FACTOR, N_CTX = 8.0, 64
-
-
-class Yarn(NamedTuple):
-    """The two settings of a configuration; None where it has none."""
-
-    mscale: float | None
-    mscale_all_dim: float | None
-
-
-class Variant(NamedTuple):
-    """What files of the family differ in."""
-
-    low_rank_q: bool = True
-    split: bool = True  # matrices of keys and values for each head, or one of both
-    yarn: Yarn | None = None
-    own: bool = False  # the head has tables and norm of its own
-    tied: bool = False
-    gate: str = "sigmoid"
-    n_groups: int = 4
-    n_groups_used: int = 2
-    normalise: bool = True
-    scale: float = 2.5
-    says_gate: bool = True
-    fused: bool = False  # one stack for the experts' gate and up
-    shared: bool = True
-
-
-V2 = Variant(gate="softmax", normalise=False, scale=1.75)
-VARIANTS = {
-    "V3": Variant(),
-    "V3, own tables": Variant(own=True),
-    "V3, YaRN": Variant(yarn=Yarn(1.0, 1.0)),
-    "V3, YaRN, old file": Variant(yarn=Yarn(1.0, 1.0), split=False),
-    "two mscales": Variant(yarn=Yarn(0.8, 1.3)),
-    "no mscale": Variant(yarn=Yarn(None, None)),
-    "V2": V2._replace(yarn=Yarn(0.707, 0.707)),
-    "V2-Lite": V2._replace(
-        low_rank_q=False, n_groups=1, n_groups_used=1, yarn=Yarn(0.707, 0.707), scale=1.0
-    ),
-    "V2-Lite, old file": V2._replace(
-        low_rank_q=False, n_groups=1, n_groups_used=1, split=False, says_gate=False, scale=1.0
-    ),
-    "GLM-4.7-Flash": Variant(n_groups=1, n_groups_used=1, says_gate=False),
-    "fused, tied": Variant(fused=True, tied=True, shared=False),
-}
-
-
-def make_weights(c, seed=0):
-    """Return weights as checkpoints hold them: ``attn_kv_b`` [heads * (plain + value), rank]."""
-    random = RandomWeights(seed)
-    made = random.tables(V, D, c.tied)
-    for n in range(N_TRUNK + 1):
-        block = {
-            "attn_norm.weight": random(D, around=1),
-            "ffn_norm.weight": random(D, around=1),
-            "attn_kv_a_mqa.weight": random(RANK + N_ROT, D),
-            "attn_kv_a_norm.weight": random(RANK, around=1),
-            "attn_kv_b.weight": random(H * (PLAIN + DV), RANK),
-            "attn_output.weight": random(D, H * DV),
-        }
-        if c.low_rank_q:
-            block["attn_q_a.weight"] = random(Q_RANK, D)
-            block["attn_q_a_norm.weight"] = random(Q_RANK, around=1)
-            block["attn_q_b.weight"] = random(H * (PLAIN + N_ROT), Q_RANK)
-        else:
-            block["attn_q.weight"] = random(H * (PLAIN + N_ROT), D)
-        if n == 0:
-            block |= random.swiglu("", FF, D)
-        else:
-            block["ffn_gate_inp.weight"] = random(N_EXPERTS, D)
-            if c.gate == "sigmoid":
-                block["exp_probs_b.bias"] = random(N_EXPERTS)
-            block |= random.swiglu("_exps", FF, D, N_EXPERTS)
-            if c.shared:
-                block |= random.swiglu("_shexp", FF, D)
-        if n == N_TRUNK:
-            block |= random.join(D)
-            if c.own:
-                block |= random.own_tables(V, D)
-                block["nextn.shared_head_norm.weight"] = random(D, around=1)
-        made |= {f"blk.{n}.{name}": value for name, value in block.items()}
-    return made
-
-
-def make_tensors(c, weights):
-    """Return the file's tensors: keys and values apart for each head, experts in one stack."""
-    made = dict(weights)
-    for n in range(N_TRUNK + 1):
-        if c.split:
-            kv = made.pop(f"blk.{n}.attn_kv_b.weight").reshape(H, PLAIN + DV, RANK)
-            made[f"blk.{n}.attn_k_b.weight"] = np.ascontiguousarray(kv[:, :PLAIN].swapaxes(1, 2))
-            made[f"blk.{n}.attn_v_b.weight"] = np.ascontiguousarray(kv[:, PLAIN:])
-        if c.fused and n:
-            parts = [made.pop(f"blk.{n}.ffn_{s}_exps.weight") for s in ("gate", "up")]
-            made[f"blk.{n}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
-    return made
-
-
-def make_metadata(c):
-    made = {
-        "block_count": N_TRUNK + 1,
-        "nextn_predict_layers": 1,
-        "context_length": 256,
-        "embedding_length": D,
-        "attention.head_count": H,
-        "attention.head_count_kv": 1 if c.split else H,
-        "attention.key_length": RANK + N_ROT if c.split else PLAIN + N_ROT,
-        "attention.value_length": RANK if c.split else DV,
-        "attention.kv_lora_rank": RANK,
-        "attention.layer_norm_rms_epsilon": EPS,
-        "rope.freq_base": BASE,
-        "rope.dimension_count": N_ROT,
-        "leading_dense_block_count": 1,
-        "expert_count": N_EXPERTS,
-        "expert_used_count": N_USED,
-        "expert_weights_norm": c.normalise,
-        "expert_weights_scale": c.scale,
-        "expert_group_count": c.n_groups,
-        "expert_group_used_count": c.n_groups_used,
-    }
-    if c.split:
-        made["attention.key_length_mla"] = PLAIN + N_ROT
-        made["attention.value_length_mla"] = DV
-    if c.says_gate:
-        made["expert_gating_func"] = {"softmax": 1, "sigmoid": 2}[c.gate]
-    if c.yarn:
-        made["rope.scaling.type"] = "yarn"
-        made["rope.scaling.factor"] = FACTOR
-        made["rope.scaling.original_context_length"] = N_CTX
-        ours, all_dims = c.yarn
-        if all_dims is not None:
-            made["rope.scaling.yarn_log_multiplier"] = 0.1 * all_dims
-            if ours != all_dims:
-                made["rope.scaling.attn_factor"] = float(rise(ours) / rise(all_dims))
-    return {f"deepseek2.{key}": value for key, value in made.items()}
-
-
-# The witness
-
-
-def rise(mscale):
-    """DeepSeek's ``yarn_get_mscale``; files hold the product as float32."""
-    return float(np.float32(0.1 * mscale)) * np.log(FACTOR) + 1.0
-
-
-def frequencies(c):
-    i = np.arange(0, N_ROT, 2)
-    plain = BASE ** -(i / N_ROT)
-    if not c.yarn:
-        return plain
-    bounds = [N_ROT * np.log(N_CTX / (t * 2 * np.pi)) / (2 * np.log(BASE)) for t in (32, 1)]
-    low, high = max(np.floor(bounds[0]), 0), min(np.ceil(bounds[1]), N_ROT - 1)
-    ramp = np.clip((np.arange(N_ROT // 2) - low) / max(high - low, 0.001), 0, 1)
-    return plain / FACTOR * ramp + plain * (1 - ramp)
-
-
-def rotate(x, places, c):
-    """Turn neighbours of [n, heads, N_ROT] as complex numbers."""
-    magnitude = 1.0
-    if c.yarn:
-        magnitude = 1 + 0.1 * np.log(FACTOR)
-        if c.yarn.mscale_all_dim is not None:
-            magnitude = float(np.float32(rise(c.yarn.mscale) / rise(c.yarn.mscale_all_dim)))
-    turn = magnitude * np.exp(1j * places[:, None] * frequencies(c))[:, None]
-    turned = (x[..., ::2] + 1j * x[..., 1::2]) * turn
-    return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)
-
-
-def attend(b, a, places, c):
-    n = len(a)
-    if c.low_rank_q:
-        q = norm(a @ b["attn_q_a.weight"].T, b["attn_q_a_norm.weight"]) @ b["attn_q_b.weight"].T
-    else:
-        q = a @ b["attn_q.weight"].T
-    q = q.reshape(n, H, PLAIN + N_ROT)
-    q = np.concatenate([q[..., :PLAIN], rotate(q[..., PLAIN:], places, c)], axis=-1)
-    both = a @ b["attn_kv_a_mqa.weight"].T
-    turned = rotate(both[:, None, RANK:], places, c)
-    kv = norm(both[:, :RANK], b["attn_kv_a_norm.weight"]) @ b["attn_kv_b.weight"].T
-    kv = kv.reshape(n, H, PLAIN + DV)
-    k = np.concatenate([kv[..., :PLAIN], np.repeat(turned, H, axis=1)], axis=-1)
-    scale = (PLAIN + N_ROT) ** -0.5
-    if c.yarn and c.yarn.mscale_all_dim:
-        scale *= rise(c.yarn.mscale_all_dim) ** 2
-    p = np.exp(scale * np.einsum("ihd,jhd->hij", q, k)) * np.tri(n)
-    p /= p.sum(-1, keepdims=True)
-    y = np.einsum("hij,jhd->ihd", p, kv[..., PLAIN:]).reshape(n, -1)
-    return y @ b["attn_output.weight"].T
-
-
-def mixture(b, f, c):
-    z = b["ffn_gate_inp.weight"] @ f
-    if c.gate == "softmax":
-        gates = score = np.exp(z) / np.exp(z).sum()
-        worth = score.reshape(c.n_groups, -1).max(axis=1)
-    else:
-        gates = 1 / (1 + np.exp(-z))
-        score = gates + b["exp_probs_b.bias"]
-        worth = np.sort(score.reshape(c.n_groups, -1), axis=1)[:, -2:].sum(axis=1)
-    kept = np.argsort(-worth)[: c.n_groups_used]
-    group = np.arange(N_EXPERTS) // (N_EXPERTS // c.n_groups)
-    chosen = np.argsort(-np.where(np.isin(group, kept), score, -np.inf))[:N_USED]
-    shares = gates[chosen] / (gates[chosen].sum() if c.normalise else 1) * c.scale
-    y = np.zeros(D)
-    for e, share in zip(chosen, shares, strict=True):
-        y += share * expert(b, e, f)
-    if c.shared:
-        y += swiglu(b, f, "_shexp")
-    return y
-
-
-def run_block(w, n, x, places, c):
-    b = block_of(w, n)
-    x = x + attend(b, norm(x, b["attn_norm.weight"]), places, c)
-    f = norm(x, b["ffn_norm.weight"])
-    if "ffn_gate.weight" in b:
-        return x + swiglu(b, f)
-    return x + np.stack([mixture(b, row, c) for row in f])
-
-
-def witness(c, weights, tokens):
-    """Return logits and hidden rows of the trunk, and those of the head over all true pairs."""
-    w = {name: value.astype(np.float64) for name, value in weights.items()}
-    output = w.get("output.weight", w["token_embd.weight"])
-    places = np.arange(len(tokens))
-    x = w["token_embd.weight"][tokens]
-    for n in range(N_TRUNK):
-        x = run_block(w, n, x, places, c)
-    hidden = norm(x, w["output_norm.weight"])
-
-    nextn = f"blk.{N_TRUNK}.nextn."
-    table = w.get(nextn + "embed_tokens.weight", w["token_embd.weight"])
-    y = joined(w, N_TRUNK, table, tokens[1:], hidden[:-1])
-    y = run_block(w, N_TRUNK, y, places[1:], c)
-    u = norm(y, w.get(nextn + "shared_head_norm.weight", w["output_norm.weight"]))
-    logits = u @ w.get(nextn + "shared_head_head.weight", output).T
-    trunk = {"logits": hidden @ output.T, "hidden": hidden, "residual": x}
-    return trunk, {"logits": logits, "hidden": u, "residual": y}
-
 
 TOKENS = np.random.default_rng(7).integers(0, V, 70)  # more than a page
 PLUGIN = Registry.of(mtpcore_deepseek_mtp)
@@ -296,6 +50,41 @@ def test_trunk_and_head(name, backend, tmp_path):
         )
     check(trunk, wanted_trunk, backend)
     check(head, wanted_head, backend)
+
+
+@pytest.mark.parametrize(
+    "name", ["V2", "V2-Lite", "V3, own tables", "two mscales", "GLM-4.7-Flash"]
+)
+def test_from_the_published_checkpoint(name, tmp_path):
+    """The file that ``convert`` makes has the tensors of one written as files are, and computes so.
+
+    V2 has no head.
+    """
+    c, n_heads = VARIANTS[name], int(not name.startswith("V2"))
+    weights = make_weights(c, seed=list(VARIANTS).index(name))
+    tensors = published(weights, N_TRUNK + n_heads)
+    write_checkpoint(tmp_path / "hf", config_of(c), tensors, n_files=2)
+    assert convert(tmp_path / "hf", tmp_path / "model.gguf", outtype="f32", plugins=PLUGIN) == {}
+    wanted_tensors = {
+        name: values
+        for name, values in make_tensors(c, weights).items()
+        if n_heads or not name.startswith(f"blk.{N_TRUNK}.")
+    }
+    with open_model_file(tmp_path / "model.gguf") as file:
+        assert file.tensors.keys() == wanted_tensors.keys()
+        for tensor, values in wanted_tensors.items():
+            np.testing.assert_array_equal(file.tensors[tensor].array(), values, tensor)
+    wanted_trunk, wanted_head = witness(c, weights, TOKENS)
+    (kind, kv_dtype, _), taps = BACKENDS["cpu"], ["hidden", "residual"]
+    with load_model(tmp_path / "model.gguf", plugins=PLUGIN) as model:
+        trunk = Runner(kind, model.program("llm", taps=taps), model, kv_dtype=kv_dtype)
+        made = trunk.feed(TOKENS)
+        check(made, wanted_trunk, "cpu")
+        assert len(model.drafters) == 4 * n_heads
+        if n_heads:
+            program = model.program("draft", drafter="deepseek_mtp_residual_recycled")
+            head = Runner(kind, program, model, kv_dtype=kv_dtype)
+            check(head.feed(TOKENS[1:], place=1, hidden=made["hidden"][:-1]), wanted_head, "cpu")
 
 
 def test_both_forms_of_a_trained_model_agree(tmp_path):

@@ -1,10 +1,15 @@
 """An EAGLE-3 head's checkpoint as a model file: types, tokenizer, what is refused."""
 
+import json
+
 import pytest
+import tokenizers
 from harness import fixtures
+from harness.published import tokenizer
 
 from mtpcore.conversion import convert, quantize
-from mtpcore.gguf import open_model_file
+from mtpcore.errors import ModelFileError
+from mtpcore.gguf import open_model_file, read_tokenizer
 
 HEAD = fixtures.checkpoint("eagle3-13")
 TARGET, _ = fixtures.target_checkpoint("eagle3-13")
@@ -45,3 +50,36 @@ def test_every_matrix_is_the_head_s(plain, tmp_path, way, outtype, mtp_type, kin
     assert [kinds[name] for name in ("fc.weight", "output.weight")] == [least] * 2
     assert kinds["output_norm.weight"] == "F32"
     assert kinds["d2t"] == "I64"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The head's checkpoint, with a tokenizer of its own beside it."""
+    made = tmp_path / "hf"
+    made.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (made / name).symlink_to(HEAD / name)
+    (made / "tokenizer.json").write_text(json.dumps(tokenizer()))
+    return made
+
+
+def test_the_tokenizer_is_the_target_s(folder, tmp_path):
+    convert(folder, tmp_path / "head.gguf", target=TARGET)
+    theirs = tokenizers.Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    with open_model_file(tmp_path / "head.gguf") as file:
+        mine = read_tokenizer(file.metadata)
+    assert [mine.vocabulary.tokens[i] for i in range(2048)] == [
+        theirs.id_to_token(i) for i in range(2048)
+    ]
+    assert (mine.bos, mine.eos) == (0, 1)
+    text = "def read(path: str) -> None:\n    return 12345\n"
+    assert mine.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_without_a_target(folder, tmp_path):
+    """Its own tokenizer would not do: the target's ids are what it drafts."""
+    with pytest.raises(ModelFileError, match="its target's tokenizer") as error:
+        convert(folder, tmp_path / "head.gguf")
+    assert error.value.where == str(folder)
+    assert "--target" in error.value.fix
+    assert not (tmp_path / "head.gguf").exists()

@@ -12,9 +12,12 @@ ones they lie beside by up to 5e-4 of their size, the more the later the positio
 import numpy as np
 import pytest
 from harness import fixtures
+from harness.nodewise import assert_same_values
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
-from mtpcore.conversion import convert
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.conversion import convert, quantize
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.gguf import write_model_file
 from mtpcore.sampling import Sampler, Scratch
@@ -33,9 +36,18 @@ def refs():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Head and, where it is there, target; and the target with the references' rotation."""
+    """Head and, where it is there, target; and the target with the references' rotation.
+
+    ``own`` and ``small`` (in Q8_0) are the head with the rows that are kept of the target's table.
+    """
     folder = tmp_path_factory.mktemp(NAME)
     convert(fixtures.checkpoint(NAME), folder / "head.gguf", target=TARGET)
+    quantize(folder / "head.gguf", folder / "q8_0.gguf", outtype="q8_0", mtp_type="q8_0")
+    with np.load(fixtures.DATA / NAME / "target" / "embeddings.npz") as kept:
+        table = np.full((2048, 256), np.nan)
+        table[kept["ids"]] = kept["rows"]
+    add(folder / "head.gguf", folder / "own.gguf", "token_embd.weight", table)
+    add(folder / "q8_0.gguf", folder / "small.gguf", "token_embd.weight", table)
     if WHOLE:
         convert(TARGET, folder / "target.gguf")
         exact = 1e4 ** -(np.arange(16) / 16)
@@ -64,12 +76,7 @@ def linked(files, target, backend="cpu", **settings):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_first_drafts_from_the_references_taps(files, refs, backend):
     """Of the embedding table only the rows that are kept are there; the others are no numbers."""
-    with np.load(fixtures.DATA / NAME / "target" / "embeddings.npz") as kept:
-        table = np.full((2048, 256), np.nan)
-        table[kept["ids"]] = kept["rows"]
-    path = files / "own.gguf"
-    add(files / "head.gguf", path, "token_embd.weight", table)
-    model, tokens = load_model(path), [*refs["prompts"][0], refs["greedy"][0, 0]]
+    model, tokens = load_model(files / "own.gguf"), [*refs["prompts"][0], refs["greedy"][0, 0]]
     fusion, head = (
         Context(model, 64, graph_type=kind, drafter="eagle3", kv_dtype="f32", backend=backend)
         for kind in ("fusion", "draft")
@@ -89,6 +96,20 @@ def test_first_drafts_from_the_references_taps(files, refs, backend):
     )
     assert drafts == [refs["drafts"][0, 0].tolist()]
     assert refs["draft_margin"][0, 0].min() > NEAR_TIE
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
+def test_every_value_of_a_q8_0_head_has_the_bits_of_its_definition(files, refs, kv_dtype):
+    """Of each operation and row of both graphs."""
+    backends = CpuBackend(), ReferenceBackend(quantise_activations=True)
+    tokens, taps = refs["prompts"][0], refs["taps"][0]
+    with load_model(files / "small.gguf") as model:
+        assert model.tensors["blk.0.attn_q.weight"].type_name == "Q8_0"
+        fusion = model.program("fusion", drafter="eagle3")
+        fused = assert_same_values(fusion, model, backends, tokens, taps=taps)["fused"]
+        rows = {"fused": fused[:-1].copy()}
+        head = model.program("draft")
+        assert_same_values(head, model, backends, tokens[1:], kv_dtype=kv_dtype, place=1, **rows)
 
 
 @whole

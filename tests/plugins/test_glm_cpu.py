@@ -1,4 +1,7 @@
-"""The trained fixtures on the CPU backend: against other engines, and against the definition."""
+"""The trained fixtures on the CPU backend: against other engines, and against the definition.
+
+Of the heads behind a trunk; EAGLE-3's is in ``test_eagle3_fixture``.
+"""
 
 from pathlib import Path
 
@@ -61,17 +64,23 @@ def test_f16_file_against_other_engines(models, refs, prompt):
         ("ds-12", "f16", "f16", 2),
         ("glm-11", "f16", "q8_0", 0),
         ("ds-12", "q8_0", "q8_0", 2),
+        ("mimo-14", "q8_0", "f16", 1),
+        ("mimo2-15", "q8_0", "f32", 0),
     ],
 )
 def test_every_value_has_the_bits_of_its_definition(name, kind, kv_dtype, prompt):
     """Of each operation, row, trunk and head; a failure names the first operation that differs."""
     tokens = references(name)["prompts"][prompt]
     with mtpcore.load_model(model_file(name, kind)) as model:
-        trunk = model.program("llm", taps=["hidden"])
+        (tap,) = model.drafters[0].feeds[0].taps
+        trunk = model.program("llm", taps=[tap])
         made = assert_same_values(trunk, model, BACKENDS, tokens, kv_dtype=kv_dtype)
-        rows = {"hidden": made["hidden"][:-1].copy()}
-        head = model.program("draft")
-        assert_same_values(head, model, BACKENDS, tokens[1:], kv_dtype=kv_dtype, place=1, **rows)
+        rows = {"hidden": made[tap][:-1].copy()}
+        for n in range(model.drafters[0].heads.count):
+            head = model.program("draft", head=n)
+            assert_same_values(
+                head, model, BACKENDS, tokens[1:], kv_dtype=kv_dtype, place=1, **rows
+            )
 
 
 def test_drafted_text_is_the_one_of_the_definition(models, refs):
