@@ -6,6 +6,7 @@ import pytest
 from mtpcore.errors import ModelFileError
 from mtpcore.plugin import (
     ATTENTION,
+    FACTORED_ROPE_KEYS,
     INTERLEAVED_ATTENTION,
     ROPE_KEYS,
     SWIGLU,
@@ -21,10 +22,10 @@ from mtpcore.plugin import (
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 512}
 
 
-def rope_keys(**values):
+def rope_keys(keys=ROPE_KEYS, **values):
     config = Config(SIZES | values)
     found = {}
-    for key, source in ROPE_KEYS:
+    for key, source in keys:
         value = source(config)
         if value is not None:
             found[key.removeprefix("{arch}.rope.")] = value
@@ -69,7 +70,10 @@ def test_rotation_is_read_in_the_old_and_the_new_spelling():
     wanted["scaling.original_context_length"] = 512
     assert rope_keys(**old) == rope_keys(**new) == wanted
     assert rope_keys() == {"freq_base": 10000.0}
-    assert rope_keys(rope_scaling={"rope_type": "llama3", "factor": 8.0}) == {"freq_base": 10000.0}
+    llama3 = {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}
+    assert rope_keys(FACTORED_ROPE_KEYS, **llama3) == {"freq_base": 10000.0}
+    with pytest.raises(ModelFileError, match="would not hold"):
+        rope_keys(**llama3)
 
 
 def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
