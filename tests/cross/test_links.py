@@ -1,18 +1,19 @@
 """Links that are not a drafter's, and rows that come from elsewhere."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness import seer
-from harness.hashed import N_VOCAB, WIDTH, HashBackend, HashModel, read_tag
-from harness.scripted import SCRIPTS, Scripted, cross_of, plain
+from harness.hashed import SOURCES, SPEC, HashBackend, HashModel, read_tag
+from harness.scripted import Scripted, cross_of, plain
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import Cross, link
-from mtpcore.errors import BatchError, LinkError, MtpcoreError
+from mtpcore.errors import BatchError, GraphError, LinkError, MtpcoreError
 from mtpcore.graph import GraphType
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link
+from mtpcore.spec import Feed, Link
 
 PICTURE = Link(src="eye", tap="hidden", dst="llm", slot="picture", pairing="same-token")
 GREEDY = Sampling.greedy()
@@ -115,7 +116,6 @@ def test_rows_of_an_outside_engine(seeing):
     """Fed rows, as arrays and by DLPack, do what the encoder's own would have done."""
     inside, outside = seeing(), seeing()
     rows = look(inside, 1)
-    assert np.shares_memory(np.from_dlpack(rows.copy()), rows) is False
     outside.feed("eye", "hidden", 1, 0, rows[:7])
     outside.feed("eye", "hidden", 1, 7, Foreign(rows[7:]))
     for cross in (inside, outside):
@@ -142,8 +142,25 @@ def test_taps_are_views_for_outside_engines():
     with pytest.raises(ValueError, match="read-only"):
         made[0] = 0
     copied = np.array(made)
+    assert copied.flags.writeable
     cross.llm.process(Batch.of([4, 5], pos=3))
     assert np.array_equal(made, copied)
+
+
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="older NumPy has no read-only DLPack"
+)
+def test_taps_and_logits_are_shared_by_dlpack():
+    """What another library gets is the very memory, read-only, and never written again."""
+    cross, _ = cross_of("head")
+    output = cross.llm.process(Batch.of([1, 2, 3], outputs="all"))
+    for made in (output.tap("hidden"), output.logits):
+        shared, copied = np.from_dlpack(made), made.copy()
+        assert np.shares_memory(shared, made)
+        assert not shared.flags.writeable
+        cross.llm.process(Batch.of([4, 5], seq=1))
+        cross.remove(1)
+        assert np.array_equal(shared, copied)
 
 
 def test_a_drafter_on_fed_rows_drafts_as_on_delivered_ones():
@@ -279,13 +296,36 @@ def test_T25_each_entry_is_paired_with_the_row_before_its_token():
         assert (hidden, place - 1) == read_tag(inbox.get(3, place - 1, place)[0])
 
 
-def test_T27_a_tap_is_what_was_declared():
-    """The declared tap is the one that is linked; another one cannot take its place."""
-    cross, _ = cross_of("head")
-    assert [(one.src, one.tap, one.slot) for one in cross.links] == [("llm", "hidden", "hidden")]
+@pytest.mark.parametrize("tap", ["hidden", "residual"])
+def test_T27_a_tap_is_what_was_declared(tap):
+    """Its rows are linked and read, not those of another tap; what is not there is named."""
+    feed = Feed(slot="hidden", taps=(tap,), recycle="carry")
+    backend = HashBackend(skill=16)
+    model = HashModel(msgspec.structs.replace(SPEC, feeds=(feed,)))
+    cross = link(Context(model, 40, backend=backend))
+    assert [(one.src, one.tap, one.slot) for one in cross.links] == [("llm", tap, "hidden")]
+    output = cross.llm.process(Batch.of([3, 1, 4]))
+    rows = cross.links.inboxes("draft")["hidden"].get(0, 0, 3)
+    assert np.array_equal(rows, output.tap(tap))
+    assert set(rows[:, 3]) == {SOURCES[tap]}
+    cross.draft(0, 3)  # two rows of the prompt, the pending token, and two drafts
+    assert backend.sources == [SOURCES[tap]] * 3 + [SOURCES["carry"]] * 2
+    other = {"hidden": "residual", "residual": "hidden"}[tap]
     with pytest.raises(LinkError, match="nothing reads this tap"):
-        cross.feed("llm", "residual", 0, 0, np.zeros((1, WIDTH)))
+        cross.feed("llm", other, 0, 0, rows)
     with pytest.raises(LinkError, match="wider"):
-        cross.connect(Link(src="llm", tap="residual", dst="draft", slot="hidden"))
-    script = Scripted(SCRIPTS["right"])
-    assert script.propose(0, np.zeros(1, np.int32), N_VOCAB) == []
+        cross.connect(Link(src="llm", tap=other, dst="draft", slot="hidden"))
+    with pytest.raises(LinkError, match="no such slot"):
+        cross.connect(Link(src="llm", tap=tap, dst="draft", slot="residual"))
+
+
+@pytest.mark.parametrize("tap", ["layer_input:0", "before_the_norm"])
+def test_T27_a_tap_that_the_target_does_not_supply(tap):
+    """Refused by name when it is linked; the context is as it was."""
+    feed = Feed(slot="hidden", taps=(tap,), recycle="carry")
+    model = HashModel(msgspec.structs.replace(SPEC, feeds=(feed,)))
+    llm = Context(model, 40, backend=HashBackend())
+    with pytest.raises(GraphError, match=tap):
+        link(llm)
+    assert llm.owner is None
+    assert llm.taps == ()

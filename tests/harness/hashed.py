@@ -23,6 +23,7 @@ from mtpcore.spec import DrafterSpec, Feed, Fit
 
 N_VOCAB, WIDTH = 13, 4
 START = 0x9E3779B97F
+SOURCES = {"hidden": 1.0, "carry": 2.0, "residual": 3.0}
 SPEC = DrafterSpec(
     name="hashed",
     fit=Fit(architectures=frozenset({"hashed"})),
@@ -50,7 +51,7 @@ def logits_of(state):
 
 
 def tag(state, place, source):
-    """float32[4] that holds a 40-bit state, a place and who made it (1 target, 2 drafter)."""
+    """float32[4] that holds a 40-bit state, a place and one of SOURCES."""
     return np.array([state >> 20, state & 0xFFFFF, place, source], np.float32)
 
 
@@ -73,8 +74,7 @@ class HashPlan:
             return {"fused": self.fuse(rows)}
         target = self.program.name == "llm"
         n = len(rows.tokens)
-        made = np.empty((n, WIDTH), np.float32)
-        logits = np.empty((n, N_VOCAB), np.float32)
+        made, logits = self.backend.workspace(n)
         for i in range(n):
             self.backend.count_row()
             seq, token = int(rows.seq[i]), int(rows.tokens[i])
@@ -93,18 +93,22 @@ class HashPlan:
                 state = advance(hidden, token)
                 entry = advance(before, (token, hidden, at, rows.slots["hidden"][i, 3]))
                 self.backend.pairs.append((token, place, hidden))
+                self.backend.sources.append(float(rows.slots["hidden"][i, 3]))
             page, row = memory.pages.where(seq, at_row)
             self.store.pages[page][row] = entry
-            made[i] = tag(state, place, 1.0 if target else 2.0)
+            made[i] = tag(state, place, SOURCES["hidden" if target else "carry"])
             logits[i] = logits_of(state)
             if not target and self.backend.misleads(state):
                 logits[i] = -logits[i]
             if not target and self.backend.breaks(state):
                 made[i] = np.nan
         arrays = {name: made.copy() for name in self.program.outputs if name != "logits"}
+        if target and "residual" in arrays:
+            arrays["residual"][:, 3] = SOURCES["residual"]
         if "logits" in self.program.outputs:
             arrays["logits"] = logits[rows.outputs]
-        self.backend.scratch[:] = np.nan
+        for poisoned in self.backend.buffers:
+            poisoned[:] = np.nan
         return arrays
 
     def fuse(self, rows):
@@ -112,7 +116,8 @@ class HashPlan:
         for i, row in enumerate(taps):
             self.backend.count_row()
             assert rows.tokens[i] >= 0
-            assert np.array_equal(row[:WIDTH], row[WIDTH:])
+            assert np.array_equal(row[: WIDTH - 1], row[WIDTH:-1])
+            assert (row[WIDTH - 1], row[-1]) == (SOURCES["hidden"], SOURCES["residual"])
             at = read_tag(row)[1]
             assert at == rows.place[i], f"place {rows.place[i]} fused of the rows of {at}"
         return taps[:, :WIDTH].copy()
@@ -135,13 +140,22 @@ class HashBackend:
 
     def __init__(self, skill=12, nan=0):
         self.skill, self.nan, self.fail_at = skill, nan, None
-        self.pairs, self.scratch = [], np.zeros(8, np.float32)
+        self.pairs, self.sources = [], []  # of the drafter's rows: who made what they read
+        self.buffers = []  # reused by every run and poisoned after it
 
     def misleads(self, state):
         return state % 16 >= self.skill
 
     def breaks(self, state):
         return (state >> 4) % 16 < self.nan
+
+    def workspace(self, n):
+        """Return rows float32[n, WIDTH] and logits float32[n, N_VOCAB] to compute in."""
+        if not self.buffers or len(self.buffers[0]) < n:
+            self.buffers = [
+                np.full((2 * n, width), np.nan, np.float32) for width in (WIDTH, N_VOCAB)
+            ]
+        return [buffer[:n] for buffer in self.buffers]
 
     def count_row(self):
         if self.fail_at is not None:
