@@ -139,6 +139,8 @@ cdef class Executor:
     cdef mtp_op *ops
     cdef void *arena
     cdef void *scratch_memory
+    cdef void *draft_memory  # what a draft loop writes, kept from one to the next
+    cdef size_t draft_bytes
     cdef list kept          # what records point to
     cdef list capacities    # bytes of each buffer
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
@@ -150,5 +152,7 @@ cdef class Executor:
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t n_pages, int64_t seq, int64_t place, row) except -1
     cdef int take_scratch(self, object samplers) except -1
-    cdef list take_sequences(self, object wanted, object pages, mtp_draft *draft)
+    cdef char *reserve(self, size_t size) except NULL
+    cdef int take_sequences(self, object wanted, object pages, object recycled,
+                            mtp_draft *draft) except -1
     cdef int take_rows(self, object rows, object pages) except -1

@@ -150,6 +150,8 @@ class Executor:
     ) -> list[list[int]]:
         """Run a draft loop and return the drafts of each sequence.
 
+        What the loop writes lies in memory that grows with the longest history and is kept.
+
         Parameters
         ----------
         wanted : DraftRun
@@ -164,4 +166,6 @@ class Executor:
         ------
         BatchError, SamplingError
             Something is out of range or a place is not reserved; nothing was run.
+        CapacityError
+            There is no memory for the histories.
         """

@@ -5,12 +5,10 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
 from mtpcore._ext._sampling cimport Sampler
-
-import numpy as np
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
@@ -23,6 +21,8 @@ cdef extern from "cpu.h" nogil:
 cdef extern from "memory.h" nogil:
     void *mtp_memory_zeros(size_t size)
     void mtp_memory_free_zeros(void *memory)
+    void *mtp_memory_new(size_t size)
+    void mtp_memory_free(void *memory)
 
 cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
@@ -50,6 +50,7 @@ BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
 MAX_THREADS = MTP_MAX_THREADS
+cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
 
 def use_isa(str name not None):
@@ -78,6 +79,12 @@ cdef void *data_of(array, bint writable) except NULL:
     cdef void *data = found.buf
     PyBuffer_Release(&found)
     return data
+
+
+cdef list drafts_of(mtp_draft_sequence *own):
+    """The tokens that the loop has written after a history."""
+    cdef int64_t i
+    return [own.history[own.n_history + i] for i in range(own.n_drafts)]
 
 
 cdef class Executor:
@@ -140,6 +147,7 @@ cdef class Executor:
         free(self.run_state.memory)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
+        mtp_memory_free(self.draft_memory)
 
     cdef mtp_view view(self, found) except *:
         cdef mtp_view view
@@ -296,30 +304,16 @@ cdef class Executor:
                 self.run_state.buffers[<int> buffer] = data_of(array, False)
             draft.n_sequences, draft.n_recycled = m, n_recycled
             draft.logits, draft.n_logits, draft.n_tokens = logits, n_logits, self.n_vocab
-            draft.sequences = <mtp_draft_sequence *> calloc(m, sizeof(mtp_draft_sequence))
-            draft.recycled = <mtp_recycle *> calloc(n_recycled + 1, sizeof(mtp_recycle))
-            if draft.sequences == NULL or draft.recycled == NULL:
-                raise CapacityError("no memory for a draft")
-            kept = self.take_sequences(wanted, pages, &draft)
-            for i, (slot, output, axis, width) in enumerate(recycled):
-                fed = np.empty((m, width), np.float32)
-                kept.append(fed)
-                draft.recycled[i] = mtp_recycle(slot, output, axis, width,
-                                                <float *> data_of(fed, True))
+            self.take_sequences(wanted, pages, recycled, &draft)
             self.take_scratch(wanted.samplers)
             has_scratch = True
             with nogil:
                 mtp_plan_draft(&self.plan, &self.run_state, &draft)
-            return [
-                kept[0][i, draft.sequences[i].n_history:][:draft.sequences[i].n_drafts].tolist()
-                for i in range(m)
-            ]
+            return [drafts_of(&draft.sequences[i]) for i in range(m)]
         finally:
             if has_scratch:
                 for sampler in wanted.samplers:
                     (<Sampler> sampler).scratch.is_taken = False
-            free(draft.sequences)
-            free(draft.recycled)
             self.is_running = False
 
     cdef int take_scratch(self, samplers) except -1:
@@ -330,30 +324,63 @@ cdef class Executor:
             (<Sampler> sampler).scratch.is_taken = True
         return 0
 
-    cdef list take_sequences(self, wanted, pages, mtp_draft *draft):
-        """Check what each sequence needs, and make the rows of later passes."""
+    cdef char *reserve(self, size_t size) except NULL:
+        """Return memory that is kept from draft to draft, its contents undefined."""
+        if size > self.draft_bytes:
+            mtp_memory_free(self.draft_memory)
+            self.draft_bytes = 0
+            self.draft_memory = mtp_memory_new(2 * size)
+            if self.draft_memory == NULL:
+                raise CapacityError("no memory for a draft", wanted=f"{2 * size} bytes")
+            self.draft_bytes = 2 * size
+        return <char *> self.draft_memory
+
+    cdef int take_sequences(self, wanted, pages, recycled, mtp_draft *draft) except -1:
+        """Check what each sequence needs, and lay out what the loop writes."""
         cdef const int32_t[::1] outputs = wanted.rows.outputs, seq = wanted.rows.seq
-        cdef const int32_t[::1] place = wanted.rows.place, length, ids = wanted.token_ids
+        cdef const int32_t[::1] place = wanted.rows.place, length, ids = wanted.token_ids, text
         cdef const int32_t[:, ::1] tables
-        cdef int32_t[:, ::1] histories, rows
-        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step
+        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step, most
         cdef Sampler sampler
         cdef mtp_draft_sequence *own
-        longest = max(len(wanted.history[i]) + wanted.k[i] for i in range(m))
-        history = np.zeros((m, longest + 1), np.int32)
-        later = np.zeros((5 + n_axes, m), np.int32)
-        histories, rows = history, later
-        later[:2] = np.arange(m, dtype=np.int32)
-        draft.outputs, draft.active, draft.tokens = &rows[0, 0], &rows[1, 0], &rows[2, 0]
-        draft.seq, draft.place, draft.positions = &rows[3, 0], &rows[4, 0], &rows[5, 0]
+        cdef int32_t *histories
+        cdef int32_t *rows
+        cdef char *at
+        longest = max(len(wanted.history[i]) + max(wanted.k[i], 0) for i in range(m))
+        if longest > MOST_TOKENS:
+            raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
+        most = longest
+        sizes = [
+            m * sizeof(mtp_draft_sequence), len(recycled) * sizeof(mtp_recycle),
+            m * most * sizeof(int32_t), (5 + n_axes) * m * sizeof(int32_t),
+            *(m * width * sizeof(float) for *_, width in recycled),
+        ]
+        sizes = [(size + 63) // 64 * 64 for size in sizes]
+        at = self.reserve(sum(sizes))
+        draft.sequences = <mtp_draft_sequence *> at
+        draft.recycled = <mtp_recycle *> (at + <size_t> sizes[0])
+        memset(at, 0, <size_t> (sizes[0] + sizes[1]))
+        at += <size_t> (sizes[0] + sizes[1])
+        histories = <int32_t *> at
+        rows = <int32_t *> (at + <size_t> sizes[2])
+        at += <size_t> (sizes[2] + sizes[3])
+        for i, (slot, output, axis, width) in enumerate(recycled):
+            draft.recycled[i] = mtp_recycle(slot, output, axis, width, <float *> at)
+            at += <size_t> sizes[4 + i]
+        for i in range(m):
+            rows[i] = rows[m + i] = i
+        draft.outputs, draft.active, draft.tokens = rows, rows + m, rows + 2 * m
+        draft.seq, draft.place, draft.positions = rows + 3 * m, rows + 4 * m, rows + 5 * m
         if ids is not None:
             draft.token_ids = &ids[0]
         for i in range(m):
             own, sampler = &draft.sequences[i], <Sampler?> wanted.samplers[i]
             own.n_history, own.n_prompt = len(wanted.history[i]), wanted.n_prompt[i]
             own.k, own.p_min = wanted.k[i], wanted.p_min[i]
-            history[i, :own.n_history] = wanted.history[i]
-            own.history = &histories[i, 0]
+            own.history = histories + i * most
+            text = wanted.history[i]
+            if own.n_history:
+                memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
             own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
             sampler._check(draft.n_logits, own.n_history, own.n_prompt,
                            own.n_history + max(own.k, 0), ids, None)
@@ -362,4 +389,4 @@ cdef class Executor:
                 for step in range(1, own.k):
                     self.check_place(tables, length, n_pages, seq[outputs[i]],
                                      place[outputs[i]] + step, outputs[i])
-        return [history, later, wanted.samplers]
+        return 0

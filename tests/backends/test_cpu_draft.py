@@ -1,8 +1,10 @@
 """The compiled draft loop against the loop in Python, token for token."""
 
+import tracemalloc
 from functools import partial
 from threading import Event, Thread
 
+import msgspec
 import numpy as np
 import pytest
 from harness.search import searching
@@ -122,6 +124,33 @@ def test_the_loop_is_the_python_loop(described, slots, with_ids, threads):
     assert found[0] == found[1]
     assert digests[0] == digests[1]
     assert all(len(drafts) <= k for drafts, (*_, k, _, _) in zip(found[0], described, strict=True))
+
+
+def test_a_loop_takes_no_memory_that_one_before_it_had():
+    """Of a history of 800 KB nothing is copied into new memory; longer ones still fit."""
+    one = runner(CpuBackend())
+    described = [(0, 0, 5, 4, 0.0, SAMPLINGS[1]), (2, 0, 3, 2, 0.0, SAMPLINGS[2])]
+    found = []
+    for n, bound in ((200_000, None), (200_000, 100_000), (500_000, None), (300_000, 100_000)):
+        run = make_run(one.memory, described)
+        texts = [np.resize(history, n - i) for i, history in enumerate(run.history)]
+        run = msgspec.structs.replace(run, history=texts, n_prompt=[n // 2] * 2)
+        tracemalloc.start()
+        try:
+            found.append(one.plan.draft(run, one.memory))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert bound is None or peak < bound
+        for seq in (0, 2):
+            one.memory.rewind(seq, 0)
+        again = make_run(one.memory, described)
+        again = msgspec.structs.replace(again, history=texts, n_prompt=[n // 2] * 2)
+        assert found[-1] == draft_steps(one.plan, again, one.memory)
+        for seq in (0, 2):
+            one.memory.rewind(seq, 0)
+    assert found[0] == found[1]
+    assert list(map(len, found[0])) == [4, 2]
 
 
 def test_threads_share_the_choice_among_many_tokens():

@@ -139,6 +139,8 @@ class CpuPlan:
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name.
 
+        They are the only memory that a run asks for, so that what somebody holds stays as it is.
+
         Raises
         ------
         BatchError
