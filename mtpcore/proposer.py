@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -17,11 +18,12 @@ __all__ = ["Proposer"]
 class Proposer(Protocol):
     """Proposes the next tokens of a sequence; what it returns is not trusted.
 
-    The base to derive from, and a protocol: any object with a fitting ``propose`` will do. The
-    whole history comes with every call, so a proposer needs no memory of its own and need not be
-    told of rejections.
+    The abstract base to derive from, and a protocol: any object with a fitting ``propose`` will do.
+    The whole history comes with every call, so a proposer needs no memory of its own and need not
+    be told of rejections.
     """
 
+    @abstractmethod
     def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Sequence[int] | DraftTree:
         """Return up to ``k`` guesses of what follows, or a tree of them.
 
@@ -41,4 +43,3 @@ class Proposer(Protocol):
             Token ids of the target's vocabulary. From the first invalid id on they are dropped;
             of a tree its branch is. A tree is at most ``k`` deep.
         """
-        raise NotImplementedError

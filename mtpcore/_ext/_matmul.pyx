@@ -107,7 +107,8 @@ cdef class PackedMemory:
 
 cdef class PackedMatrix:
     def __init__(self):
-        raise TypeError("PackedMatrix objects are made by pack(), map_rows() and PackedMemory")
+        raise BackendError("a packed matrix is not made by hand", where="PackedMatrix",
+                           fix="call pack() or map_rows(), or take it from a PackedMemory")
 
     @property
     def type(self):

@@ -16,7 +16,7 @@ from harness.matrices import (
 )
 
 from mtpcore._ext import _matmul
-from mtpcore.errors import GraphError
+from mtpcore.errors import BackendError, GraphError
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
 each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
@@ -99,3 +99,8 @@ def test_no_two_threads_take_the_same_room():
         gc.set_threshold(*before)
         gc.callbacks.remove(take_meanwhile)
     assert sum(matrix is not None for matrix in found) == 1
+
+
+def test_packed_matrices_are_not_made_by_hand():
+    with pytest.raises(BackendError, match="pack"):
+        _matmul.PackedMatrix()

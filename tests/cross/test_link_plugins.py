@@ -5,6 +5,7 @@ import functools
 import msgspec
 import pytest
 import toy
+from harness.scripted import SCRIPTS, Scripted
 
 from mtpcore import Batch, Context, Generator, Sampling, link
 from mtpcore.errors import BatchError, GraphError, LinkError, PluginError
@@ -59,6 +60,18 @@ def test_a_head_is_taken_before_a_proposer(load):
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
     plain, _ = text(model, draft=0)
     assert text(model, "auto")[0] == plain
+
+
+def test_a_proposer_that_proposes_nothing_cannot_be_made():
+    """The base is abstract; what has the method need not derive from it."""
+
+    class Silent(Proposer):
+        pass
+
+    with pytest.raises(TypeError, match=r"abstract.*propose"):
+        Silent()
+    assert not isinstance(object(), Proposer)
+    assert isinstance(Scripted(SCRIPTS["right"]), Proposer)
 
 
 def test_a_plugin_that_makes_no_proposer(load):
