@@ -4,6 +4,8 @@ Blocks are 128 by 128 and no matrix consists of whole ones. Every value of the f
 what the test makes of the codes by formulas of its own, to the last bit.
 """
 
+import logging
+
 import mtpcore_deepseek_mtp
 import mtpcore_mimo_mtp
 import numpy as np
@@ -344,6 +346,15 @@ def test_mimo(tmp_path, trunk_ranks, head_ranks):
     )
     assert left_out == {}
     check(tmp_path / "model.gguf", wanted)
+
+
+def test_mimo_without_the_heads_that_it_counts(tmp_path, caplog):
+    tensors, _ = mimo(4, 1)
+    trunk = {name: values for name, values in tensors.items() if not name.startswith("model.mtp.")}
+    write_checkpoint(tmp_path / "hf", MIMO | {"num_nextn_predict_layers": 3}, trunk)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        convert(tmp_path / "hf", tmp_path / "model.gguf", plugins=Registry.of(mtpcore_mimo_mtp))
+    assert "the configuration counts 3 heads, the tensors are of 0" in caplog.text
 
 
 def test_mimo_in_parts(tmp_path):

@@ -131,6 +131,7 @@ TRUNK_CHECKPOINT = Checkpoint(
 HEAD_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     heads=HEAD + "eh_proj.weight",
+    counts=("num_nextn_predict_layers",),  # not every published configuration has it
     tensors=(
         Rename(HEAD + "eh_proj.weight", "blk.{n}.nextn.eh_proj.weight"),
         Rename(HEAD + "enorm.weight", "blk.{n}.nextn.enorm.weight"),
