@@ -336,12 +336,19 @@ def _original_context(config: Config) -> int | None:
 
 
 def _magnitude(config: Config) -> float | None:
-    """Return what a stated magnitude is beyond the one that YaRN's factor implies."""
-    stated = config.get(*_scaling("attention_factor"))
-    if stated is None or _scaling_type(config) != "yarn":
+    """Return what a stated magnitude is beyond the one that YaRN's factor implies.
+
+    It is stated as such, or as the quotient of what two ``mscale`` make of the factor.
+    """
+    if _scaling_type(config) != "yarn":
         return None
     factor = float(config.get(*_scaling("factor"), default=1.0))
-    return float(stated) / (1 + 0.1 * math.log(factor) if factor > 1 else 1.0)
+    rise = 0.1 * math.log(factor) if factor > 1 else 0.0
+    stated = config.get(*_scaling("attention_factor"))
+    ours, all_dims = (config.get(*_scaling(name)) for name in ("mscale", "mscale_all_dim"))
+    if stated is None and ours and all_dims:
+        stated = (1 + ours * rise) / (1 + all_dims * rise)
+    return None if stated is None else float(stated) / (1 + rise)
 
 
 def _rope_keys(*elsewhere: str) -> Metadata:

@@ -83,6 +83,20 @@ def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
     assert stated["scaling.attn_factor"] == pytest.approx(1.0)
 
 
+def test_two_mscales_state_a_magnitude():
+    """As transformers does it for every family; one of them alone, or 0, says nothing."""
+    yarn, rise = {"rope_type": "yarn", "factor": 4.0}, 0.1 * np.log(4.0)
+    for ours, all_dims in ((1.0, 1.0), (0.8, 1.3)):
+        said = yarn | {"mscale": ours, "mscale_all_dim": all_dims}
+        factor = rope_keys(rope_scaling=said)["scaling.attn_factor"]
+        wanted = (1 + ours * rise) / (1 + all_dims * rise)
+        assert factor * (1 + rise) == pytest.approx(wanted)
+        stated = rope_keys(rope_scaling=said | {"attention_factor": 1.0})
+        assert stated["scaling.attn_factor"] * (1 + rise) == pytest.approx(1.0)
+    for said in ({"mscale": 1.0}, {"mscale": 1.0, "mscale_all_dim": 0}):
+        assert "scaling.attn_factor" not in rope_keys(rope_scaling=yarn | said)
+
+
 def test_long_context_factors_are_one_the_factor_and_a_mix_between():
     scaling = {
         "rope_type": "llama3",

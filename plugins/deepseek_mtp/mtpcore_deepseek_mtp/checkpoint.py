@@ -129,7 +129,11 @@ def total(*names: str) -> Callable[[Config], int]:
     return lambda config: sum(int(config[name]) for name in names)
 
 
+MAGNITUDE = "{arch}.rope.scaling.attn_factor"
 OWN = (
+    # With a multiplier the factor's own rise is the scores', so that this one is whole.
+    *((key, source) for key, source in ROPE_KEYS if key != MAGNITUDE),
+    (MAGNITUDE, magnitude),
     ("{arch}.attention.head_count_kv", lambda config: 1),
     ("{arch}.attention.key_length", total("kv_lora_rank", "qk_rope_head_dim")),
     ("{arch}.attention.value_length", "kv_lora_rank"),
@@ -139,7 +143,6 @@ OWN = (
     ("{arch}.attention.kv_lora_rank", "kv_lora_rank"),
     ("{arch}.rope.dimension_count", "qk_rope_head_dim"),
     ("{arch}.rope.scaling.yarn_log_multiplier", log_multiplier),
-    ("{arch}.rope.scaling.attn_factor", magnitude),
     ("{arch}.expert_gating_func", gate),
     ("{arch}.vocab_size", "vocab_size"),
 )
@@ -157,7 +160,7 @@ TRUNK_CHECKPOINT = Checkpoint(
     architectures=PUBLISHED,
     tensors=(*TABLES, *BLOCK, *on_layers(dense, SWIGLU), *on_layers(sparse, MIXTURE)),
     dropped=("model.layers.{n}.self_attn.rotary_emb.inv_freq",),
-    metadata=(*DECODER, *EXPERT_KEYS, *ROPE_KEYS, *OWN),
+    metadata=(*DECODER, *EXPERT_KEYS, *OWN),
     special_tokens=special_tokens,
 )
 
