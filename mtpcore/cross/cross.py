@@ -242,6 +242,8 @@ class Cross(Roles):
             self._verifying, self._branching = False, set()
         for seq, verdict in verdicts.items():
             self._states[seq].undecided = verdict
+        for seq, ids in prefill.items():
+            self._diverge(self._states[seq], seq, int(ids[0]))
         self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 

@@ -212,6 +212,17 @@ def test_a_draft_that_nobody_verified_leaves_no_trace():
     assert_fresh(cross, 0, [*PROMPT, instead, cross.tokens(0)[-1]])
 
 
+def test_a_prompt_beside_a_round_takes_the_place_of_the_pending_token():
+    """As above, where the other token comes with a round of another sequence."""
+    cross, _ = cross_of("head", skill=16)
+    cross.llm.process(Batch.of(PROMPT, seq=0))
+    cross.llm.process(Batch.of(PROMPT, seq=1))
+    assert cross.draft(0, 3, SAMPLING)
+    instead = (cross.pending(0) + 1) % N_VOCAB
+    cross.verify({1: []}, SAMPLING, prefill={0: [instead, 5]})
+    assert_fresh(cross, 0, [*PROMPT, instead, 5])
+
+
 class TiedPlan(HashPlan):
     """Logits in which two tokens share the first place."""
 
