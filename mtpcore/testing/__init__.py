@@ -4,10 +4,11 @@
 """
 
 from mtpcore.testing.files import check_layouts, check_ties
+from mtpcore.testing.pairs import cover_pairs
 from mtpcore.testing.rows import Company, check_rows
 from mtpcore.testing.runner import Runner, Weights
 from mtpcore.testing.subject import Subject
-from mtpcore.testing.texts import Texts, check_texts
+from mtpcore.testing.texts import Texts, check_broken_rows, check_texts, cover_texts
 
 __all__ = [
     "Company",
@@ -15,8 +16,11 @@ __all__ = [
     "Subject",
     "Texts",
     "Weights",
+    "check_broken_rows",
     "check_layouts",
     "check_rows",
     "check_texts",
     "check_ties",
+    "cover_pairs",
+    "cover_texts",
 ]

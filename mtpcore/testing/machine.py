@@ -5,13 +5,20 @@ A rule machine for ``hypothesis``, which only tests install.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
+from mtpcore.cross import Cross
+from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import CapacityError
+from mtpcore.output import Output
+from mtpcore.proposer import Proposer
 from mtpcore.sampling import Sampling
 from mtpcore.spec import DrafterSpec
 from mtpcore.testing.subject import Subject
@@ -19,11 +26,41 @@ from mtpcore.testing.subject import Subject
 __all__ = ["machine_of"]
 
 N_SEQ, N_CTX = 3, 160
+FAULTS = ("proposer", "watcher", "acceptance")
 SAMPLINGS = (
     Sampling.greedy(),
     Sampling(temperature=0.8, top_k=40, seed=3),
     Sampling(temperature=1.2, repetition_penalty=1.2, frequency_penalty=0.1, seed=4),
 )
+
+
+class Interruption(RuntimeError):
+    """What the machine lets others raise."""
+
+
+class Interrupter(Proposer):
+    """Guesses nothing; raises once, when it has been asked ``left`` times more."""
+
+    left: int | None = None
+
+    def propose(self, seq: int, tokens: NDArray[np.int32], k: int) -> Sequence[int]:
+        self.count()
+        return []
+
+    def watch(self, batch: Batch, output: Output) -> None:
+        self.count()
+
+    def accept(self, number: int, token: int) -> bool:
+        self.count()
+        return True
+
+    def count(self) -> None:
+        """Raise when it is time."""
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                self.left = None
+                raise Interruption
 
 
 def machine_of(
@@ -32,23 +69,25 @@ def machine_of(
     """Return a machine that prefills, drafts, verifies, accepts, takes back, forks and removes.
 
     ``options`` go to the contexts; ``drafter`` is a variant of the family's. After any of these
-    acts every role's digest must equal that of a new Cross which got the tokens in one batch.
+    acts every role's digest must equal that of a new Cross which got the tokens in one batch; so
+    must it after a proposer, a watcher of the target or a callback that accepts has raised.
     """
 
     class Machine(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.cross = self.make()
+            self.interrupter = Interrupter()
+            self.cross = self.make(self.interrupter)
             self.texts: dict[int, list[int]] = {}
 
-        def make(self) -> Any:
+        def make(self, interrupter: Interrupter) -> Cross:
             made = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
-            return subject.link(N_CTX, drafter=drafter, **made)
+            return subject.link(N_CTX, drafter=drafter, before=interrupter, **made)
 
         @rule(seq=st.integers(0, N_SEQ - 1), n=st.integers(1, 70), seed=st.integers(0, 99))
         def prefill(self, seq: int, n: int, seed: int) -> None:
             text = self.texts.get(seq, [])
-            tokens = subject.text(min(n, N_CTX - 12 - len(text)), seed).tolist()
+            tokens = subject.text(max(min(n, N_CTX - 12 - len(text)), 0), seed).tolist()
             if tokens:
                 self.cross.llm.process(Batch.of(tokens, seq=seq, pos=len(text)))
                 self.texts[seq] = [*text, *tokens]
@@ -68,20 +107,88 @@ def machine_of(
             self, data: st.DataObject, k: int, sampling: Sampling, rejects: int, spoils: bool
         ) -> None:
             """Draft for some sequences; some drafts are spoilt, and some accepted ones given up."""
-            seqs = data.draw(st.sets(st.sampled_from(self.ready()), min_size=1), "sequences")
-            for seq in seqs:
-                if self.cross.pending(seq, sampling) is None:
-                    self.repeat_last(seq)
+            seqs = self.choose(data, sampling)
             drafts = self.cross.draft(dict.fromkeys(seqs, k), sampling=sampling)
             if spoils:
                 for ids in drafts.values():
                     if isinstance(ids, list) and ids:
                         ids[-1] = (ids[-1] + 1) % subject.model.hparams.n_vocab
-            pending = {seq: self.cross.pending(seq, sampling) for seq in seqs}
+            self.finish(drafts, sampling, rejects)
+
+        @precondition(lambda self: self.ready())
+        @rule(
+            data=st.data(),
+            fault=st.sampled_from(FAULTS),
+            after=st.integers(0, 3),
+            k=st.integers(1, 5),
+            sampling=st.sampled_from(SAMPLINGS),
+            again=st.booleans(),
+        )
+        def interrupted_round(
+            self,
+            data: st.DataObject,
+            fault: str,
+            after: int,
+            k: int,
+            sampling: Sampling,
+            again: bool,
+        ) -> None:
+            """Let a round raise (T14): nothing has changed, and the same round can be run."""
+            seqs = self.choose(data, sampling)
+            wanted = dict.fromkeys(seqs, k)
+            if fault == "proposer":
+                self.interrupt(after % len(seqs), lambda: self.cross.draft(wanted, None, sampling))
+            drafts = self.cross.draft(wanted, sampling=sampling)
+            for seq in seqs:
+                if not len(drafts[seq]):
+                    drafts[seq] = [0]  # without a draft nobody is asked whether to accept it
+            if fault == "watcher":
+                self.cross.llm.watchers.append(self.interrupter.watch)
+                self.interrupt(0, lambda: self.cross.verify(drafts, sampling))
+                self.cross.llm.watchers.remove(self.interrupter.watch)
+            if fault == "acceptance":
+                fewest = min(len(draft) for draft in drafts.values())
+                after = 0 if isinstance(drafts[min(seqs)], DraftTree) else after % fewest
+                accept = self.interrupter.accept
+                self.interrupt(
+                    after, lambda: self.cross.verify(drafts, sampling, acceptance=accept)
+                )
+            if again:
+                self.finish(drafts, sampling, 0)
+
+        def choose(self, data: st.DataObject, sampling: Sampling) -> set[int]:
+            """Draw sequences, each with a pending token."""
+            seqs = data.draw(st.sets(st.sampled_from(self.ready()), min_size=1), "sequences")
+            for seq in seqs:
+                if self.cross.pending(seq, sampling) is None:
+                    self.repeat_last(seq)
+                    self.cross.pending(seq, sampling)
+            return seqs
+
+        def interrupt(self, left: int, act: Callable[[], object]) -> None:
+            """Act, and be interrupted; tokens and lengths are as before."""
+            before = {seq: self.cross.pending(seq) for seq in self.texts}
+            self.interrupter.left = left
+            try:
+                act()
+            except Interruption:
+                pass
+            else:
+                raise AssertionError("what was raised did not come out")
+            for seq, text in self.texts.items():
+                assert self.cross.tokens(seq) == text
+                assert self.cross.llm.length(seq) == len(text)
+                assert self.cross.pending(seq) == before[seq]
+            assert not self.cross.llm.undecided
+
+        def finish(self, drafts: dict[int, Any], sampling: Sampling, rejects: int) -> None:
+            """Verify drafts and accept some of those that may be."""
+            pending = {seq: self.cross.pending(seq, sampling) for seq in drafts}
             for seq, verdict in self.cross.verify(drafts, sampling).items():
-                n = max(verdict.accepted - rejects, 0)
+                n, newest = max(verdict.accepted - rejects, 0), pending[seq]
+                assert newest is not None
                 self.cross.accept(seq, n)
-                self.texts[seq] = [*self.texts[seq], pending[seq], *verdict.tokens[:n]]
+                self.texts[seq] = [*self.texts[seq], newest, *verdict.tokens[:n]]
 
         def repeat_last(self, seq: int) -> None:
             """Process the newest token once more: after a rollback its logits are gone."""
@@ -120,7 +227,7 @@ def machine_of(
         @rule()
         def equals_fresh(self) -> None:
             """Compare with a Cross that never drafted."""
-            fresh = self.make()
+            fresh = self.make(Interrupter())
             for seq, text in self.texts.items():
                 fresh.llm.process(Batch.of(text, seq=seq))
             for seq in range(N_SEQ):

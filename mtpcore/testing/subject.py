@@ -15,6 +15,7 @@ from mtpcore.cross import Cross, link
 from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.loading import load_model
 from mtpcore.model import Model
+from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["Subject"]
@@ -69,13 +70,18 @@ class Subject(msgspec.Struct, frozen=True):
         n_ctx: int = 256,
         *,
         drafter: DrafterSpec | None = None,
+        before: Proposer | None = None,
         draft_vocabulary: DraftVocabulary | None = None,
         **options: Any,
     ) -> Cross:
-        """Return a new target context with the drafter linked to it."""
+        """Return a new target context with the drafter linked to it.
+
+        ``before`` is a Proposer that is asked first, and the drafter where it has no guess.
+        """
+        head = drafter or self.drafter
         return link(
             self.context(n_ctx, **options),
-            drafter or self.drafter,
+            head if before is None else [before, head],
             draft_model=self.draft_model,
             draft_vocabulary=draft_vocabulary,
         )

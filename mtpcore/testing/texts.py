@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
 
+import msgspec
+import numpy as np
+
+from mtpcore.batch import Batch
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding import Generator, Stats
 from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.output import Output
 from mtpcore.sampling import Sampling
 from mtpcore.spec import DrafterSpec
+from mtpcore.testing.pairs import cover_pairs
 from mtpcore.testing.subject import Subject
 
-__all__ = ["Texts", "check_texts", "decode"]
+__all__ = ["Texts", "check_broken_rows", "check_texts", "cover_texts", "decode"]
+
+_KINDS = {
+    "k": tuple(range(9)),
+    "temperature": (0.0, 0.7, 1.5),
+    "top_k": (0, 1, 20),
+    "top_p": (1.0, 0.6),
+    "min_p": (0.0, 0.1),
+    "repetition_penalty": (1.0, 1.3),
+    "frequency_penalty": (0.0, 0.3, -0.2),
+    "presence_penalty": (0.0, 0.5),
+    "biased": (False, True),
+    "seed": (5, 2**64 - 1),
+    "stream": (0, 2**40),
+    "draft_sampler": ("coupled", "argmax"),
+    "n_texts": (1, 3),
+    "n_batch": (4, 512),
+}
 
 
 class Texts(msgspec.Struct, frozen=True):
@@ -21,16 +44,18 @@ class Texts(msgspec.Struct, frozen=True):
     ----------
     k : int
         Longest draft; request i drafts ``max(k - i, 0)``.
-    temperature : float
+    sampling : Sampling
+        Of request 0; of request i the stream is i further on.
     draft_sampler : {"coupled", "argmax"}
     n_texts, n_tokens, n_prompt : int
         Requests, new tokens of each, and prompt tokens of the first; the others have more.
     n_batch : int
     seed : int
+        Of the prompts.
     """
 
     k: int = 3
-    temperature: float = 0.0
+    sampling: Sampling = Sampling.greedy()
     draft_sampler: DraftSampler = "coupled"
     n_texts: int = 3
     n_tokens: int = 40
@@ -64,14 +89,82 @@ def check_texts(
     AssertionError
         A text differs.
     """
-    options = {"n_seq_max": texts.n_texts, "n_batch": texts.n_batch}
-    plain = Cross(llm=subject.context(**options))
-    wanted, _ = decode(plain, subject, msgspec.structs.replace(texts, k=0))
+    options: dict[str, Any] = {"n_seq_max": texts.n_texts, "n_batch": texts.n_batch}
     cross = subject.link(drafter=drafter, draft_vocabulary=draft_vocabulary, **options)
+    return _compare(cross, subject, texts).acceptance
+
+
+def _compare(cross: Cross, subject: Subject, texts: Texts) -> Stats:
+    """Decode plainly and with this Cross; return what was drafted."""
+    plain = Cross(llm=subject.context(n_seq_max=texts.n_texts, n_batch=texts.n_batch))
+    wanted, _ = decode(plain, subject, msgspec.structs.replace(texts, k=0))
     found, stats = decode(cross, subject, texts)
     for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
         assert one == other, f"{subject}, {texts}: text {i} is {other}, plainly {one}"
-    return stats.acceptance
+    return stats
+
+
+def cover_texts(n_tokens: int = 16) -> list[Texts]:
+    """Return settings to compare texts with: every two values of two kinds meet in one.
+
+    Kinds are draft lengths of 0 to 8, temperatures, every cut, penalty and bias, seeds, streams,
+    both samplers of drafts, and how many requests share batches of which size.
+
+    Parameters
+    ----------
+    n_tokens : int
+        New tokens of each text.
+    """
+    made = []
+    for point in cover_pairs(_KINDS, n_candidates=50):
+        ours = {name: point.pop(name) for name in ("k", "draft_sampler", "n_texts", "n_batch")}
+        bias = {1: 3.0, 2: -float("inf"), 7: -1.5} if point.pop("biased") else None
+        sampling = Sampling(logit_bias=bias, **point)
+        made.append(Texts(sampling=sampling, n_tokens=n_tokens, **ours))
+    return made
+
+
+def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = None) -> int:
+    """Let the rows that the drafter reads be no numbers from a place on, and compare the texts.
+
+    The target's own logits stay as they are. Drafts end where the broken rows begin.
+
+    Parameters
+    ----------
+    place : int
+        Of the first broken row in each sequence.
+
+    Returns
+    -------
+    int
+        How many tokens were drafted before.
+
+    Raises
+    ------
+    AssertionError
+        A text differs, or something was drafted of broken rows.
+    """
+    texts = Texts(sampling=sampling or Sampling.greedy(), n_texts=2, n_tokens=24)
+    cross = subject.link(n_seq_max=texts.n_texts, n_batch=texts.n_batch)
+    taps = [tap for feed in subject.spec.feeds if feed.src == "target" for tap in feed.taps]
+    assert taps, f"{subject}: the drafter reads nothing of the target"
+
+    deliver = cross.llm.deliver
+    assert deliver is not None  # a Cross takes what its target makes
+
+    def spoil(batch: Batch, output: Output) -> None:
+        arrays = {name: output.tap(name).copy() for name in cross.llm.program.outputs}
+        for tap in taps:
+            arrays[tap][output.pos >= place] = np.nan
+        made = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
+        deliver(batch, made)
+
+    cross.llm.deliver = spoil
+    stats = _compare(cross, subject, texts)
+    assert cross.paused, f"{subject}: broken rows from place {place} on were not noticed"
+    if place == 0:
+        assert not stats.drafted, f"{subject}: {stats.drafted} tokens are drafted of broken rows"
+    return stats.drafted
 
 
 def decode(cross: Cross, subject: Subject, texts: Texts) -> tuple[list[list[int]], Stats]:
@@ -80,7 +173,7 @@ def decode(cross: Cross, subject: Subject, texts: Texts) -> tuple[list[list[int]
     requests = [
         generator.add(
             subject.text(texts.n_prompt + 9 * i, seed=texts.seed + i).tolist(),
-            sampling=Sampling(temperature=texts.temperature, seed=texts.seed, stream=i),
+            sampling=msgspec.structs.replace(texts.sampling, stream=texts.sampling.stream + i),
             draft=max(texts.k - i, 0),
             max_tokens=texts.n_tokens,
             ignore_eos=True,

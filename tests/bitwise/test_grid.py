@@ -12,10 +12,10 @@ import random
 
 import pytest
 from harness.generated import FAMILIES, NATIVE
-from harness.pairwise import cover_pairs
 from harness.traces import COMPANIES, Drafted, Rows, run_cases
 
 from mtpcore._ext._matmul import available_isas
+from mtpcore.testing.pairs import cover_pairs
 
 FILTER = os.environ.get("MTPCORE_GRID", "")
 N_POINTS = int(os.environ.get("MTPCORE_GRID_POINTS", "2000"))

@@ -2,7 +2,7 @@
 
 import itertools
 
-from harness.pairwise import cover_pairs
+from mtpcore.testing.pairs import cover_pairs
 
 
 def test_every_two_values_meet():

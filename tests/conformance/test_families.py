@@ -4,20 +4,24 @@ import msgspec
 import numpy as np
 import pytest
 from harness.families import FAMILIES
-from harness.pairwise import cover_pairs
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.registry import describe_plugins
+from mtpcore.sampling import Sampling
 from mtpcore.spec import Tree
 from mtpcore.testing import (
     Company,
     Texts,
+    check_broken_rows,
     check_layouts,
     check_rows,
     check_texts,
     check_ties,
+    cover_pairs,
+    cover_texts,
 )
 from mtpcore.testing.machine import machine_of
 
@@ -29,20 +33,21 @@ COMPANIES = cover_pairs(
         "neighbours": (0, 2),
     }
 )
-TEXTS = cover_pairs(
-    {
-        "k": (1, 2, 3, 5),
-        "temperature": (0.0, 0.7, 1.5),
-        "draft_sampler": ("coupled", "argmax"),
-        "n_texts": (1, 3),
-        "n_batch": (4, 512),
-    }
+SAMPLED = tuple(
+    (Sampling(temperature=temperature, seed=5), n_batch)
+    for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7))
 )
 TREES = (
     Tree(depth=4, width=4, n_nodes=14),
     Tree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
 )
 families = pytest.mark.parametrize("family", FAMILIES, ids=str)
+
+
+def test_every_plugin_that_comes_along_is_a_subject():
+    plugins = {p.name for p in describe_plugins() if p.first_party and p.drafters}
+    assert len(plugins) >= 4
+    assert plugins - {family.spec.plugin for family in FAMILIES} == set()
 
 
 @families
@@ -54,8 +59,19 @@ def test_rows_do_not_depend_on_their_company(family, kv_dtype):
 
 @families
 def test_texts_do_not_depend_on_drafts(family):
-    rates = [check_texts(family, Texts(**point)) for point in TEXTS]
+    """Lengths 0 to 8, every kind of setting; every two values of two kinds meet."""
+    rates = [check_texts(family, texts) for texts in cover_texts()]
     assert max(rates) > 0.2, "hardly a draft is accepted: the comparison says little"
+
+
+@families
+def test_texts_do_not_depend_on_broken_rows(family):
+    """Rows of the prompt, of the prompt's end and of the text; greedy and sampled."""
+    if family.spec.build is None:
+        pytest.skip("drafts without a graph")
+    assert check_broken_rows(family, 0) == 0
+    check_broken_rows(family, 7)
+    assert check_broken_rows(family, 20, Sampling(temperature=0.8, seed=3)) > 0
 
 
 @families
@@ -65,8 +81,8 @@ def test_texts_do_not_depend_on_trees(family):
         pytest.skip("drafts are made in one pass, by a head for each step, or without a graph")
     for tree in TREES:
         shaped = msgspec.structs.replace(family.spec, shape="tree", tree=tree)
-        for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7)):
-            check_texts(family, Texts(k=4, temperature=temperature, n_batch=n_batch), shaped)
+        for sampling, n_batch in SAMPLED:
+            check_texts(family, Texts(k=4, sampling=sampling, n_batch=n_batch), shaped)
 
 
 @families
@@ -78,13 +94,13 @@ def test_texts_do_not_depend_on_a_draft_vocabulary(family):
     tokens = np.random.default_rng(2).permutation(n_vocab)[: n_vocab * 2 // 3]
     few = DraftVocabulary(tokens, tokenizer="")
     rates = [
-        check_texts(family, Texts(k=3, temperature=temperature, n_batch=n_batch), None, few)
-        for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7))
+        check_texts(family, Texts(k=3, sampling=sampling, n_batch=n_batch), None, few)
+        for sampling, n_batch in SAMPLED
     ]
     assert max(rates) > 0.1, "hardly a draft is accepted: the comparison says little"
     if family.spec.shape == "chain" and family.spec.heads.order == "repeated":
         shaped = msgspec.structs.replace(family.spec, shape="tree", tree=TREES[0])
-        check_texts(family, Texts(k=4, temperature=0.8), shaped, few)
+        check_texts(family, Texts(k=4, sampling=SAMPLED[1][0]), shaped, few)
 
 
 @pytest.mark.hypothesis

@@ -9,6 +9,7 @@ import os
 import pytest
 from harness.generated import NATIVE, write_generated
 
+from mtpcore import Sampling
 from mtpcore._ext import _matmul, _plan, _sampling
 from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
 
@@ -21,7 +22,7 @@ PAIRS = [
     if IS_WHOLE or j == (1 + i % (len(ISAS) - 1) if len(ISAS) > 1 else 0)
 ]
 TEXTS = [
-    Texts(k=3, temperature=0.8, n_tokens=10, n_texts=2),
+    Texts(k=3, sampling=Sampling(temperature=0.8, seed=5), n_tokens=10, n_texts=2),
     Texts(k=2, n_tokens=10, n_texts=2, n_batch=4, draft_sampler="argmax"),
 ]
 

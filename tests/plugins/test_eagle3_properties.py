@@ -8,7 +8,7 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
-from mtpcore import load_model
+from mtpcore import Sampling, load_model
 from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
 from mtpcore.testing.machine import machine_of
 
@@ -43,7 +43,8 @@ def test_texts_do_not_depend_on_drafts(subject, family):
     """Greedy and sampled, chains of several lengths; coupled drafts agree even by chance."""
     pair, rates = subject(family), []
     for k, temperature, n_batch in ((1, 1.5, 512), (2, 0.0, 4), (3, 0.8, 512), (5, 1.5, 4)):
-        texts = Texts(k=k, temperature=temperature, n_batch=n_batch, n_tokens=24)
+        sampling = Sampling(temperature=temperature, seed=5)
+        texts = Texts(k=k, sampling=sampling, n_batch=n_batch, n_tokens=24)
         rates.append(check_texts(pair, texts))
     assert max(rates) > 0.1
 
@@ -58,7 +59,8 @@ def test_trunks_of_plugins_are_targets(name, tmp_path):
     head = eagle3.write_head(tmp_path, eagle3.Variant(width=h.width, n_draft=1024, **sizes))
     pair = Subject(f"eagle3-{name}", str(path), str(head))
     assert pair.spec.name == "eagle3"
-    check_texts(pair, Texts(k=3, temperature=0.8, n_tokens=12, n_texts=2))
+    sampling = Sampling(temperature=0.8, seed=5)
+    check_texts(pair, Texts(k=3, sampling=sampling, n_tokens=12, n_texts=2))
 
 
 @pytest.mark.hypothesis

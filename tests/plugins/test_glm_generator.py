@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness.fixtures import model_file
-from harness.pairwise import cover_pairs
 from harness.scripted import SCRIPTS, Scripted, run
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
+from mtpcore.testing.pairs import cover_pairs
 
 FIXTURE = Path(__file__).parents[1] / "data" / "glm-11"
 N = 64

@@ -6,6 +6,7 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
+from mtpcore import Sampling
 from mtpcore.testing import (
     Company,
     Subject,
@@ -46,7 +47,11 @@ def test_texts_do_not_depend_on_drafts(family, temperature):
         (5, 64, 1, "argmax"),
     ):
         texts = Texts(
-            k=k, temperature=temperature, draft_sampler=sampler, n_texts=n_texts, n_batch=n_batch
+            k=k,
+            sampling=Sampling(temperature=temperature, seed=5),
+            draft_sampler=sampler,
+            n_texts=n_texts,
+            n_batch=n_batch,
         )
         check_texts(family, texts)
 

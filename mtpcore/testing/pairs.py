@@ -1,18 +1,30 @@
 """Samples of a grid in which every two values of two factors meet."""
 
+from __future__ import annotations
+
 import itertools
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["cover_pairs"]
+
+Point = dict[str, Any]
 
 
-def cover_pairs(factors, seed=0, n_candidates=12):
-    """Return points (dicts) such that each pair of values of two factors occurs in one.
+def cover_pairs(
+    factors: Mapping[str, Sequence[Any]], seed: int = 0, n_candidates: int = 12
+) -> list[Point]:
+    """Return points such that each pair of values of two factors occurs in one.
 
     Greedy: each point starts from a pair that is missing; of some random completions the one that
     adds most pairs is taken.
 
     Parameters
     ----------
-    factors : dict of str to list
+    factors : mapping of str to hashable values
+    n_candidates : int
+        Completions to choose among; more make fewer points.
     """
     chance, names = random.Random(seed), list(factors)
     missing = dict.fromkeys(
@@ -21,7 +33,7 @@ def cover_pairs(factors, seed=0, n_candidates=12):
         for x in factors[a]
         for y in factors[b]
     )
-    points = []
+    points: list[Point] = []
     while missing:
         start = dict(next(iter(missing)))
         candidates = [
@@ -35,5 +47,5 @@ def cover_pairs(factors, seed=0, n_candidates=12):
     return points
 
 
-def _pairs(point):
+def _pairs(point: Point) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:
     return itertools.combinations(point.items(), 2)
