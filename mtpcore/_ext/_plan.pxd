@@ -148,6 +148,7 @@ cdef class Executor:
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef bint is_running
+    cdef int poison_gaps(self, int64_t i, size_t used) except -1
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t n_pages, int64_t seq, int64_t place, row) except -1

@@ -23,6 +23,8 @@ cdef extern from "memory.h" nogil:
     void mtp_memory_free_zeros(void *memory)
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
+    bint MTP_IS_WATCHED
+    void mtp_poison(void *memory, size_t bytes)
 
 cdef extern from "plan.h" nogil:
     mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
@@ -87,6 +89,15 @@ cdef list drafts_of(mtp_draft_sequence *own):
     return [own.history[own.n_history + i] for i in range(own.n_drafts)]
 
 
+cdef tuple lay_apart(sizes, offsets):
+    """Give each buffer a place of its own and a gap behind it, instead of sharing memory."""
+    found, end = [], 64
+    for size, offset in zip(sizes, offsets):
+        found.append(None if offset is None else end)
+        end += 0 if offset is None else (size + 127) // 64 * 64
+    return found, end
+
+
 cdef class Executor:
     def __cinit__(self):
         memset(&self.plan, 0, sizeof(mtp_plan))
@@ -100,6 +111,9 @@ cdef class Executor:
                                got=n_threads)
         self.kept, self.capacities = [], list(capacities)
         self.n_batch, self.n_vocab = n_batch, n_vocab
+        sizes = [max(one, n_threads * copy) for one, copy in zip(self.capacities, copies)]
+        if MTP_IS_WATCHED:
+            offsets, arena_bytes = lay_apart(sizes, offsets)
         self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.run_state.buffers = <void **> calloc(max(n_buffers, 1), sizeof(void *))
@@ -125,9 +139,10 @@ cdef class Executor:
             if offset is None and copies[i]:
                 raise BackendError("copies of a buffer outside the arena", got=i)
             if offset is not None:
-                if offset + max(self.capacities[i], n_threads * copies[i]) > arena_bytes:
+                if offset + sizes[i] > arena_bytes:
                     raise BackendError("buffer outside the arena", got=offset)
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
+                self.poison_gaps(i, sizes[i])
         self.n_pages = [store.n_pages for store in stores]
         for i, store in enumerate(stores):
             self.kept.append(store.data)
@@ -148,6 +163,19 @@ cdef class Executor:
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
+
+    cdef int poison_gaps(self, int64_t i, size_t used) except -1:
+        """Let nobody touch what lies behind a buffer, or behind a thread's copy of it."""
+        cdef char *begin = <char *> self.run_state.buffers[i]
+        cdef size_t copied = self.copy_bytes[i], n_copies = self.plan.n_threads if copied else 0
+        cdef size_t end, t
+        if MTP_IS_WATCHED:
+            mtp_poison(begin + used, (used + 127) // 64 * 64 - used)
+            for t in range(1, n_copies + 1):
+                end = max(<size_t> self.capacities[i], t * copied - 64)
+                if end < t * copied:
+                    mtp_poison(begin + end, t * copied - end)
+        return 0
 
     cdef mtp_view view(self, found) except *:
         cdef mtp_view view
@@ -197,16 +225,17 @@ cdef class Executor:
 
     def finish(self, double work, double work_of_row, double worth_sharing):
         """Give every thread its scratch."""
-        cdef size_t each = 64
+        cdef size_t each = 64, used
         cdef int64_t i
         for i in range(self.plan.n_ops):
             each = max(each, mtp_scratch_bytes(&self.ops[i]))
-        each = (each + 127) // 64 * 64
+        used, each = each, (each + 127) // 64 * 64
         self.scratch_memory = mtp_memory_zeros(each * self.plan.n_threads)
         if self.scratch_memory == NULL:
             raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
+            mtp_poison(self.run_state.scratch[i] + used, each - used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
 
