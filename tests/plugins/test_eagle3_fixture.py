@@ -26,7 +26,11 @@ NAME, N_PROMPT, LAYERS = "eagle3-13", 48, (2, 4, 5)
 NEAR_TIE = 1e-3
 """Below this distance of the two best logits another rounding may choose differently."""
 TARGET, WHOLE = fixtures.target_checkpoint(NAME)
-whole = pytest.mark.skipif(not WHOLE, reason="MTPCORE_FIXTURES names no folder with the target")
+whole = pytest.mark.skipif(
+    not WHOLE,
+    reason="the target of eagle3-13 (11 MB) is not in the repository: set MTPCORE_FIXTURES to a "
+    "folder with eagle3-13/eagle3 and eagle3-13/target; tests/data/README.md describes them",
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +118,24 @@ def test_every_value_of_a_q8_0_head_has_the_bits_of_its_definition(files, refs, 
 
 @whole
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_taps_and_logits(files, refs, backend):
-    cross = linked(files, "rounded", backend)
+@pytest.mark.parametrize(
+    ("target", "of_taps", "of_logits"), [("rounded", 2e-4, 2e-4), ("target", 0.06, 5e-3)]
+)
+def test_taps_and_logits(files, refs, backend, target, of_taps, of_logits):
+    """With the references' rotation, and with the exact one of a target as it is converted.
+
+    Rounded to F16 a pair's frequency is off by up to 4e-4 of itself, so that at place 47 one of the
+    pairs is turned 0.0075 too far or too little: taps (up to 236 in size) then lie beside by up to
+    0.056, which is 6.5e-4 of a row's length, and logits by 2.8e-3, on both backends alike. Place 0
+    turns by nothing, and there the taps of both targets are the references'.
+    """
+    cross = linked(files, target, backend)
     made = cross.llm.process(Batch.of(refs["prompts"][0], outputs="all"))
     taps = np.concatenate([made.tap(f"layer_input:{n}") for n in LAYERS], axis=1)
-    assert np.abs(taps - refs["taps"][0]).max() < 2e-4
-    assert np.abs(made.logits - refs["logits"][0]).max() < 2e-4
+    away = np.abs(taps - refs["taps"][0])
+    assert away.max() < of_taps
+    assert away[0].max() < 2e-4
+    assert np.abs(made.logits - refs["logits"][0]).max() < of_logits
 
 
 def table_of(cross, refs):
