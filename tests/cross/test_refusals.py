@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from harness.hashed import SPEC, HashBackend, HashModel
 
-from mtpcore import Context, LinkError, link
+from mtpcore import CapacityError, Context, LinkError, link
+from mtpcore.memory import SPARE
 from mtpcore.spec import Block, Heads, KVPolicy, Tree
 
 
@@ -62,3 +63,30 @@ def test_the_defaults_are_what_it_can_follow():
     for changes in ({"heads": Heads(order="each-step")}, {"positions": "same"}):
         with pytest.raises(LinkError, match="cannot do what the declaration asks"):
             link_with(**tree, **changes)
+
+
+class Windowed(HashModel):
+    """One of its graphs has a sliding window, so that its memory takes back few rows."""
+
+    def __init__(self, graph, limit):
+        super().__init__(msgspec.structs.replace(SPEC, limit=limit))
+        self.graph = graph
+
+    def program(self, graph_type, **options):
+        program = super().program(graph_type, **options)
+        if graph_type.name != self.graph:
+            return program
+        layers = tuple(msgspec.structs.replace(one, window=6) for one in program.memory)
+        return msgspec.structs.replace(program, memory=layers)
+
+
+@pytest.mark.parametrize("graph", ["llm", "draft"])
+def test_a_memory_that_cannot_take_back_the_longest_draft_is_refused(graph):
+    """When it is linked, not in the round in which it would be too late."""
+    llm = Context(Windowed(graph, SPARE), 400, backend=HashBackend())
+    with pytest.raises(CapacityError, match="sliding window") as caught:
+        link(llm)
+    assert (caught.value.wanted, caught.value.got) == (f"at most {SPARE}", SPARE + 1)
+    assert caught.value.fix
+    assert llm.owner is None
+    assert link(Context(Windowed(graph, SPARE - 1), 400, backend=HashBackend())).drafters

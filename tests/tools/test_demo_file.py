@@ -63,6 +63,16 @@ def test_files_are_small(family):
     assert size <= {"glm": 4_000_000, "eagle3": 3_000_000}.get(family, 2_200_000)
 
 
+def test_the_demo_has_two_to_four_million_parameters(contents):
+    """Counted with its head, as the file holds them; at most 5 MB."""
+    tensors = contents["demo.gguf"].tensors
+    n_parameters = sum(int(t.n_elements) for t in tensors.values())
+    n_head = sum(int(t.n_elements) for name, t in tensors.items() if name.startswith("blk.4."))
+    assert 2_000_000 <= n_parameters <= 4_000_000
+    assert 0 < n_head < n_parameters / 2
+    assert (MODELS / "demo.gguf").stat().st_size <= 5_000_000
+
+
 @each
 def test_matrices_are_q8_0_and_the_rest_f32(contents, family, name):
     for tensor in contents[name].tensors.values():

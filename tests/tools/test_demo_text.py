@@ -32,7 +32,7 @@ def write(name, prompts, draft):
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("demo", 0.5),
+        ("demo", 0.65),
         ("demo:deepseek", 0.5),
         ("demo:mimo", 0.5),
         ("demo:mimo2", 0.5),

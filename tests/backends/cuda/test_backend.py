@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from mtpcore import Context, load_model
 from mtpcore.backends.base import Rows
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import device as finding
@@ -160,6 +161,23 @@ def test_machine_without_gpu_is_told_what_to_do():
     assert said.what == "no CUDA device can be used"
     assert "driver" in str(said.got) or "GPUs" in str(said.got)
     assert "nvidia-smi" in said.fix
+
+
+def test_a_context_without_a_gpu_says_what_is_missing():
+    """Whether the packages, the driver or the GPU is; the model is as it was."""
+    with load_model("demo") as model:
+        try:
+            Context(model, 64, backend="cuda")
+        except BackendError as error:
+            said = error
+        else:
+            pytest.skip("this machine has a GPU")
+        assert said.what == "no CUDA device can be used"
+        assert "packages are missing" in said.got or "driver" in said.got or "GPUs" in said.got
+        assert "mtpcore[cuda]" in said.fix or "nvidia-smi" in said.fix
+        assert "backend='cpu'" in said.fix
+        assert not model.packed
+        assert Context(model, 64).length(0) == 0
 
 
 def test_importing_the_package_imports_nothing_of_cuda():
