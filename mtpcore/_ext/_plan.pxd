@@ -6,6 +6,26 @@ from mtpcore._ext._matmul cimport mtp_matrix
 from mtpcore._ext._sampling cimport mtp_sampler_scratch, mtp_sampling
 
 
+cdef extern from "cpu.h" nogil:
+    const char *mtp_isa_name(int isa) noexcept
+    int mtp_isa_named(const char *name) noexcept
+    int mtp_isa() noexcept
+    int mtp_isa_use(int isa) noexcept
+
+
+cdef extern from "memory.h" nogil:
+    void *mtp_memory_zeros(size_t size)
+    void mtp_memory_free_zeros(void *memory)
+    void *mtp_memory_new(size_t size)
+    void mtp_memory_free(void *memory)
+    bint MTP_IS_WATCHED
+    void mtp_poison(void *memory, size_t bytes)
+
+
+cdef extern from "rows.h" nogil:
+    int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
+
+
 cdef extern from "pool.h" nogil:
     ctypedef struct mtp_pool:
         pass
@@ -17,6 +37,12 @@ cdef extern from "pool.h" nogil:
 
 cdef extern from "plan.h" nogil:
     ctypedef int mtp_kind
+    mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
+    mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
+    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_MERGE, MTP_CROSS_ATTENTION, MTP_ROUTE
+    mtp_kind MTP_SORT_BY_EXPERT
+    mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
+
     ctypedef struct mtp_view:
         int32_t buffer
         int32_t n_heads

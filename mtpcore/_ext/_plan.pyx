@@ -12,30 +12,6 @@ from mtpcore._ext._sampling cimport Sampler
 
 from mtpcore.errors import BackendError, BatchError, CapacityError
 
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa) noexcept
-    int mtp_isa_named(const char *name) noexcept
-    int mtp_isa() noexcept
-    int mtp_isa_use(int isa) noexcept
-
-cdef extern from "memory.h" nogil:
-    void *mtp_memory_zeros(size_t size)
-    void mtp_memory_free_zeros(void *memory)
-    void *mtp_memory_new(size_t size)
-    void mtp_memory_free(void *memory)
-    bint MTP_IS_WATCHED
-    void mtp_poison(void *memory, size_t bytes)
-
-cdef extern from "plan.h" nogil:
-    mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
-    mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
-    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_MERGE, MTP_CROSS_ATTENTION, MTP_ROUTE
-    mtp_kind MTP_SORT_BY_EXPERT
-    mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
-
-cdef extern from "rows.h" nogil:
-    int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
-
 KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
 KINDS = {
     "embed": MTP_EMBED, "copy": MTP_COPY, "take": MTP_TAKE, "prepare": MTP_PREPARE,
