@@ -19,7 +19,8 @@ cdef extern from "memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
     bint MTP_IS_WATCHED
-    void mtp_poison(void *memory, size_t bytes)
+    void mtp_poison_behind(void *memory, size_t bytes)
+    void mtp_poison_behind_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
 
 
 cdef extern from "rows.h" nogil:
@@ -174,7 +175,6 @@ cdef class Executor:
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef bint is_running
-    cdef int poison_gaps(self, int64_t i, size_t used) except -1
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t n_pages, int64_t seq, int64_t place, row) except -1

@@ -14,6 +14,7 @@ __all__ = [
     "BY_COLUMNS",
     "BY_ROWS",
     "Executor",
+    "IS_WATCHED",
     "IN_COPIES",
     "KINDS",
     "MAX_THREADS",
@@ -34,6 +35,8 @@ BY_COLUMNS: int
 """How an operation's work is shared; see ``plan.h``."""
 UNIT: int
 """Rows that one thread keeps together."""
+IS_WATCHED: bool
+"""Whether this is a build with AddressSanitizer: buffers have a poisoned line behind them."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]
 

@@ -19,14 +19,13 @@ KINDS = {
     "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
     "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
     "attention": MTP_ATTENTION, "merge": MTP_MERGE, "cross_attention": MTP_CROSS_ATTENTION,
-    "route": MTP_ROUTE,
-    "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
-    "prepare_by_expert": MTP_PREPARE_BY_EXPERT,
-    "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
+    "route": MTP_ROUTE, "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
+    "prepare_by_expert": MTP_PREPARE_BY_EXPERT, "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
 }
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
+IS_WATCHED = bool(MTP_IS_WATCHED)
 MAX_THREADS = MTP_MAX_THREADS
 cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
@@ -65,15 +64,6 @@ cdef list drafts_of(mtp_draft_sequence *own):
     return [own.history[own.n_history + i] for i in range(own.n_drafts)]
 
 
-cdef tuple lay_apart(sizes, offsets):
-    """Give each buffer a place of its own and a gap behind it, instead of sharing memory."""
-    found, end = [], 64
-    for size, offset in zip(sizes, offsets):
-        found.append(None if offset is None else end)
-        end += 0 if offset is None else (size + 127) // 64 * 64
-    return found, end
-
-
 cdef class Executor:
     def __cinit__(self):
         memset(&self.plan, 0, sizeof(mtp_plan))
@@ -87,9 +77,6 @@ cdef class Executor:
                                got=n_threads)
         self.kept, self.capacities = [], list(capacities)
         self.n_batch, self.n_vocab = n_batch, n_vocab
-        sizes = [max(one, n_threads * copy) for one, copy in zip(self.capacities, copies)]
-        if MTP_IS_WATCHED:
-            offsets, arena_bytes = lay_apart(sizes, offsets)
         self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.run_state.buffers = <void **> calloc(max(n_buffers, 1), sizeof(void *))
@@ -115,10 +102,13 @@ cdef class Executor:
             if offset is None and copies[i]:
                 raise BackendError("copies of a buffer outside the arena", got=i)
             if offset is not None:
-                if offset + sizes[i] > arena_bytes:
+                size = max(self.capacities[i], n_threads * copies[i])
+                if offset + size > arena_bytes:
                     raise BackendError("buffer outside the arena", got=offset)
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
-                self.poison_gaps(i, sizes[i])
+                mtp_poison_behind(self.run_state.buffers[i], size)
+                mtp_poison_behind_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
+                                         n_threads)
         self.n_pages = [store.n_pages for store in stores]
         for i, store in enumerate(stores):
             self.kept.append(store.data)
@@ -139,19 +129,6 @@ cdef class Executor:
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
-
-    cdef int poison_gaps(self, int64_t i, size_t used) except -1:
-        """Let nobody touch what lies behind a buffer, or behind a thread's copy of it."""
-        cdef char *begin = <char *> self.run_state.buffers[i]
-        cdef size_t copied = self.copy_bytes[i], n_copies = self.plan.n_threads if copied else 0
-        cdef size_t end, t
-        if MTP_IS_WATCHED:
-            mtp_poison(begin + used, (used + 127) // 64 * 64 - used)
-            for t in range(1, n_copies + 1):
-                end = max(<size_t> self.capacities[i], t * copied - 64)
-                if end < t * copied:
-                    mtp_poison(begin + end, t * copied - end)
-        return 0
 
     cdef mtp_view view(self, found) except *:
         cdef mtp_view view
@@ -211,7 +188,7 @@ cdef class Executor:
             raise CapacityError("no memory for a plan", wanted=f"{each} bytes a thread")
         for i in range(self.plan.n_threads):
             self.run_state.scratch[i] = <char *> self.scratch_memory + each * i
-            mtp_poison(self.run_state.scratch[i] + used, each - used)
+            mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY
+from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, IS_WATCHED
 from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
 
 __all__ = ["allocate", "arrange", "copy_bytes", "share_products"]
@@ -119,7 +119,10 @@ def allocate(
         if buffer >= len(buffers) or buffers[buffer].external:
             continue
         first, last = lives[buffer]
-        size = _lines(max(buffers[buffer].n_bytes, n_threads * copy_bytes(buffers[buffer])))
+        size = max(buffers[buffer].n_bytes, n_threads * copy_bytes(buffers[buffer]))
+        if IS_WATCHED:  # a place of its own, and a line behind it that nobody may touch
+            first, last, size = 0, phase, size + _LINE
+        size = _lines(size)
         at = 0
         placed = [other for other in placed if other[2] >= first]
         for begin, end, _ in sorted(placed):
