@@ -207,7 +207,8 @@ class CrossMachine(RuleBasedStateMachine):
     def accept(self, data, fewer):
         for seq in some(data, self.those(decided=False)):
             known = self.known[seq]
-            n = known.verdict.accepted // (1 + fewer)
+            n = known.verdict.accepted
+            n = data.draw(st.integers(0, n), "accepted") if fewer else n
             self.cross.accept(seq, n)
             known.accept(n)
 
