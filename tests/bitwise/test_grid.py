@@ -12,6 +12,7 @@ import random
 
 import pytest
 from harness.generated import FAMILIES, NATIVE
+from harness.generated_heads import OTHERS
 from harness.traces import COMPANIES, Drafted, Rows, run_cases
 
 from mtpcore._ext._matmul import available_isas
@@ -20,10 +21,14 @@ from mtpcore.testing.pairs import cover_pairs
 FILTER = os.environ.get("MTPCORE_GRID", "")
 N_POINTS = int(os.environ.get("MTPCORE_GRID_POINTS", "2000"))
 SEED = int(os.environ.get("MTPCORE_GRID_SEED", "0"))
-SAMPLED = {"chunk": (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 40), "k": (0, 1, 3, 8)}
+SAMPLED = {
+    "chunk": (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 40),
+    "k": (0, 1, 3, 8),
+    "family": FAMILIES,  # the kit meets the others in tests/conformance/test_types.py
+}
 
 ROWS = {
-    "family": FAMILIES,
+    "family": FAMILIES + OTHERS,
     "kind": NATIVE,
     "kv": ("f16", "f32", "q8_0"),
     "isa": available_isas(),
@@ -54,7 +59,12 @@ def folder(tmp_path_factory):
 
 def points(factors):
     if not FILTER:
-        return cover_pairs({name: SAMPLED.get(name, values) for name, values in factors.items()})
+        return cover_pairs(
+            {
+                name: [v for v in values if v in SAMPLED.get(name, values)]
+                for name, values in factors.items()
+            }
+        )
     kept = dict(part.split("=") for part in FILTER.split() if "=" in part)
     values = [[v for v in factors[f] if str(v) == kept.get(f, str(v))] for f in factors]
     if not all(values):

@@ -1,13 +1,14 @@
-"""The kit on a head with experts in every native type, on every instruction set of the machine.
+"""The kit on generated models of every family in native types, on every instruction set here.
 
-Ordinarily each type meets one of the faster sets; with MTPCORE_GRID, as ``scripts/grid`` sets it,
-all sets.
+Ordinarily each type meets one of the faster sets, with GLM's head and with one of the other
+families; with MTPCORE_GRID, as ``scripts/grid`` sets it, all of all.
 """
 
 import os
 
 import pytest
-from harness.generated import NATIVE, write_generated
+from harness.generated import NATIVE
+from harness.generated_heads import EAGLE3, OTHERS, write_eagle3, write_family
 
 from mtpcore import Sampling
 from mtpcore._ext import _matmul, _plan, _sampling
@@ -15,11 +16,17 @@ from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
 
 ISAS = _matmul.available_isas()
 IS_WHOLE = "MTPCORE_GRID" in os.environ
-PAIRS = [
-    (kind, isa)
+FAMILIES = (*OTHERS, EAGLE3)
+CASES = [
+    (family, kind, isa)
     for i, kind in enumerate(NATIVE)
     for j, isa in enumerate(ISAS)
-    if IS_WHOLE or j == (1 + i % (len(ISAS) - 1) if len(ISAS) > 1 else 0)
+    for family in ("glm4moe", *FAMILIES)
+    if IS_WHOLE
+    or (
+        j == (1 + i % (len(ISAS) - 1) if len(ISAS) > 1 else 0)
+        and family in ("glm4moe", FAMILIES[i % len(FAMILIES)])
+    )
 ]
 TEXTS = [
     Texts(k=3, sampling=Sampling(temperature=0.8, seed=5), n_tokens=10, n_texts=2),
@@ -31,11 +38,14 @@ TEXTS = [
 def subject(tmp_path_factory):
     folder, made = tmp_path_factory.mktemp("types"), {}
 
-    def make(kind):
-        if kind not in made:
-            path = write_generated(folder / f"{kind}.gguf", "glm4moe", kind)
-            made[kind] = Subject(f"glm4moe {kind}", str(path))
-        return made[kind]
+    def make(family, kind):
+        if (family, kind) not in made:
+            name = f"{family} {kind}"
+            trunk = "llama" if family == EAGLE3 else family
+            path = write_family(folder / f"{name} target.gguf", trunk, kind)
+            head = str(write_eagle3(folder / f"{name}.gguf", kind)) if family == EAGLE3 else None
+            made[family, kind] = Subject(name, str(path), head)
+        return made[family, kind]
 
     return make
 
@@ -54,10 +64,10 @@ def use():
         module.use_isa(isa)
 
 
-@pytest.mark.parametrize(("kind", "isa"), PAIRS)
-def test_rows_and_texts(subject, use, kind, isa):
+@pytest.mark.parametrize(("family", "kind", "isa"), CASES)
+def test_rows_and_texts(subject, use, family, kind, isa):
     use(isa)
-    family = subject(kind)
+    family = subject(family, kind)
     for company in (
         Company(chunk=7, n_batch=5, threads=2, neighbours=2),
         Company(chunk=40, threads=3),

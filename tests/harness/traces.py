@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 import mtpcore
-from harness.generated import N_VOCAB, write_generated
+from harness.generated import N_VOCAB
+from harness.generated_heads import write_family
 from mtpcore._ext._matmul import available_isas
 
 N_TOKENS = 72  # more than a page of memory
@@ -81,7 +82,7 @@ def run_cases(cases, folder):
 def model(folder, family, kind, repack):
     path = folder / f"{family}-{kind}.gguf"
     if not path.exists():
-        write_generated(path, family, kind)
+        write_family(path, family, kind)
     return mtpcore.load_model(path, repack=repack)
 
 
