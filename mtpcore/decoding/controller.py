@@ -191,7 +191,7 @@ class Controller:
         """Count what is counted in rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
         tried, self._try = self._try, None
-        for seq, _asked in done.asked.items():
+        for seq in done.asked:
             text = self._texts.get(seq)
             if text is None:
                 continue
