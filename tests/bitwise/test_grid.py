@@ -94,10 +94,10 @@ def compare(cases, plain, folder):
     return different, found
 
 
-def report(compared, cases, factors, what):
+def report(record_property, cases, factors, what):
     n = math.prod(map(len, factors.values()))
     isas = ", ".join(dict.fromkeys(case.isa for case in cases))
-    compared.append(f"{what}: {len(cases)} of {n} combinations on {isas}")
+    record_property("compared", f"{what}: {len(cases)} of {n} combinations on {isas}")
 
 
 def plain_rows(case):
@@ -108,19 +108,19 @@ def plain_text(case):
     return Drafted(case.family, case.kind, case.kv, case.temperature)
 
 
-def test_rows(folder, compared):
+def test_rows(folder, record_property):
     cases = [Rows(**point) for point in points(ROWS)]
     different, found = compare(cases, plain_rows, folder)
-    report(compared, cases, ROWS, "rows")
+    report(record_property, cases, ROWS, "rows")
     models = {(case.family, case.kind, case.kv) for case in cases}
     assert len({found[case]["memory"] for case in cases}) == len(models) or different
     assert different == {}
 
 
-def test_drafted_texts(folder, compared):
+def test_drafted_texts(folder, record_property):
     cases = [Drafted(**point) for point in points(DRAFTED)]
     different, found = compare(cases, plain_text, folder)
-    report(compared, cases, DRAFTED, "drafted texts")
+    report(record_property, cases, DRAFTED, "drafted texts")
     assert different == {}
     accepted = sum(found[case]["accepted"] for case in cases)
     assert FILTER or accepted > 2 * len(cases), (
