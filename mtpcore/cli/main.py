@@ -63,7 +63,8 @@ def _execute(options: argparse.Namespace) -> int:
         return UNREAD
     except OSError as error:
         _discard_output()
-        _complain(f"cannot write the output; got {error.strerror or error}")
+        what = f"read or write {error.filename}" if error.filename else "write the output"
+        _complain(f"cannot {what}; got {error.strerror or error}")
         return FAILED
     return code
 

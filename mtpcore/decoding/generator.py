@@ -150,8 +150,19 @@ class Generator:
         return bool(self._waiting or self._running)
 
     def cancel(self, request: Request) -> None:
-        """Stop a request; its sequence is free at once."""
+        """Stop a request; its sequence is free at once.
+
+        Raises
+        ------
+        BatchError
+            Another generator works on it.
+        """
         if not request.done:
+            if request not in self._waiting and request not in self._running.values():
+                raise BatchError(
+                    "this generator does not work on the request",
+                    fix="call cancel on the generator whose add() gave it",
+                )
             request.end("cancelled")
             if request in self._waiting:
                 self._waiting.remove(request)

@@ -174,6 +174,19 @@ def test_T36_cancelled_requests_free_their_sequence(rounds):
     assert [cross.llm.length(s) for s in range(2)] == [0, 0]
 
 
+def test_a_request_is_cancelled_by_its_own_generator():
+    own, other = (Generator(cross_of("head", skill=12)[0], sampling=SAMPLING) for _ in range(2))
+    running, stranger = other.add(PROMPT, max_tokens=5), own.add(PROMPT, max_tokens=5)
+    other.step()
+    own.step()
+    with pytest.raises(BatchError, match="does not work on the request"):
+        other.cancel(stranger)
+    run(own)
+    run(other)
+    assert running.tokens == stranger.tokens == TRUTH[:5]
+    other.cancel(stranger)  # it is done: nothing to do
+
+
 @pytest.mark.parametrize("act", ["draft", "verify", "accept"])
 def test_T36_a_sequence_removed_after_any_act(act):
     """Remove, and the next text in that sequence is as in a fresh Cross (T12: no stale row)."""
