@@ -12,10 +12,11 @@ import math
 import mmap
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
+from mtpcore._ext._strings import read_strings
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.types import BLOCKS, type_name
 
@@ -131,27 +132,18 @@ class _Cursor:
         return self.take(length, "string").decode("utf-8", "surrogateescape")
 
     def strings(self, n: int) -> list[Value]:
-        """Read ``n`` strings: one lean loop, as vocabularies hold hundreds of thousands."""
+        """Read ``n`` strings."""
         self.need(8 * n, "array of strings")
         self.count_objects(n)
-        data, pos, end, unpack = self.data, self.pos, self.end, _U64.unpack_from
-        found: list[Value] = []
-        try:
-            for _ in range(n):
-                (length,) = unpack(data, pos)
-                begin = pos + 8
-                pos = begin + length
-                if pos > end or length > MAX_STRING:
-                    raise struct.error
-                found.append(data[begin:pos].decode("utf-8", "surrogateescape"))
-        except struct.error:
+        found, pos = read_strings(self.data, self.pos, self.end, n, MAX_STRING)
+        if len(found) < n:
             raise self.error(
                 f"string {len(found)} of an array is too long for the file",
                 wanted=f"{n} strings",
                 got=f"{len(found)}",
-            ) from None
+            )
         self.pos = pos
-        return found
+        return cast("list[Value]", found)
 
     def value(self, kind: int) -> Value:
         if kind == _ARRAY:
