@@ -25,7 +25,7 @@ from files import FILES, OURS, default_folder, generate
 from shapes import SHAPES
 from timing import bandwidth
 from versus.accuracy import measure_error
-from versus.cells import ROWS, Arena, measure
+from versus.cells import Arena, measure
 from versus.hold import Hold
 from versus.loading import measure_loading
 from versus.machine import Watch, describe
@@ -121,9 +121,8 @@ def _cells(
     plain = [cell for cell in cells if cell in ("prefill", "decode", "verify")]
     if plain:
         arena = Arena(name, path, threads, peer=peer, hold=hold)
-        each = [f"verify-{n}" for n in ROWS] if "verify" in plain else []
-        for cell in [*(cell for cell in plain if cell != "verify"), *each]:
-            yield measure(arena, cell, pairs, speed)
+        for cell in plain:
+            yield from measure(arena, cell, pairs, speed)
         arena.close()
     if "speculation" in cells:
         yield measure_speculation(name, path, threads, pairs, hold)

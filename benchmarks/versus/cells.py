@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from timing import Sample, alternate, choose
+from timing import alternate, choose
 
 import mtpcore
 from versus.hold import Hold
@@ -24,6 +24,15 @@ __all__ = ["ROWS", "Arena", "measure"]
 ROWS = (1, 2, 3, 4, 6, 8)
 DEPTH, DECODED = 512, 64
 Run = Callable[[Engine], object]
+
+
+class Task(NamedTuple):
+    """What engines do: the cell, its tokens, what tells the best setting, and what is timed."""
+
+    cell: str
+    n_tokens: int
+    trial: Run
+    run: Run
 
 
 class Arena:
@@ -76,25 +85,31 @@ class Arena:
         for one in self.theirs.values():
             one.close()
 
-    def contest(
-        self, cell: str, n_tokens: int, runs: tuple[Run, Run], pairs: int, warm: int = 0
-    ) -> Found:
-        """Let llama.cpp's best setting in a trial, runs[0], do runs[1] in turn with ours."""
-        trial, run = runs
-        theirs: dict[str, Sample] = {}
-        alone = [lambda: run(self.ours)]
-        if self.theirs:
-            trials = {name: partial(trial, one) for name, one in self.theirs.items()}
-            best = choose(trials, hold=self.hold)
-            alone.append(lambda: run(self.theirs[best]))
-            mine, theirs[best] = alternate(alone, pairs, warm, hold=self.hold)
-        else:
-            (mine,) = alternate(alone, pairs, warm, hold=self.hold)
-        return Found(self.name, cell, n_tokens, mine, dict(theirs))
+    def compare(self, tasks: Sequence[Task], pairs: int, warm: int = 0) -> list[Found]:
+        """Do every task with ours and with the setting of llama.cpp that was best in a trial."""
+        turns: list[Callable[[], object]] = []
+        best = []
+        for task in tasks:
+            turns.append(partial(task.run, self.ours))
+            if self.theirs:
+                trials = {name: partial(task.trial, one) for name, one in self.theirs.items()}
+                best.append(choose(trials, hold=self.hold))
+                turns.append(partial(task.run, self.theirs[best[-1]]))
+        samples = iter(alternate(turns, pairs, warm, hold=self.hold))
+        found = []
+        for i, task in enumerate(tasks):
+            mine = next(samples)
+            theirs: dict[str, list[float]] = {best[i]: next(samples)} if best else {}
+            found.append(Found(self.name, task.cell, task.n_tokens, mine, theirs))
+        return found
 
 
-def measure(arena: Arena, cell: str, pairs: int, speed: float) -> Found:
-    """Measure a cell: ``decode``, ``prefill`` or ``verify-<n>``; ``speed`` in bytes a second."""
+def measure(arena: Arena, cell: str, pairs: int, speed: float) -> list[Found]:
+    """Measure ``decode``, ``prefill``, or ``verify`` with each number of rows.
+
+    Numbers of rows take turns, so that what more rows cost over one is found within seconds.
+    ``speed`` is the read bandwidth in bytes a second.
+    """
     depth, text = arena.depth, arena.text
     work = Work.of(arena.model)
 
@@ -107,20 +122,22 @@ def measure(arena: Arena, cell: str, pairs: int, speed: float) -> Found:
         engine.rewind(0)
         engine.process(text[:n])
 
-    def verify(engine: Engine) -> None:
+    def verify(engine: Engine, n: int) -> None:
         engine.process(text[depth : depth + n], every=True)
         engine.rewind(depth)
 
     if cell == "prefill":
-        found = arena.contest(cell, depth, (partial(prefill, n=depth // 4), prefill), pairs)
+        task = Task(cell, depth, partial(prefill, n=depth // 4), prefill)
+        (found,) = arena.compare([task], pairs)
         found.more = {"gmacs": work.macs * depth / found.seconds / 1e9}
-        return found
+        return [found]
     arena.fill()
-    if cell == "decode":
-        found = arena.contest(cell, DECODED, (partial(decode, n=DECODED // 8), decode), pairs)
-        bound = work.n_bytes(1) / speed
-        found.more = {"bandwidth": speed, "share": bound * DECODED / found.seconds}
-    else:
-        n = int(cell.removeprefix("verify-"))
-        found = arena.contest(cell, n, (verify, verify), pairs, warm=1)
-    return found
+    if cell == "verify":
+        runs = {n: partial(verify, n=n) for n in ROWS}
+        tasks = [Task(f"verify-{n}", n, run, run) for n, run in runs.items()]
+        return arena.compare(tasks, pairs, warm=1)
+    task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode)
+    (found,) = arena.compare([task], pairs)
+    bound = work.n_bytes(1) / speed
+    found.more = {"bandwidth": speed, "share": bound * DECODED / found.seconds}
+    return [found]

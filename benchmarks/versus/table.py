@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from versus.results import Found, Results
+from versus.results import Found, Ratio, Results
 from versus.targets import least_ratio, own_figure
 
 __all__ = ["render"]
@@ -75,9 +75,9 @@ def _row(results: Results, found: Found) -> Iterator[str]:
 def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
     """Yield what a cell says by itself."""
     if found.cell.startswith("verify-") and (one := results.find(found.file, "verify-1")):
-        yield "cost", found.seconds / one.seconds
-        if found.best and one.their_seconds and found.their_seconds:
-            yield "its cost", found.their_seconds / one.their_seconds
+        yield "cost", Ratio.of(found.ours, one.ours).median
+        if found.best and one.best:
+            yield "its cost", Ratio.of(found.theirs[found.best], one.theirs[one.best]).median
     if found.cell == "load":
         yield "seconds", found.seconds
     if found.file == "demo" and found.cell == "decode":
