@@ -15,8 +15,8 @@ __all__ = ["SPARE", "WindowedKV", "pages_for"]
 SPARE = PAGE
 """Newest rows that can always be taken back, and so the longest draft and the largest tree.
 
-Counted from the greatest length that a sequence has had: rows taken back one after the other add
-up."""
+Counted from the greatest length that a sequence has had, or the one it was forked from before:
+rows taken back one after the other add up."""
 
 
 def pages_for(window: int, n_seq: int, n_ctx: int, n_batch: int) -> int:
@@ -119,7 +119,7 @@ class WindowedKV(PagedKV):
                 self.pages.release(pages)
 
     def fork(self, seq: int, new: int) -> None:
-        """Share all pages of ``seq`` with ``new``."""
+        """Share all pages of ``seq`` with ``new``, which can be taken back just as far."""
         super().fork(seq, new)
         self._starts[new] = self._starts[seq]
 

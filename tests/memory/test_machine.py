@@ -185,6 +185,13 @@ class WindowedMachine(PagedMachine):
             self.append(self.memory, seq, begin, values)
             self.rows[seq] += values
 
+    @rule(seq=seqs, new=seqs)
+    def fork(self, seq, new):
+        """What the one no longer keeps, the other does not either."""
+        if seq != new and not self.rows[new]:
+            self.longest[new] = self.longest[seq]
+        super().fork(seq, new)
+
     @invariant()
     def remembers_the_longest(self):
         for seq in range(N_SEQ):
