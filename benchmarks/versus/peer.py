@@ -2,8 +2,8 @@
 
 On a virtual processor with AMX llama-cpp-python 0.3.36 as built by default (gcc 12.2) ended with a
 segmentation fault in ``ggml_backend_amx_mul_mat``; why is not known. Built with ``CFLAGS`` and
-``CXXFLAGS`` of ``-mno-amx-tile -mno-amx-int8``, or where the system refuses AMX to the process, it
-runs on AVX-512. A build whose AMX works would prefill faster.
+``CXXFLAGS`` of ``-mno-amx-tile -mno-amx-int8``, or where AMX is refused to the process, as
+``refuse_amx.c`` does, it runs on AVX-512. A build whose AMX works would prefill faster.
 """
 
 from __future__ import annotations
