@@ -100,7 +100,6 @@ class Context:
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
         self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
         self.backend = select_backend(backend)
-        self.taps = tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps))
         plain = drafter is None and self.graph_type is not GraphType.DRAFT
         self.drafter, self.head = None if plain else model.find_drafter(drafter), head
         self.logit_rows = None if logit_rows is None else integers(logit_rows, "logit_rows")
@@ -109,32 +108,34 @@ class Context:
         self.deliver: Watcher | None = None
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
-        self._build()
+        self.set_taps(tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps)))
 
-    def _build(self) -> None:
-        self.program = self.model.program(
-            self.graph_type, taps=self.taps, drafter=self.drafter, head=self.head
+    def set_taps(self, taps: tuple[Tap, ...]) -> None:
+        """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
+        program = self.model.program(
+            self.graph_type, taps=taps, drafter=self.drafter, head=self.head
         )
         source: WeightSource = self.model
         if self.logit_rows is not None:
-            self.program, source = slice_logits(self.program, self.model, self.logit_rows)
-        self.memory: PagedKV | GroupedKV | None = None
-        if self.program.memory:
-            self.memory = make_memory(
-                self.program.memory,
+            program, source = slice_logits(program, self.model, self.logit_rows)
+        memory: PagedKV | GroupedKV | None = None
+        if program.memory:
+            memory = make_memory(
+                program.memory,
                 lambda layers, n_pages: self.backend.store(layers, n_pages, self.kv_dtype),
                 n_seq=self.n_seq_max,
                 n_ctx=self.n_ctx,
                 n_batch=self.n_batch,
             )
-        self.plan: Plan = self.backend.plan(
-            self.program,
+        plan: Plan = self.backend.plan(
+            program,
             source,
             n_batch=self.n_batch,
             n_ctx=self.n_ctx,
             threads=self.threads,
-            stores=[group.store for group in self.memory.groups] if self.memory else (),
+            stores=[group.store for group in memory.groups] if memory else (),
         )
+        self.taps, self.program, self.memory, self.plan = taps, program, memory, plan
         self.lengths = np.zeros(self.n_seq_max, np.int64)
         self.undecided: dict[int, tuple[int, int]] = {}
 
@@ -157,15 +158,6 @@ class Context:
                 fix="link before the first process(), or make the context with these taps",
             )
         self.set_taps(wanted)
-
-    def set_taps(self, taps: tuple[Tap, ...]) -> None:
-        """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
-        before, self.taps = self.taps, taps
-        try:
-            self._build()
-        except BaseException:
-            self.taps = before
-            raise
 
     def __repr__(self) -> str:
         taps = ", ".join(map(str, self.taps))

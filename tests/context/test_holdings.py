@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from harness import seer
 
-from mtpcore import Batch, Context, link, load_model
+from mtpcore import Batch, CapacityError, Context, link, load_model
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.spec import Tap
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +86,32 @@ def test_T42_memory_of_contexts_goes_with_them(tmp_path):
     before = resident()
     make(200)
     assert resident() - before < 16 << 20
+
+
+class Full(CpuBackend):
+    """Has no memory left for a further plan where it is told so."""
+
+    is_full = False
+
+    def plan(self, *arguments, **options):
+        if self.is_full:
+            raise CapacityError("no memory for a plan")
+        return super().plan(*arguments, **options)
+
+
+def test_taps_that_cannot_be_added_change_nothing(model):
+    """What the memory holds is of the plan that runs."""
+    backend = Full()
+    context, other = Context(model, 64, backend=backend), Context(model, 64)
+    context.process(Batch.of([7, 8, 9]))
+    context.remove(0)
+    before = [context.program, context.memory, context.plan]
+    backend.is_full = True
+    with pytest.raises(CapacityError):
+        context.add_taps([Tap("hidden")])
+    after = [context.program, context.memory, context.plan]
+    assert list(map(id, after)) == list(map(id, before))
+    assert context.taps == ()
+    for one in (context, other):
+        one.process(Batch.of([1, 2, 3]))
+    assert context.digest(0) == other.digest(0)
