@@ -62,6 +62,26 @@ class Roles:
         for seq, state in enumerate(self._states):
             state.append(self.llm.length(seq), np.zeros(0, np.int32))
         self.drafters: dict[str, Drafter] = {}
+        before = [(c, c.taps, dict(c.sources), c.before_digest) for c in contexts.values()]
+        try:
+            self._add_drafters(roles)
+        except BaseException:
+            for one, taps, sources, before_digest in before:
+                one.sources, one.before_digest = sources, before_digest
+                if one.taps != taps:
+                    one.set_taps(taps)
+            raise
+        for name, context in contexts.items():
+            context.owner = self
+            context.deliver = self._deliverer(name)
+
+    def __repr__(self) -> str:
+        roles = ", ".join([*self.contexts, *(n for n in self.drafters if n not in self.contexts)])
+        return f"{type(self).__name__}({roles})"
+
+    # Links
+
+    def _add_drafters(self, roles: Mapping[str, Context | Proposer]) -> None:
         for name, role in roles.items():  # their order is the order in which they are asked
             if isinstance(role, Context):
                 drafter = role.drafter
@@ -77,15 +97,6 @@ class Roles:
                 raise LinkError(
                     "a role is a Context or a Proposer", where=name, got=type(role).__name__
                 )
-        for name, context in contexts.items():
-            context.owner = self
-            context.deliver = self._deliverer(name)
-
-    def __repr__(self) -> str:
-        roles = ", ".join([*self.contexts, *(n for n in self.drafters if n not in self.contexts)])
-        return f"{type(self).__name__}({roles})"
-
-    # Links
 
     def _add_drafter(self, name: str, context: Context) -> None:
         assert context.drafter is not None

@@ -329,3 +329,19 @@ def test_T27_a_tap_that_the_target_does_not_supply(tap):
         link(llm)
     assert llm.owner is None
     assert llm.taps == ()
+
+
+def test_roles_that_do_not_fit_leave_no_links():
+    """A drafter before them was linked already: contexts are as if nobody had tried."""
+    backend = HashBackend()
+    llm = Context(HashModel(), 64, backend=backend)
+    draft = Context(HashModel(), 64, backend=backend, graph_type=GraphType.DRAFT)
+    small = Context(HashModel(), 32, backend=backend, graph_type=GraphType.DRAFT)
+    for wrong in (small, 5):
+        with pytest.raises(LinkError):
+            Cross(llm=llm, draft=draft, draft2=wrong)
+        for one in (llm, draft, small):
+            assert (one.owner, one.deliver, one.before_digest) == (None, None, None)
+            assert one.taps == ()
+            assert one.sources == {}
+    assert Cross(llm=llm, draft=draft).drafters.keys() == {"draft"}
