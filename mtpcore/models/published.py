@@ -277,15 +277,15 @@ def _scaling_type(config: Config) -> str | None:
     return kind if kind in _DESCRIBED else None
 
 
-def _kinds(config: Config) -> Iterator[tuple[str, Any]]:
-    """Yield each kind of scaling that the configuration names, behind the path where it stands."""
+def _kinds(config: Config) -> Iterator[tuple[str, Any, bool]]:
+    """Yield each kind of scaling: the path where it stands, its name, and if all layers have it."""
     for group in ("rope_parameters", "rope_scaling"):
         found = config.get(group)
         by_layer = found.items() if isinstance(found, Mapping) else ()
         inner = [name for name, one in by_layer if isinstance(one, Mapping)]
         for at in (group, *(f"{group}.{name}" for name in inner)):
             for path in (f"{at}.rope_type", f"{at}.type"):
-                yield path, config.get(path)
+                yield path, config.get(path), at == group
 
 
 def scaling_type(
@@ -302,13 +302,14 @@ def scaling_type(
     """
 
     def read(config: Config) -> str | None:
-        for path, kind in _kinds(config):
-            if kind not in (*_UNSCALED, *described, *elsewhere):
+        for path, kind, of_all in _kinds(config):
+            held = (*described, *elsewhere) if of_all else ()
+            if kind not in (*_UNSCALED, *held):
                 raise ModelFileError(
                     "the file would not hold this scaling of the rotation, and the model would "
                     "compute something else than the checkpoint",
                     where=f"{config.file}: {path}",
-                    wanted=", ".join(("default", *described, *elsewhere)),
+                    wanted=", ".join(("default", *held)),
                     got=kind,
                     fix="for texts of up to max_position_embeddings tokens, where it changes "
                     "nothing, write null in its place"

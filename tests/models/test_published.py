@@ -76,6 +76,19 @@ def test_rotation_is_read_in_the_old_and_the_new_spelling():
         rope_keys(**llama3)
 
 
+@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3", "dynamic"])
+def test_a_scaling_of_some_layers_is_one_that_files_do_not_hold(kind):
+    """They hold one for all layers; where a configuration tells layers apart nothing reads it."""
+    whole = {"rope_type": "default", "rope_theta": 1e6}
+    some = {"full_attention": {"rope_type": kind, "factor": 4.0}, "sliding_attention": whole}
+    for keys in (ROPE_KEYS, FACTORED_ROPE_KEYS):
+        with pytest.raises(ModelFileError, match="would not hold") as error:
+            rope_keys(keys, rope_parameters=some)
+        assert error.value.where.endswith("rope_parameters.full_attention.rope_type")
+        assert error.value.wanted == "default"
+    assert "scaling.type" not in rope_keys(rope_parameters={"full_attention": whole})
+
+
 def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
     yarn = {"rope_type": "yarn", "factor": 4.0}
     assert "scaling.attn_factor" not in rope_keys(rope_scaling=yarn)
