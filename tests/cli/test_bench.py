@@ -156,14 +156,16 @@ def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
         assert said in out
     assert re.search(r"passes by drafts (\d: \d+ ?)+\n", out)
     assert re.search(r"auto, round \d+: (off|drafting \d): .* costs \d", out)
-    assert re.search(r"; auto is \d.\d\d times as fast", out.splitlines()[-1])
+    assert re.search(r"; auto is \d+\.\d\d times as fast", out.splitlines()[-1])
     found = json.loads(command(*arguments, "--json")[1])
     assert found["settings"]["draft"] == "auto"
     assert found["draft"] == 3
     assert found["texts"][0]["equal"]
     assert sum(found["auto"]["lengths"].values()) > 10
     assert len(found["auto"]["pass_seconds"]) > 1
-    assert found["auto"]["draft_seconds"]["1"] > 0
+    prices = found["auto"]["draft_seconds"]  # of which lengths: the machine's speed decides
+    assert prices
+    assert min(prices.values()) > 0
     assert found["auto"]["choices"][-1]["reason"]
     fixed = json.loads(command(*arguments, "--draft", 2, "--json")[1])
     assert "auto" not in fixed
