@@ -14,12 +14,17 @@ from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import quantise, rounded
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 
-RNG = np.random.default_rng(5)
 ROUTE = {"normalise": False, "scale": 1.0, "n_groups": 1, "n_groups_used": 1, "n_best_of_group": 2}
 
 
-def test_norms():
-    x, w, b = RNG.normal(size=(3, 7))
+@pytest.fixture
+def rng():
+    """Numbers that are the same whichever tests ran before."""
+    return np.random.default_rng(5)
+
+
+def test_norms(rng):
+    x, w, b = rng.normal(size=(3, 7))
     eps = 1e-3
     rms = math.sqrt(sum(v * v for v in x) / 7 + eps)
     assert formulas.rms_norm(x, w, eps=eps) == pytest.approx([w[i] * x[i] / rms for i in range(7)])
@@ -30,8 +35,8 @@ def test_norms():
     )
 
 
-def test_norms_take_each_head_alone():
-    x, w = RNG.normal(size=(4, 6)), RNG.normal(size=6)
+def test_norms_take_each_head_alone(rng):
+    x, w = rng.normal(size=(4, 6)), rng.normal(size=6)
     alone = [formulas.rms_norm(head, w, eps=1e-6) for head in x]
     assert np.array_equal(formulas.rms_norm(x, w, eps=1e-6), alone)
 
@@ -57,8 +62,8 @@ def test_activations(kind, at_one, at_minus_two):
 
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])
-def test_rope_is_a_product_of_complex_numbers(style):
-    x = RNG.normal(size=(3, 10))  # the last two dimensions are not turned
+def test_rope_is_a_product_of_complex_numbers(rng, style):
+    x = rng.normal(size=(3, 10))  # the last two dimensions are not turned
     position = np.array([11, 5, -2], np.int32)
     frequencies, axes = (1.0, 0.3, 0.09, 0.027), (0, 2, 1, 1)
     factors = np.array([1.0, 2.0, 4.0, 8.0])
@@ -148,11 +153,11 @@ def test_products_by_head():
     assert np.array_equal(formulas.repeat(x[:1], n_heads=2), [x[0], x[0]])
 
 
-def test_experts_and_mix():
-    stack, x = RNG.normal(size=(3, 5, 4)), RNG.normal(size=4)
+def test_experts_and_mix(rng):
+    stack, x = rng.normal(size=(3, 5, 4)), rng.normal(size=4)
     rows = formulas.expert_matmul(x, np.array([2, 0]), stack)
     assert np.array_equal(rows, [stack[2] @ x, stack[0] @ x])
-    each = formulas.expert_matmul(RNG.normal(size=(2, 4)), np.array([1, 1]), stack)
+    each = formulas.expert_matmul(rng.normal(size=(2, 4)), np.array([1, 1]), stack)
     assert not np.array_equal(each[0], each[1])
     assert formulas.mix(rows, np.array([0.25, 4.0])) == pytest.approx(0.25 * rows[0] + 4 * rows[1])
 
@@ -190,10 +195,10 @@ def test_quantise_shows_what_is_not_finite(bad):
     assert not np.isfinite(made[32:]).any()
 
 
-def test_quantised_product_is_the_sum_over_whole_blocks():
+def test_quantised_product_is_the_sum_over_whole_blocks(rng):
     """Q8_0: sum over blocks of d_w d_a (whole dot whole), from the bytes of the file."""
-    raw = quants.quantize(RNG.normal(size=(6, 96)).astype(np.float32), Type.Q8_0)
-    x = RNG.normal(size=96).astype(np.float32)
+    raw = quants.quantize(rng.normal(size=(6, 96)).astype(np.float32), Type.Q8_0)
+    x = rng.normal(size=96).astype(np.float32)
     blocks = raw.reshape(6, 3, 34)
     d_w = blocks[..., :2].copy().view(np.float16)[..., 0].astype(np.float64)
     whole_w = blocks[..., 2:].copy().view(np.int8).astype(np.int64)
