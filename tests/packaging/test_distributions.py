@@ -1,6 +1,7 @@
 """What a release ships: sdist to wheel to an import elsewhere, and the plugins' own wheels."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -43,9 +44,14 @@ def install(wheel, target):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """Build the sdist, and the wheel from nothing but the sdist."""
-    folder = tmp_path_factory.mktemp("dist")
-    run("-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    """Build the sdist, and the wheel from nothing but the sdist.
+
+    From a copy: a build writes beside its sources, where other processes test and build too.
+    """
+    folder, copy = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source") / "mtpcore"
+    made = shutil.ignore_patterns(".*", "build", "__pycache__", "*.egg-info", "*.so")
+    shutil.copytree(ROOT, copy, ignore=made)
+    run("-m", "build", "--no-isolation", "--outdir", folder, copy, cwd=folder)
     return folder
 
 
