@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -259,9 +259,11 @@ def _contexts(
             wanted=", ".join(missing),
             got=", ".join(outputs),
         )
+    _check_slots(contexts, role, spec, where)
     _check_widths(contexts[role].program, spec, where)
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
-    if once and spec.shape in ("chain", "tree"):
+    own = spec.heads.order == "each-step" and spec.heads.hidden_from == "target"
+    if once and not own and spec.shape in ("chain", "tree"):
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",
@@ -271,17 +273,38 @@ def _contexts(
     return contexts
 
 
+def _check_slots(contexts: Mapping[str, Context], role: str, spec: DrafterSpec, where: str) -> None:
+    """Refuse a feed of a slot that its graph does not read."""
+    for feed in spec.feeds:
+        program = contexts[role_of(feed.graph, role, spec)].program
+        if feed.slot not in program.inputs:
+            raise LinkError(
+                "the graph does not read the slot that its declaration feeds",
+                where=f"{where}: slot {feed.slot!r}",
+                got=f"inputs {', '.join(program.inputs)}",
+                fix=f"read inputs[{feed.slot!r}] in its build, or leave the Feed out",
+            )
+
+
 def _check_widths(program: Program, spec: DrafterSpec, where: str) -> None:
-    """Refuse a recycled output whose rows are not as wide as those of its slot."""
+    """Refuse a recycled output whose rows are not those of its slot."""
     for feed in spec.feeds:
         if feed.graph or not feed.recycle or feed.slot not in program.inputs:
             continue
-        slot = program.values[program.inputs[feed.slot]].shape[1:]
-        made = program.shape(feed.recycle)[1:]
-        if made != slot:
+        slot = program.values[program.inputs[feed.slot]].shape
+        made = program.shape(feed.recycle)
+        if made[0] != slot[0]:
+            raise LinkError(
+                f"the recycled output {feed.recycle!r} has other rows",
+                where=f"{where}: slot {feed.slot!r}",
+                wanted=slot,
+                got=made,
+                fix="recycle what stands before g.output_rows",
+            )
+        if made[1:] != slot[1:]:
             raise LinkError(
                 f"the recycled output {feed.recycle!r} is of another width",
                 where=f"{where}: slot {feed.slot!r}",
-                wanted=f"{slot[0]} values a row",
-                got=made[0],
+                wanted=f"{slot[1]} values a row",
+                got=" x ".join(map(str, made[1:])),
             )

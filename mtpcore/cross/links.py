@@ -19,6 +19,7 @@ from mtpcore.spec import DrafterSpec, Link, Tap
 __all__ = ["Links", "role_of"]
 
 Slot = tuple[str, str]
+_ANOTHER_TARGET = "link the target that the drafter was made for"
 
 
 class Links:
@@ -93,16 +94,28 @@ class Links:
         back = context.head if drafter.heads.hidden_from == "target" else 0
         for feed in drafter.feeds:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
+            owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
             for tap in feed.taps:
-                self.connect(Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing))
+                one = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
+                try:
+                    self.connect(one)
+                except LinkError as error:
+                    raise LinkError(
+                        error.what,
+                        where=f"{owner}: {error.where}",
+                        wanted=error.wanted,
+                        got=error.got,
+                        fix=error.fix or _ANOTHER_TARGET,
+                    ) from None
             box = self._inboxes[dst, feed.slot]
             have = sum(self._width(one) for one in self._joined[dst, feed.slot])
             if have != box.width:
                 raise LinkError(
                     "rows are narrower than the slot",
-                    where=f"{src} -> {box.name}",
+                    where=f"{owner}: {src} -> {box.name}",
                     wanted=box.width,
                     got=have,
+                    fix=_ANOTHER_TARGET,
                 )
             self._contexts[dst].sources[feed.slot] = InboxSource(
                 box, feed.pairing, feed.first, back

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mtpcore.errors import GraphError
+from mtpcore.graph.inference import check, infer
 from mtpcore.graph.inputs import Inputs, Outputs
-from mtpcore.graph.ops import check, infer
 from mtpcore.graph.program import (
     OUTPUTS,
     TOKENS,
@@ -145,7 +145,7 @@ class GraphBuilder:
         made = infer(
             op,
             node,
-            [v.shape for v in inputs],
+            inputs,
             [w.shape if w else None for w in found],
             attrs,
             [w.tensor for w in found if w],
@@ -353,7 +353,8 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            A tap was asked for that the graph does not offer, or the grammar is broken.
+            A tap was asked for that the graph does not offer, an output is no rows of numbers, or
+            the grammar is broken.
         """
         missing = sorted(str(t) for t in self._wanted_taps if str(t) not in self._taps)
         if missing:
@@ -373,6 +374,14 @@ class GraphBuilder:
                     got=made.logits.shape,
                 )
             outputs = {"logits": made.logits.id, **outputs}
+        for name, i in outputs.items():
+            if self._values[i].dtype != "f32":
+                raise GraphError(
+                    f"the output {name!r} is no rows of numbers",
+                    where=self.name,
+                    wanted="f32",
+                    got=f"{self._values[i].name}, {self._values[i].dtype}",
+                )
         program = Program(
             self.name,
             tuple(self._values),

@@ -1,7 +1,7 @@
 """The grammar: every operation a graph may use, as data.
 
 One rule an operation: how many inputs and weights, which attributes, and how the output's shape
-follows. ``GraphBuilder`` infers shapes with it, ``check`` verifies whole programs with it, and a
+follows. ``infer`` gives a node its shapes by it, ``check`` verifies whole programs, and a
 backend that implements this table can run any graph. Shapes are in NumPy order; ``T`` stands for
 rows (tokens or outputs).
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mtpcore.errors import GraphError
-from mtpcore.graph.program import OUTPUTS, TOKENS, Program, Shape
+from mtpcore.graph.program import OUTPUTS, TOKENS, Shape
 
-__all__ = ["OPS", "ACTIVATIONS", "Made", "OpRule", "check", "infer"]
+__all__ = ["OPS", "ACTIVATIONS", "Made", "Mismatch", "OpRule", "Weights"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
@@ -24,13 +23,17 @@ ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Made]
 
 
 class OpRule(NamedTuple):
-    """Inputs and weights an operation takes (least, most), attributes, and its shape rule."""
+    """Inputs and weights an operation takes (least, most), attributes, and its shape rule.
+
+    ``integers`` are the inputs, by their number from 0, that are i32; all others are f32.
+    """
 
     inputs: tuple[int, int]
     weights: tuple[int, int]
     attrs: frozenset[str]
     shape: ShapeRule
     meaning: str
+    integers: tuple[int, ...] = ()
 
 
 class Mismatch(Exception):
@@ -54,6 +57,7 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     table = w[0]
     assert table is not None
     _want(len(table) == 2, "an embedding table has two axes", "[n_vocab, width]", table)
+    _want(len(x[0]) == 1, "a row of the table is looked up for each token", "[rows]", x[0])
     if len(x) == 2:
         _want(x[1][-1] == table[1], "embedding rows do not fit the table", table[1], x[1][-1])
     return _f32(x[0][0], table[1])
@@ -132,6 +136,7 @@ def _rows(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 
 def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(len(x[0]) == 3, "rope turns heads", "[rows, heads, width]", x[0])
+    _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
     pairs = len(a["frequencies"])
     _want(
         0 < 2 * pairs <= int(x[0][2]),
@@ -178,6 +183,8 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
         _want(a["v_width"] == 0, "values are given, or part of k", 0, a["v_width"])
     for name, s in (("q", q), ("k", k), ("v", v)):
         _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
+    for name, s in (("q", q), ("k", k), ("v", v)):
+        _want(s[0] == TOKENS, f"{name} has all rows of the batch", TOKENS, s[0])
     _want(q[2] == k[2], "q and k widths differ", q[2], k[2])
     _want(k[1] == v[1], "k and v heads differ", k[1], v[1])
     _want(
@@ -252,14 +259,20 @@ def _rule(
     attrs: str,
     shape: ShapeRule,
     meaning: str,
+    integers: tuple[int, ...] = (),
 ) -> OpRule:
     span = tuple((n, n) if isinstance(n, int) else n for n in (inputs, weights))
-    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning)
+    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning, integers)
 
 
 OPS: dict[str, OpRule] = {
     "embed": _rule(
-        (1, 2), 1, "", _embed, "table[tokens[t]]; where tokens[t] is -1, row t of the second input"
+        (1, 2),
+        1,
+        "",
+        _embed,
+        "table[tokens[t]]; where tokens[t] is -1, row t of the second input",
+        (0,),
     ),
     "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),
     "rms_norm": _rule(
@@ -286,6 +299,7 @@ OPS: dict[str, OpRule] = {
         "turn pair i of each head by positions[t, axes[i]] * frequencies[i] (divided by "
         "the factor weight), times magnitude; pairs are (i, i + n/2) in style halves, "
         "(2i, 2i + 1) in style pairs",
+        (1,),
     ),
     "attention": _rule(
         (2, 3),
@@ -312,79 +326,8 @@ OPS: dict[str, OpRule] = {
         "best experts sum highest; weighted by the gate without the correction, divided by (their "
         "sum + 1e-20) if normalise, times scale; w x is in floating point whatever the type of w",
     ),
-    "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])"),
+    "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])", (1,)),
     "head_matmul": _rule(1, 1, "", _head_matmul, "w[h] x[t, h] for each head h"),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
     "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),
 }
-
-
-def infer(
-    op: str,
-    node: str,
-    inputs: Sequence[Shape],
-    weights: Weights,
-    attrs: dict[str, Any],
-    tensors: Sequence[str] = (),
-) -> Made:
-    """Return shape and dtype of each output of ``op``.
-
-    Raises
-    ------
-    GraphError
-        Unknown operation, wrong number of inputs or weights, attributes that differ from the
-        table's, or shapes that do not fit; names node, tensors and shapes.
-    """
-    where = f"{node} ({op}{''.join(f', {t}' for t in tensors)})"
-    if op not in OPS:
-        raise GraphError("unknown operation", where=where, wanted=", ".join(OPS))
-    rule = OPS[op]
-    for what, span, count in (
-        ("inputs", rule.inputs, len(inputs)),
-        ("weights", rule.weights, len(weights)),
-    ):
-        if not span[0] <= count <= span[1]:
-            raise GraphError(
-                f"wrong number of {what}", where=where, wanted=f"{span[0]} to {span[1]}", got=count
-            )
-    if set(attrs) != rule.attrs:
-        raise GraphError(
-            "wrong attributes", where=where, wanted=sorted(rule.attrs), got=sorted(attrs)
-        )
-    try:
-        return rule.shape(inputs, weights, attrs)
-    except Mismatch as error:
-        raise GraphError(error.what, where=where, wanted=error.wanted, got=error.got) from None
-
-
-def check(program: Program) -> None:
-    """Verify a whole program against the grammar.
-
-    Raises
-    ------
-    GraphError
-        A node reads a value that no earlier node made, a shape differs from what the rule gives,
-        or an output names nothing.
-    """
-    known = set(program.inputs.values())
-    for node in program.nodes:
-        missing = [i for i in node.inputs if i not in known]
-        if missing:
-            raise GraphError("reads values that nothing made", where=node.name, got=missing)
-        made = infer(
-            node.op,
-            node.name,
-            [program.values[i].shape for i in node.inputs],
-            [w.shape if w else None for w in node.weights],
-            node.attrs,
-            [w.tensor for w in node.weights if w],
-        )
-        found = tuple((program.values[i].shape, program.values[i].dtype) for i in node.outputs)
-        if made != found:
-            raise GraphError(
-                "shape differs from the rule's", where=node.name, wanted=made, got=found
-            )
-        known.update(node.outputs)
-    lost = [name for name, i in program.outputs.items() if i not in known]
-    if lost:
-        raise GraphError("outputs that nothing made", where=program.name, got=lost)

@@ -7,9 +7,9 @@ import pytest
 import toy
 from harness.scripted import SCRIPTS, Scripted
 
-from mtpcore import Batch, Context, Generator, Sampling, link
+from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.errors import BatchError, GraphError, LinkError, PluginError
-from mtpcore.plugin import DrafterSpec, Feed, Fit, Outputs, Proposer, first_of
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, KVPolicy, Outputs, Proposer, first_of
 
 
 @pytest.fixture
@@ -129,9 +129,23 @@ def wide(g, inputs, h):
     return Outputs(logits=logits, hidden=g.concat(inputs["hidden"], inputs["hidden"]))
 
 
+def deaf(g, inputs, h):
+    """Read no slot."""
+    x = g.embed(inputs.tokens, "blk.{n}.embed.weight")
+    return Outputs(logits=g.matmul(g.output_rows(x), "blk.{n}.head.weight"), hidden=x)
+
+
+def few(g, inputs, h):
+    """Recycle only the rows whose outputs are wanted."""
+    x = g.output_rows(inputs["hidden"])
+    return Outputs(logits=g.matmul(x, "blk.{n}.head.weight"), hidden=x)
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "what"),
     [
+        ({"build": deaf}, LinkError, "does not read the slot"),
+        ({"build": few}, LinkError, "other rows"),
         ({"feeds": (Feed(slot="hidden", taps=("hiden",), recycle="hidden"),)}, GraphError, "hiden"),
         ({"feeds": (Feed(slot="hidden"),)}, LinkError, "recycle="),
         ({"feeds": (Feed(slot="hidden", recycle="hiden"),)}, LinkError, "hiden"),
@@ -152,6 +166,42 @@ def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
     assert llm.taps == ()
     with pytest.raises(BatchError, match="no such output"):
         llm.process(Batch.of([1])).tap("hidden")
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "what"),
+    [("demo:mimo", "demo", "narrower"), ("demo", "demo:mimo", "wider")],
+)
+def test_a_head_of_another_target_is_refused_by_its_name(target, drafter, what):
+    llm = context(load_model(target))
+    with pytest.raises(LinkError, match=what) as caught:
+        link(llm, draft_model=load_model(drafter))
+    name = {"demo": "glm_nextn", "demo:mimo": "mimo_mtp"}[drafter]
+    assert caught.value.where.startswith(f"drafter {name!r} of plugin")
+    assert "made for" in caught.value.fix
+    assert llm.owner is None
+
+
+def test_heads_that_read_the_target_alone_recycle_nothing(load):
+    """As Medusa's do: head i meets a row i + 1 places back, and hands on none."""
+
+    def mute(g, inputs, h):
+        return Outputs(logits=toy.head(g, inputs, h).logits)
+
+    n, found = toy.N_LAYERS, []
+    weights = toy.trunk_tensors() | toy.head_tensors(1, n) | toy.head_tensors(2, n + 1)
+    for name, build, recycle in (("loud", toy.head, "hidden"), ("mute", mute, None)):
+        spec = toy.replaced(
+            name=name,
+            build=build,
+            feeds=(Feed(slot="hidden", recycle=recycle),),
+            heads=Heads(order="each-step", hidden_from="target"),
+            kv=KVPolicy(per_head=True),
+        )
+        made, stats = text(load(weights, spec, heads=2), name)
+        assert stats.drafted > stats.verify_steps
+        found.append((made, stats.drafted, stats.accepted_per_position))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("answer", [None, 1.5])

@@ -6,7 +6,8 @@ import pytest
 
 from mtpcore.errors import GraphError
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
-from mtpcore.graph.ops import OPS, check
+from mtpcore.graph.inference import check
+from mtpcore.graph.ops import OPS
 from mtpcore.spec import Tap, first_of
 
 W, V = 12, 20
@@ -33,6 +34,21 @@ def heads(g, x, n=3):
 
 WRONG = {
     "embed, table of one axis": lambda g, x: g.embed(g.inputs.tokens, "vector.weight"),
+    "embed, rows": lambda g, x: g.embed(x, "embd.weight"),
+    "embed, positions": lambda g, x: g.embed(g.inputs.positions, "embd.weight"),
+    "add, tokens": lambda g, x: g.plus(g.inputs.tokens, g.inputs.tokens),
+    "concat, positions": lambda g, x: g.concat(x, g.inputs.positions),
+    "rope, rows": lambda g, x: g.rope(heads(g, x), x, [1.0]),
+    "rope, output rows": lambda g, x: g.rope(heads(g, g.output_rows(x)), g.inputs.positions, [1.0]),
+    "attention, output rows": lambda g, x: g.attention(
+        heads(g, g.output_rows(x)), *[heads(g, x)] * 2, layer=0, scale=1
+    ),
+    "attention, keys of output rows": lambda g, x: g.attention(
+        heads(g, x), *[heads(g, g.output_rows(x))] * 2, layer=0, scale=1
+    ),
+    "expert_matmul, weights": lambda g, x: g.expert_matmul(
+        x, g.route(x, "router.weight", n_used=1)[1], "stack.weight"
+    ),
     "matmul, width": lambda g, x: g.matmul(x, "narrow.weight"),
     "matmul, stack": lambda g, x: g.matmul(x, "stack.weight"),
     "matmul, bias": lambda g, x: g.matmul(x, "square.weight", "vector.weight"),
@@ -98,6 +114,14 @@ def test_what_does_not_fit(name):
     with pytest.raises(GraphError) as caught:
         WRONG[name](g, x)
     assert caught.value.where
+
+
+def test_outputs_are_rows_of_numbers():
+    g = builder()[0]
+    outputs = Outputs(mine=g.inputs.tokens)
+    with pytest.raises(GraphError, match="'mine' is no rows of numbers") as caught:
+        g.finish(outputs)
+    assert caught.value.got == "tokens, i32"
 
 
 def test_errors_name_node_tensor_and_shapes():
