@@ -69,6 +69,13 @@ def load_model(
             _refuse_second_head(file, known)
             file = merge(file, open_model_file(find_model(mtp_path)))
         model = _make(file, known, mtp)
+        if mtp_path is not None and all(one.shape == "proposer" for one in model.drafters):
+            raise ModelFileError(
+                "the file holds no head that a plugin knows",
+                where=str(mtp_path),
+                fix="give a file with the head of this model, or leave mtp_path= (--mtp-path) out"
+                + (f"; left out: {known.absent}" if known.absent else ""),
+            )
         model.repack = repack
         return model
     except BaseException:

@@ -174,6 +174,14 @@ def test_mtp_path_completes_a_trunk(load, tmp_path, caplog):
     assert warnings_of(caplog) == []
 
 
+def test_mtp_path_of_a_file_without_a_head_is_refused(load, tmp_path):
+    guess = DrafterSpec(name="guess", fit=Fit(), shape="proposer", proposer=lambda model: None)
+    bare = toy.write(tmp_path / "bare.gguf", toy.trunk_tensors(1))
+    with pytest.raises(ModelFileError, match="holds no head") as caught:
+        load(toy.trunk_tensors(), guess, mtp_path=bare)
+    assert caught.value.where == str(bare)
+
+
 def test_mtp_path_for_a_file_that_has_a_head_is_refused(load, tmp_path):
     head = toy.write(tmp_path / "mtp.gguf", {**toy.trunk_tensors(), **toy.head_tensors()}, heads=1)
     with pytest.raises(ModelFileError, match="already holds"):

@@ -61,6 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     path, repack = shared.model_path(options), options.repack
+    if not options.graph and (options.drafter or options.format != "text"):
+        options.parser.error("--drafter and --format say how to draw: give --graph NAME as well")
     with ExitStack() as files:
         model = files.enter_context(load_model(path, mtp_path=options.mtp_path, repack=repack))
         draft_model = open_draft_model(options, insists=options.model_draft is not None)

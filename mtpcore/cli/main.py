@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv : sequence of str, optional
         Arguments without the program's name; default: those of this process.
     """
+    _replace_closed_streams()
     try:
         options = _parser().parse_args(argv)
         with _messages(options.verbose):
@@ -67,6 +68,20 @@ def _execute(options: argparse.Namespace) -> int:
         _complain(f"cannot {what}; got {error.strerror or error}")
         return FAILED
     return code
+
+
+def _replace_closed_streams() -> None:
+    """Give a process without standard streams such that fail when they are used.
+
+    Nothing is said where standard error is closed. The others are opened the wrong way round, so
+    that reading and writing are errors as ordinary as those of a full disk.
+    """
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_WRONLY))
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _discard_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Literal, NoReturn
 
@@ -27,6 +28,7 @@ __all__ = [
     "draft_vocabulary_of",
     "model_path",
     "sampling_of",
+    "text_of",
     "token_ids",
     "whole",
 ]
@@ -43,10 +45,23 @@ def whole(least: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if not least <= value < _MOST:
-            raise argparse.ArgumentTypeError(f"wanted a whole number >= {least}, got {text!r}")
+            most = f" and < {_MOST}" if value >= _MOST else ""
+            raise argparse.ArgumentTypeError(
+                f"wanted a whole number >= {least}{most}, got {text!r}"
+            )
         return value
 
     return read
+
+
+def text_of(argument: str) -> str:
+    """Return the text of an argument: UTF-8 where its bytes are that, whatever the locale says."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        if not any("\ud800" <= letter <= "\udfff" for letter in argument):
+            return argument
+        raise argparse.ArgumentTypeError("wanted text in UTF-8") from None
 
 
 def draft_length(text: str) -> int | Literal["auto"]:
@@ -221,7 +236,7 @@ def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocab
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Add the ways to give a prompt."""
     group = parser.add_argument_group("prompt").add_mutually_exclusive_group()
-    group.add_argument("-p", "--prompt", metavar="TEXT")
+    group.add_argument("-p", "--prompt", type=text_of, metavar="TEXT")
     group.add_argument("-f", "--file", metavar="FILE", help="read the prompt; - reads stdin")
     group.add_argument("--prompt-tokens", type=token_ids, metavar="IDS", help="token ids, as 1,2,3")
 

@@ -57,7 +57,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="most tokens to write; -1: until the context is full (default: %(default)s)",
     )
     text.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--stop",
+        type=shared.text_of,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before it; repeatable",
     )
     text.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")
     shared.add_draft_options(parser)
@@ -81,6 +86,8 @@ def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     if options.predict < -1:
         options.parser.error("-n: wanted a number of tokens, or -1")
+    if "" in options.stop:
+        options.parser.error("--stop: wanted a text, got an empty one")
     sampling = shared.sampling_of(options)
     with open_model(options) as model:
         prompt = read_prompt(options, model)

@@ -123,9 +123,16 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except OSError as error:
         reason = error.strerror or error
-        raise ModelFileError("cannot read the file", where=str(path), got=reason) from error
+        raise ModelFileError(
+            "cannot read the file",
+            where=str(path),
+            got=reason,
+            fix="give the folder that holds it, as the model was published",
+        ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelFileError("not JSON", where=str(path), got=str(error)[:80]) from error
+        raise ModelFileError(
+            "not JSON", where=str(path), got=str(error)[:80], fix="fetch the file again"
+        ) from error
     if not isinstance(found, dict):
         raise ModelFileError("not an object", where=str(path), got=type(found).__name__)
     return found

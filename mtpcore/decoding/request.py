@@ -53,7 +53,11 @@ class Request:
                 "max_tokens is a number of tokens", wanted=">= 0", got=repr(max_tokens)
             )
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
-            raise BatchError("stop is a sequence of texts", got=repr(stop))
+            raise BatchError(
+                "stop is a sequence of texts, none of them empty",
+                got=repr(stop),
+                fix='stop=("\\n\\n",), or leave it out',
+            )
         if stop and tokenizer is None:
             raise BatchError(
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"

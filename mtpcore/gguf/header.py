@@ -20,11 +20,12 @@ from mtpcore._ext._strings import read_strings
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.types import BLOCKS, type_name
 
-__all__ = ["Header", "Metadata", "TensorInfo", "Value", "parse_header"]
+__all__ = ["NOT_GGUF", "Header", "Metadata", "TensorInfo", "Value", "parse_header"]
 
 Value: TypeAlias = "bool | int | float | str | np.ndarray | list[Value]"
 Metadata: TypeAlias = dict[str, Value]
 
+NOT_GGUF = "give a GGUF file; mtpcore convert makes one of a published checkpoint's folder"
 MAX_HEADER = 64 << 20  # bytes; the largest published vocabularies need about 15 MiB
 MAX_STRING = 16 << 20  # bytes of one metadata string
 MAX_OBJECTS = 1 << 21  # strings and inner arrays of a whole header: they outgrow their bytes
@@ -198,7 +199,13 @@ def parse_header(data: bytes | mmap.mmap, file: str) -> Header:
     """
     at = _Cursor(data, file)
     if data[:4] != b"GGUF":
-        raise ModelFileError("not a GGUF file", where=file, wanted=b"GGUF", got=data[:4])
+        raise ModelFileError(
+            "not a GGUF file",
+            where=file,
+            wanted="the bytes 'GGUF' at its begin",
+            got=repr(bytes(data[:4]))[1:],
+            fix=NOT_GGUF,
+        )
     at.pos = 4
     version = at.number(_U32, "header")
     if version not in (2, 3):

@@ -109,7 +109,12 @@ def stream_model_file(
         os.replace(part, path)
     except OSError as error:
         reason = error.strerror or error
-        raise ModelFileError("cannot write the file", where=str(path), got=reason) from error
+        raise ModelFileError(
+            "cannot write the file",
+            where=str(path),
+            got=reason,
+            fix="give a path in a folder that exists, can be written, and has room",
+        ) from error
     finally:
         with suppress(OSError):
             part.unlink()

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf.header import TensorInfo
+from mtpcore.gguf.header import NOT_GGUF, TensorInfo
 from mtpcore.gguf.types import BLOCKS, F16, F32, PLAIN, dequantize, type_name
 
 __all__ = ["MappedFile", "Tensor"]
@@ -58,7 +58,9 @@ class MappedFile:
             with open(path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size < 4:
-                    raise ModelFileError("not a GGUF file", where=str(path), got=f"{size} bytes")
+                    raise ModelFileError(
+                        "not a GGUF file", where=str(path), got=f"{size} bytes", fix=NOT_GGUF
+                    )
                 self.data: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             if isinstance(error, ModelFileError):

@@ -136,3 +136,10 @@ def test_a_file_that_is_none(command, tmp_path):
     code, out, err = command("inspect", path)
     assert (code, out) == (1, "")
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", [("--format", "dot"), ("--drafter", "glm_nextn")])
+def test_how_to_draw_without_what_to_draw_is_refused(command, glm, words):
+    code, out, err = command("inspect", glm, *words)
+    assert (code, out) == (2, "")
+    assert "--graph NAME" in err

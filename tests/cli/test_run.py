@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -367,27 +366,3 @@ def test_a_tree_is_not_left_out_silently(command, glm):
     code, _, err = command("run", glm, *PROMPT, "-n", 4, "--draft", 0, "--draft-tree", "3,2,6")
     assert code == 0
     assert "--draft 0" in err.splitlines()[0]
-
-
-def test_nobody_reading_is_no_crash(glm):
-    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "100"]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.close()
-    report = process.stderr.read().decode()
-    process.stderr.close()
-    assert process.wait(60) == 141
-    assert "Traceback" not in report
-    assert "BrokenPipe" not in report
-
-
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
-@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
-def test_output_that_cannot_be_written_is_an_error_and_no_crash(glm, options):
-    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "4", *options]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, timeout=60)
-    report = done.stderr.decode()
-    assert done.returncode == 1
-    assert "mtpcore: cannot write the output; got No space left on device" in report
-    assert "Traceback" not in report
-    assert "Exception" not in report

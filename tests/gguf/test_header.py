@@ -96,7 +96,7 @@ HUGE = 1 << 62
 ONE = [tensor("t", [8], F32, 0)]
 MALFORMED = {
     "empty": (b"", "GGUF"),
-    "magic": (b"GGML" + bytes(40), "not a GGUF file"),
+    "magic": (b"GGML" + bytes(40), "got 'GGML'\n  fix: give a GGUF"),
     "short": (b"GGUF\3\0", "header"),
     "version 1": (build(version=1), "version"),
     "version 9": (build(version=9), "version"),
