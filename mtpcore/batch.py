@@ -18,6 +18,13 @@ F32 = NDArray[np.float32]
 Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
 
 
+def is_whole(value: object) -> bool:
+    """Say whether a value is an integer of Python or NumPy, and no bool."""
+    return type(value) is int or (
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    )
+
+
 def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
     given: Any = values
@@ -177,11 +184,11 @@ class Batch:
         """Return positions that begin at ``start`` in every sequence."""
         if start + n >= 2**31:
             raise BatchError("positions fit 32 bits", got=start)
-        rows, seen = np.empty(n, np.int32), dict[int, int]()
-        for i, seq in enumerate(self.seq.tolist()):
-            rows[i] = start + seen.setdefault(seq, 0)
-            seen[seq] += 1
-        return rows
+        rows, following = [], dict[int, int]()
+        for seq in self.seq.tolist():
+            rows.append(following.get(seq, start))
+            following[seq] = rows[-1] + 1
+        return integers(rows, "positions")
 
     def _parents(self, parent: ArrayLike, n: int) -> I32:
         found = self._column(parent, n, "parents")

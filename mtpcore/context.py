@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mtpcore.backends.base import Backend, DraftRun, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
-from mtpcore.batch import Batch, integers
+from mtpcore.batch import Batch, integers, is_whole
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
 from mtpcore.limits import check_sizes
@@ -136,7 +136,8 @@ class Context:
             stores=[group.store for group in memory.groups] if memory else (),
         )
         self.taps, self.program, self.memory, self.plan = taps, program, memory, plan
-        self.lengths = np.zeros(self.n_seq_max, np.int64)
+        self.n_axes, self.slots = program.n_axes, program.slots()
+        self.lengths = [0] * self.n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
 
     def add_taps(self, taps: Sequence[Tap]) -> None:
@@ -179,7 +180,7 @@ class Context:
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         self.check_seq(seq)
-        return int(self.lengths[seq])
+        return self.lengths[seq]
 
     def process(self, batch: Batch) -> Output:
         """Run all rows and store them; all or nothing.
@@ -247,8 +248,9 @@ class Context:
                 self.memory.reserve(room)
             found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
             for seq, (_, end) in ranges.items():
+                if self.memory:
+                    self.memory.rewind(seq, end)
                 self.lengths[seq] = end
-                self.forget(seq, end)
         return found
 
     def explore(self, batch: Batch) -> Output:
@@ -313,14 +315,13 @@ class Context:
         self.check_forget(seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
-        self.lengths[seq] = self.memory.length(seq) if self.memory else length
+        self.lengths[seq] = self.memory.length(seq) if self.memory else int(length)
         self.undecided.pop(seq, None)
 
     def check_forget(self, seq: int, length: int) -> None:
         """Raise BatchError or CapacityError where ``forget`` would."""
         now = self.length(seq)
-        whole = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
-        if not whole or not 0 <= length <= now:
+        if not is_whole(length) or not 0 <= length <= now:
             raise BatchError(
                 "rewinds to a place that is not there",
                 where=f"sequence {seq}",
@@ -378,12 +379,11 @@ class Context:
             self.before_digest(seq)
         if self.memory:
             return self.memory.digest(seq)
-        return int(self.lengths[seq]).to_bytes(16, "little")
+        return self.lengths[seq].to_bytes(16, "little")
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""
-        whole = type(seq) is int or isinstance(seq, (int, np.integer))
-        if not whole or isinstance(seq, bool) or not 0 <= seq < self.n_seq_max:
+        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
             raise BatchError(
                 "no such sequence",
                 wanted=f"0..{self.n_seq_max - 1}",

@@ -109,12 +109,11 @@ def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray
         if context.memory:
             context.memory.reserve(places)
         parts.append(context.plan.run(part, context.memory))
-    arrays = {
-        name: parts[0][name] if len(parts) == 1 else np.concatenate([part[name] for part in parts])
-        for name in context.program.outputs
-    }
+    arrays = parts[0]
+    if len(parts) > 1:
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
     for array in arrays.values():
-        array.flags.writeable = False
+        array.setflags(write=False)
     return arrays
 
 
@@ -250,7 +249,7 @@ def _check_chain(batch: Batch, mine: NDArray[np.intp], place: I32, begin: int, s
 
 
 def _check_positions(context: Context, batch: Batch) -> None:
-    axes = _n_axes(context)
+    axes = context.n_axes
     if batch.pos.ndim == 2 and batch.pos.shape[1] != axes:
         raise BatchError(
             "positions have another number of axes", wanted=axes, got=batch.pos.shape[1]
@@ -270,21 +269,13 @@ def _positions(context: Context, batch: Batch) -> I32:
     """Return int32[n, axes]."""
     if batch.pos.ndim == 2:
         return batch.pos
-    pos, axes = batch.pos[:, None], _n_axes(context)
+    pos, axes = batch.pos[:, None], context.n_axes
     return pos if axes == 1 else np.ascontiguousarray(np.repeat(pos, axes, axis=1))
-
-
-def _n_axes(context: Context) -> int:
-    return int(context.program.values[context.program.inputs["positions"]].shape[1])
 
 
 def _slots(context: Context, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
     found = {}
-    standard = {"tokens", "positions", "embeddings"}
-    for slot, value in context.program.inputs.items():
-        if slot in standard:
-            continue
-        width = context.program.values[value].shape[1]
+    for slot, width in context.slots.items():
         if slot in batch.slots:
             rows = batch.slots[slot]
         elif slot in context.sources:
@@ -303,12 +294,11 @@ def _slots(context: Context, batch: Batch, place: I32) -> dict[str, NDArray[np.f
                 got=rows.shape,
             )
         found[slot] = rows
-    unknown = sorted(set(batch.slots) - set(found))
-    if unknown:
+    if unknown := batch.slots.keys() - found.keys():
         raise BatchError(
             "slots that the graph does not have",
             where=context.program.name,
             wanted=", ".join(found) or "none",
-            got=", ".join(unknown),
+            got=", ".join(sorted(unknown)),
         )
     return found

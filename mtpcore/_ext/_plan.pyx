@@ -319,19 +319,22 @@ cdef class Executor:
 
     cdef int take_sequences(self, wanted, pages, recycled, mtp_draft *draft) except -1:
         """Check what each sequence needs, and lay out what the loop writes."""
-        cdef const int32_t[::1] outputs = wanted.rows.outputs, seq = wanted.rows.seq
-        cdef const int32_t[::1] place = wanted.rows.place, length, ids = wanted.token_ids, text
+        cdef const int32_t[::1] length, ids = wanted.token_ids, text
         cdef const int32_t[:, ::1] tables
-        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step, most
+        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step, most = 0
+        cdef int64_t n_pages, newest
         cdef Sampler sampler
         cdef mtp_draft_sequence *own
         cdef int32_t *histories
         cdef int32_t *rows
         cdef char *at
-        longest = max(len(wanted.history[i]) + max(wanted.k[i], 0) for i in range(m))
-        if longest > MOST_TOKENS:
-            raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
-        most = longest
+        history, k, n_prompt, p_min = wanted.history, wanted.k, wanted.n_prompt, wanted.p_min
+        samplers = wanted.samplers
+        for i in range(m):
+            longest = len(history[i]) + max(k[i], 0)
+            if longest > MOST_TOKENS:
+                raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
+            most = max(most, <int64_t> longest)
         sizes = [
             m * sizeof(mtp_draft_sequence), len(recycled) * sizeof(mtp_recycle),
             m * most * sizeof(int32_t), (5 + n_axes) * m * sizeof(int32_t),
@@ -356,19 +359,21 @@ cdef class Executor:
         if ids is not None:
             draft.token_ids = &ids[0]
         for i in range(m):
-            own, sampler = &draft.sequences[i], <Sampler?> wanted.samplers[i]
-            own.n_history, own.n_prompt = len(wanted.history[i]), wanted.n_prompt[i]
-            own.k, own.p_min = wanted.k[i], wanted.p_min[i]
+            own, sampler = &draft.sequences[i], <Sampler?> samplers[i]
+            text = history[i]
+            own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
+            own.k, own.p_min = k[i], p_min[i]
             own.history = histories + i * most
-            text = wanted.history[i]
             if own.n_history:
                 memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
             own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
             sampler._check(draft.n_logits, own.n_history, own.n_prompt,
                            own.n_history + max(own.k, 0), ids, None)
-            for group, n_pages in zip(pages, self.n_pages):
-                tables, length = group.tables, group.length
-                for step in range(1, own.k):
-                    self.check_place(tables, length, n_pages, seq[outputs[i]],
-                                     place[outputs[i]] + step, outputs[i])
+        for group, n_pages in zip(pages, self.n_pages):
+            tables, length = group.tables, group.length
+            for i in range(m):
+                newest = self.run_state.outputs[i]
+                for step in range(1, draft.sequences[i].k):
+                    self.check_place(tables, length, n_pages, self.run_state.seq[newest],
+                                     self.run_state.place[newest] + step, newest)
         return 0

@@ -13,7 +13,7 @@ def place_rows(
     seq: I32,
     pos: I32,
     outputs: NDArray[np.uint8],
-    lengths: NDArray[np.int64],
+    lengths: list[int],
     n_vocab: int,
     n_ctx: int,
     begins_anywhere: bool,
@@ -28,7 +28,7 @@ def place_rows(
         Tokens, sequences and positions.
     outputs : uint8[n]
         Not 0 where logits are wanted.
-    lengths : int64[n_seq]
+    lengths : list of int, one for each sequence
         Where each sequence goes on.
     n_vocab, n_ctx : int
     begins_anywhere : bool

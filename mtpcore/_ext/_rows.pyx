@@ -33,12 +33,12 @@ def place_rows(
     const int32_t[::1] seq not None,
     const int32_t[::1] pos not None,
     const unsigned char[::1] outputs not None,
-    const int64_t[::1] lengths not None,
+    list lengths not None,
     int64_t n_vocab,
     int64_t n_ctx,
     bint begins_anywhere,
 ):
-    cdef int64_t n = tokens.shape[0], n_seq = lengths.shape[0], begin = 0, end, row, place, s
+    cdef int64_t n = tokens.shape[0], n_seq = len(lengths), begin = 0, end, row, place, s, length
     cdef int64_t n_outputs = 0
     cdef int32_t[::1] placed, wanted
     cdef dict ranges = {}, runs = {}
@@ -51,7 +51,8 @@ def place_rows(
         if s in ranges:
             first, place = ranges[s]
         else:
-            place = pos[begin] if begins_anywhere and lengths[s] == 0 else lengths[s]
+            length = lengths[s]
+            place = pos[begin] if begins_anywhere and length == 0 else length
             first = place
         end = begin
         while end < n and seq[end] == s:

@@ -28,18 +28,15 @@ def check_draft(run: DraftRun, program: Program) -> None:
             )
     seq, outputs = run.rows.seq.tolist(), run.rows.outputs.tolist()
     newest = {one: row for row, one in enumerate(seq)}
-    if len({seq[row] for row in outputs}) != m or any(newest[seq[row]] != row for row in outputs):
+    if len({*newest.values()}.intersection(outputs)) != m:
         raise BatchError(
             "outputs are the newest rows of different sequences", got=[seq[row] for row in outputs]
         )
     if run.rows.parent is not None:
         raise BatchError("drafts are chains", where="parent")
-    slots = [name for name in program.inputs if name not in ("tokens", "positions", "embeddings")]
-    for slot in slots:
+    for slot, width in program.slots().items():
         source = run.recycle.get(slot)
-        if source not in program.outputs or (
-            program.shape(source)[1:] != program.values[program.inputs[slot]].shape[1:]
-        ):
+        if source not in program.outputs or program.shape(source)[1:] != (width,):
             raise BatchError(
                 "a slot is fed by an output of its width",
                 where=f"recycle[{slot!r}]",

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, is_whole
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
@@ -78,7 +78,7 @@ class Cross(Roles):
         jobs = []
         for one, n in wanted.items():
             state, settings = self._state(one), _of(sampling, one)
-            if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            if not is_whole(n) or n < 0:
                 raise BatchError(
                     "a draft's length is a number of tokens",
                     where=f"sequence {one}",
@@ -108,7 +108,9 @@ class Cross(Roles):
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
         """Return the pending token, choosing it where the newest row has logits."""
-        token = self.pending(seq, sampling)
+        token = self._states[seq].pending
+        if token is None:
+            token = self.pending(seq, sampling)
         if token is None:
             raise BatchError(
                 "nothing to continue from",
@@ -124,8 +126,7 @@ class Cross(Roles):
             self._warn(name, seq, f"more than {k} drafts; the others are dropped")
         good: list[int] = []
         for token in ids[:k]:
-            whole = isinstance(token, (int, np.integer)) and not isinstance(token, bool)
-            if not whole or not 0 <= token < n_vocab:
+            if not is_whole(token) or not 0 <= token < n_vocab:
                 self.invalid += 1
                 self._warn(name, seq, f"{token!r} is no token; drafts end before it")
                 break
@@ -223,7 +224,7 @@ class Cross(Roles):
         output: Output | None = None
         self._verifying, self._branching = True, rows.branching
         try:
-            with self.llm.undoable(rows.counts()):
+            with self.llm.undoable(rows.counts):
                 output = self.llm.process(batch)
                 begin = perf_counter()
                 verdicts = {
@@ -235,7 +236,7 @@ class Cross(Roles):
                 self.choose_seconds += perf_counter() - begin
                 self._deliver_paths(rows, output, verdicts)
         except BaseException:
-            for seq in rows.counts() if output else ():
+            for seq in rows.counts if output else ():
                 self._rewind(seq, self._states[seq].n)
             raise
         finally:
@@ -244,7 +245,8 @@ class Cross(Roles):
             self._states[seq].undecided = verdict
         for seq, ids in prefill.items():
             self._diverge(self._states[seq], seq, int(ids[0]))
-        self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
+        if prefill:
+            self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
     def _judge(
@@ -312,7 +314,7 @@ class Cross(Roles):
         self._rewind(seq, length)
         for context in self.contexts.values():
             if context.memory is not None:
-                context.memory.commit(seq, min(length, context.length(seq)))
+                context.memory.commit(seq, min(length, context.lengths[seq]))
         state.undecided = None
         state.commit(length)
         state.set_pending(verdict.tokens[n])
@@ -323,7 +325,7 @@ class Cross(Roles):
 
 
 def _of(value: Any, seq: int) -> Any:
-    if type(value) in (Sampling, str) or not isinstance(value, Mapping):
+    if not isinstance(value, (dict, Mapping)):  # dict alone is quick to tell
         return value
     if seq not in value:
         raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")

@@ -43,11 +43,14 @@ class Feeders:
         contexts: Mapping[str, Context],
         inboxes: Mapping[str, Mapping[str, Inbox]],
     ) -> None:
-        self._role, self._spec, self._contexts, self._inboxes = role, spec, contexts, inboxes
+        self._spec, self._contexts, self._inboxes = spec, contexts, inboxes
+        self._sources = {
+            feed.src: contexts.get(role_of(feed.src, role, spec)) for feed in spec.feeds
+        }
 
     def reach(self, feed: Feed, seq: int) -> int | None:
         """Return before which place a feed has rows of a sequence; None: as far as the target."""
-        source = self._contexts.get(role_of(feed.src, self._role, self._spec))
+        source = self._sources[feed.src]
         return source.length(seq) if source else None
 
     def fill(self, texts: Mapping[int, I32]) -> None:

@@ -68,8 +68,7 @@ class GraphDrafter:
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""
-        begin = self.context.length(job.seq) or self.first
-        return range(begin, len(job.history))
+        return range(self.context.lengths[job.seq] or self.first, len(job.history))
 
     def _sound(self, seq: int, places: range) -> range:
         """Return the places before the first one whose hidden row is missing or not finite."""
@@ -166,7 +165,7 @@ class GraphDrafter:
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget the entries from place ``n`` on."""
-        if self.context.length(seq) > n:
+        if self.context.lengths[seq] > n:
             self.context.forget(seq, n)
 
     def fork(self, seq: int, new: int) -> None:

@@ -69,7 +69,7 @@ class Inbox:
             self._rows[seq] = held
         held[pos - first : end - first] = rows
         self._first[seq], self._length[seq] = first, end
-        unsound = self._unsound[seq] = [at for at in self._unsound[seq] if at < pos]
+        unsound = self._forget_unsound(seq, pos)
         if not np.isfinite(rows).all():
             unsound += (pos + np.flatnonzero(~np.isfinite(rows).all(axis=1))).tolist()
 
@@ -82,7 +82,10 @@ class Inbox:
             As ``get``.
         """
         self._check(seq, begin, end)
-        return next((at for at in self._unsound[seq] if begin <= at < end), end)
+        for at in self._unsound[seq]:
+            if begin <= at < end:
+                return at
+        return end
 
     def get(self, seq: int, begin: int, end: int) -> F32:
         """Return rows [begin, end) as a copy.
@@ -126,7 +129,14 @@ class Inbox:
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""
         self._length[seq] = max(self._first[seq], min(self._length[seq], length))
-        self._unsound[seq] = [at for at in self._unsound[seq] if at < length]
+        self._forget_unsound(seq, length)
+
+    def _forget_unsound(self, seq: int, pos: int) -> list[int]:
+        """Forget which rows from ``pos`` on are not finite; return those before it."""
+        unsound = self._unsound[seq]
+        while unsound and unsound[-1] >= pos:
+            unsound.pop()
+        return unsound
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""

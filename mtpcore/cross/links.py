@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.batch import numbers
+from mtpcore.batch import is_whole, numbers
 from mtpcore.context import Context
 from mtpcore.cross.inbox import Inbox
 from mtpcore.errors import BatchError, LinkError
@@ -147,8 +147,7 @@ class Links:
         if found.ndim != 2 or not np.isfinite(found).all():
             raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
         n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
-        whole = isinstance(pos, (int, np.integer)) and not isinstance(pos, bool)
-        if not whole or not 0 <= pos <= n_ctx - len(found):
+        if not is_whole(pos) or not 0 <= pos <= n_ctx - len(found):
             raise BatchError(
                 "fed rows lie outside the context",
                 where=where,

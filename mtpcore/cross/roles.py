@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, is_whole
 from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, ProposerDrafter
 from mtpcore.cross.feeders import Feeders, find_feeders
@@ -155,8 +155,9 @@ class Roles:
             if target and not self._verifying:
                 for seq, mine in output.rows.items():
                     self._diverge(self._decided(seq), seq, int(batch.tokens[mine[0]]))
-            # Of a tree only the path that the target takes is delivered, once it is known.
-            told = {seq: mine for seq, mine in output.rows.items() if seq not in self._branching}
+            told = output.rows
+            if self._branching:  # of a tree only the path taken is delivered, once it is known
+                told = {seq: mine for seq, mine in told.items() if seq not in self._branching}
             self.links.post(role, output, told)
             if target and not self._verifying:
                 self._note(batch, output, output.rows)
@@ -251,11 +252,7 @@ class Roles:
             No such place, or a role with a sliding window keeps too little; nothing changed.
         """
         state = self._state(seq)
-        if (
-            isinstance(pos, bool)
-            or not isinstance(pos, (int, np.integer))
-            or not 0 <= pos <= state.n
-        ):
+        if not is_whole(pos) or not 0 <= pos <= state.n:
             raise BatchError(
                 "rolls back to a place that is not there",
                 where=f"sequence {seq}",
@@ -267,22 +264,24 @@ class Roles:
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
-        readers = self.links.readers("llm")
-        for name in dict.fromkeys(["llm", *self.drafters, *readers]):
-            if name in self.contexts:
-                self._check_rewind(name, seq, n)
-        self.llm.forget(seq, min(n, self.llm.length(seq)))
+        follow = {"llm", *self.drafters, *self.links.readers("llm")}
+        longer = [
+            (name, context)
+            for name, context in self.contexts.items()
+            if context.lengths[seq] > n and name in follow
+        ]
+        for name, context in longer:
+            self._check_rewind(name, context, seq, n)
+        for name, context in longer:
+            if name not in self.drafters:
+                context.forget(seq, n)
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
-        for name, context in self._others():
-            if name in readers:
-                context.forget(seq, min(n, context.length(seq)))
         self.links.rewind(seq, n)
 
-    def _check_rewind(self, name: str, seq: int, n: int) -> None:
-        context = self.contexts[name]
+    def _check_rewind(self, name: str, context: Context, seq: int, n: int) -> None:
         try:
-            context.check_forget(seq, min(n, context.length(seq)))
+            context.check_forget(seq, n)
         except CapacityError as error:
             raise CapacityError(
                 error.what,

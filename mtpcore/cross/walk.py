@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,11 +22,13 @@ class RoundRows:
 
     ``spans`` are the rows of each sequence's draft, its pending token first. ``branching`` are the
     sequences whose draft is no chain; with one of them every row of the batch names its parent.
+    ``counts`` are the rows of each sequence.
     """
 
     def __init__(self) -> None:
         self.spans: dict[int, tuple[int, int]] = {}
         self.branching: set[int] = set()
+        self.counts: dict[int, int] = {}
         self._tokens: list[int] = []
         self._seqs: list[int] = []
         self._pos: list[int] = []
@@ -58,14 +59,11 @@ class RoundRows:
 
     def _add(self, seq: int, n: int, ids: Sequence[int]) -> None:
         begin = len(self)
+        self.counts[seq] = len(ids)
         self._tokens += ids
         self._seqs += [seq] * len(ids)
         self._pos += range(n, n + len(ids))
         self._parent += [-1, *range(begin, begin + len(ids) - 1)]
-
-    def counts(self) -> dict[int, int]:
-        """Return how many rows each sequence has."""
-        return dict(Counter(self._seqs))
 
     def batch(self) -> Batch:
         """Return the batch.

@@ -119,15 +119,13 @@ class Request:
 
         End-of-text, stop strings and the budget are applied here and nowhere else.
         """
-        ends = self._tokenizer.end_tokens if self._tokenizer else frozenset()
-        if token in ends and not self.ignore_eos:
+        if self._tokenizer and not self.ignore_eos and token in self._tokenizer.end_tokens:
             return self._finish("end")
         self.tokens.append(token)
         self.drafted.append(drafted)
         if self._stream is not None:
             self._text += self._stream.push(token)
-        found = [at for at in (self._text.find(s) for s in self.stop) if at >= 0]
-        if found:
+        if found := [at for s in self.stop if (at := self._text.find(s)) >= 0]:
             self._cut = min(found)
             return self._finish("stop")
         if len(self.tokens) >= self.max_tokens:

@@ -73,7 +73,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-_ALPHABET = byte_alphabet()
+_SPELT = {character: bytes((byte,)) for character, byte in byte_alphabet().items()}
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,7 @@ class Vocabulary:
         text, kind = self.tokens[token], self.types[token]
         if kind not in ADDED:
             if self.kind == "bytes":
-                return b"".join(
-                    bytes((_ALPHABET[c],)) if c in _ALPHABET else _encode(c) for c in text
-                )
+                return b"".join([_SPELT.get(c) or _encode(c) for c in text])
             if kind == BYTE and (byte := _BYTE_TOKEN.fullmatch(text)):
                 return bytes.fromhex(byte[1])
             text = text.replace(SPACE, " ")

@@ -95,6 +95,19 @@ class Program(msgspec.Struct, frozen=True):
         """Return the shape of a named output."""
         return self.values[self.outputs[output]].shape
 
+    @property
+    def n_axes(self) -> int:
+        """How many numbers a position has."""
+        return int(self.values[self.inputs["positions"]].shape[1])
+
+    def slots(self) -> dict[str, int]:
+        """Return the width of each slot: inputs other than tokens, positions and embeddings."""
+        return {
+            name: int(self.values[value].shape[1])
+            for name, value in self.inputs.items()
+            if name not in ("tokens", "positions", "embeddings")
+        }
+
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""
         found: dict[str, Weight] = {}

@@ -19,15 +19,14 @@ def context_of(lengths, drafter):
     context = SimpleNamespace(
         n_seq_max=N_SEQ,
         n_ctx=N_CTX,
-        lengths=np.array(lengths, np.int64),
+        lengths=list(lengths),
         undecided={},
         drafter=drafter,
         model=SimpleNamespace(hparams=SimpleNamespace(n_vocab=N_VOCAB)),
-        program=SimpleNamespace(
-            inputs={"positions": 0}, values=[SimpleNamespace(shape=("T", 1))], name="toy"
-        ),
+        n_axes=1,
+        program=SimpleNamespace(name="toy"),
     )
-    context.length = lambda seq: int(context.lengths[seq])
+    context.length = lambda seq: context.lengths[seq]
     return context
 
 

@@ -131,10 +131,14 @@ class CpuPlan:
             (name, buffer, shapes[name][0] == OUTPUTS, tuple(int(n) for n in shapes[name][1:]))
             for name, buffer in lowered.outputs.items()
         ]
-        self._slots = [
-            (name, buffer, int(self.program.values[self.program.inputs[name]].shape[1]))
+        self._slots = {
+            name: (buffer, int(self.program.values[self.program.inputs[name]].shape[1]))
             for name, buffer in lowered.inputs.items()
-        ]
+        }
+        self._made = {
+            name: (buffer, int(is_output), math.prod(shape))
+            for name, buffer, is_output, shape in self._outputs
+        }
 
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name.
@@ -168,16 +172,13 @@ class CpuPlan:
         """
         check_draft(run, self.program)
         external = self._inputs(run.rows)
-        buffers = {}
         for name, buffer, is_output, shape in self._outputs:
             n = len(run.rows.outputs if is_output else run.rows.tokens)
             if name not in self._kept or len(self._kept[name]) < n:
                 self._kept[name] = np.empty((n, *shape), np.float32)
             external.append((buffer, self._kept[name]))
-            buffers[name] = buffer, int(is_output), math.prod(shape)
-        slots = {name: buffer for name, buffer, _ in self._slots}
-        logits, _, n_logits = buffers["logits"]
-        recycled = [(slots[slot], *buffers[name]) for slot, name in run.recycle.items()]
+        logits, _, n_logits = self._made["logits"]
+        recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in run.recycle.items()]
         return self._executor.draft(run, self._pages(memory), external, logits, n_logits, recycled)
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
@@ -190,7 +191,7 @@ class CpuPlan:
         if rows.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
         found: list[tuple[int, Any]] = []
-        for name, buffer, width in self._slots:
+        for name, (buffer, width) in self._slots.items():
             array = rows.embeddings if name == "embeddings" else rows.slots.get(name)
             if array is None and name == "embeddings":
                 continue
