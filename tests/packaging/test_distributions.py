@@ -1,6 +1,8 @@
 """What a release ships: sdist to wheel to an import elsewhere, and the plugins' own wheels."""
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -44,14 +46,21 @@ def install(wheel, target):
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    """Build the sdist, and the wheel from nothing but the sdist.
+    """Build the sdist, and the wheel from nothing but the sdist; once for all processes that test.
 
-    From a copy: a build writes beside its sources, where other processes test and build too.
+    From a copy: a build writes beside its sources, where other processes test.
     """
-    folder, copy = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source") / "mtpcore"
-    made = shutil.ignore_patterns(".*", "build", "__pycache__", "*.egg-info", "*.so")
-    shutil.copytree(ROOT, copy, ignore=made)
-    run("-m", "build", "--no-isolation", "--outdir", folder, copy, cwd=folder)
+    shared, mine = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("dist")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder = shared / "distributions"
+    with open(shared / "distributions.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            made = shutil.ignore_patterns(".*", "build", "__pycache__", "*.egg-info", "*.so")
+            shutil.copytree(ROOT, mine / "source", ignore=made)
+            run("-m", "build", "--no-isolation", "--outdir", mine / "out", mine / "source", cwd="/")
+            (mine / "out").rename(folder)
     return folder
 
 
