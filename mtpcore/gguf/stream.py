@@ -88,25 +88,29 @@ def stream_model_file(
                 where=str(path),
                 fix="give the name of the file to write",
             )
-        offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
-        os.truncate(part, n_bytes)
-        if check is not None:
-            check(part)
-        with open(part, "r+b") as file:
-            for tensor, offset in zip(tensors, offsets, strict=True):
-                file.seek(offset)
-                for block in tensor.blocks():
-                    file.write(np.ascontiguousarray(block).data)
-                    if written is not None:
-                        written(block.nbytes)
-                if file.tell() - offset != tensor.n_bytes:
-                    raise ModelFileError(
-                        "the data is not as long as the shape says",
-                        where=f"tensor {tensor.name!r}",
-                        wanted=f"{tensor.n_bytes} bytes",
-                        got=file.tell() - offset,
-                    )
-        os.replace(part, path)
+        try:
+            offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
+            os.truncate(part, n_bytes)
+            if check is not None:
+                check(part)
+            with open(part, "r+b") as file:
+                for tensor, offset in zip(tensors, offsets, strict=True):
+                    file.seek(offset)
+                    for block in tensor.blocks():
+                        file.write(np.ascontiguousarray(block).data)
+                        if written is not None:
+                            written(block.nbytes)
+                    if file.tell() - offset != tensor.n_bytes:
+                        raise ModelFileError(
+                            "the data is not as long as the shape says",
+                            where=f"tensor {tensor.name!r}",
+                            wanted=f"{tensor.n_bytes} bytes",
+                            got=file.tell() - offset,
+                        )
+            os.replace(part, path)
+        finally:
+            with suppress(OSError):
+                part.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise ModelFileError(
@@ -115,9 +119,6 @@ def stream_model_file(
             got=reason,
             fix="give a path in a folder that exists, can be written, and has room",
         ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def _write_header(

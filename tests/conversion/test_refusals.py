@@ -316,9 +316,13 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, config, tensors):
     os.mkfifo(pipe)
     folder.mkdir()
     for path in (pipe, folder):
+        beside = path.with_name(path.name + ".part")
+        beside.write_text("of somebody else")
         with pytest.raises(ModelFileError, match="not a regular file") as error:
             convert(tmp_path / "hf", path)
         assert error.value.where == str(path)
+        assert beside.read_text() == "of somebody else"
+        beside.unlink()
     with pytest.raises(ModelFileError, match="File name too long"):
         convert(tmp_path / "hf", tmp_path / ("x" * 300))
     assert pipe.is_fifo()
