@@ -117,7 +117,7 @@ def fit_drafter(
 def _warn(
     spec: DrafterSpec, fields: Fields, tensors: Collection[str], block: int, n_heads: int
 ) -> None:
-    """Warn where ``block``, the first that is no whole head, holds parts, or a key disagrees."""
+    """Warn of parts in ``block``, the first that is no whole head, of heads behind it, of a key."""
     needed = [name.replace("{n}", str(block)) for name in _in_blocks(spec.fit)]
     missing = [name for name in needed if name not in tensors]
     if len(missing) < len(needed):
@@ -127,6 +127,16 @@ def _warn(
             block,
             spec.name,
             ", ".join(missing),
+        )
+    held = {block_of(name) for name in tensors}
+    behind = sorted(b for b in held if b and b > block and _count_heads(spec.fit, tensors, b))
+    if behind:
+        log.warning(
+            "%s: block %d is a head of %s and is left out: block %d before it is none",
+            fields.file,
+            behind[0],
+            spec.name,
+            block,
         )
     key = spec.fit.count_key
     declared = fields.get(key, int, 0) if key else n_heads

@@ -291,6 +291,14 @@ def test_heads_are_counted_by_their_tensors(load, caplog):
     assert warnings_of(caplog) == []
 
 
+def test_a_head_behind_a_gap_is_left_out_with_a_warning(load, caplog):
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors(), **toy.head_tensors(n=toy.N_LAYERS + 2)}
+    assert load(tensors, heads=1).find_drafter().heads.count == 1
+    (said,) = warnings_of(caplog)
+    assert f"block {toy.N_LAYERS + 2} is a head of toy_head" in said
+    assert f"block {toy.N_LAYERS + 1} before it is none" in said
+
+
 def test_a_drafter_in_a_file_of_its_own(load):
     class Own:
         rotary_axes, width, n_vocab, n_layers, n_drafter_blocks = 1, toy.WIDTH, toy.N_VOCAB, 0, 1

@@ -136,7 +136,7 @@ class Generator:
                 "the prompt is longer than the context",
                 wanted=llm.n_ctx,
                 got=len(request.prompt),
-                fix="make n_ctx larger",
+                fix="make n_ctx= (-c) larger",
             )
         if max_tokens == 0:
             request.end("length")

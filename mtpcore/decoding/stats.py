@@ -17,17 +17,19 @@ _KEPT = 100
 class Stats(msgspec.Struct):
     """What was drafted, accepted and spent; times in seconds.
 
-    ``drafted`` counts all drafts that were verified, of a tree every node. ``accepted`` counts
-    those that became part of a text: where a text ends inside a draft, what the target agreed with
-    beyond its last token does not count, and neither does a drafted end-of-text token, which no
-    text has. ``accepted_per_position[i]`` counts the steps in which draft i + 1 in a row was
-    accepted, on whichever branch; ``invalid`` the drafted ids that were no tokens; ``paused`` how
-    often a sequence got no further draft because a hidden row was not finite or an embedding row
-    stands in its text; ``tokens`` all tokens of the texts, ``passes`` the target's runs after the
-    prompts. ``prompts`` are those whose own run gave a text its first token; one that is answered
-    by an end-of-text token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds``
-    the choice of tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds``
-    the choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
+    ``verify_steps`` counts the steps in which drafts of a sequence were verified, several in one
+    pass where several sequences draft. ``drafted`` counts all drafts that were verified, of a tree
+    every node. ``accepted`` counts those that became part of a text: where a text ends inside a
+    draft, what the target agreed with beyond its last token does not count, and neither does a
+    drafted end-of-text token, which no text has. ``accepted_per_position[i]`` counts the steps in
+    which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted ids that
+    were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
+    not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
+    ``passes`` the target's runs after the prompts. ``prompts`` are those whose own run gave a text
+    its first token; one that is answered by an end-of-text token gave none. ``verify_seconds`` is
+    the target's runs, ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds``
+    what follows it, ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in
+    ``draft_seconds``.
 
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
