@@ -202,7 +202,7 @@ def parse_header(data: bytes | mmap.mmap, file: str) -> Header:
         raise ModelFileError(
             "not a GGUF file",
             where=file,
-            wanted="the bytes 'GGUF' at its begin",
+            wanted="the bytes 'GGUF' at its start",
             got=repr(bytes(data[:4]))[1:],
             fix=NOT_GGUF,
         )
