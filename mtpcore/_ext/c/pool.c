@@ -2,6 +2,7 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -10,10 +11,14 @@
 
 #include "rounding.h"
 
+/* Who waits longer than a phase's threads differ by yields: a sibling may be queued behind this
+ * thread. It sleeps only much later: a virtual core that rests is woken through the host, which
+ * takes longer than a phase, and then the others fall asleep at the next barrier in their turn. */
 enum {
     LINE = 64,
-    BARRIER_SPIN_NS = 20 * 1000, /* then a sibling was probably taken off its core: sleep */
-    IDLE_SPIN_NS = 100 * 1000,
+    SPIN_NS = 20 * 1000,
+    BARRIER_YIELD_NS = 1000 * 1000,
+    IDLE_YIELD_NS = 100 * 1000,
     PAUSES_BETWEEN_CLOCKS = 32
 };
 
@@ -53,22 +58,29 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Wait until *counter differs from `seen`: spinning first, then asleep. */
-static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t seen,
-                            int64_t spin_ns)
+static int has_changed(_Atomic uint32_t *counter, uint32_t seen)
 {
-    int64_t end = 0;
-    for (;;) {
+    return atomic_load_explicit(counter, memory_order_acquire) != seen;
+}
+
+/* Wait until *counter differs from `seen`: spinning first, then yielding, then asleep. */
+static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t seen,
+                            int64_t yield_ns)
+{
+    for (int i = 0; i < PAUSES_BETWEEN_CLOCKS; i++) {
+        if (has_changed(counter, seen))
+            return;
+        pause_core();
+    }
+    const int64_t begin = now_ns();
+    for (int64_t now = begin; now < begin + yield_ns; now = now_ns()) {
         for (int i = 0; i < PAUSES_BETWEEN_CLOCKS; i++) {
-            if (atomic_load_explicit(counter, memory_order_acquire) != seen)
+            if (has_changed(counter, seen))
                 return;
             pause_core();
         }
-        const int64_t now = now_ns();
-        if (end == 0)
-            end = now + spin_ns;
-        else if (now > end)
-            break;
+        if (now > begin + SPIN_NS)
+            sched_yield();
     }
     pthread_mutex_lock(&pool->sleep);
     atomic_fetch_add(&pool->n_asleep, 1); /* before the check: whoever changes it looks here after */
@@ -119,7 +131,7 @@ static void meet(mtp_pool *pool)
         atomic_store_explicit(&pool->n_arrived, 0, memory_order_relaxed);
         change(pool, &pool->n_barriers);
     } else {
-        wait_for_change(pool, &pool->n_barriers, seen, BARRIER_SPIN_NS);
+        wait_for_change(pool, &pool->n_barriers, seen, BARRIER_YIELD_NS);
     }
 }
 
@@ -173,7 +185,7 @@ static void *work(void *argument)
     worker self = *(worker *)argument;
     free(argument);
     for (;;) {
-        wait_for_change(self.pool, &self.pool->n_regions, self.n_regions, IDLE_SPIN_NS);
+        wait_for_change(self.pool, &self.pool->n_regions, self.n_regions, IDLE_YIELD_NS);
         self.n_regions++;
         take_part(self.pool, self.thread);
     }
