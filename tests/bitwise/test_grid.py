@@ -1,9 +1,8 @@
 """A row's bits depend on its text and the model alone, whatever it is computed beside.
 
 By default a sample in which every two values meet, of chunks and drafts some: those beside the
-kernels' widths.
-``scripts/grid`` sets MTPCORE_GRID and so compares MTPCORE_GRID_POINTS combinations drawn from the
-full grid, or from the part of it that a filter like ``kind=Q4_K isa=avx2`` leaves.
+kernels' widths. With MTPCORE_GRID, a filter like ``kind=Q4_K,Q6_K isa=avx2`` or ``all``, every
+combination that it leaves, or MTPCORE_GRID_POINTS of them; ``scripts/grid`` sets both.
 """
 
 import math
@@ -19,7 +18,7 @@ from mtpcore._ext._matmul import available_isas
 from mtpcore.testing.pairs import cover_pairs
 
 FILTER = os.environ.get("MTPCORE_GRID", "")
-N_POINTS = int(os.environ.get("MTPCORE_GRID_POINTS", "2000"))
+POINTS = os.environ.get("MTPCORE_GRID_POINTS", "all")
 SEED = int(os.environ.get("MTPCORE_GRID_SEED", "0"))
 SAMPLED = {
     "chunk": (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 40),
@@ -52,12 +51,15 @@ DRAFTED = {
 }
 
 
+PARTS = NATIVE if FILTER else ("every type",)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("generated")
 
 
-def points(factors):
+def points(factors, part):
     if not FILTER:
         return cover_pairs(
             {
@@ -65,21 +67,25 @@ def points(factors):
                 for name, values in factors.items()
             }
         )
-    kept = dict(part.split("=") for part in FILTER.split() if "=" in part)
-    values = [[v for v in factors[f] if str(v) == kept.get(f, str(v))] for f in factors]
-    if not all(values):
-        pytest.skip(f"no combination fits {FILTER}")
+    factors = {**factors, "kind": (part,)}
+    kept = dict(rule.split("=") for rule in FILTER.split() if "=" in rule)
+    values = [
+        [v for v in factors[f] if f not in kept or str(v) in kept[f].split(",")] for f in factors
+    ]
     n = math.prod(map(len, values))
-    chosen = random.Random(SEED).sample(range(n), min(n, N_POINTS))
+    if n == 0:
+        pytest.skip(f"no combination fits {FILTER}")
+    wanted = n if POINTS == "all" else min(n, math.ceil(int(POINTS) / len(PARTS)))
+    chosen = sorted(random.Random(SEED).sample(range(n), wanted))  # equal contexts together
     return [dict(zip(factors, point_of(i, values), strict=True)) for i in chosen]
 
 
 def point_of(i, values):
-    """Return the i-th of all combinations."""
+    """Return the i-th of all combinations; the last of its values changes first."""
     point = []
-    for those in values:
+    for those in reversed(values):
         i, at = divmod(i, len(those))
-        point.append(those[at])
+        point.insert(0, those[at])
     return point
 
 
@@ -95,7 +101,7 @@ def compare(cases, plain, folder):
 
 
 def report(record_property, cases, factors, what):
-    n = math.prod(map(len, factors.values()))
+    n = math.prod(map(len, factors.values())) // len(PARTS)
     isas = ", ".join(dict.fromkeys(case.isa for case in cases))
     record_property("compared", f"{what}: {len(cases)} of {n} combinations on {isas}")
 
@@ -108,19 +114,21 @@ def plain_text(case):
     return Drafted(case.family, case.kind, case.kv, case.temperature)
 
 
-def test_rows(folder, record_property):
-    cases = [Rows(**point) for point in points(ROWS)]
+@pytest.mark.parametrize("part", PARTS)
+def test_rows(part, folder, record_property):
+    cases = [Rows(**point) for point in points(ROWS, part)]
     different, found = compare(cases, plain_rows, folder)
-    report(record_property, cases, ROWS, "rows")
+    report(record_property, cases, ROWS, f"rows, {part}")
     models = {(case.family, case.kind, case.kv) for case in cases}
     assert len({found[case]["memory"] for case in cases}) == len(models) or different
     assert different == {}
 
 
-def test_drafted_texts(folder, record_property):
-    cases = [Drafted(**point) for point in points(DRAFTED)]
+@pytest.mark.parametrize("part", PARTS)
+def test_drafted_texts(part, folder, record_property):
+    cases = [Drafted(**point) for point in points(DRAFTED, part)]
     different, found = compare(cases, plain_text, folder)
-    report(record_property, cases, DRAFTED, "drafted texts")
+    report(record_property, cases, DRAFTED, f"drafted texts, {part}")
     assert different == {}
     accepted = sum(found[case]["accepted"] for case in cases)
     assert FILTER or accepted > 2 * len(cases), (

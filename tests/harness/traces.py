@@ -86,6 +86,19 @@ def model(folder, family, kind, repack):
     return mtpcore.load_model(path, repack=repack)
 
 
+@functools.lru_cache(1)
+def context_of(folder, way):
+    return mtpcore.Context(
+        model(folder, way.family, way.kind, way.repack),
+        n_ctx=256,
+        n_seq_max=4,
+        n_batch=way.n_batch,
+        kv_dtype=way.kv,
+        threads=way.threads,
+        taps=["hidden"],
+    )
+
+
 def digest(array):
     return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=8).hexdigest()
 
@@ -96,15 +109,9 @@ def text_of(seq):
 
 def trace_rows(case, folder):
     """Feed the text of sequence 0 in chunks, in the company asked for; digest its rows."""
-    context = mtpcore.Context(
-        model(folder, case.family, case.kind, case.repack),
-        n_ctx=256,
-        n_seq_max=4,
-        n_batch=case.n_batch,
-        kv_dtype=case.kv,
-        threads=case.threads,
-        taps=["hidden"],
-    )
+    context = context_of(folder, msgspec.structs.replace(case, chunk=1, company="alone"))
+    for seq in range(context.n_seq_max):
+        context.remove(seq)  # the case before may have had the same context
     text, begin = text_of(0)[:N_TOKENS], 0
     rows = {"logits": [], "hidden": []}
     if case.company == "forked":
