@@ -186,6 +186,7 @@ def _find(selected: str | None) -> Iterable[Plugin]:
             where=SWITCH,
             wanted=", ".join(sorted(names)),
             got=", ".join(sorted(wanted - names.keys())),
+            fix=f"install it or leave its name out; {SWITCH}= starts without other people's",
         )
     for entries in groups.values():
         # A first-party plugin comes with mtpcore and may be installed on its own as well.

@@ -14,10 +14,18 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.cross.walk import Draft
 from mtpcore.draft_tree import DraftTree
+from mtpcore.graph.program import Program
 from mtpcore.proposer import Proposer
-from mtpcore.spec import DrafterSpec
+from mtpcore.spec import DrafterSpec, KVPolicy
 
-__all__ = ["DraftJob", "Drafter", "ProposerDrafter", "spell_differences", "warn_not_finite"]
+__all__ = [
+    "DraftJob",
+    "Drafter",
+    "ProposerDrafter",
+    "followed_memory",
+    "spell_differences",
+    "warn_not_finite",
+]
 
 I32 = NDArray[np.int32]
 logger = logging.getLogger("mtpcore")
@@ -87,6 +95,12 @@ def spell_differences(
 def _spell(value: object) -> str:
     """Return a value without commas of its own."""
     return repr(value).replace(", ", " ")
+
+
+def followed_memory(asked: KVPolicy, program: Program, *, per_head: bool = False) -> KVPolicy:
+    """Return what a loop over this graph remembers: its own entries, or nothing if it says so."""
+    keeps_nothing = asked.source == "none" and not program.memory
+    return KVPolicy(source="none" if keeps_nothing else "own", per_head=per_head)
 
 
 def warn_not_finite(drafter: str, seq: int, place: int) -> None:

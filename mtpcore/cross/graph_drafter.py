@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, spell_differences, warn_not_finite
+from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.cross.walk import Draft
@@ -51,7 +51,13 @@ class GraphDrafter:
     def _check(self) -> None:
         """Refuse what this loop cannot follow: it follows the defaults of these fields."""
         tree = self.spec.tree if self.shape == "tree" else None
-        plain = DrafterSpec(name=self.spec.name, fit=self.spec.fit, shape=self.shape, tree=tree)
+        plain = DrafterSpec(
+            name=self.spec.name,
+            fit=self.spec.fit,
+            shape=self.shape,
+            tree=tree,
+            kv=followed_memory(self.spec.kv, self.context.program),
+        )
         asked = msgspec.structs.replace(
             self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
         )

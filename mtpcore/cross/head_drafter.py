@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, spell_differences, warn_not_finite
+from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
 from mtpcore.cross.feeders import sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
-from mtpcore.spec import DrafterSpec, Heads, KVPolicy
+from mtpcore.spec import DrafterSpec, Heads
 
 __all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
 
@@ -64,9 +64,8 @@ class HeadDrafter:
             rereads=self.spec.heads.rereads,
             hidden_from=self.spec.heads.hidden_from,
         )
-        wanted = DrafterSpec(
-            name=self.spec.name, fit=self.spec.fit, heads=heads, kv=KVPolicy(per_head=True)
-        )
+        kv = followed_memory(self.spec.kv, self.contexts[0].program, per_head=True)
+        wanted = DrafterSpec(name=self.spec.name, fit=self.spec.fit, heads=heads, kv=kv)
         names = ["shape", "kv", "heads", "block", "tree", "vocabulary", "positions", "graphs"]
         names.append("first_embedding")
         if heads.hidden_from == "previous" and not heads.rereads:

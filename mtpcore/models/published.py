@@ -277,15 +277,40 @@ def _scaling_type(config: Config) -> str | None:
     return kind if kind in _DESCRIBED else None
 
 
-def _kinds(config: Config) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each kind of scaling: the path where it stands, its name, and if all layers have it."""
+def _rotations(config: Config) -> Iterator[tuple[str, bool]]:
+    """Yield the paths of objects that describe rotations, and whether all layers have that one."""
     for group in ("rope_parameters", "rope_scaling"):
         found = config.get(group)
-        by_layer = found.items() if isinstance(found, Mapping) else ()
-        inner = [name for name, one in by_layer if isinstance(one, Mapping)]
-        for at in (group, *(f"{group}.{name}" for name in inner)):
-            for path in (f"{at}.rope_type", f"{at}.type"):
-                yield path, config.get(path), at == group
+        yield group, True
+        for name, one in found.items() if isinstance(found, Mapping) else ():
+            if isinstance(one, Mapping):
+                yield f"{group}.{name}", False
+
+
+def _kinds(config: Config) -> Iterator[tuple[str, Any, bool]]:
+    """Yield each kind of scaling: the path where it stands, its name, and if all layers have it."""
+    for at, of_all in _rotations(config):
+        for path in (f"{at}.rope_type", f"{at}.type"):
+            yield path, config.get(path), of_all
+
+
+def _rope_base(config: Config) -> float:
+    """Return the base of the rotation; bases that differ from layer to layer are refused."""
+    of_all = number("rope_parameters.rope_theta", "rope_theta")(config)
+    bases = {} if of_all is None else {"rope_theta": of_all}
+    for at, is_of_all in _rotations(config):
+        base = None if is_of_all else number(f"{at}.rope_theta")(config)
+        if base is not None:
+            bases[f"{at}.rope_theta"] = base
+    if len({*bases.values()}) > 1:
+        raise ModelFileError(
+            "the file would hold one base of the rotation for all layers",
+            where=f"{config.file}: {', '.join(bases)}",
+            wanted="equal values",
+            got=", ".join(map(str, bases.values())),
+            fix="take a checkpoint whose layers rotate alike",
+        )
+    return next(iter(bases.values()), 10000.0)
 
 
 def scaling_type(
@@ -353,9 +378,8 @@ def _magnitude(config: Config) -> float | None:
 
 
 def _rope_keys(*elsewhere: str) -> Metadata:
-    base = number("rope_parameters.rope_theta", "rope_theta", default=10000.0)
     return (
-        ("{arch}.rope.freq_base", base),
+        ("{arch}.rope.freq_base", _rope_base),
         ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
         ("{arch}.rope.scaling.factor", _scaled("factor")),
         ("{arch}.rope.scaling.original_context_length", _original_context),
@@ -382,7 +406,7 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
         return None
     width, factor = head_width(config), float(config.get(*_scaling("factor"), default=8.0))
-    base = float(config.get("rope_parameters.rope_theta", "rope_theta", default=10000.0))
+    base = _rope_base(config)
     low = float(config.get(*_scaling("low_freq_factor"), default=1.0))
     high = float(config.get(*_scaling("high_freq_factor"), default=4.0))
     n_ctx = int(config.get(*_scaling("original_max_position_embeddings"), default=8192))

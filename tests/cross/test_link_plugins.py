@@ -204,6 +204,28 @@ def test_heads_that_read_the_target_alone_recycle_nothing(load):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("heads", [Heads(), Heads(order="each-step", hidden_from="target")])
+def test_a_head_without_attention_may_say_that_it_keeps_nothing(load, heads):
+    def light(g, inputs, h):
+        x = g.rms_norm(inputs["hidden"], "output_norm.weight", toy.EPS)
+        return Outputs(logits=g.matmul(g.output_rows(x), "output.weight"), hidden=x)
+
+    each, n, found = heads.order == "each-step", toy.N_LAYERS, []
+    weights = toy.trunk_tensors() | toy.head_tensors(1, n) | toy.head_tensors(2, n + 1)
+    for source in ("own", "none"):
+        spec = toy.replaced(
+            name=source,
+            build=light,
+            feeds=(Feed(slot="hidden", recycle=None if each else "hidden"),),
+            heads=heads,
+            kv=KVPolicy(source=source, per_head=each),
+        )
+        made, stats = text(load(weights, spec, heads=2), source)
+        assert stats.drafted > stats.verify_steps
+        found.append((made, stats.drafted, stats.accepted_per_position))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("answer", [None, 1.5])
 def test_an_answer_that_is_no_sequence_changes_nothing(load, answer, caplog):
     class Wrong(Proposer):

@@ -20,7 +20,7 @@ def link_with(**changes):
         {"shape": "block"},
         {"shape": "tree"},
         {"kv": KVPolicy(source="shared")},
-        {"kv": KVPolicy(source="none")},
+        {"kv": KVPolicy(source="none")},  # of a graph with attention
         {"kv": KVPolicy(refresh=False)},
         {"kv": KVPolicy(warm_up=False)},
         {"kv": KVPolicy(window=32)},

@@ -22,7 +22,7 @@ from mtpcore._ext._matmul import available_isas
 
 N_TOKENS = 72  # more than a page of memory
 OTHERS = (1, 2)  # sequences in whose company the text may be
-COMPANIES = ("alone", "interleaved", "beside drafts", "forked")
+COMPANIES = ("alone", "interleaved", "beside-drafts", "forked")
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ def trace_rows(case, folder):
     while begin < N_TOKENS:
         end = min(begin + case.chunk, N_TOKENS)
         _keep(rows, context.process(_batch(context, case, text, begin, end)), 0, end - begin)
-        for seq in (0, *OTHERS) if case.company == "beside drafts" else ():
+        for seq in (0, *OTHERS) if case.company == "beside-drafts" else ():
             context.rewind(seq, end if seq == 0 else max(context.length(seq) - 3, 0))
         begin = end
     digests = {name: digest(np.concatenate(parts)) for name, parts in rows.items()}
@@ -139,7 +139,7 @@ def _batch(context, case, text, begin, end):
             at = context.length(seq)
             tokens = text_of(seq)[at : at + case.chunk]
             queues[seq] = list(zip(tokens, range(at, at + case.chunk), strict=True))
-    if case.company == "beside drafts":
+    if case.company == "beside-drafts":
         # Ours ends in drafts that are rejected, one neighbour drafts too, the other one prefills.
         queues[0] = [*mine, *((7, at) for at in range(end, end + 2))]
         for seq, n in zip(OTHERS, (4, 6), strict=True):

@@ -89,6 +89,20 @@ def test_a_scaling_of_some_layers_is_one_that_files_do_not_hold(kind):
     assert "scaling.type" not in rope_keys(rope_parameters={"full_attention": whole})
 
 
+def test_layers_that_state_a_base_each_state_the_same():
+    """Read from the wrong place the base would be 10000, and the text noise after a while."""
+    full, sliding = {"rope_theta": 1e6}, {"rope_theta": 1e4}
+    alike = {"full_attention": full, "sliding_attention": full}
+    assert rope_keys(rope_parameters=alike) == {"freq_base": 1e6}
+    assert rope_keys(rope_parameters=alike, rope_theta=1000000) == {"freq_base": 1e6}
+    for other in ({"sliding_attention": sliding}, {"rope_theta": 1e4}):
+        with pytest.raises(ModelFileError, match="one base of the rotation") as error:
+            rope_keys(rope_parameters={"full_attention": full, **other})
+        assert "rope_parameters.full_attention.rope_theta" in error.value.where
+        assert {*error.value.got.split(", ")} == {"1000000.0", "10000.0"}
+        assert error.value.fix
+
+
 def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
     yarn = {"rope_type": "yarn", "factor": 4.0}
     assert "scaling.attn_factor" not in rope_keys(rope_scaling=yarn)
