@@ -13,7 +13,7 @@ from versus.results import Found
 
 __all__ = ["measure_error"]
 
-N_TOKENS = 24
+N_TOKENS = 240
 
 
 def measure_error(name: str, path: Path, threads: int, *, peer: bool = True) -> Found:
