@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._matmul cimport mtp_matrix
-from mtpcore._ext._sampling cimport mtp_sampler_scratch, mtp_sampling
+from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
 
 
 cdef extern from "cpu.h" nogil:
@@ -156,6 +156,7 @@ cdef extern from "draft.h" nogil:
         int32_t *place
         int32_t *outputs
         int32_t *active
+        mtp_leader *leaders
 
     void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
 

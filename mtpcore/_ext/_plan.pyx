@@ -338,6 +338,7 @@ cdef class Executor:
         sizes = [
             m * sizeof(mtp_draft_sequence), len(recycled) * sizeof(mtp_recycle),
             m * most * sizeof(int32_t), (5 + n_axes) * m * sizeof(int32_t),
+            self.plan.n_threads * MTP_UNIT * sizeof(mtp_leader),
             *(m * width * sizeof(float) for *_, width in recycled),
         ]
         sizes = [(size + 63) // 64 * 64 for size in sizes]
@@ -349,9 +350,11 @@ cdef class Executor:
         histories = <int32_t *> at
         rows = <int32_t *> (at + <size_t> sizes[2])
         at += <size_t> (sizes[2] + sizes[3])
+        draft.leaders = <mtp_leader *> at
+        at += <size_t> sizes[4]
         for i, (slot, output, axis, width) in enumerate(recycled):
             draft.recycled[i] = mtp_recycle(slot, output, axis, width, <float *> at)
-            at += <size_t> sizes[4 + i]
+            at += <size_t> sizes[5 + i]
         for i in range(m):
             rows[i] = rows[m + i] = i
         draft.outputs, draft.active, draft.tokens = rows, rows + m, rows + 2 * m

@@ -22,6 +22,9 @@ cdef extern from "sampler.h" nogil:
     ctypedef struct mtp_sampler_scratch:
         pass
 
+    ctypedef struct mtp_leader:
+        pass
+
     mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) noexcept
     void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch) noexcept
     int32_t mtp_choose(

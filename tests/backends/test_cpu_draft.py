@@ -25,18 +25,24 @@ pytestmark = pytest.mark.usefixtures("share_small_plans")
 
 N_LOGITS = 24
 RNG = np.random.default_rng(3)
+ODD = [np.nan, np.inf, -np.inf, 0.0, 3e38, -3e38]
 HISTORY = RNG.integers(0, N_VOCAB, 200).astype(np.int32)
 HIDDEN = RNG.normal(size=(200, WIDTH)).astype(np.float32)
 IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
 
 
-def head(n_logits=N_LOGITS):
-    """One layer that reads a token and a hidden row, and hands its own hidden row on."""
+def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True):
+    """One layer that reads a token and a hidden row, and hands its own hidden row on.
+
+    Without a factor the logits are what one product makes: tokens may run while it makes them.
+    ``edit`` changes its float32 matrix.
+    """
     tensors = random_tensors(
         9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
         k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
         norm=(WIDTH,), head=(n_logits, WIDTH),
     )  # fmt: skip
+    edit(tensors["head.weight"].array())
     g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
     x = g.embed(g.inputs.tokens, "embd.weight")
     x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
@@ -46,20 +52,26 @@ def head(n_logits=N_LOGITS):
     x = g.plus(x, g.matmul(g.rows(y), "o.weight"))
     hidden = g.rms_norm(x, "norm.weight", 1e-5)
     logits = g.matmul(g.output_rows(hidden), "head.weight")
-    return g.finish(Outputs(g.scale(logits, 3.0), hidden=hidden)), Weights(tensors)
+    logits = logits if factor is None else g.scale(logits, factor)
+    return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors, repack=repack)
 
 
-PROGRAM, WEIGHTS = head()
+HEADS = {"scaled": head(), "direct": head(factor=None)}
 SAMPLINGS = [
     Sampling(temperature=0),
     Sampling(temperature=1.0, seed=5),
     Sampling(temperature=1.7, seed=6, top_k=5, repetition_penalty=1.3, stream=2),
     Sampling(temperature=0.6, seed=7, logit_bias={3: 2.0, 9: -4.0}, presence_penalty=0.5),
 ]
+RACES = [
+    Sampling(temperature=0, top_k=7),
+    Sampling(temperature=1.3, seed=8, stream=1),
+    *SAMPLINGS[:2],
+]
 
 
-def runner(kind, threads=1):
-    return Runner(kind, PROGRAM, WEIGHTS, threads=threads, kv_dtype="f32", n_batch=128)
+def runner(kind, threads=1, which="scaled"):
+    return Runner(kind, *HEADS[which], threads=threads, kv_dtype="f32", n_batch=128)
 
 
 def make_run(memory, sequences, ids=None, n_logits=N_LOGITS):
@@ -102,15 +114,31 @@ sequences = st.lists(
     min_size=1,
     max_size=4,
 )
+racing = st.lists(
+    st.tuples(
+        st.integers(0, 90),
+        st.integers(1, 12),
+        st.integers(0, 8),
+        st.just(0.0),
+        st.sampled_from(RACES),
+    ),
+    min_size=1,
+    max_size=4,
+)
+ways = st.one_of(
+    st.tuples(st.sampled_from(["scaled", "direct"]), sequences),
+    st.tuples(st.just("direct"), racing),
+)
 
 
-@searching(40)
-@given(sequences, st.permutations(range(4)), st.booleans(), st.integers(1, 3))
-def test_the_loop_is_the_python_loop(described, slots, with_ids, threads):
+@searching(60)
+@given(ways, st.permutations(range(4)), st.booleans(), st.integers(1, 3))
+def test_the_loop_is_the_python_loop(way, slots, with_ids, threads):
+    which, described = way
     described = [(slot, *one) for slot, one in zip(slots, described, strict=False)]
     found, digests = [], []
     for compiled in (True, False):
-        one = runner(CpuBackend(), threads)
+        one = runner(CpuBackend(), threads, which)
         for seq, length, *_ in described:
             one.memory.reserve({seq: (0, length)})
             if length:
@@ -176,6 +204,67 @@ def test_threads_share_the_choice_among_many_tokens():
             assert min(lengths) < 6
         else:
             assert lengths == [k for *_, k, _, _ in sequences]
+
+
+@searching(40)
+@given(st.data(), st.sampled_from([33, 600, 1500]), st.integers(1, 3), st.booleans())
+def test_tokens_run_while_their_logits_are_made(data, n_logits, threads, repack):
+    """Equal logits, infinite ones and NaN, in every thread's columns and pieces of them."""
+    rows = st.lists(st.integers(0, n_logits - 1), max_size=40)
+    alike = data.draw(rows)
+    odd = data.draw(st.dictionaries(st.integers(0, n_logits - 1), st.sampled_from(ODD), max_size=9))
+    none = data.draw(st.integers(0, 9)) == 0  # at times every logit is -inf
+
+    def edit(matrix):
+        matrix[:] = matrix if not none else -np.inf
+        matrix[alike] = matrix[alike[:1]]
+        for row, value in odd.items():
+            matrix[row] = value
+
+    program, weights = head(n_logits, None, edit, repack)
+    ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
+    described = [(slot, 0, slot + 1, 4, 0.0, one) for slot, one in enumerate(RACES)]
+    found = []
+    for compiled in (True, False):
+        one = Runner(CpuBackend(), program, weights, threads=threads, kv_dtype="f32", n_batch=16)
+        run = make_run(one.memory, described, ids, n_logits)
+        loop = one.plan.draft if compiled else partial(draft_steps, one.plan)
+        found.append(loop(run, one.memory))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("which", "sampling", "p_min", "are_written"),
+    [
+        *(("direct", sampling, 0.0, False) for sampling in RACES),
+        *(("direct", sampling, 0.0, True) for sampling in SAMPLINGS[2:]),
+        *(
+            ("direct", Sampling(seed=1, **setting), 0.0, True)
+            for setting in (
+                {"logit_bias": {3: 2.0}},
+                {"presence_penalty": 0.5},
+                {"frequency_penalty": 0.5},
+                {"repetition_penalty": 1.1},
+                {"top_k": 5},
+                {"top_p": 0.9},
+                {"min_p": 0.1},
+            )
+        ),
+        ("direct", SAMPLINGS[1], 0.1, True),
+        ("scaled", SAMPLINGS[1], 0.0, True),
+    ],
+)
+def test_logits_are_written_only_where_they_are_needed(which, sampling, p_min, are_written):
+    one = runner(CpuBackend(), 2, which)
+    described = [(0, 0, 2, 3, p_min, sampling), (1, 0, 3, 3, 0.0, RACES[0])]
+    one.plan.draft(make_run(one.memory, described), one.memory)
+    logits = one.plan._kept["logits"]
+    logits[:] = np.nan
+    for seq in (0, 1):
+        one.memory.rewind(seq, 0)
+    one.plan.draft(make_run(one.memory, described), one.memory)
+    assert one.plan._kept["logits"] is logits
+    assert np.isnan(logits).all() != are_written
 
 
 def test_drafts_go_on_to_the_end():

@@ -22,7 +22,8 @@ typedef struct {
     const mtp_plan *plan;
     mtp_run *run;
     mtp_draft *draft;
-    int shares;    /* whether all threads choose together */
+    int races;     /* whether tokens run while their logits are made, which are not kept */
+    int shares;    /* otherwise: whether all threads choose together */
     int64_t going; /* written by thread 0 between barriers */
 } loop;
 
@@ -52,6 +53,57 @@ static mtp_draft_sequence *sequence_of(const mtp_draft *draft, int64_t at)
 {
     mtp_draft_sequence *own = &draft->sequences[draft->active[at]];
     return own->n_drafts < own->k ? own : NULL;
+}
+
+/* Whether the logits are what one product makes, nobody else reads them, and every choice is a
+ * race. */
+static int can_race(const mtp_plan *plan, const mtp_draft *draft)
+{
+    int is_race = draft->n_sequences <= MTP_UNIT, n_makers = 0;
+    for (int64_t i = 0; i < draft->n_sequences; i++) {
+        const mtp_draft_sequence *own = &draft->sequences[i];
+        is_race &= mtp_is_race(own->settings) && own->p_min <= 0.0;
+    }
+    for (int64_t s = 0; s < draft->n_recycled; s++)
+        is_race &= draft->recycled[s].output != draft->logits;
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        const mtp_op *op = &plan->ops[i];
+        for (int j = 0; j < 3; j++)
+            is_race &= op->in[j].buffer != draft->logits || op->in[j].n_heads == 0;
+        if (op->out[0].buffer != draft->logits || op->out[0].n_heads == 0)
+            continue;
+        n_makers++;
+        is_race &= op->kind == MTP_MATMUL && op->axis == MTP_OUTPUTS && op->weights[0] == NULL;
+    }
+    return is_race && n_makers == 1;
+}
+
+static mtp_leader *leader_of(const mtp_draft *draft, int thread, int64_t at)
+{
+    return &draft->leaders[thread * MTP_UNIT + at];
+}
+
+/* Let columns [begin, end) of the logits run; see mtp_taker. */
+static void race(void *argument, int thread, const float *values, int64_t row_stride,
+                 int64_t n_rows, int64_t begin, int64_t end)
+{
+    const loop *self = argument;
+    const mtp_draft *draft = self->draft;
+    for (int64_t at = 0; at < n_rows; at++) {
+        const mtp_draft_sequence *own = sequence_of(draft, at);
+        if (own)
+            mtp_race_piece(own->settings, own->n_history + own->n_drafts, draft->token_ids,
+                           values + at * row_stride, begin, end - begin,
+                           leader_of(draft, thread, at));
+    }
+}
+
+static int32_t winner_of(const mtp_draft *draft, int64_t at, int n_threads)
+{
+    mtp_leader first = *leader_of(draft, 0, at);
+    for (int i = 1; i < n_threads; i++)
+        first = mtp_race_join(first, *leader_of(draft, i, at));
+    return mtp_race_winner(first, draft->token_ids);
 }
 
 /* Choose a draft from row `at`, all threads together; thread 0 gets the token, and its probability
@@ -122,10 +174,12 @@ static void choose_all(loop *self, int64_t n, int thread, int n_threads)
     int64_t going = 0;
     for (int64_t at = 0; at < n && thread < n_choosing; at++) {
         mtp_draft_sequence *own = sequence_of(draft, at);
-        float probability;
+        float probability = 1.0f;
         if (own == NULL)
             continue;
-        const int32_t token = choose(self, own, at, &probability, thread, n_choosing);
+        const int32_t token = self->races
+                                  ? winner_of(draft, at, n_threads)
+                                  : choose(self, own, at, &probability, thread, n_choosing);
         if (thread == 0 && !(probability < own->p_min))
             going = take(self->run, draft, own, at, token, going);
     }
@@ -141,6 +195,8 @@ static void draft_as_task(void *argument, int thread, int n_threads)
     loop *self = argument;
     do {
         const int64_t n = self->run->n_rows[MTP_OUTPUTS];
+        for (int64_t at = 0; self->races && at < n; at++)
+            *leader_of(self->draft, thread, at) = (mtp_leader){-INFINITY, -1};
         mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
         wait_for_all(self, n_threads);
         choose_all(self, n, thread, n_threads);
@@ -149,7 +205,11 @@ static void draft_as_task(void *argument, int thread, int n_threads)
 
 void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
 {
-    loop self = {plan, run, draft, is_worth_sharing(draft), 0};
+    const int races = can_race(plan, draft);
+    loop self = {plan, run, draft, races, !races && is_worth_sharing(draft), 0};
+    if (races)
+        run->taker = (mtp_taker){draft->logits, race, &self};
     mtp_run_begin(run);
     mtp_plan_start(plan, run, draft_as_task, &self);
+    run->taker = (mtp_taker){0};
 }

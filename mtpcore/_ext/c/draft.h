@@ -34,6 +34,7 @@ typedef struct {
     /* Rows of the passes after the first, [n_sequences] each: */
     int32_t *tokens, *positions, *seq, *place, *outputs;
     int32_t *active; /* the sequence of each row of logits; all of them at first */
+    mtp_leader *leaders; /* [threads][MTP_UNIT] of each thread and row of logits */
 } mtp_draft;
 
 /* Draft until every sequence has ended; the drafts follow each history. */

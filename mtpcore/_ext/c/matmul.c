@@ -121,6 +121,16 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
     store_rows(job, begin, end - begin, sums, row, row_bytes);
 }
 
+mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
+{
+    const int64_t blocks = w->n_cols / mtp_type_block(w->type);
+    const size_t skipped = w->is_mapped
+                               ? (size_t)(begin * blocks * mtp_type_block_bytes(w->type))
+                               : mtp_packed_bytes(w->type, begin, w->n_cols);
+    return (mtp_matrix){w->type, w->is_mapped, end - begin, w->n_cols,
+                        (const char *)w->data + skipped};
+}
+
 size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
 {
     return w->is_mapped ? (size_t)mtp_group_bytes(w->type, w->n_cols) : 0;

@@ -63,6 +63,9 @@ size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols);
 void mtp_pack(int32_t type, int64_t n_cols, const void *rows, int64_t row_begin, int64_t row_end,
               void *packed);
 
+/* Rows [begin, end) of a matrix; begin is a multiple of 32, end one or n_rows. */
+mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end);
+
 /* out[n_cols] = row `row` of a matrix as float32 (embedding lookup). */
 void mtp_matrix_row(const mtp_matrix *w, int64_t row, float *out);
 

@@ -109,6 +109,15 @@ typedef struct {
     int64_t pages_of_seq;
 } mtp_memory;
 
+/* Who gets the results of a product that nobody reads later: piece by piece, while they are in the
+ * cache, each thread its own columns in ascending order. At most MTP_UNIT rows. */
+typedef struct {
+    int32_t buffer; /* that would hold them, and is not written */
+    void (*take)(void *argument, int thread, const float *values, int64_t row_stride,
+                 int64_t n_rows, int64_t begin, int64_t end); /* NULL: nobody */
+    void *argument;
+} mtp_taker;
+
 /* One batch. Everything in it was checked. */
 typedef struct {
     int64_t n_rows[2]; /* by axis */
@@ -117,6 +126,7 @@ typedef struct {
     int64_t n_axes;        /* of a position */
     void **buffers;
     mtp_memory *memory; /* by group */
+    mtp_taker taker;
     /* Made by mtp_run_begin from the above: */
     int32_t *base;    /* [n] first place of the row's sequence in this batch */
     int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */

@@ -50,6 +50,22 @@ void mtp_prepare_rows(const mtp_op *op, const mtp_run *run, int thread, int n_th
                     run->buffers[op->out[0].buffer]);
 }
 
+/* Outputs that are handed over at once: whole groups, and whole chunks of a choice. */
+enum { PIECE = 512 };
+
+static void hand_over(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
+{
+    _Alignas(64) float values[MTP_UNIT][PIECE];
+    const int64_t n = run->n_rows[op->axis];
+    for (int64_t at = begin; at < end; at += PIECE) {
+        const int64_t stop = at + PIECE < end ? at + PIECE : end;
+        const mtp_matrix part = mtp_matrix_part(op->matrices, at, stop);
+        mtp_matmul(&part, run->buffers[op->in[0].buffer], n, values[0], PIECE, NULL, 0, stop - at,
+                   run->scratch[thread]);
+        run->taker.take(run->taker.argument, thread, values[0], PIECE, n, at, stop);
+    }
+}
+
 void mtp_matmul_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const int64_t n = run->n_rows[op->axis], n_outputs = op->matrices->n_rows;
@@ -59,6 +75,10 @@ void mtp_matmul_rows(const mtp_op *op, const mtp_run *run, int thread, int n_thr
     end = end < n_outputs ? end : n_outputs;
     if (n == 0 || begin >= end)
         return;
+    if (run->taker.take && run->taker.buffer == op->out[0].buffer) {
+        hand_over(op, run, begin, end, thread);
+        return;
+    }
     float *y = mtp_row(run, &op->out[0], 0, 0);
     const int64_t stride = op->out[0].row_stride;
     mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,

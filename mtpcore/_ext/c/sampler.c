@@ -9,22 +9,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "cpu.h"
 #include "sampler_cuts.h"
 #include "sampler_passes.h"
 #include "sampler_race.h"
-
-#define LARGEST_NOISE 36.8 /* -log(2^-53) and a little */
-
-static const mtp_sampler_passes *passes(void) {
-#if defined(__x86_64__)
-    static const mtp_sampler_passes *const table[MTP_ISA_COUNT] = {
-        &mtp_sampler_passes_base, &mtp_sampler_passes_avx2, &mtp_sampler_passes_avx512};
-    return table[mtp_isa()];
-#else
-    return &mtp_sampler_passes_base;
-#endif
-}
 
 mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) {
     mtp_sampler_scratch *scratch = calloc(1, sizeof *scratch);
@@ -61,47 +48,24 @@ double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_i
     return gumbel(noise_bits(&noise, token_id));
 }
 
-/* Let up to 64 rows run: rows[0 .. n), or `begin` and the following if rows is NULL. */
-static void run_chunk(race *state, const logits_row *row, const int32_t *rows, int64_t begin,
-                      int64_t n) {
-    float logits[MTP_CHUNK];
-    uint32_t ids[MTP_CHUNK];
-    uint32_t lower[MTP_CHUNK], upper[MTP_CHUNK];
-    if (rows) {
-        for (int64_t j = 0; j < n; j++) {
-            logits[j] = row->logits[rows[j]];
-            ids[j] = (uint32_t)token_id(row, rows[j]);
-        }
-    } else {
-        memcpy(logits, row->logits + begin, (size_t)n * sizeof(float));
-        for (int64_t j = 0; j < n; j++) ids[j] = (uint32_t)token_id(row, begin + j);
-    }
-    for (int64_t j = n; j < MTP_CHUNK; j++) {
-        logits[j] = -INFINITY;
-        ids[j] = 0;
-    }
-    const double least = score_to_reach(state);
-    if (!passes()->draw(logits, ids, state->noise, state->inverse, least, lower, upper)) return;
+/* Let rows[0 .. n) run, 64 at most. */
+static void run_rows(race *state, const logits_row *row, const int32_t *rows, int64_t n) {
+    entrants all;
+    all.n = n;
     for (int64_t j = 0; j < n; j++) {
-        const double scaled = (double)logits[j] * state->inverse;
-        if (!(scaled + mtp_noise_bound(upper[j]) >= score_to_reach(state))) continue;
-        if (!(logits[j] > -INFINITY)) continue;
-        enter(state, scaled + gumbel((uint64_t)upper[j] << 32 | lower[j]),
-              rows ? rows[j] : (int32_t)(begin + j));
+        all.logits[j] = row->logits[rows[j]];
+        all.ids[j] = (uint32_t)token_id(row, rows[j]);
     }
-}
-
-static int has_cuts(const mtp_sampling *sampling) {
-    return sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->min_p > 0.0;
+    run_entrants(state, &all, rows, 0);
 }
 
 /* Let the rows of chunks [begin, end) run. */
 static void run_chunks(race *state, const logits_row *row, int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        const float largest = row->scratch->maxima[chunk];
-        if ((double)largest * state->inverse + LARGEST_NOISE <= score_to_reach(state)) continue;
+        if (is_hopeless(state, row->scratch->maxima[chunk])) continue;
         const int64_t first = chunk * MTP_CHUNK, n = row->n_vocab - first;
-        run_chunk(state, row, NULL, first, n < MTP_CHUNK ? n : MTP_CHUNK);
+        run_chunk(state, row->logits + first, row->token_ids, first,
+                  n < MTP_CHUNK ? n : MTP_CHUNK);
     }
 }
 
@@ -115,8 +79,8 @@ static void run_all(race *state, const logits_row *row, const mtp_sampling *samp
     int64_t n;
     int64_t first = cut(row, sampling, max, total, &n);
     for (; first < n; first += MTP_CHUNK)
-        run_chunk(state, row, row->scratch->order + first, 0,
-                  n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
+        run_rows(state, row, row->scratch->order + first,
+                 n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
 }
 
 /* Put the best `n` rows into rows[0 .. returned), the one that would be chosen first; `scores` is

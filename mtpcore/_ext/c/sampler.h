@@ -69,6 +69,24 @@ void mtp_choice_race(mtp_sampler_scratch *scratch, int i, int n);
 /* `probability` as for mtp_choose; NULL unless the choice began with needs_probability. */
 int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability);
 
+/* A choice in one pass over pieces of a row, while they are made: where the chain is a mere race. */
+typedef struct {
+    double score; /* of the first so far */
+    int64_t row;  /* of logits; -1: none yet */
+} mtp_leader;
+
+/* Whether it is: no bias, penalties or mask, and no cuts that matter. */
+int mtp_is_race(const mtp_sampling *sampling);
+
+/* Let rows first .. first + n run, whose logits follow each other; the leader of none is
+ * {-INFINITY, -1}. Pieces of one leader come in ascending order. */
+void mtp_race_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
+                    const float *logits, int64_t first, int64_t n, mtp_leader *leader);
+
+/* The first of two; the token of the first of all pieces is the one that mtp_choose returns. */
+mtp_leader mtp_race_join(mtp_leader a, mtp_leader b);
+int32_t mtp_race_winner(mtp_leader leader, const int32_t *token_ids);
+
 /* Rank the `n` best tokens for that position: the one that mtp_choose returns, then those that it
  * would return in turn were the ones before them not there. At temperature 0 these are the largest
  * logits; above it the cuts leave no others.

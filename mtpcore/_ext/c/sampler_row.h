@@ -1,5 +1,5 @@
 /* A row of logits in the chain, the working memory of a choice, and the chain's first part: logit
- * bias, penalties and mask. For sampler.c alone. */
+ * bias, penalties and mask. For the sampler alone. */
 #ifndef MTPCORE_SAMPLER_ROW_H
 #define MTPCORE_SAMPLER_ROW_H
 
@@ -58,6 +58,10 @@ static inline int64_t find_row(const logits_row *row, int32_t id) {
 
 static inline int allows(const uint32_t *mask, int32_t id) {
     return !mask || (mask[id >> 5] >> (id & 31) & 1);
+}
+
+static int has_cuts(const mtp_sampling *sampling) {
+    return sampling->top_k > 0 || sampling->top_p < 1.0 || sampling->min_p > 0.0;
 }
 
 static int has_penalties(const mtp_sampling *sampling) {
