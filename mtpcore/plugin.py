@@ -37,12 +37,10 @@ from mtpcore.models.published import (
     DECODER,
     EXPERT_KEYS,
     EXPERTS,
-    FACTORED_ROPE_KEYS,
     HEAD_NORMS,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
     NEXTN,
-    ROPE_KEYS,
     SHARED_EXPERT,
     SPEAKER_TOKENS,
     SWIGLU,
@@ -51,12 +49,16 @@ from mtpcore.models.published import (
     head_width,
     in_heads,
     interleave,
-    long_context_factors,
     on_layers,
     optional,
-    scaling_type,
 )
 from mtpcore.models.rope import Rope
+from mtpcore.models.rotation import (
+    FACTORED_ROPE_KEYS,
+    ROPE_KEYS,
+    long_context_factors,
+    scaling_type,
+)
 from mtpcore.proposer import Proposer
 from mtpcore.spec import (
     Block,

@@ -17,18 +17,17 @@ from mtpcore.models.decoder import decoder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.published import (
     DECODER,
-    FACTORED_ROPE_KEYS,
     INTERLEAVED_ATTENTION,
     INTERLEAVED_BIASES,
     SWIGLU,
     TABLES,
     block_renames,
     head_width,
-    long_context_factors,
     on_layers,
     optional,
 )
 from mtpcore.models.rope import Style
+from mtpcore.models.rotation import FACTORED_ROPE_KEYS, long_context_factors
 from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["LLAMA", "LlamaHparams", "build"]

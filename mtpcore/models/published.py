@@ -6,15 +6,12 @@ metadata are llama.cpp's.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from mtpcore.checkpoint import Config, Key, Rename, number
-from mtpcore.errors import ModelFileError
 
 __all__ = [
     "ATTENTION",
@@ -22,12 +19,10 @@ __all__ = [
     "DECODER",
     "EXPERTS",
     "EXPERT_KEYS",
-    "FACTORED_ROPE_KEYS",
     "HEAD_NORMS",
     "INTERLEAVED_ATTENTION",
     "INTERLEAVED_BIASES",
     "NEXTN",
-    "ROPE_KEYS",
     "SHARED_EXPERT",
     "SPEAKER_TOKENS",
     "SWIGLU",
@@ -36,10 +31,8 @@ __all__ = [
     "head_width",
     "in_heads",
     "interleave",
-    "long_context_factors",
     "on_layers",
     "optional",
-    "scaling_type",
 ]
 
 Metadata = tuple[tuple[str, str | Key | Callable[[Config], Any]], ...]
@@ -260,156 +253,3 @@ EXPERT_KEYS: Metadata = (
     ("{arch}.leading_dense_block_count", Key("first_k_dense_replace")),
 )
 """Experts, as DeepSeek's configurations and those that follow them spell them."""
-
-
-_DESCRIBED = ("linear", "yarn")
-_UNSCALED = (None, "default", "none", "mrope")  # the axes of an M-RoPE position agree in text
-
-
-def _scaling(name: str) -> tuple[str, str]:
-    """Return the paths of a value of the rotation's scaling, new configurations' first."""
-    return f"rope_parameters.{name}", f"rope_scaling.{name}"
-
-
-def _scaling_type(config: Config) -> str | None:
-    """Return the kind of scaling that metadata describes."""
-    kind = config.get(*_scaling("rope_type"), *_scaling("type"))
-    return kind if kind in _DESCRIBED else None
-
-
-def _rotations(config: Config) -> Iterator[tuple[str, bool]]:
-    """Yield the paths of objects that describe rotations, and whether all layers have that one."""
-    for group in ("rope_parameters", "rope_scaling"):
-        found = config.get(group)
-        yield group, True
-        for name, one in found.items() if isinstance(found, Mapping) else ():
-            if isinstance(one, Mapping):
-                yield f"{group}.{name}", False
-
-
-def _kinds(config: Config) -> Iterator[tuple[str, Any, bool]]:
-    """Yield each kind of scaling: the path where it stands, its name, and if all layers have it."""
-    for at, of_all in _rotations(config):
-        for path in (f"{at}.rope_type", f"{at}.type"):
-            yield path, config.get(path), of_all
-
-
-def _rope_base(config: Config) -> float:
-    """Return the base of the rotation; bases that differ from layer to layer are refused."""
-    of_all = number("rope_parameters.rope_theta", "rope_theta")(config)
-    bases = {} if of_all is None else {"rope_theta": of_all}
-    for at, is_of_all in _rotations(config):
-        base = None if is_of_all else number(f"{at}.rope_theta")(config)
-        if base is not None:
-            bases[f"{at}.rope_theta"] = base
-    if len({*bases.values()}) > 1:
-        raise ModelFileError(
-            "the file would hold one base of the rotation for all layers",
-            where=f"{config.file}: {', '.join(bases)}",
-            wanted="equal values",
-            got=", ".join(map(str, bases.values())),
-            fix="take a checkpoint whose layers rotate alike",
-        )
-    return next(iter(bases.values()), 10000.0)
-
-
-def scaling_type(
-    described: Sequence[str] = _DESCRIBED, *elsewhere: str
-) -> Callable[[Config], str | None]:
-    """Return a source of ``{arch}.rope.scaling.type`` that refuses what a file would not hold.
-
-    Parameters
-    ----------
-    described : sequence of str
-        Kinds that the family's metadata describes.
-    *elsewhere : str
-        Kinds that its files hold otherwise, as ``llama3`` in ``long_context_factors``.
-    """
-
-    def read(config: Config) -> str | None:
-        for path, kind, of_all in _kinds(config):
-            held = (*described, *elsewhere) if of_all else ()
-            if kind not in (*_UNSCALED, *held):
-                raise ModelFileError(
-                    "the file would not hold this scaling of the rotation, and the model would "
-                    "compute something else than the checkpoint",
-                    where=f"{config.file}: {path}",
-                    wanted=", ".join(("default", *held)),
-                    got=kind,
-                    fix="for texts of up to max_position_embeddings tokens, where it changes "
-                    "nothing, write null in its place"
-                    if kind == "dynamic"
-                    else "take a checkpoint without it",
-                )
-        return _scaling_type(config)
-
-    return read
-
-
-def _scaled(name: str) -> Callable[[Config], float | None]:
-    """Return a source: a value of the scaling, as a float, where metadata describes the scaling."""
-    read = number(*_scaling(name))
-    return lambda config: read(config) if _scaling_type(config) else None
-
-
-def _original_context(config: Config) -> int | None:
-    if not _scaling_type(config):
-        return None
-    n_ctx = config.get(
-        *_scaling("original_max_position_embeddings"), default=config["max_position_embeddings"]
-    )
-    return int(n_ctx)
-
-
-def _magnitude(config: Config) -> float | None:
-    """Return what a stated magnitude is beyond the one that YaRN's factor implies.
-
-    It is stated as such, or as the quotient of what two ``mscale`` make of the factor.
-    """
-    if _scaling_type(config) != "yarn":
-        return None
-    factor = float(config.get(*_scaling("factor"), default=1.0))
-    rise = 0.1 * math.log(factor) if factor > 1 else 0.0
-    stated = config.get(*_scaling("attention_factor"))
-    ours, all_dims = (config.get(*_scaling(name)) for name in ("mscale", "mscale_all_dim"))
-    if stated is None and ours and all_dims:
-        stated = (1 + ours * rise) / (1 + all_dims * rise)
-    return None if stated is None else float(stated) / (1 + rise)
-
-
-def _rope_keys(*elsewhere: str) -> Metadata:
-    return (
-        ("{arch}.rope.freq_base", _rope_base),
-        ("{arch}.rope.scaling.type", scaling_type(_DESCRIBED, *elsewhere)),
-        ("{arch}.rope.scaling.factor", _scaled("factor")),
-        ("{arch}.rope.scaling.original_context_length", _original_context),
-        ("{arch}.rope.scaling.attn_factor", _magnitude),
-        ("{arch}.rope.scaling.yarn_beta_fast", _scaled("beta_fast")),
-        ("{arch}.rope.scaling.yarn_beta_slow", _scaled("beta_slow")),
-    )
-
-
-ROPE_KEYS: Metadata = _rope_keys()
-"""Base of the rotation, and linear or YaRN scaling; other kinds are refused."""
-
-FACTORED_ROPE_KEYS: Metadata = _rope_keys("llama3")
-"""The same for families whose files get ``long_context_factors``."""
-
-
-def long_context_factors(config: Config) -> np.ndarray | None:
-    """Return the divisors of rotary frequencies of Llama 3's scaling, None where it is not used.
-
-    float32[head_width / 2]: 1 for pairs that turn at least ``high_freq_factor`` times within the
-    original context, ``factor`` for those that turn less than ``low_freq_factor`` times, between
-    them the inverse mix of both.
-    """
-    if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
-        return None
-    width, factor = head_width(config), float(config.get(*_scaling("factor"), default=8.0))
-    base = _rope_base(config)
-    low = float(config.get(*_scaling("low_freq_factor"), default=1.0))
-    high = float(config.get(*_scaling("high_freq_factor"), default=4.0))
-    n_ctx = int(config.get(*_scaling("original_max_position_embeddings"), default=8192))
-    turns = n_ctx * base ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
-    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 / ((1 - share) / factor + share)).astype(np.float32)

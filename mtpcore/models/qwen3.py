@@ -10,11 +10,11 @@ from mtpcore.models.published import (
     ATTENTION,
     DECODER,
     HEAD_NORMS,
-    ROPE_KEYS,
     SWIGLU,
     TABLES,
     block_renames,
 )
+from mtpcore.models.rotation import ROPE_KEYS
 from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN3"]

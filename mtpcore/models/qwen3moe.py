@@ -20,12 +20,12 @@ from mtpcore.models.published import (
     DECODER,
     EXPERTS,
     HEAD_NORMS,
-    ROPE_KEYS,
     SWIGLU,
     TABLES,
     block_renames,
     on_layers,
 )
+from mtpcore.models.rotation import ROPE_KEYS
 from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build"]
