@@ -15,7 +15,8 @@ MTP_DECLARE(mtp_take);
 /* out = in[0] as matrices want it: n[0] is an MTP_ACT_*. */
 MTP_DECLARE(mtp_prepare_rows);
 /* out = matrix times in[0] (prepared) + weights[0]. The products of a group share their threads'
- * work: this one has units n[0] and following of n[1]; a unit is n[2] outputs, whole groups. */
+ * work: this one has units n[0] and following of n[1]; a unit is n[2] outputs, whole groups. The
+ * run's taker gets the products instead where it asks for them. */
 MTP_DECLARE(mtp_matmul_rows);
 /* out = cosines, then sines, of positions[axes[i]] * numbers[i] for i < n[0], all times
  * numbers[n[0]]. */
