@@ -58,28 +58,23 @@ static int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static int has_changed(_Atomic uint32_t *counter, uint32_t seen)
-{
-    return atomic_load_explicit(counter, memory_order_acquire) != seen;
-}
-
 /* Wait until *counter differs from `seen`: spinning first, then yielding, then asleep. */
 static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t seen,
                             int64_t yield_ns)
 {
-    for (int i = 0; i < PAUSES_BETWEEN_CLOCKS; i++) {
-        if (has_changed(counter, seen))
-            return;
-        pause_core();
-    }
-    const int64_t begin = now_ns();
-    for (int64_t now = begin; now < begin + yield_ns; now = now_ns()) {
+    int64_t begin = 0;
+    for (;;) {
         for (int i = 0; i < PAUSES_BETWEEN_CLOCKS; i++) {
-            if (has_changed(counter, seen))
+            if (atomic_load_explicit(counter, memory_order_acquire) != seen)
                 return;
             pause_core();
         }
-        if (now > begin + SPIN_NS)
+        const int64_t now = now_ns();
+        if (begin == 0)
+            begin = now;
+        else if (now > begin + yield_ns)
+            break;
+        else if (now > begin + SPIN_NS)
             sched_yield();
     }
     pthread_mutex_lock(&pool->sleep);
