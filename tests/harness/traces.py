@@ -86,17 +86,19 @@ def model(folder, family, kind, repack):
     return mtpcore.load_model(path, repack=repack)
 
 
-@functools.lru_cache(1)
-def context_of(folder, way):
+def make_context(folder, way, **sizes):
     return mtpcore.Context(
         model(folder, way.family, way.kind, way.repack),
-        n_ctx=256,
-        n_seq_max=4,
         n_batch=way.n_batch,
         kv_dtype=way.kv,
         threads=way.threads,
-        taps=["hidden"],
+        **sizes,
     )
+
+
+@functools.lru_cache(1)
+def context_of(folder, way):
+    return make_context(folder, way, n_ctx=256, n_seq_max=4, taps=["hidden"])
 
 
 def digest(array):
@@ -165,14 +167,7 @@ def _keep(rows, output, seq, n=None):
 
 def trace_drafted(case, folder):
     """Decode three prompts, each in its own rhythm; digest texts and memories at one length."""
-    llm = mtpcore.Context(
-        model(folder, case.family, case.kind, case.repack),
-        n_ctx=128,
-        n_seq_max=3,
-        n_batch=case.n_batch,
-        kv_dtype=case.kv,
-        threads=case.threads,
-    )
+    llm = make_context(folder, case, n_ctx=128, n_seq_max=3)
     cross = mtpcore.link(llm)
     n_tokens, settings = 40, {}
     for seq in range(3):
