@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, DraftRun, Plan, WeightSource
+from mtpcore.backends.base import Backend, Choices, DraftRun, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers, is_whole
@@ -182,13 +182,16 @@ class Context:
         self.check_seq(seq)
         return self.lengths[seq]
 
-    def process(self, batch: Batch) -> Output:
+    def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
 
         Parameters
         ----------
         batch : Batch
             Rows of any mix of sequences; those of one sequence continue it in order.
+        choices : Choices, optional
+            Who chooses from each row of logits, where nothing else is wanted of these:
+            ``Output.chosen`` has the tokens, and there may be no logits. Watchers see them.
 
         Returns
         -------
@@ -197,13 +200,13 @@ class Context:
 
         Raises
         ------
-        BatchError, CapacityError, LinkError
-            Ids, positions, sequences, parents or rows that do not fit; no room; a linked row that
-            is missing. The state is what it was.
+        BatchError, CapacityError, LinkError, SamplingError
+            Ids, positions, sequences, parents, rows or choices that do not fit; no room; a linked
+            row that is missing. The state is what it was.
         """
-        rows, ranges, groups = admit(self, batch)
+        rows, ranges, groups = admit(self, batch, choices)
         with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges)
+            arrays = run_parts(self, rows, ranges, choices)
             output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
                 watcher(batch, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ class Output:
         pos: NDArray[np.int32],
         outputs: NDArray[np.int32],
         rows: Mapping[int, NDArray[np.intp]],
-        arrays: Mapping[str, F32],
+        arrays: Mapping[str, NDArray[Any]],
     ) -> None:
         self.seq, self.pos, self.outputs, self.rows = seq, pos, outputs, rows
         self._arrays = arrays
@@ -38,15 +39,25 @@ class Output:
         return f"Output({len(self.seq)} rows: {shapes})"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What there is: taps, and ``logits`` or ``chosen``."""
+        return tuple(self._arrays)
+
+    @property
     def logits(self) -> F32:
         """float32[n_outputs, n_vocab], in the order of the batch.
 
         Raises
         ------
         BatchError
-            The graph has no logits.
+            The graph has no logits, or tokens were chosen in place of them.
         """
         return self._array("logits")
+
+    @property
+    def chosen(self) -> NDArray[np.int32] | None:
+        """int32[n_outputs], the token that each output chose; None where it had no choices."""
+        return self._arrays.get("chosen")
 
     def tap(self, name: str) -> F32:
         """Return float32[n_tokens, width] of a tap that the context was made with.
@@ -71,12 +82,12 @@ class Output:
         row: F32 = self.logits[found[-1]]
         return row
 
-    def _array(self, name: str) -> F32:
+    def _array(self, name: str) -> NDArray[Any]:
         if name not in self._arrays:
             raise BatchError(
                 "no such output",
                 where=repr(name),
                 got=", ".join(self._arrays),
-                fix="name it in Context(taps=...)",
+                fix="name it in Context(taps=...); logits: leave choices= out",
             )
         return self._arrays[name]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import Choices, Rows
 from mtpcore.batch import Batch
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, LinkError, SamplingError
 
 if TYPE_CHECKING:
     from mtpcore.context import Context
@@ -20,6 +21,7 @@ __all__ = ["RowSource", "admit", "run_parts", "undecided_tree"]
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
+NO_TOKENS: I32 = np.zeros(0, np.int32)
 Placed = tuple[I32, Ranges, Groups, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
 
@@ -34,12 +36,14 @@ class RowSource(Protocol):
         """Return the first of these places whose row is not finite, or their end."""
 
 
-def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
+def admit(
+    context: Context, batch: Batch, choices: Choices | None = None
+) -> tuple[Rows, Ranges, Groups]:
     """Check a batch against a context; return its rows, the places they take, and whose they are.
 
     Raises
     ------
-    BatchError, LinkError
+    BatchError, LinkError, SamplingError
         Naming the first row that does not fit.
     """
     if not isinstance(batch, Batch):
@@ -51,6 +55,8 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
     if not len(batch):
         raise BatchError("an empty batch", fix="leave the call out")
     place, ranges, groups, outputs = _chains(context, batch) or _look_closer(context, batch)
+    if choices is not None:
+        _check_choices(choices, len(outputs))
     rows = Rows(
         tokens=batch.tokens,
         positions=_positions(context, batch),
@@ -60,6 +66,7 @@ def admit(context: Context, batch: Batch) -> tuple[Rows, Ranges, Groups]:
         parent=batch.parent,
         embeddings=batch.embeddings,
         slots=_slots(context, batch, place),
+        choices=None if context.watchers else choices,  # who may look at the logits
     )
     return rows, ranges, groups
 
@@ -96,8 +103,12 @@ def undecided_tree(seq: int) -> BatchError:
     return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
 
 
-def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[np.float32]]:
+def run_parts(
+    context: Context, rows: Rows, ranges: Ranges, choices: Choices | None = None
+) -> dict[str, NDArray[Any]]:
     """Run all rows, in as many parts as are needed; return read-only arrays by name.
+
+    With choices one of them is ``chosen``.
 
     Raises
     ------
@@ -112,16 +123,46 @@ def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray
     arrays = parts[0]
     if len(parts) > 1:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+    if choices is not None and "chosen" not in arrays:
+        arrays["chosen"] = _choose(choices, arrays)
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
 
 
+def _check_choices(choices: Choices, n_outputs: int) -> None:
+    """Raise BatchError or SamplingError where not every output has a choice that is a race."""
+    if not len(choices.samplers) == len(choices.indices) == n_outputs:
+        raise BatchError(
+            "one choice an output",
+            where="choices",
+            wanted=n_outputs,
+            got=f"{len(choices.samplers)} samplers, {len(choices.indices)} indices",
+        )
+    for i, sampler in enumerate(choices.samplers):
+        if not sampler.is_race:
+            raise SamplingError(
+                "the choice needs the text before it, or all logits",
+                where=f"choices, output {i}",
+                wanted="settings without bias, penalties and cuts",
+                fix="leave choices= out, and choose from Output.logits",
+            )
+
+
+def _choose(choices: Choices, arrays: Mapping[str, NDArray[Any]]) -> I32:
+    """Return the token that each row of logits chooses."""
+    if "logits" not in arrays:
+        raise BatchError("the graph has no logits to choose from", where="choices")
+    rows = zip(choices.samplers, choices.indices, arrays["logits"], strict=True)
+    chosen = [s.choose(row, NO_TOKENS, 0, index, choices.token_ids) for s, index, row in rows]
+    return np.array(chosen, np.int32)
+
+
 def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
-    A chain may be cut anywhere, for what went before is stored by then. The rows of a sequence
-    that branches see each other and stay together.
+    Parts have no choices. A chain may be cut anywhere, for what went before is stored by then. The
+    rows of a sequence that branches see each other and stay together.
 
     Raises
     ------

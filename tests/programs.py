@@ -125,3 +125,31 @@ def trunk(
     hidden = g.rms_norm(x, "norm.weight", 1e-5)
     logits = g.matmul(g.output_rows(hidden), "head.weight")
     return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors)
+
+
+N_LOGITS = 24
+
+
+def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True):
+    """One layer that reads a token and a hidden row, and hands its own hidden row on.
+
+    Without a factor the logits are what one product makes: tokens may run while it makes them.
+    ``edit`` changes its float32 matrix.
+    """
+    tensors = random_tensors(
+        9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
+        k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
+        norm=(WIDTH,), head=(n_logits, WIDTH),
+    )  # fmt: skip
+    edit(tensors["head.weight"].array())
+    g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
+    q, k, v = (g.heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
+    q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
+    y = g.attention(q, k, v, layer=0, scale=0.2)
+    x = g.plus(x, g.matmul(g.rows(y), "o.weight"))
+    hidden = g.rms_norm(x, "norm.weight", 1e-5)
+    logits = g.matmul(g.output_rows(hidden), "head.weight")
+    logits = logits if factor is None else g.scale(logits, factor)
+    return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors, repack=repack)

@@ -123,6 +123,23 @@ cdef extern from "plan.h" nogil:
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
 
+cdef extern from "choices.h" nogil:
+    ctypedef struct mtp_chooser:
+        const mtp_sampling *settings
+        int64_t index
+
+    ctypedef struct mtp_choices:
+        int32_t logits
+        int64_t n
+        const int32_t *token_ids
+        mtp_chooser *choosers  # of an array
+        mtp_leader *leaders
+
+    bint mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
+    void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices,
+                         int32_t *chosen)
+
+
 cdef extern from "draft.h" nogil:
     ctypedef struct mtp_recycle:
         int32_t slot
@@ -144,11 +161,10 @@ cdef extern from "draft.h" nogil:
     ctypedef struct mtp_draft:
         mtp_draft_sequence *sequences
         int64_t n_sequences
-        int32_t logits
+        mtp_choices choices
         int64_t n_logits
-        const int32_t *token_ids
         int64_t n_tokens
-        mtp_recycle *recycled
+        mtp_recycle *recycled  # of an array
         int64_t n_recycled
         int32_t *tokens
         int32_t *positions
@@ -156,8 +172,9 @@ cdef extern from "draft.h" nogil:
         int32_t *place
         int32_t *outputs
         int32_t *active
-        mtp_leader *leaders
 
+    int64_t MTP_MOST_RECYCLED
+    size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
     void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
 
 
@@ -167,6 +184,7 @@ cdef class Executor:
     cdef mtp_op *ops
     cdef void *arena
     cdef void *scratch_memory
+    cdef mtp_choices choices
     cdef void *draft_memory  # what a draft loop writes, kept from one to the next
     cdef size_t draft_bytes
     cdef list kept          # what records point to
@@ -179,6 +197,7 @@ cdef class Executor:
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
                          int64_t n_pages, int64_t seq, int64_t place, row) except -1
+    cdef int take_choices(self, object wanted, int32_t logits, int64_t n_logits) except -1
     cdef int take_scratch(self, object samplers) except -1
     cdef char *reserve(self, size_t size) except NULL
     cdef int take_sequences(self, object wanted, object pages, object recycled,

@@ -123,9 +123,14 @@ class Executor:
         """
 
     def run(
-        self, rows: Any, pages: Sequence[Any], external: Iterable[tuple[int, NDArray[Any]]]
-    ) -> None:
-        """Run a batch.
+        self,
+        rows: Any,
+        pages: Sequence[Any],
+        external: Iterable[tuple[int, NDArray[Any]]],
+        logits: int = -1,
+        n_logits: int = 0,
+    ) -> NDArray[np.int32] | None:
+        """Run a batch; return the token that each output chooses where that is asked for.
 
         Parameters
         ----------
@@ -133,14 +138,20 @@ class Executor:
         pages : sequence of PageTables, of each group of memory
         external : iterable of (buffer, array)
             The arrays of the buffers outside the arena.
+        logits, n_logits : int
+            Of the choices that come with the rows: the buffer of logits, which is not written, and
+            their number in a row. 1 to ``UNIT`` outputs.
 
         Raises
         ------
-        BatchError
-            An id, place, output or parent is out of range; nothing was run.
+        BatchError, SamplingError
+            An id, place, output, parent or choice is out of range; nothing was run.
         BackendError
             Another thread is running this plan.
         """
+
+    def can_choose(self, logits: int) -> bool:
+        """Return whether tokens can be chosen while this buffer of logits is made by a product."""
 
     def draft(
         self,

@@ -8,9 +8,11 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
-from mtpcore._ext._sampling cimport Sampler
+from mtpcore._ext._sampling cimport Sampler, mtp_leader
 
-from mtpcore.errors import BackendError, BatchError, CapacityError
+import numpy as np
+
+from mtpcore.errors import BackendError, BatchError, CapacityError, SamplingError
 
 KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
 KINDS = {
@@ -58,8 +60,14 @@ cdef void *data_of(array, bint writable) except NULL:
     return data
 
 
+cdef void *zeros(int64_t n, size_t each) except NULL:
+    cdef void *found = calloc(max(n, 1), each)
+    if found == NULL:
+        raise CapacityError("no memory for a plan", wanted=f"{n} records of {each} bytes")
+    return found
+
+
 cdef list drafts_of(mtp_draft_sequence *own):
-    """The tokens that the loop has written after a history."""
     cdef int64_t i
     return [own.history[own.n_history + i] for i in range(own.n_drafts)]
 
@@ -68,6 +76,7 @@ cdef class Executor:
     def __cinit__(self):
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
+        memset(&self.choices, 0, sizeof(mtp_choices))
 
     def __init__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
                  size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
@@ -77,20 +86,17 @@ cdef class Executor:
                                got=n_threads)
         self.kept, self.capacities = [], list(capacities)
         self.n_batch, self.n_vocab = n_batch, n_vocab
-        self.ops = <mtp_op *> calloc(max(n_ops, 1), sizeof(mtp_op))
+        self.ops = <mtp_op *> zeros(n_ops, sizeof(mtp_op))
+        self.copy_bytes = <size_t *> zeros(n_buffers, sizeof(size_t))
+        self.run_state.buffers = <void **> zeros(n_buffers, sizeof(void *))
+        self.run_state.buffers_seen = <void **> zeros(n_threads * n_buffers, sizeof(void *))
+        self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
+        self.run_state.base = <int32_t *> zeros(4 * n_batch + 1, sizeof(int32_t))
+        self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
+        self.choices.leaders = <mtp_leader *> zeros(n_threads * MTP_UNIT, sizeof(mtp_leader))
         self.arena = mtp_memory_zeros(arena_bytes)
-        self.run_state.buffers = <void **> calloc(max(n_buffers, 1), sizeof(void *))
-        self.run_state.buffers_seen = <void **> calloc(max(n_threads * n_buffers, 1),
-                                                       sizeof(void *))
-        self.copy_bytes = <size_t *> calloc(max(n_buffers, 1), sizeof(size_t))
-        self.run_state.scratch = <char **> calloc(n_threads, sizeof(char *))
-        self.run_state.base = <int32_t *> calloc(4 * n_batch + 1, sizeof(int32_t))
-        self.run_state.memory = <mtp_memory *> calloc(len(stores) + 1, sizeof(mtp_memory))
         self.plan.pool = mtp_pool_of(n_threads)
-        if (self.ops == NULL or self.arena == NULL or self.run_state.buffers == NULL
-                or self.run_state.buffers_seen == NULL or self.copy_bytes == NULL
-                or self.run_state.scratch == NULL or self.run_state.base == NULL
-                or self.run_state.memory == NULL or self.plan.pool == NULL):
+        if self.arena == NULL or self.plan.pool == NULL:
             raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
         self.run_state.depth = self.run_state.base + n_batch
         self.run_state.is_tree = self.run_state.depth + n_batch
@@ -126,6 +132,7 @@ cdef class Executor:
         free(self.run_state.scratch)
         free(self.run_state.base)
         free(self.run_state.memory)
+        free(self.choices.leaders)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
@@ -167,9 +174,7 @@ cdef class Executor:
         if axes is not None:
             op.axes = <const int32_t *> data_of(axes, False)
         if matrices:
-            found = <mtp_matrix *> calloc(len(matrices), sizeof(mtp_matrix))
-            if found == NULL:
-                raise CapacityError("no memory for a plan")
+            found = <mtp_matrix *> zeros(len(matrices), sizeof(mtp_matrix))
             for i, matrix in enumerate(matrices):
                 found[i] = (<PackedMatrix?> matrix).matrix
             op.matrices = found
@@ -254,8 +259,9 @@ cdef class Executor:
             memory.pages_of_seq = tables.shape[1]
         return 0
 
-    def run(self, rows, pages, external):
+    def run(self, rows, pages, external, int32_t logits=-1, int64_t n_logits=0):
         """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
+        cdef int32_t[::1] chosen
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
         self.is_running = True
@@ -263,11 +269,42 @@ cdef class Executor:
             self.take_rows(rows, pages)
             for buffer, array in external:
                 self.run_state.buffers[<int> buffer] = data_of(array, False)
+            if logits >= 0:
+                self.take_choices(rows.choices, logits, n_logits)
+                chosen = found = np.empty(self.choices.n, np.int32)
+                with nogil:
+                    mtp_plan_choose(&self.plan, &self.run_state, &self.choices, &chosen[0])
+                return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
                     mtp_plan_run(&self.plan, &self.run_state)
         finally:
             self.is_running = False
+
+    def can_choose(self, int32_t logits):
+        return mtp_plan_can_choose(&self.plan, logits)
+
+    cdef int take_choices(self, wanted, int32_t logits, int64_t n_logits) except -1:
+        """Check who chooses, and note it."""
+        cdef int64_t n = self.run_state.n_rows[1], i, index
+        cdef const int32_t[::1] ids = wanted.token_ids
+        cdef Sampler sampler
+        samplers, indices = wanted.samplers, wanted.indices
+        if not (len(samplers) == len(indices) == n and 0 < n <= MTP_UNIT):
+            raise BatchError("one choice an output", wanted=n, got=(len(samplers), len(indices)))
+        if not mtp_plan_can_choose(&self.plan, logits):
+            raise BackendError("the plan writes its logits")
+        self.choices.logits, self.choices.n = logits, n
+        self.choices.token_ids = NULL
+        if ids is not None:
+            self.choices.token_ids = &ids[0]
+        for i in range(n):
+            sampler, index = <Sampler?> samplers[i], indices[i]
+            sampler._check(n_logits, 0, 0, index, ids, None)
+            if not sampler.is_race:
+                raise SamplingError("a choice needs all of its logits", where=f"output {i}")
+            self.choices.choosers[i] = mtp_chooser(&sampler.settings, index)
+        return 0
 
     def draft(self, wanted, pages, external, int32_t logits, int64_t n_logits, recycled):
         """Run a draft loop; ``recycled`` holds (slot, output, axis, width)."""
@@ -285,7 +322,8 @@ cdef class Executor:
             for buffer, array in external:
                 self.run_state.buffers[<int> buffer] = data_of(array, False)
             draft.n_sequences, draft.n_recycled = m, n_recycled
-            draft.logits, draft.n_logits, draft.n_tokens = logits, n_logits, self.n_vocab
+            draft.choices, draft.choices.logits = self.choices, logits
+            draft.n_logits, draft.n_tokens = n_logits, self.n_vocab
             self.take_sequences(wanted, pages, recycled, &draft)
             self.take_scratch(wanted.samplers)
             has_scratch = True
@@ -321,13 +359,11 @@ cdef class Executor:
         """Check what each sequence needs, and lay out what the loop writes."""
         cdef const int32_t[::1] length, ids = wanted.token_ids, text
         cdef const int32_t[:, ::1] tables
-        cdef int64_t m = draft.n_sequences, n_axes = self.run_state.n_axes, i, step, most = 0
+        cdef int64_t m = draft.n_sequences, i, step, most = 0
         cdef int64_t n_pages, newest
         cdef Sampler sampler
         cdef mtp_draft_sequence *own
-        cdef int32_t *histories
-        cdef int32_t *rows
-        cdef char *at
+        cdef size_t size
         history, k, n_prompt, p_min = wanted.history, wanted.k, wanted.n_prompt, wanted.p_min
         samplers = wanted.samplers
         for i in range(m):
@@ -335,38 +371,20 @@ cdef class Executor:
             if longest > MOST_TOKENS:
                 raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
             most = max(most, <int64_t> longest)
-        sizes = [
-            m * sizeof(mtp_draft_sequence), len(recycled) * sizeof(mtp_recycle),
-            m * most * sizeof(int32_t), (5 + n_axes) * m * sizeof(int32_t),
-            self.plan.n_threads * MTP_UNIT * sizeof(mtp_leader),
-            *(m * width * sizeof(float) for *_, width in recycled),
-        ]
-        sizes = [(size + 63) // 64 * 64 for size in sizes]
-        at = self.reserve(sum(sizes))
-        draft.sequences = <mtp_draft_sequence *> at
-        draft.recycled = <mtp_recycle *> (at + <size_t> sizes[0])
-        memset(at, 0, <size_t> (sizes[0] + sizes[1]))
-        at += <size_t> (sizes[0] + sizes[1])
-        histories = <int32_t *> at
-        rows = <int32_t *> (at + <size_t> sizes[2])
-        at += <size_t> (sizes[2] + sizes[3])
-        draft.leaders = <mtp_leader *> at
-        at += <size_t> sizes[4]
+        if draft.n_recycled > MTP_MOST_RECYCLED:
+            raise CapacityError("too many slots", wanted=MTP_MOST_RECYCLED, got=draft.n_recycled)
         for i, (slot, output, axis, width) in enumerate(recycled):
-            draft.recycled[i] = mtp_recycle(slot, output, axis, width, <float *> at)
-            at += <size_t> sizes[5 + i]
-        for i in range(m):
-            rows[i] = rows[m + i] = i
-        draft.outputs, draft.active, draft.tokens = rows, rows + m, rows + 2 * m
-        draft.seq, draft.place, draft.positions = rows + 3 * m, rows + 4 * m, rows + 5 * m
+            draft.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
+        size = mtp_draft_lay_out(draft, most, self.run_state.n_axes, NULL)
+        mtp_draft_lay_out(draft, most, self.run_state.n_axes, self.reserve(size))
+        draft.choices.token_ids = NULL
         if ids is not None:
-            draft.token_ids = &ids[0]
+            draft.choices.token_ids = &ids[0]
         for i in range(m):
             own, sampler = &draft.sequences[i], <Sampler?> samplers[i]
             text = history[i]
             own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
             own.k, own.p_min = k[i], p_min[i]
-            own.history = histories + i * most
             if own.n_history:
                 memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
             own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer

@@ -67,6 +67,10 @@ class Sampler:
 
     scratch: Scratch
     def __init__(self, settings: Settings, scratch: Scratch) -> None: ...
+    @property
+    def is_race(self) -> bool:
+        """Whether a choice reads each logit by itself: no bias, no penalties, no cuts."""
+
     def choose(
         self,
         logits: NDArray[np.float32],

@@ -68,6 +68,10 @@ cdef class Sampler:
             self.settings.bias = &bias[0]
             self.settings.n_bias = len(pairs)
 
+    @property
+    def is_race(self):
+        return mtp_is_race(&self.settings)
+
     def choose(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
                int64_t index, const int32_t[::1] token_ids=None,
                const uint32_t[::1] mask=None):

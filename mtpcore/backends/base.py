@@ -17,10 +17,33 @@ from mtpcore._ext._sampling import Sampler
 from mtpcore.graph.program import MemoryLayer, Program
 from mtpcore.memory.base import PAGE, Memory, Store
 
-__all__ = ["PAGE", "Backend", "DraftRun", "Plan", "Rows", "Store", "WeightSource", "WeightTensor"]
+__all__ = [
+    "PAGE",
+    "Backend",
+    "Choices",
+    "DraftRun",
+    "Plan",
+    "Rows",
+    "Store",
+    "WeightSource",
+    "WeightTensor",
+]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """Who chooses from each of m rows of logits, in the order of the outputs.
+
+    Output i chooses with ``samplers[i]``, for which ``is_race``, the token with index
+    ``indices[i]`` in its sequence. ``token_ids`` int32[n_logits] names the token of each logit
+    where that is not its index.
+    """
+
+    samplers: Sequence[Sampler]
+    indices: Sequence[int]
+    token_ids: I32 | None = None
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +54,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     the row is stored and, for chains, how far it sees (places first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
-    wanted, ascending; ``slots`` float32[n, width] by name. Rows of one sequence come in the order
-    of their places.
+    wanted, ascending; ``slots`` float32[n, width] by name; with ``choices`` it is enough to know
+    which token each output chooses. Rows of one sequence come in the order of their places.
     """
 
     tokens: I32
@@ -43,6 +66,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     parent: I32 | None = None
     embeddings: F32 | None = None
     slots: Mapping[str, F32] = {}
+    choices: Choices | None = None
 
 
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,10 +159,11 @@ class Plan(Protocol):
 
     program: Program
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
-        ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. The
+        ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. Where the
+        rows come with choices, ``chosen`` int32[n_outputs] may take the place of ``logits``. The
         places of all rows are reserved in ``memory`` beforehand.
         """
 

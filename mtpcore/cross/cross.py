@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch, is_whole
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
@@ -18,7 +19,7 @@ from mtpcore.cross.walk import Draft, RoundRows, tree_rows, walk
 from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.output import Output
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import Sampler, Sampling
 
 __all__ = ["Acceptance", "Cross", "DraftSampler"]
 
@@ -225,11 +226,11 @@ class Cross(Roles):
         self._verifying, self._branching = True, rows.branching
         try:
             with self.llm.undoable(rows.counts):
-                output = self.llm.process(batch)
+                output = self.llm.process(batch, self._choices(rows, batch, sampling))
                 begin = perf_counter()
                 verdicts = {
                     seq: self._judge(
-                        seq, batch, span, output.logits, drafts[seq], _of(sampling, seq), acceptance
+                        seq, batch, span, output, drafts[seq], _of(sampling, seq), acceptance
                     )
                     for seq, span in rows.spans.items()
                 }
@@ -249,12 +250,24 @@ class Cross(Roles):
             self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
+    def _choices(self, rows: RoundRows, batch: Batch, sampling: Samplings) -> Choices | None:
+        """Return who chooses from each row while logits are made; None where these are needed."""
+        if len(rows.spans) < len(rows.counts):
+            return None  # of prompts the logits are kept
+        samplers: list[Sampler] = []
+        for seq, (begin, end) in rows.spans.items():
+            sampler = self._sampler(seq, _of(sampling, seq))
+            if not sampler.is_race:
+                return None
+            samplers += [sampler] * (end - begin)
+        return Choices(samplers=samplers, indices=(batch.pos + 1).tolist())
+
     def _judge(
         self,
         seq: int,
         batch: Batch,
         span: tuple[int, int],
-        logits: NDArray[np.float32],
+        output: Output,
         draft: Draft,
         sampling: Sampling,
         acceptance: Acceptance | None,
@@ -265,7 +278,10 @@ class Cross(Roles):
         history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
-            return sampler.choose(logits[begin + row], tokens, state.n_prompt, len(tokens))
+            if output.chosen is not None:
+                return int(output.chosen[begin + row])
+            logits = output.logits[begin + row]
+            return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
         return walk(draft, choose, history, acceptance)
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
@@ -140,20 +141,22 @@ class HeadDrafter:
         context = self.contexts[head]
         batch = self._batch(head, jobs, drafts, made)
         try:
-            output = context.process(batch)
+            output = context.process(batch, self._choices(jobs, drafts))
         finally:
             for job in jobs:
                 n = len(job.history) - 1
                 if context.length(job.seq) > n:
                     context.forget(job.seq, n)
         going = []
-        for job in jobs:
+        for at, job in enumerate(jobs):  # in whose order the outputs come
             newest = int(output.rows[job.seq][-1])
-            logits = output.logits_of(job.seq, int(output.pos[newest]))
             text = np.concatenate([job.history, np.asarray(drafts[job.seq], np.int32)])
-            token, probability = job.sampler.choose_with_probability(
-                logits, text, job.n_prompt, len(text), self._ids
-            )
+            if output.chosen is not None:
+                token, probability = int(output.chosen[at]), 1.0
+            else:
+                token, probability = job.sampler.choose_with_probability(
+                    output.logits[at], text, job.n_prompt, len(text), self._ids
+                )
             if probability < job.p_min:
                 continue
             drafts[job.seq].append(token)
@@ -167,6 +170,16 @@ class HeadDrafter:
             for slot, row in fed.items():
                 made[job.seq].setdefault(slot, []).append(row)
         return going
+
+    def _choices(self, jobs: list[DraftJob], drafts: Mapping[int, list[int]]) -> Choices | None:
+        """Return who chooses while logits are made; None where these are needed."""
+        if any(job.p_min > 0 or not job.sampler.is_race for job in jobs):
+            return None
+        return Choices(
+            samplers=[job.sampler for job in jobs],
+            indices=[len(job.history) + len(drafts[job.seq]) for job in jobs],
+            token_ids=self._ids,
+        )
 
     def _batch(
         self,

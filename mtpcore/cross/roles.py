@@ -175,8 +175,13 @@ class Roles:
         for seq, mine in rows.items():
             state = self._states[seq]
             state.append(int(output.pos[mine[0]]), batch.tokens[mine])
-            if int(mine[-1]) in wanted:
-                state.last_logits = output.logits[wanted[int(mine[-1])]]
+            newest = wanted.get(int(mine[-1]))
+            if newest is None:
+                continue
+            if output.chosen is not None:
+                state.set_pending(int(output.chosen[newest]))
+            else:
+                state.last_logits = output.logits[newest]
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from an outside engine as if ``role`` had made them.

@@ -153,7 +153,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     assert deliver is not None  # a Cross takes what its target makes
 
     def spoil(batch: Batch, output: Output) -> None:
-        arrays = {name: output.tap(name).copy() for name in cross.llm.program.outputs}
+        arrays = {name: output.tap(name).copy() for name in output.names}
         for tap in taps:
             arrays[tap][output.pos >= place] = np.nan
         made = Output(output.seq, output.pos, output.outputs, output.rows, arrays)

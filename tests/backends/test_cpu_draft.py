@@ -10,50 +10,23 @@ import pytest
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import HEAD, N_HEADS, N_VOCAB, WIDTH, random_tensors
+from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
 from mtpcore.backends.base import DraftRun, Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BatchError, SamplingError
-from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.sampling import Sampler, Sampling, Scratch
-from mtpcore.testing import Runner, Weights
+from mtpcore.testing import Runner
 
 pytestmark = pytest.mark.usefixtures("share_small_plans")
 
-N_LOGITS = 24
 RNG = np.random.default_rng(3)
 ODD = [np.nan, np.inf, -np.inf, 0.0, 3e38, -3e38]
 HISTORY = RNG.integers(0, N_VOCAB, 200).astype(np.int32)
 HIDDEN = RNG.normal(size=(200, WIDTH)).astype(np.float32)
 IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
-
-
-def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True):
-    """One layer that reads a token and a hidden row, and hands its own hidden row on.
-
-    Without a factor the logits are what one product makes: tokens may run while it makes them.
-    ``edit`` changes its float32 matrix.
-    """
-    tensors = random_tensors(
-        9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
-        k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
-        norm=(WIDTH,), head=(n_logits, WIDTH),
-    )  # fmt: skip
-    edit(tensors["head.weight"].array())
-    g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
-    x = g.embed(g.inputs.tokens, "embd.weight")
-    x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
-    q, k, v = (g.heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
-    q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
-    y = g.attention(q, k, v, layer=0, scale=0.2)
-    x = g.plus(x, g.matmul(g.rows(y), "o.weight"))
-    hidden = g.rms_norm(x, "norm.weight", 1e-5)
-    logits = g.matmul(g.output_rows(hidden), "head.weight")
-    logits = logits if factor is None else g.scale(logits, factor)
-    return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors, repack=repack)
 
 
 HEADS = {"scaled": head(), "direct": head(factor=None)}

@@ -3,6 +3,37 @@
 #include <math.h>
 #include <string.h>
 
+/* The next part of the memory, in whole lines. */
+static void *part(char *memory, size_t *used, size_t bytes)
+{
+    char *found = memory ? memory + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return found;
+}
+
+size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
+{
+    const size_t m = (size_t)draft->n_sequences, of_rows = m * sizeof(int32_t);
+    size_t used = 0;
+    draft->sequences = part(memory, &used, m * sizeof *draft->sequences);
+    int32_t *histories = part(memory, &used, (size_t)most * of_rows);
+    draft->tokens = part(memory, &used, of_rows);
+    draft->positions = part(memory, &used, (size_t)n_axes * of_rows);
+    draft->seq = part(memory, &used, of_rows);
+    draft->place = part(memory, &used, of_rows);
+    draft->outputs = part(memory, &used, of_rows);
+    draft->active = part(memory, &used, of_rows);
+    for (int64_t s = 0; s < draft->n_recycled; s++) {
+        mtp_recycle *fed = &draft->recycled[s];
+        fed->rows = part(memory, &used, m * (size_t)fed->width * sizeof *fed->rows);
+    }
+    for (int64_t i = 0; memory && i < draft->n_sequences; i++) {
+        draft->sequences[i] = (mtp_draft_sequence){.history = histories + i * most};
+        draft->outputs[i] = draft->active[i] = (int32_t)i;
+    }
+    return used;
+}
+
 /* Copy what feeds the sequence's next row; zero where any of it is not finite. */
 static int recycle_row(const mtp_run *run, mtp_draft *draft, int64_t output, int64_t row, int64_t to)
 {
@@ -55,55 +86,29 @@ static mtp_draft_sequence *sequence_of(const mtp_draft *draft, int64_t at)
     return own->n_drafts < own->k ? own : NULL;
 }
 
-/* Whether the logits are what one product makes, nobody else reads them, and every choice is a
- * race. */
+/* Whether tokens can be chosen while their logits are made, which nobody reads then. */
 static int can_race(const mtp_plan *plan, const mtp_draft *draft)
 {
-    int is_race = draft->n_sequences <= MTP_UNIT, n_makers = 0;
+    int is_race = draft->n_sequences <= MTP_UNIT;
     for (int64_t i = 0; i < draft->n_sequences; i++) {
         const mtp_draft_sequence *own = &draft->sequences[i];
         is_race &= mtp_is_race(own->settings) && own->p_min <= 0.0;
     }
     for (int64_t s = 0; s < draft->n_recycled; s++)
-        is_race &= draft->recycled[s].output != draft->logits;
-    for (int64_t i = 0; i < plan->n_ops; i++) {
-        const mtp_op *op = &plan->ops[i];
-        for (int j = 0; j < 3; j++)
-            is_race &= op->in[j].buffer != draft->logits || op->in[j].n_heads == 0;
-        if (op->out[0].buffer != draft->logits || op->out[0].n_heads == 0)
-            continue;
-        n_makers++;
-        is_race &= op->kind == MTP_MATMUL && op->axis == MTP_OUTPUTS && op->weights[0] == NULL;
-    }
-    return is_race && n_makers == 1;
+        is_race &= draft->recycled[s].output != draft->choices.logits;
+    return is_race && mtp_plan_can_choose(plan, draft->choices.logits);
 }
 
-static mtp_leader *leader_of(const mtp_draft *draft, int thread, int64_t at)
+/* Say who chooses from each row of the next pass. */
+static void name_choosers(mtp_draft *draft, int64_t n)
 {
-    return &draft->leaders[thread * MTP_UNIT + at];
-}
-
-/* Let columns [begin, end) of the logits run; see mtp_taker. */
-static void race(void *argument, int thread, const float *values, int64_t row_stride,
-                 int64_t n_rows, int64_t begin, int64_t end)
-{
-    const loop *self = argument;
-    const mtp_draft *draft = self->draft;
-    for (int64_t at = 0; at < n_rows; at++) {
+    draft->choices.n = n;
+    for (int64_t at = 0; at < n; at++) {
         const mtp_draft_sequence *own = sequence_of(draft, at);
-        if (own)
-            mtp_race_piece(own->settings, own->n_history + own->n_drafts, draft->token_ids,
-                           values + at * row_stride, begin, end - begin,
-                           leader_of(draft, thread, at));
+        draft->choices.choosers[at] =
+            own ? (mtp_chooser){own->settings, own->n_history + own->n_drafts}
+                : (mtp_chooser){NULL, 0};
     }
-}
-
-static int32_t winner_of(const mtp_draft *draft, int64_t at, int n_threads)
-{
-    mtp_leader first = *leader_of(draft, 0, at);
-    for (int i = 1; i < n_threads; i++)
-        first = mtp_race_join(first, *leader_of(draft, i, at));
-    return mtp_race_winner(first, draft->token_ids);
 }
 
 /* Choose a draft from row `at`, all threads together; thread 0 gets the token, and its probability
@@ -116,10 +121,10 @@ static int32_t choose(const loop *self, mtp_draft_sequence *own, int64_t at, flo
     mtp_sampler_scratch *scratch = own->scratch;
     *probability = 1.0f;
     if (thread == 0) {
-        const float *logits = (const float *)self->run->buffers[draft->logits];
+        const float *logits = (const float *)self->run->buffers[draft->choices.logits];
         const int64_t n_before = own->n_history + own->n_drafts;
         mtp_choice_begin(scratch, logits + at * draft->n_logits, draft->n_logits, own->settings,
-                         own->history, n_before, own->n_prompt, n_before, draft->token_ids,
+                         own->history, n_before, own->n_prompt, n_before, draft->choices.token_ids,
                          own->p_min > 0.0);
     }
     wait_for_all(self, n_threads);
@@ -178,7 +183,7 @@ static void choose_all(loop *self, int64_t n, int thread, int n_threads)
         if (own == NULL)
             continue;
         const int32_t token = self->races
-                                  ? winner_of(draft, at, n_threads)
+                                  ? mtp_choices_end(&draft->choices, at, n_threads)
                                   : choose(self, own, at, &probability, thread, n_choosing);
         if (thread == 0 && !(probability < own->p_min))
             going = take(self->run, draft, own, at, token, going);
@@ -186,6 +191,8 @@ static void choose_all(loop *self, int64_t n, int thread, int n_threads)
     if (thread == 0) {
         self->going = going;
         go_on(self->run, draft, going);
+        if (self->races)
+            name_choosers(draft, going);
     }
     wait_for_all(self, n_threads);
 }
@@ -195,8 +202,8 @@ static void draft_as_task(void *argument, int thread, int n_threads)
     loop *self = argument;
     do {
         const int64_t n = self->run->n_rows[MTP_OUTPUTS];
-        for (int64_t at = 0; self->races && at < n; at++)
-            *leader_of(self->draft, thread, at) = (mtp_leader){-INFINITY, -1};
+        if (self->races)
+            mtp_choices_begin(&self->draft->choices, thread);
         mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
         wait_for_all(self, n_threads);
         choose_all(self, n, thread, n_threads);
@@ -207,8 +214,10 @@ void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
 {
     const int races = can_race(plan, draft);
     loop self = {plan, run, draft, races, !races && is_worth_sharing(draft), 0};
-    if (races)
-        run->taker = (mtp_taker){draft->logits, race, &self};
+    if (races) {
+        name_choosers(draft, draft->n_sequences);
+        run->taker = mtp_choices_taker(&draft->choices);
+    }
     mtp_run_begin(run);
     mtp_plan_start(plan, run, draft_as_task, &self);
     run->taker = (mtp_taker){0};

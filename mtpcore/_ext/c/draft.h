@@ -2,8 +2,9 @@
 #ifndef MTPCORE_DRAFT_H
 #define MTPCORE_DRAFT_H
 
-#include "plan.h"
-#include "sampler.h"
+#include "choices.h"
+
+enum { MTP_MOST_RECYCLED = 8 };
 
 /* An output whose row feeds a slot of the next pass. */
 typedef struct {
@@ -25,17 +26,19 @@ typedef struct {
 typedef struct {
     mtp_draft_sequence *sequences;
     int64_t n_sequences;
-    int32_t logits; /* buffer */
+    mtp_choices choices; /* whose choosers the loop names */
     int64_t n_logits;
-    const int32_t *token_ids; /* or NULL */
-    int64_t n_tokens;         /* that have embeddings; 0: none are read */
-    mtp_recycle *recycled;
+    int64_t n_tokens; /* that have embeddings; 0: none are read */
+    mtp_recycle recycled[MTP_MOST_RECYCLED];
     int64_t n_recycled;
     /* Rows of the passes after the first, [n_sequences] each: */
     int32_t *tokens, *positions, *seq, *place, *outputs;
     int32_t *active; /* the sequence of each row of logits; all of them at first */
-    mtp_leader *leaders; /* [threads][MTP_UNIT] of each thread and row of logits */
 } mtp_draft;
+
+/* Lay out what the loop writes for n_sequences with histories of up to `most` tokens, positions of
+ * n_axes, and what is recycled. Returns its bytes; where memory is NULL that is all. */
+size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory);
 
 /* Draft until every sequence has ended; the drafts follow each history. */
 void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft);

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import check_isa
-from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
+from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, UNIT, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
@@ -139,28 +140,35 @@ class CpuPlan:
             name: (buffer, int(is_output), math.prod(shape))
             for name, buffer, is_output, shape in self._outputs
         }
+        self._can_choose = "logits" in self._made and self._executor.can_choose(
+            self._made["logits"][0]
+        )
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+    def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name.
 
         They are the only memory that a run asks for, so that what somebody holds stays as it is.
 
         Raises
         ------
-        BatchError
-            The rows do not fit the plan; nothing was run.
+        BatchError, SamplingError
+            The rows or their choices do not fit the plan; nothing was run.
         BackendError
             The memory is not paged, or another thread is running this plan.
         """
         n, n_outputs = len(rows.tokens), len(rows.outputs)
+        chooses = rows.choices is not None and self._can_choose and 0 < n_outputs <= UNIT
         found = {
             name: np.empty((n_outputs if is_output else n, *shape), np.float32)
             for name, _, is_output, shape in self._outputs
+            if not (chooses and name == "logits")
         }
         external = self._inputs(rows)
-        external += [(buffer, found[name]) for name, buffer, _, _ in self._outputs]
-        self._executor.run(rows, self._pages(memory), external)
-        return found
+        external += [(self._made[name][0], array) for name, array in found.items()]
+        pages = self._pages(memory)
+        logits, _, n_logits = self._made["logits"] if chooses else (-1, 0, 0)
+        chosen = self._executor.run(rows, pages, external, logits, n_logits)
+        return found if chosen is None else {**found, "chosen": chosen}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
         """Return the drafts of each sequence; all passes run without the GIL.

@@ -1,0 +1,164 @@
+"""Tokens that are chosen while their logits are made, against those chosen from written logits."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
+
+from mtpcore._ext._plan import UNIT
+from mtpcore.backends.base import Choices, Rows
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.errors import BatchError, SamplingError
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.testing import Runner, Weights
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
+N_ROWS = 40
+ODD = [np.nan, np.inf, -np.inf, 0.0, 3e38, -3e38]
+RACES = [
+    Sampling(temperature=0, top_k=7),
+    Sampling(temperature=1.3, seed=8, stream=1),
+    Sampling(temperature=0.01, seed=9),
+]
+RNG = np.random.default_rng(4)
+TOKENS = RNG.integers(0, N_VOCAB, N_ROWS).astype(np.int32)
+HIDDEN = RNG.normal(size=(N_ROWS, WIDTH)).astype(np.float32)
+NOTHING = np.zeros(0, np.int32)
+
+
+def rows_of(n, outputs):
+    """Return the rows of one sequence from its beginning."""
+    places = np.arange(n, dtype=np.int32)
+    return Rows(
+        tokens=TOKENS[:n], positions=places[:, None].copy(), seq=np.zeros(n, np.int32),
+        place=places, outputs=np.asarray(outputs, np.int32), slots={"hidden": HIDDEN[:n]},
+    )  # fmt: skip
+
+
+def run(one, rows):
+    one.memory.reserve({0: (0, len(rows.tokens))})
+    try:
+        return one.plan.run(rows, one.memory)
+    finally:
+        one.memory.rewind(0, 0)
+
+
+def choices(n, n_logits, ids=None, settings=RACES):
+    scratch = Scratch(n_logits, N_VOCAB)
+    return Choices(
+        samplers=[Sampler(settings[i % len(settings)], scratch) for i in range(n)],
+        indices=[7 * i for i in range(n)],
+        token_ids=ids,
+    )
+
+
+def chosen_from(logits, wanted):
+    return [
+        sampler.choose(row, NOTHING, 0, index, wanted.token_ids)
+        for row, sampler, index in zip(logits, wanted.samplers, wanted.indices, strict=True)
+    ]
+
+
+@searching(60)
+@given(
+    st.data(),
+    st.sampled_from([33, 600, 1500]),
+    st.integers(1, N_ROWS),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_tokens_are_those_of_written_logits(data, n_logits, n, threads, repack):
+    """Any rows of a batch, up to more than are chosen at once; odd logits; all other outputs."""
+    numbers = st.integers(0, n_logits - 1)
+    alike = data.draw(st.lists(numbers, max_size=40))
+    odd = data.draw(st.dictionaries(numbers, st.sampled_from(ODD), max_size=9))
+    outputs = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=UNIT + 2)))
+
+    def edit(matrix):
+        matrix[alike] = matrix[alike[:1]]
+        for row, value in odd.items():
+            matrix[row] = value
+
+    one = Runner(CpuBackend(), *head(n_logits, None, edit, repack), threads=threads, n_batch=64)
+    ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
+    wanted, rows = choices(len(outputs), n_logits, ids), rows_of(n, outputs)
+    plain = run(one, rows)
+    made = run(one, msgspec.structs.replace(rows, choices=wanted))
+    assert np.array_equal(made["hidden"], plain["hidden"])
+    if 0 < len(outputs) <= UNIT:
+        assert "logits" not in made
+        assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
+    else:
+        assert "chosen" not in made
+        assert np.array_equal(made["logits"], plain["logits"], equal_nan=True)
+
+
+def softened(g, hidden):
+    """Logits that another output is made of."""
+    logits = g.matmul(g.output_rows(hidden), "head.weight")
+    return Outputs(logits, soft=g.scale(logits, 0.5))
+
+
+def scaled(g, hidden):
+    return Outputs(g.scale(g.matmul(g.output_rows(hidden), "head.weight"), 3.0))
+
+
+@pytest.mark.parametrize("build", [softened, scaled])
+def test_logits_that_are_more_than_a_product_are_written(build):
+    tensors = random_tensors(2, embd=(N_VOCAB, WIDTH), head=(N_VOCAB, WIDTH))
+    g = GraphBuilder("tiny", tensors)
+    program = g.finish(build(g, g.embed(g.inputs.tokens, "embd.weight")))
+    one = CpuBackend().plan(program, Weights(tensors), n_batch=16, n_ctx=16, threads=2, stores=())
+    rows = msgspec.structs.replace(rows_of(3, [0, 2]), slots={}, choices=choices(2, N_VOCAB))
+    made = one.run(rows, None)
+    assert np.isfinite(made["logits"]).all()
+    if "soft" in made:
+        assert np.array_equal(made["soft"], made["logits"] * np.float32(0.5))
+
+
+def test_choices_that_do_not_fit_are_errors():
+    one = Runner(CpuBackend(), *head(factor=None), n_batch=16)
+    good, rows = choices(2, N_LOGITS), rows_of(3, [0, 2])
+    ids = np.full(N_LOGITS, N_VOCAB, np.int32)
+    with_cuts = choices(2, N_LOGITS, settings=[RACES[0], Sampling(seed=1, top_k=3)])
+    for wrong, error in (
+        (choices(1, N_LOGITS), BatchError),
+        (msgspec.structs.replace(good, indices=[1]), BatchError),
+        (msgspec.structs.replace(good, indices=[1, 2**32]), SamplingError),
+        (msgspec.structs.replace(good, token_ids=ids), SamplingError),
+        (msgspec.structs.replace(good, token_ids=ids[1:]), SamplingError),
+        (choices(2, N_LOGITS - 1), SamplingError),
+        (with_cuts, SamplingError),
+    ):
+        with pytest.raises(error):
+            run(one, msgspec.structs.replace(rows, choices=wrong))
+    made = run(one, msgspec.structs.replace(rows, choices=good))
+    assert made["chosen"].tolist() == chosen_from(run(one, rows)["logits"], good)
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_race"),
+    [
+        ({}, True),
+        ({"temperature": 0, "top_k": 5, "min_p": 0.1}, True),
+        *(
+            (one, False)
+            for one in (
+                {"top_k": 5},
+                {"top_p": 0.9},
+                {"min_p": 0.1},
+                {"logit_bias": {3: 2.0}},
+                {"repetition_penalty": 1.1},
+                {"temperature": 0, "presence_penalty": 0.5},
+                {"temperature": 0, "frequency_penalty": 0.5},
+            )
+        ),
+    ],
+)
+def test_what_a_race_is(setting, is_race):
+    assert Sampler(Sampling(seed=1, **setting), Scratch(N_LOGITS, N_VOCAB)).is_race == is_race

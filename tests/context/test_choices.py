@@ -1,0 +1,89 @@
+"""``process`` with choices: tokens in place of logits, on every backend alike."""
+
+import numpy as np
+import pytest
+from harness import seer
+
+from mtpcore.backends.base import Choices
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.errors import BatchError, SamplingError
+from mtpcore.sampling import Sampler, Sampling, Scratch
+
+TOKENS = [3, 9, 4, 1, 5, 30, 2]
+SAMPLINGS = [Sampling.greedy(), Sampling(temperature=1.0, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seer")
+    return {name: seer.load(folder, name, 3) for name in ("line", "eye")}
+
+
+def context(model, backend="cpu", **settings):
+    return Context(model, 64, backend=backend, kv_dtype="f32", threads=1, **settings)
+
+
+def choices(n, settings=SAMPLINGS):
+    scratch = Scratch(seer.N_VOCAB)
+    return Choices(
+        samplers=[Sampler(settings[i % len(settings)], scratch) for i in range(n)],
+        indices=[i + 1 for i in range(n)],
+    )
+
+
+def tokens_of(logits, wanted):
+    before = np.zeros(0, np.int32)
+    return [
+        sampler.choose(row, before, 0, index)
+        for sampler, index, row in zip(wanted.samplers, wanted.indices, logits, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3])
+def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
+    """In one pass or in parts, watched or not; what is stored stays the same."""
+    one, other, watched = (context(models["line"], backend, n_batch=n_batch) for _ in range(3))
+    wanted, batch, seen = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all"), []
+    watched.watchers.append(lambda batch, output: seen.append(output.logits))
+    plain, made = one.process(batch), other.process(batch, wanted)
+    assert plain.chosen is None
+    assert made.chosen.dtype == np.int32
+    assert made.chosen.tolist() == tokens_of(plain.logits, wanted)
+    assert not made.chosen.flags.writeable
+    assert len(set(made.chosen.tolist())) > 1
+    assert watched.process(batch, wanted).chosen.tolist() == made.chosen.tolist()
+    assert np.array_equal(seen[0], plain.logits)
+    assert one.digest(0) == other.digest(0) == watched.digest(0)
+
+
+def test_logits_are_not_there_where_they_were_not_written(models):
+    made = context(models["line"]).process(Batch.of(TOKENS), choices(1))
+    with pytest.raises(BatchError, match=r"leave choices= out"):
+        _ = made.logits
+
+
+def test_choices_that_do_not_fit_change_nothing(models):
+    one = context(models["line"])
+    one.process(Batch.of(TOKENS))
+    before = one.digest(0), one.length(0)
+    more = Batch.of([8, 7], pos=len(TOKENS), outputs="all")
+    good = choices(2)
+    for wrong, error, words in (
+        (choices(1), BatchError, "one choice an output"),
+        (Choices(samplers=good.samplers, indices=[1]), BatchError, "one choice an output"),
+        (Choices(samplers=good.samplers, indices=[1, -1]), SamplingError, "out of range"),
+        (choices(2, [Sampling(seed=1, top_k=3)]), SamplingError, "text before it"),
+    ):
+        with pytest.raises(error, match=words):
+            one.process(more, wrong)
+        assert (one.digest(0), one.length(0)) == before
+    assert len(one.process(more, good).chosen) == 2
+
+
+def test_a_graph_without_logits_chooses_nothing(models):
+    one = context(models["eye"], graph_type="encoder")
+    with pytest.raises(BatchError, match="no logits"):
+        one.process(Batch.of([1, 2], outputs="all"), choices(2))
+    assert one.length(0) == 0
