@@ -22,6 +22,14 @@ static inline __m512i mtp_broadcast(const int32_t *word)
     return _mm512_set1_epi32(*word);
 }
 
+/* sum + codes * a word of activations, in one instruction with the word's broadcast, where each is
+ * used but once: what limits the products of few tokens is how many instructions a core takes in. */
+static inline __m512i mtp_add_word(__m512i sum, __m512i codes, const int32_t *word)
+{
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*word));
+    return sum;
+}
+
 static inline __m512 mtp_broadcast_float(const int32_t *word)
 {
     return _mm512_castsi512_ps(_mm512_set1_epi32(*word));
@@ -84,11 +92,12 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
 }
 
-/* total + integers * scale of a sub-block. Sums of 16 codes of Q2_K and Q3_K fit int16 (3 * 127 * 16,
- * 4 * 127 * 16): there the upper half of a scale is zero, and one instruction does both. */
+/* total + integers * scale of 16 columns. Sums of 16 codes times activations fit int16 but for Q6_K
+ * and IQ4_XS: they are at most 127 * 16 times 3 (Q2_K), 4 (Q3_K) and, taken around zero, 8 (Q4_K) and
+ * 16 (Q5_K). There the upper half of a scale is zero, and one instruction does what takes three. */
 static inline __m512i mtp_add_scaled(int type, __m512i total, __m512i integers, __m512i scale)
 {
-    if (type == MTP_Q2_K || type == MTP_Q3_K)
+    if (type != MTP_Q6_K && type != MTP_IQ4_XS)
         return _mm512_dpwssd_epi32(total, integers, scale);
     return _mm512_add_epi32(total, _mm512_mullo_epi32(integers, scale));
 }

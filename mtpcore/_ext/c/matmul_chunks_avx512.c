@@ -98,10 +98,8 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
                 unpack_codes(type, chunk, j, table, codes);
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)
                 {
-                    const __m512i x_low = mtp_broadcast(x + j * n_tokens + t);
-                    const __m512i x_high = mtp_broadcast(x + (8 + j) * n_tokens + t);
-                    low_sum[t] = _mm512_dpbusd_epi32(low_sum[t], codes[0], x_low);
-                    high_sum[t] = _mm512_dpbusd_epi32(high_sum[t], codes[1], x_high);
+                    low_sum[t] = mtp_add_word(low_sum[t], codes[0], x + j * n_tokens + t);
+                    high_sum[t] = mtp_add_word(high_sum[t], codes[1], x + (8 + j) * n_tokens + t);
                 }
             }
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
@@ -141,6 +139,15 @@ MTP_PRODUCTS_4(q5_k, avx512)
 MTP_HALVES(iq4_xs, MTP_IQ4_XS, chunks_half)
 MTP_PRODUCTS_4(iq4_xs, avx512)
 
+/* A pair of scales times what the products of unpacked codes lack: 8 or 16, or that the values of a
+ * table are offset by 128. */
+MTP_ALWAYS_INLINE __m512i missing(const int type, __m512i scales)
+{
+    if (type == MTP_IQ4_XS)
+        return _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(scales, 7));
+    return _mm512_slli_epi16(scales, type == MTP_Q4_K ? 3 : 4);
+}
+
 MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
                               mtp_unpacked *out)
 {
@@ -154,7 +161,10 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             _mm512_store_si512(out->sub_scale[2 * c] + row, scales.scale[0]);
             _mm512_store_si512(out->sub_scale[2 * c + 1] + row, scales.scale[1]);
-            _mm512_store_si512(out->taken[c] + row, scales.pair);
+            _mm512_store_si512(out->missing[c] + row,
+                               missing(type, pair_of(scales.scale[0], scales.scale[1])));
+            if (mtp_block256_has_min(type))
+                _mm512_store_si512(out->sub_min[c] + row, scales.pair);
             MTP_UNROLL for (int j = 0; j < 8; j++)
             {
                 __m512i codes[2];

@@ -176,7 +176,7 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
         for (int sub = 0; sub < 16; sub++) {
             _mm512_store_si512(out->sub_scale[sub] + row, load_sub_scale(type, block, sub));
             if (type == MTP_Q2_K)
-                _mm512_store_si512(out->taken[sub] + row, load_sub_min((const void *)block, sub));
+                _mm512_store_si512(out->sub_min[sub] + row, load_sub_min((const void *)block, sub));
         }
         mtp_unpack_scales(type, block, row, out);
     }

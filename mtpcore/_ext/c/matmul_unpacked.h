@@ -11,8 +11,8 @@
 typedef struct {
     uint8_t code[64][32][4];
     int32_t sub_scale[16][32]; /* types of chunks have 8 */
-    /* Q2_K: 16 mins of sub-blocks. Types of chunks: 4 pairs of int16, mins or for IQ4_XS scales. */
-    int32_t taken[16][32];
+    int32_t sub_min[16][32];   /* types of chunks: 4 pairs of int16 */
+    int32_t missing[4][32];    /* types of chunks: pairs of int16 for the sums of activations */
     float scale[32], min[32];
 } mtp_unpacked;
 
