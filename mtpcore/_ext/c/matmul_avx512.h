@@ -92,9 +92,40 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
 }
 
-/* total + integers * scale of 16 columns. Sums of 16 codes times activations fit int16 but for Q6_K
- * and IQ4_XS: they are at most 127 * 16 times 3 (Q2_K), 4 (Q3_K) and, taken around zero, 8 (Q4_K) and
- * 16 (Q5_K). There the upper half of a scale is zero, and one instruction does what takes three. */
+/* What unsigned codes are taken to be too large by. To types of chunks it is added again, for a whole
+ * block at a time. */
+MTP_ALWAYS_INLINE int mtp_too_large(const int type)
+{
+    switch (type) {
+    case MTP_Q3_K:
+        return 4;
+    case MTP_Q4_K:
+        return 8;
+    case MTP_Q5_K:
+        return 16;
+    case MTP_Q6_K:
+        return 32;
+    default:
+        return 0;
+    }
+}
+
+/* What sums of 16 columns begin with, for all sub-blocks and tokens of a block. */
+MTP_ALWAYS_INLINE void mtp_first_sums(const int type, const int n_tokens, const int32_t *words,
+                                      int32_t *first)
+{
+    for (int i = 0; i < 16 * n_tokens; i++)
+        first[i] = mtp_too_large(type) * words[MTP_ACT256_MINUS_SUM * n_tokens + i];
+}
+
+MTP_ALWAYS_INLINE __m512i mtp_first_sum(const int type, const int32_t *first)
+{
+    return mtp_too_large(type) ? mtp_broadcast(first) : _mm512_setzero_si512();
+}
+
+/* total + integers * scale of 16 columns. Their sums fit int16 but for Q6_K and IQ4_XS: they are at
+ * most 127 * 16 times 3 (Q2_K), 4 (Q3_K), and, taken around zero, 8 (Q4_K) or 16 (Q5_K). Then the
+ * upper half of a scale is zero, and one instruction does what takes three. */
 static inline __m512i mtp_add_scaled(int type, __m512i total, __m512i integers, __m512i scale)
 {
     if (type != MTP_Q6_K && type != MTP_IQ4_XS)

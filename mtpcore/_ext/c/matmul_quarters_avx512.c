@@ -82,7 +82,6 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
                                      int64_t n_blocks, int row, const int32_t *words,
                                      float (*out)[32])
 {
-    const int offset_bits = type == MTP_Q6_K ? 5 : 2; /* of Q6_K and Q3_K */
     __m512 sum[4];
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         sum[t] = _mm512_setzero_ps();
@@ -90,18 +89,15 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
         __m512i integers[4], minus_mins[4];
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             integers[t] = minus_mins[t] = _mm512_setzero_si512();
+        int32_t first[16 * 4];
+        mtp_first_sums(type, n_tokens, words, first);
         for (int s = 0; s < 4; s++) { /* half s / 2; columns 0-15 or 16-31 of its quarters */
-            const int h = s / 2, first = 8 * h + s % 2;
+            const int h = s / 2, sub0 = 8 * h + s % 2;
             __m512i sub_sum[4][4];
             MTP_UNROLL for (int q = 0; q < 4; q++)
             {
-                const int sub = MTP_ACT256_MINUS_SUM + first + 2 * q;
-                const int32_t *minus_sums = words + sub * n_tokens;
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-                    sub_sum[q][t] =
-                        type == MTP_Q2_K
-                            ? _mm512_setzero_si512()
-                            : _mm512_slli_epi32(mtp_broadcast(minus_sums + t), offset_bits);
+                    sub_sum[q][t] = mtp_first_sum(type, first + (sub0 + 2 * q) * n_tokens + t);
             }
             MTP_UNROLL for (int i = 0; i < 4; i++)
             {
@@ -118,7 +114,7 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
             }
             MTP_UNROLL for (int q = 0; q < 4; q++)
             {
-                const int sub = first + 2 * q;
+                const int sub = sub0 + 2 * q;
                 const int32_t *minus_sums = words + (MTP_ACT256_MINUS_SUM + sub) * n_tokens;
                 const __m512i sub_scale = load_sub_scale(type, block, sub);
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)

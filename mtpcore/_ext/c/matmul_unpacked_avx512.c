@@ -13,23 +13,6 @@ MTP_ALWAYS_INLINE int is_of_chunks(const int type)
     return type == MTP_Q4_K || type == MTP_Q5_K || type == MTP_IQ4_XS;
 }
 
-/* What codes are taken to be too large by; to types of chunks it is added again for a whole block. */
-MTP_ALWAYS_INLINE int too_large(const int type)
-{
-    switch (type) {
-    case MTP_Q3_K:
-        return 4;
-    case MTP_Q4_K:
-        return 8;
-    case MTP_Q5_K:
-        return 16;
-    case MTP_Q6_K:
-        return 32;
-    default:
-        return 0;
-    }
-}
-
 /* What a block adds to the sums of a token in 16 rows. */
 MTP_ALWAYS_INLINE void add_block(const int type, const mtp_unpacked *block, const int row,
                                  __m512i total, __m512i mins, __m512 x_scale, float *sum)
@@ -63,8 +46,7 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     const int32_t *pair_sums = words + MTP_ACT256_PAIR_SUM * n_tokens;
     __m512i total0[4], total1[4], mins0[4], mins1[4];
     int32_t first[16 * 4];
-    for (int i = 0; i < 16 * n_tokens; i++)
-        first[i] = too_large(type) * minus_sums[i];
+    mtp_first_sums(type, n_tokens, words, first);
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         total0[t] = total1[t] = mins0[t] = mins1[t] = _mm512_setzero_si512();
     for (int s = 0; s < 8; s++) {
@@ -76,8 +58,8 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
                 __builtin_prefetch(ahead);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
-            sum0[0][t] = sum1[0][t] = mtp_broadcast(first + 2 * s * n_tokens + t);
-            sum0[1][t] = sum1[1][t] = mtp_broadcast(first + (2 * s + 1) * n_tokens + t);
+            sum0[0][t] = sum1[0][t] = mtp_first_sum(type, first + 2 * s * n_tokens + t);
+            sum0[1][t] = sum1[1][t] = mtp_first_sum(type, first + (2 * s + 1) * n_tokens + t);
         }
         MTP_UNROLL for (int i = 0; i < 8; i++)
         {
@@ -109,7 +91,7 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     }
     if (is_of_chunks(type))
         add_pairs(n_tokens, 4, block->missing, pair_sums, total0, total1);
-    if (type == MTP_Q2_K) /* sums of 16 activations fit int16, and the upper half of a min is zero */
+    if (type == MTP_Q2_K) /* the upper half of a min is zero */
         add_pairs(n_tokens, 16, block->sub_min, minus_sums, mins0, mins1);
     else if (mtp_block256_has_min(type))
         add_pairs(n_tokens, 4, block->sub_min, pair_sums, mins0, mins1);
