@@ -50,21 +50,6 @@ class PageTables:
         """Pages that nobody holds."""
         return len(self._free)
 
-    def _plan(self, seq: int, begin: int, end: int) -> tuple[list[int], int | None]:
-        """Return the table entries that need a new page, and the shared one to copy first."""
-        if begin >= end:
-            return [], None
-        row = self.tables[seq]
-        if begin // PAGE == (end - 1) // PAGE:
-            page = int(row[begin // PAGE])
-            if page >= 0 and self.uses[page] == 1:
-                return [], None
-        entries = range(begin // PAGE, (end - 1) // PAGE + 1)
-        fresh = [e for e in entries if row[e] < 0]
-        first = entries[0]
-        shared = first if row[first] >= 0 and self.uses[row[first]] > 1 else None
-        return fresh, shared
-
     def check_lengths(self, rows: dict[int, tuple[int, int]]) -> None:
         """Raise CapacityError where rows ``[begin, end)`` of a sequence leave the context."""
         for seq, (_, end) in rows.items():
@@ -80,29 +65,38 @@ class PageTables:
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Give every place in ``[begin, end)`` a page of its own sequence, all or none."""
         self.check_lengths(rows)
-        plans = [
-            (seq, begin, end, *self._plan(seq, begin, end)) for seq, (begin, end) in rows.items()
-        ]
-        wanted = sum(len(fresh) + (shared is not None) for _, _, _, fresh, shared in plans)
-        if wanted > len(self._free):
+        missing: list[tuple[int, int]] = []  # sequence, entry of its table
+        shared: list[tuple[int, int]] = []  # the same; copied before it is written
+        uses_left: dict[int, int] = {}  # of a page, behind these copies: its last user keeps it
+        for seq, (begin, end) in rows.items():
+            for entry in range(begin // PAGE, -(-end // PAGE)):
+                page = self.tables.item(seq, entry)
+                if page < 0:
+                    missing.append((seq, entry))
+                elif (uses := uses_left.get(page, self.uses.item(page))) > 1:
+                    uses_left[page] = uses - 1
+                    shared.append((seq, entry))
+        if len(missing) + len(shared) > len(self._free):
             raise CapacityError(
                 "memory is full",
                 where=f"sequences {sorted(rows)}",
-                wanted=f"{wanted} pages",
+                wanted=f"{len(missing) + len(shared)} pages",
                 got=f"{len(self._free)} free",
                 fix="remove a sequence, or make n_ctx larger",
             )
-        for seq, begin, end, fresh, shared in plans:
-            if shared is not None:
-                old, new = int(self.tables[seq, shared]), self._take()
-                self._copy(old, new)
-                self.uses[old] -= 1
-                self.tables[seq, shared] = new
-            for entry in fresh:
-                self.tables[seq, entry] = self._take()
-            if self.first[seq] == self.length[seq]:
+        for seq, entry in shared:
+            old, new = int(self.tables[seq, entry]), self._take()
+            self._copy(old, new)
+            self.uses[old] -= 1
+            self.tables[seq, entry] = new
+        for seq, entry in missing:
+            self.tables[seq, entry] = self._take()
+        for seq, (begin, end) in rows.items():
+            length = self.length.item(seq)
+            if self.first.item(seq) == length:
                 self.first[seq] = begin
-            self.length[seq] = max(end, int(self.length[seq]))
+            if end > length:
+                self.length[seq] = end
 
     def _take(self) -> int:
         page = self._free.pop()

@@ -121,6 +121,20 @@ class PagedMachine(Machine):
             page, row = group.pages.where(seq, place)
             group.store.pages[page][row] = value
 
+    @rule(grown=st.sets(seqs, min_size=2), n=st.integers(1, 20))
+    def grow_together(self, grown, n):
+        """Rows of several sequences in one batch; some may share a page."""
+        begins = {seq: self.end(seq) for seq in grown}
+        try:
+            self.memory.reserve({seq: (begin, begin + n) for seq, begin in begins.items()})
+        except CapacityError:
+            return
+        for seq, begin in begins.items():
+            values = self.values(n)
+            for i, value in enumerate(values):
+                self.write(self.memory, seq, begin + i, value)
+            self.rows[seq] += values
+
     @precondition(lambda self: any(self.rows))
     @rule(data=st.data())
     def cut_tail(self, data):
@@ -316,6 +330,17 @@ def test_rows_taken_back_one_after_the_other_add_up():
     with pytest.raises(CapacityError, match="are gone"):
         memory.rewind(0, 2)
     assert memory.length(0) == PAGE + 2
+
+
+def test_sequences_that_share_a_page_and_grow_together_lose_none():
+    memory = PagedKV(ListStore(2), 2, PAGE, 2)
+    memory.reserve({0: (0, 10)})
+    memory.fork(0, 1)
+    memory.reserve({0: (10, 11), 1: (10, 11)})
+    assert memory.pages.where(0, 10) != memory.pages.where(1, 10)
+    memory.remove(0)
+    memory.remove(1)
+    assert memory.pages.n_free == 2
 
 
 def test_full_memory_changes_nothing():
