@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from mtpcore._ext._buffers cimport int32s
 from mtpcore._ext._matmul cimport mtp_matrix
 from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
 
@@ -195,8 +196,8 @@ cdef class Executor:
     cdef list n_pages       # of each group of memory
     cdef bint is_running
     cdef mtp_view view(self, object found) except *
-    cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
-                         int64_t n_pages, int64_t seq, int64_t place, row) except -1
+    cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
+                         int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_choices(self, object wanted, int32_t logits, int64_t n_logits) except -1
     cdef int take_scratch(self, object samplers) except -1
     cdef char *reserve(self, size_t size) except NULL

@@ -7,6 +7,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
 from mtpcore._ext._sampling cimport Sampler, mtp_leader
 
@@ -197,66 +198,63 @@ cdef class Executor:
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
 
-    cdef int check_place(self, const int32_t[:, ::1] tables, const int32_t[::1] length,
-                         int64_t n_pages, int64_t seq, int64_t place, row) except -1:
-        if seq >= tables.shape[0] or not place < length[seq]:
+    cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
+                         int64_t seq, int64_t place, int64_t row) except -1:
+        if seq >= length.n or place >= length.data[seq]:
             raise BatchError("place is not reserved", where=f"row {row}",
                              got=f"sequence {seq}, place {place}")
-        if not 0 <= tables[seq, place // MTP_PAGE] < n_pages:
+        if not (seq < tables.n and place // MTP_PAGE < tables.width and
+                0 <= tables.data[seq * tables.width + place // MTP_PAGE] < n_pages):
             raise BatchError("place has no page", where=f"row {row}", got=place)
         return 0
 
     cdef int take_rows(self, rows, pages) except -1:
         """Point the run at a batch, after checking all that addresses depend on."""
-        cdef const int32_t[::1] tokens = rows.tokens, seq = rows.seq, place = rows.place
-        cdef const int32_t[::1] outputs = rows.outputs, parent, first, length
-        cdef const int32_t[:, ::1] positions = rows.positions, tables
-        cdef int64_t n = tokens.shape[0], m = outputs.shape[0], t
+        cdef int32s tokens = int32s_of(rows.tokens, 1), seq = int32s_of(rows.seq, 1)
+        cdef int32s place = int32s_of(rows.place, 1), outputs = int32s_of(rows.outputs, 1)
+        cdef int32s positions = int32s_of(rows.positions, 2), parent, tables, first, length
+        cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
         cdef int32_t least = 0 if rows.embeddings is None else -1
         cdef mtp_memory *memory
-        cdef int64_t n_pages
         if len(pages) != len(self.n_pages):
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
-        if not (n <= self.n_batch and seq.shape[0] == n and place.shape[0] == n
-                and positions.shape[0] == n and m <= n):
+        if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
                              got=f"{n} tokens, {m} outputs")
         self.run_state.n_rows[0], self.run_state.n_rows[1] = n, m
-        self.run_state.n_axes = positions.shape[1]
-        if n == 0:
-            return 0
+        self.run_state.n_axes = positions.width
         for t in range(n):
-            if self.n_vocab > 0 and not least <= tokens[t] < self.n_vocab:
-                raise BatchError("token id out of range", where=f"row {t}", got=tokens[t],
+            if self.n_vocab > 0 and not least <= tokens.data[t] < self.n_vocab:
+                raise BatchError("token id out of range", where=f"row {t}", got=tokens.data[t],
                                  wanted=f"{least} to {self.n_vocab - 1}")
-            if place[t] < 0 or seq[t] < 0:
+            if place.data[t] < 0 or seq.data[t] < 0:
                 raise BatchError("place or sequence below 0", where=f"row {t}",
-                                 got=(place[t], seq[t]))
+                                 got=(place.data[t], seq.data[t]))
         for t in range(m):
-            if not 0 <= outputs[t] < n:
-                raise BatchError("output is not a row", where=f"output {t}", got=outputs[t])
-        self.run_state.tokens, self.run_state.seq = &tokens[0], &seq[0]
-        self.run_state.place, self.run_state.positions = &place[0], &positions[0, 0]
-        self.run_state.outputs = &outputs[0] if m else NULL
-        self.run_state.parent = NULL
+            if not 0 <= outputs.data[t] < n:
+                raise BatchError("output is not a row", where=f"output {t}", got=outputs.data[t])
+        self.run_state.tokens, self.run_state.seq = tokens.data, seq.data
+        self.run_state.place, self.run_state.positions = place.data, positions.data
+        self.run_state.outputs, self.run_state.parent = outputs.data, NULL
         if rows.parent is not None:
-            parent = rows.parent
-            if parent.shape[0] != n:
-                raise BatchError("one parent a row", wanted=n, got=parent.shape[0])
+            parent = int32s_of(rows.parent, 1)
+            if parent.n != n:
+                raise BatchError("one parent a row", wanted=n, got=parent.n)
             for t in range(n):
-                if not -1 <= parent[t] < t or (parent[t] >= 0 and seq[parent[t]] != seq[t]):
+                before = parent.data[t]
+                if not -1 <= before < t or (before >= 0 and seq.data[before] != seq.data[t]):
                     raise BatchError("a parent is an earlier row of the sequence",
-                                     where=f"row {t}", got=parent[t])
-            self.run_state.parent = &parent[0]
+                                     where=f"row {t}", got=before)
+            self.run_state.parent = parent.data
         for i, group in enumerate(pages):
-            tables, first, length = group.tables, group.first, group.length
-            n_pages = self.n_pages[i]
+            tables, first = int32s_of(group.tables, 2), int32s_of(group.first, 1)
+            length, n_pages = int32s_of(group.length, 1), self.n_pages[i]
             for t in range(n):
-                self.check_place(tables, length, n_pages, seq[t], place[t], t)
+                self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)
             memory = &self.run_state.memory[i]
-            memory.tables, memory.first, memory.length = &tables[0, 0], &first[0], &length[0]
-            memory.pages_of_seq = tables.shape[1]
+            memory.tables, memory.first, memory.length = tables.data, first.data, length.data
+            memory.pages_of_seq = tables.width
         return 0
 
     def run(self, rows, pages, external, int32_t logits=-1, int64_t n_logits=0):
@@ -357,8 +355,8 @@ cdef class Executor:
 
     cdef int take_sequences(self, wanted, pages, recycled, mtp_draft *draft) except -1:
         """Check what each sequence needs, and lay out what the loop writes."""
-        cdef const int32_t[::1] length, ids = wanted.token_ids, text
-        cdef const int32_t[:, ::1] tables
+        cdef const int32_t[::1] ids = wanted.token_ids, text
+        cdef int32s tables, length
         cdef int64_t m = draft.n_sequences, i, step, most = 0
         cdef int64_t n_pages, newest
         cdef Sampler sampler
@@ -391,10 +389,10 @@ cdef class Executor:
             sampler._check(draft.n_logits, own.n_history, own.n_prompt,
                            own.n_history + max(own.k, 0), ids, None)
         for group, n_pages in zip(pages, self.n_pages):
-            tables, length = group.tables, group.length
+            tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
             for i in range(m):
                 newest = self.run_state.outputs[i]
                 for step in range(1, draft.sequences[i].k):
-                    self.check_place(tables, length, n_pages, self.run_state.seq[newest],
+                    self.check_place(&tables, &length, n_pages, self.run_state.seq[newest],
                                      self.run_state.place[newest] + step, newest)
         return 0
