@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mtpcore._ext._rows import list_as_int32
+from mtpcore._ext._rows import columns_of_chain, list_as_int32
 from mtpcore.errors import BatchError
 
 __all__ = ["Batch"]
@@ -118,20 +118,20 @@ class Batch:
             if not np.isfinite(self.embeddings).all():
                 row = int(np.argwhere(~np.isfinite(self.embeddings))[0, 0])
                 raise BatchError("embedding row is not finite", where=f"row {row}")
-        if tokens is None:
-            assert self.embeddings is not None
-            self.tokens: I32 = np.full(len(self.embeddings), -1, np.int32)
+        self.seq: I32
+        self.pos: I32
+        self.outputs: NDArray[np.bool_]
+        if (chain := columns_of_chain(tokens, seq, pos, outputs)) is not None:
+            self.tokens, self.seq, self.pos, self.outputs = chain
         else:
-            self.tokens = integers(tokens, "tokens")
-        if self.tokens.ndim != 1:
-            raise BatchError("tokens have one axis", wanted="[n]", got=self.tokens.shape)
+            self.tokens = self._tokens(tokens)
+            self.seq = self._column(seq, len(self.tokens), "sequence ids")
+            self.pos = self._positions(pos, len(self.tokens))
+            self.outputs = self._outputs(outputs, len(self.tokens))
         n = len(self.tokens)
         if self.embeddings is not None and len(self.embeddings) != n:
             raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
-        self.seq = self._column(seq, n, "sequence ids")
-        self.pos = self._positions(pos, n)
         self.parent = None if parent is None else self._parents(parent, n)
-        self.outputs = self._outputs(outputs, n)
         self.slots: dict[str, F32] = {}
         for name, rows in (slots or {}).items():
             found = numbers(rows, f"rows of slot {name!r}")
@@ -158,6 +158,15 @@ class Batch:
     def __repr__(self) -> str:
         seqs = sorted(set(self.seq.tolist()))
         return f"Batch({len(self)} rows of sequences {seqs}, {int(self.outputs.sum())} outputs)"
+
+    def _tokens(self, tokens: ArrayLike | None) -> I32:
+        if tokens is None:
+            assert self.embeddings is not None
+            return _filled(len(self.embeddings), -1)
+        found = integers(tokens, "tokens")
+        if found.ndim != 1:
+            raise BatchError("tokens have one axis", wanted="[n]", got=found.shape)
+        return found
 
     @staticmethod
     def _column(values: ArrayLike, n: int, what: str) -> I32:

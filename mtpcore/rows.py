@@ -81,7 +81,7 @@ def _chains(context: Context, batch: Batch) -> Placed | None:
         batch.tokens,
         batch.seq,
         batch.pos,
-        batch.outputs.view(np.uint8),
+        batch.outputs,
         context.lengths,
         context.model.hparams.n_vocab,
         context.n_ctx,
@@ -315,7 +315,9 @@ def _positions(context: Context, batch: Batch) -> I32:
 
 
 def _slots(context: Context, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
-    found = {}
+    found: dict[str, NDArray[np.float32]] = {}
+    if not context.slots and not batch.slots:
+        return found
     for slot, width in context.slots.items():
         if slot in batch.slots:
             rows = batch.slots[slot]

@@ -1,18 +1,30 @@
 """The rows of ordinary batches: read, checked, placed and sorted by sequence in one pass."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
+Bools = NDArray[np.bool_]
 
 def list_as_int32(values: list[int]) -> I32 | None:
     """Return numbers as int32[n], n above 0; None where one is no plain int or needs more bits."""
+
+def columns_of_chain(
+    tokens: Any, seq: Any, pos: Any, outputs: Any
+) -> tuple[I32, I32, I32, Bools] | None:
+    """Return the columns of a batch of one sequence's tokens; None where anything is not plain.
+
+    That is: ``tokens`` a list of plain ints, ``seq`` and ``pos`` plain ints, and ``outputs``
+    "all", "last" or "none". They are those of ``mtpcore.batch.Batch``.
+    """
 
 def place_rows(
     tokens: I32,
     seq: I32,
     pos: I32,
-    outputs: NDArray[np.uint8],
+    outputs: Bools,
     lengths: list[int],
     n_vocab: int,
     n_ctx: int,
@@ -26,8 +38,8 @@ def place_rows(
     ----------
     tokens, seq, pos : int32[n]
         Tokens, sequences and positions.
-    outputs : uint8[n]
-        Not 0 where logits are wanted.
+    outputs : bool[n]
+        Whether logits are wanted.
     lengths : list of int, one for each sequence
         Where each sequence goes on.
     n_vocab, n_ctx : int

@@ -46,3 +46,35 @@ def test_one_number_stands_for_every_row():
         Batch([1], pos=LARGEST)
     with pytest.raises(BatchError):
         Batch([1], seq=2**31)
+
+
+@pytest.mark.parametrize("outputs", ["all", "last", "none"])
+@pytest.mark.parametrize(("seq", "pos", "n"), [(0, 0, 1), (2, 40, 5), (LARGEST, LARGEST - 9, 9)])
+def test_a_plain_chain_is_any_other_batch(outputs, seq, pos, n):
+    tokens = list(range(n))
+    plain = Batch(tokens, seq=seq, pos=pos, outputs=outputs)
+    other = Batch(np.array(tokens), seq=np.int64(seq), pos=np.array(pos), outputs=outputs)
+    for column in ("tokens", "seq", "pos", "outputs"):
+        found, wanted = getattr(plain, column), getattr(other, column)
+        assert found.dtype == wanted.dtype
+        assert found.tolist() == wanted.tolist()
+        assert found.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": [LARGEST + 1]},
+        {"tokens": [True]},
+        {"seq": -(2**40)},
+        {"seq": True},
+        {"pos": 2**70},
+        {"pos": LARGEST},
+        {"pos": 0.5},
+        {"outputs": "some"},
+        {"outputs": 1},
+    ],
+)
+def test_what_is_not_plain_is_refused_as_ever(wrong):
+    with pytest.raises(BatchError):
+        Batch(**({"tokens": [1], "seq": 0, "pos": 0} | wrong))
