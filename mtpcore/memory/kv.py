@@ -45,11 +45,11 @@ class PagedKV:
 
     def first(self, seq: int) -> int:
         """Return the first stored place."""
-        return int(self.pages.first[seq])
+        return self.pages.first.item(seq)
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row."""
-        return int(self.pages.length[seq])
+        return self.pages.length.item(seq)
 
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Make room for rows ``[begin, end)`` of each sequence, all or none."""
