@@ -3,6 +3,7 @@
 import multiprocessing
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -15,8 +16,8 @@ from mtpcore._ext._matmul import available_isas
 from mtpcore._ext._plan import use_isa
 from mtpcore.backends.base import Rows
 from mtpcore.backends.cpu import CpuBackend
-from mtpcore.errors import BackendError
-from mtpcore.memory.base import RANGE
+from mtpcore.errors import BackendError, BatchError, MtpcoreError
+from mtpcore.memory.base import PAGE, RANGE
 from mtpcore.testing import Runner
 
 pytestmark = pytest.mark.usefixtures("share_small_plans")
@@ -285,6 +286,43 @@ def test_one_plan_is_not_run_twice_at_once():
         one.plan._executor.run(Rude(), one.memory.pages, [])
     assert len(errors) == 1
     assert one.feed([1])["logits"].shape == (1, N_VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"tokens": np.zeros(2, np.float32)}, "not what compiled code reads"),
+        ({"place": np.array([3, 4], np.int64)}, "not what compiled code reads"),
+        ({"positions": np.array([3, 4], np.int32)}, "not what compiled code reads"),
+        ({"seq": np.zeros(1, np.int32)}, "rows do not fit"),
+        ({"tokens": np.array([0, N_VOCAB], np.int32)}, "token id out of range"),
+        ({"place": np.array([3, -1], np.int32)}, "below 0"),
+        ({"place": np.array([3, 5], np.int32)}, "not reserved"),
+        ({"place": np.array([3, 2**31 - 1], np.int32)}, "not reserved"),
+        ({"seq": np.array([0, 1], np.int32)}, "not reserved"),
+        ({"seq": np.array([0, 2**31 - 1], np.int32)}, "not reserved"),
+        ({"outputs": np.array([2], np.int32)}, "not a row"),
+        ({"parent": np.array([-1, 1], np.int32)}, "a parent is an earlier row"),
+    ],
+)
+def test_what_compiled_code_cannot_run_is_refused(wrong, what):
+    one = runner("causal", "f32")
+    one.feed(TEXT[:3])
+    one.memory.reserve({0: (3, 5)})
+    rows = join([(0, 3, TEXT[3:5])])
+    with pytest.raises(MtpcoreError, match=what):
+        one.plan.run(msgspec.structs.replace(rows, **wrong), one.memory)
+    made = one.plan.run(rows, one.memory)["logits"]
+    assert np.array_equal(made, alone("causal", "f32")[0][3:5])
+
+
+def test_a_place_without_a_page_is_refused():
+    one = runner("causal", "f32")
+    one.feed(TEXT[:3])
+    one.memory.pages.length[0] = one.memory.pages.n_ctx + 1
+    for place in (PAGE, one.memory.pages.n_ctx):
+        with pytest.raises(BatchError, match="no page"):
+            one.plan.run(join([(0, place, TEXT[:1])]), one.memory)
 
 
 def child(pipe, one):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.errors import BatchError, CapacityError, LinkError, MtpcoreError
+from mtpcore.errors import BackendError, BatchError, CapacityError, LinkError, MtpcoreError
 from mtpcore.sampling import Sampling
 
 N_CTX, N_SEQ = 90, 4
@@ -236,3 +236,16 @@ def test_a_batch_is_a_copy():
     tokens[:], seq[:] = -7, 99
     assert batch.tokens.tolist() == [1, 2]
     assert batch.seq.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [("tokens", np.float32), ("seq", np.int64), ("pos", ">i4"), ("outputs", np.uint8)],
+)
+def test_a_column_of_another_type_is_refused(cross, column, kind):
+    batch, before = Batch.of([1], pos=5), state(cross)
+    setattr(batch, column, getattr(batch, column).astype(kind))
+    with pytest.raises(BackendError) as caught:
+        cross.llm.process(batch)
+    assert caught.value.got == f"{np.dtype(kind)}[1]"
+    assert state(cross) == before
