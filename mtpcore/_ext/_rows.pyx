@@ -27,6 +27,8 @@ def list_as_int32(list values not None):
         return None
     found = np.empty(n, np.int32)
     out = int32s_of(found, 1).data
+    if PyList_GET_SIZE(values) != n:  # to make an array can run what collects garbage
+        return None
     for i in range(n):
         if not is_int32(<object> PyList_GET_ITEM(values, i), INT32_MIN, &out[i]):
             return None
@@ -46,8 +48,11 @@ def columns_of_chain(tokens, seq, pos, outputs):
         return None
     if outputs not in ("all", "last", "none"):
         return None
-    ids, n = list_as_int32(tokens), PyList_GET_SIZE(tokens)
-    if ids is None or begin + n > INT32_MAX:
+    ids = list_as_int32(tokens)
+    if ids is None:
+        return None
+    n = int32s_of(ids, 1).n
+    if begin + n > INT32_MAX:
         return None
     columns = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.bool_)
     seqs, places = int32s_of(columns[0], 1).data, int32s_of(columns[1], 1).data
