@@ -69,7 +69,7 @@ class PageTables:
         shared: list[tuple[int, int]] = []  # the same; copied before it is written
         uses_left: dict[int, int] = {}  # of a page, behind these copies: its last user keeps it
         for seq, (begin, end) in rows.items():
-            for entry in range(begin // PAGE, -(-end // PAGE)):
+            for entry in range(begin // PAGE, -(-end // PAGE) if begin < end else 0):
                 page = self.tables.item(seq, entry)
                 if page < 0:
                     missing.append((seq, entry))

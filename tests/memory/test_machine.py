@@ -343,6 +343,12 @@ def test_sequences_that_share_a_page_and_grow_together_lose_none():
     assert memory.pages.n_free == 2
 
 
+def test_no_rows_take_no_page():
+    memory = PagedKV(ListStore(2), 1, 2 * PAGE, 2)
+    memory.reserve({0: (10, 10)})
+    assert memory.pages.n_free == 2
+
+
 def test_full_memory_changes_nothing():
     memory = PagedKV(ListStore(2), 2, N_CTX, 2)
     memory.reserve({0: (0, PAGE + 1)})
