@@ -45,49 +45,68 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         ) from None
 
 
-def _check_types(struct: msgspec.Struct, where: str) -> None:
+def _check_types(struct: msgspec.Struct, where: str) -> bool:
     for field in _fields(type(struct)):
         value = getattr(struct, field.name)
         inside = f"{where}.{field.name}"
-        if not _matches(value, field.type, inside):
+        if not _matcher(field.type)(value, inside):
             raise PluginError(
                 "wrong type", where=inside, wanted=_spell(field.type), got=repr(value)[:80]
             )
+    return True
 
 
 def _spell(hint: Any) -> str:
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("mtpcore.spec.", "")
 
 
-def _matches(value: object, hint: Any, where: str) -> bool:
-    """Say whether a value is of a type; structs inside are checked and raise their own error."""
+@cache
+def _matcher(hint: Any) -> Callable[[Any, str], bool]:
+    """Return what says whether a value, found at a place, is of a type.
+
+    Made once for each type, since declarations hold thousands of values. Structs inside are
+    checked and raise their own error.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
-        return True
+        return lambda value, where: True
     if origin is Literal:
-        return value in args
+        return lambda value, where: value in args
     if origin in (Union, types.UnionType):
-        return any(_matches(value, one, where) for one in args)
+        matchers = [_matcher(one) for one in args]
+        return lambda value, where: any(matches(value, where) for matches in matchers)
     if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
-        return len(value) == len(hints) and all(
-            _matches(v, h, f"{where}[{i}]")
-            for i, (v, h) in enumerate(zip(value, hints, strict=True))
-        )
+        return _tuple_matcher([_matcher(one) for one in args if one is not Ellipsis], args)
     if origin is frozenset:
-        return isinstance(value, frozenset) and all(_matches(v, args[0], where) for v in value)
+        is_one = _matcher(args[0])
+        return lambda value, where: (
+            isinstance(value, frozenset) and all(is_one(one, where) for one in value)
+        )
     if origin is Callable:
-        return callable(value)
+        return lambda value, where: callable(value)
     if hint in (int, float):
         kinds = (int,) if hint is int else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool)
-    if not isinstance(value, hint):
-        return False
-    if isinstance(value, msgspec.Struct):
-        _check_types(value, where)
-    return True
+        return lambda value, where: isinstance(value, kinds) and not isinstance(value, bool)
+    if issubclass(hint, msgspec.Struct):
+        return lambda value, where: isinstance(value, hint) and _check_types(value, where)
+    return lambda value, where: isinstance(value, hint)
+
+
+def _tuple_matcher(
+    matchers: list[Callable[[Any, str], bool]], args: tuple[Any, ...]
+) -> Callable[[Any, str], bool]:
+    is_long = args[-1] is Ellipsis
+
+    def matches(value: Any, where: str) -> bool:
+        if not isinstance(value, tuple):
+            return False
+        wanted = matchers * len(value) if is_long else matchers
+        return len(value) == len(wanted) and all(
+            is_one(one, f"{where}[{i}]")
+            for i, (one, is_one) in enumerate(zip(value, wanted, strict=True))
+        )
+
+    return matches
 
 
 def _check_names(spec: ModelSpec | DrafterSpec) -> None:

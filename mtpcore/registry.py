@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ __all__ = ["Plugin", "Registry", "describe_plugins", "load_registry", "registry"
 log = logging.getLogger("mtpcore")
 
 SWITCH = "MTPCORE_PLUGINS"
+_GROUP = "mtpcore"
 _BUILT_IN = EntryPoint("trunks", "mtpcore.models", "mtpcore")
 _SPECS = {"mtpcore_models": ModelSpec, "mtpcore_drafters": DrafterSpec}
 
@@ -126,17 +127,18 @@ def load_registry(selected: str | None = None) -> Registry:
         A misspelt hook, something else than declarations, two claims of one model or name, or a
         selected plugin that is not installed; names the plugins.
     """
-    found = _checked(_find(selected))
+    entries = entry_points(group=_GROUP)
+    found = _checked(_find(entries, selected))
     for plugin in found.broken:
         log.warning("%s", plugin.error)
     asked = {plugin.module for plugin in found.plugins}
-    others = {entry.name for entry in entry_points(group="mtpcore") if entry.value not in asked}
+    others = {entry.name for entry in entries if entry.value not in asked}
     return msgspec.structs.replace(found, left_out=tuple(sorted(others)))
 
 
 def describe_plugins() -> list[Plugin]:
     """Return what is installed, broken or not, selected or not; raises nothing of a plugin's."""
-    return list(_find(None))
+    return list(_find(entry_points(group=_GROUP), None))
 
 
 def _checked(plugins: Iterable[Plugin]) -> Registry:
@@ -168,13 +170,13 @@ def _without(name: str) -> str:
     return f"uninstall one, or leave {name!r} out of {SWITCH} (empty: none of other people's)"
 
 
-def _find(selected: str | None) -> Iterable[Plugin]:
+def _find(installed: EntryPoints, selected: str | None) -> Iterable[Plugin]:
     """Yield the plugins, the built-in trunks first, each asked."""
     wanted = None if selected is None else {n.strip() for n in selected.split(",") if n.strip()}
     groups: dict[str, list[EntryPoint]] = {_BUILT_IN.value: [_BUILT_IN]}
     names: dict[str, EntryPoint] = {_BUILT_IN.name: _BUILT_IN}
     clashes: list[tuple[EntryPoint, EntryPoint]] = []
-    for entry in sorted(entry_points(group="mtpcore"), key=lambda e: (e.name, e.value)):
+    for entry in sorted(installed, key=lambda e: (e.name, e.value)):
         other = names.setdefault(entry.name, entry)
         if other.value == entry.value:
             groups.setdefault(entry.value, []).append(entry)
@@ -190,7 +192,7 @@ def _find(selected: str | None) -> Iterable[Plugin]:
         )
     for entries in groups.values():
         # A first-party plugin comes with mtpcore and may be installed on its own as well.
-        own = any(e.dist is None or _normal(e.dist.name) == "mtpcore" for e in entries)
+        own = any(_normal(_distribution(e).split()[0]) == "mtpcore" for e in entries)
         if own or wanted is None or wanted & {e.name for e in entries}:
             yield _load(entries, own)
     for other, entry in clashes:
@@ -320,4 +322,12 @@ def _normal(name: str) -> str:
 
 
 def _distribution(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "mtpcore"
+    """Return ``name version``."""
+    return _describe(entry.dist) if entry.dist else "mtpcore"
+
+
+@cache
+def _describe(distribution: Distribution) -> str:
+    """Read the metadata once: each question for a name or a version parses all of it."""
+    metadata = distribution.metadata
+    return f"{metadata['Name']} {metadata['Version']}"
