@@ -2,6 +2,8 @@
 
 A ``Program`` has symbolic row counts: ``TOKENS`` rows of the batch, ``OUTPUTS`` rows of it that
 were asked for. It names weights but holds none, and declares the memory that its attention needs.
+Its parts refer to nothing that refers back, so the garbage collector need not visit them
+(``gc=False``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ Dim = int | Literal["n_tokens", "n_outputs"]
 Shape = tuple[Dim, ...]
 
 
-class Value(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True, gc=False):
     """An array that a node or an input makes; the first axis counts rows.
 
     ``dtype`` is ``f32`` or ``i32``.
@@ -30,7 +32,7 @@ class Value(msgspec.Struct, frozen=True):
     dtype: Literal["f32", "i32"] = "f32"
 
 
-class Weight(msgspec.Struct, frozen=True):
+class Weight(msgspec.Struct, frozen=True, gc=False):
     """A tensor that a node reads, by the name that its tie resolved to.
 
     ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order. ``retype`` is the type
@@ -43,7 +45,7 @@ class Weight(msgspec.Struct, frozen=True):
     retype: str | None = None
 
 
-class MemoryLayer(msgspec.Struct, frozen=True):
+class MemoryLayer(msgspec.Struct, frozen=True, gc=False):
     """What one attention node keeps for each position: K and V rows of some heads.
 
     ``window`` > 0 means that positions older than that many (the query included) are never read.
@@ -64,7 +66,7 @@ class MemoryLayer(msgspec.Struct, frozen=True):
         return self.n_heads * (self.k_width + (0 if self.latent else self.v_width))
 
 
-class Node(msgspec.Struct, frozen=True):
+class Node(msgspec.Struct, frozen=True, gc=False):
     """One operation of the table in ``mtpcore.graph.ops``."""
 
     op: str

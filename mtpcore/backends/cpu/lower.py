@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mtpcore._ext._matmul import PackedMatrix
@@ -172,7 +172,7 @@ class Lowering:
         step = self.steps[makers[0]]
         if step.kind == "expert_matmul" or step.outputs != [view] or part.n_heads != view.n_heads:
             return False  # experts write rows that follow each other
-        self.steps[makers[0]] = replace(step, outputs=[part], writes=set())
+        self.steps[makers[0]] = msgspec.structs.replace(step, outputs=[part], writes=set())
         return True
 
     def _lower_outputs(self, node: Node) -> None:

@@ -175,7 +175,7 @@ def _read_whole(views: Sequence[View]) -> list[Access]:
 
 def _by_width(view: View, writes: bool = False) -> Access:
     """Cut each head's width, so that a thread has its part of all heads."""
-    if view.n_heads == 1:
+    if view.n_heads == 1 and view.head_stride != view.width:
         view = view._replace(head_stride=view.width)
     return Access(view.buffer, writes, view)
 

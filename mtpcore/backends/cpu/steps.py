@@ -1,12 +1,16 @@
-"""What lowering makes of a program: steps on views of buffers."""
+"""What lowering makes of a program: steps on views of buffers.
+
+A plan has hundreds of each. Nothing that they hold refers back to them, so the garbage collector
+need not visit them (``gc=False``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +39,7 @@ class View(NamedTuple):
         return self.n_heads == 1 or self.head_stride == self.width
 
 
-@dataclass
-class Buffer:
+class Buffer(msgspec.Struct, gc=False):
     """Memory for one value: bytes at the largest batch, and at one unit of rows.
 
     ``external`` buffers are given with each run. Of ``copied`` ones every thread has a copy of its
@@ -78,8 +81,7 @@ _SPREAD = {"matmul", "attention", "cross_attention", "expert_matmul"}
 _GATHER = {"take", "sort_by_expert", "sort_by_head", "prepare_by_expert"}
 
 
-@dataclass
-class Step:
+class Step(msgspec.Struct, gc=False):
     """One record of the executor; see ``Executor.add`` and the operation's comment in C.
 
     ``reads`` and ``writes`` are buffers (views and memory layers); ``memory`` is the group whose
@@ -91,17 +93,19 @@ class Step:
     axis: int
     inputs: list[View]
     outputs: list[View]
-    matrices: list[PackedMatrix] = field(default_factory=list)
-    weights: list[F32 | None] = field(default_factory=list)
+    matrices: Sequence[PackedMatrix] = ()
+    weights: Sequence[F32 | None] = ()
     numbers: NDArray[np.float64] | None = None
     axes: NDArray[np.int32] | None = None
-    ints: list[int] = field(default_factory=list)
+    ints: Sequence[int] = ()
     f: float = 0.0
-    reads: set[int] = field(default_factory=set)
-    writes: set[int] = field(default_factory=set)
+    reads: set[int] = set()
+    writes: set[int] = set()
     barrier: int = 0
     memory: int = 0
     n_units: int = 0
+    sharing: Sharing = Sharing.ROWS
+    accesses: list[Access] = []
 
     def __post_init__(self) -> None:
         self.reads |= {view.buffer for view in self.inputs}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -73,7 +73,9 @@ class Weights:
         return self._once("stack", weight, lambda: self._pack(weight, weight.retype))
 
     def pack_ahead(self, program: Program, threads: int) -> None:
-        """Pack all matrices of a program, several at a time: packing waits for memory.
+        """Pack the matrices of a program, several at a time: packing waits for memory.
+
+        Those that stay in the file are not touched.
 
         Raises
         ------
@@ -88,11 +90,18 @@ class Weights:
             if weight is not None
         }
         _check_padding(list(wanted.values()))
-        wanted = {key: w for key, w in wanted.items() if ("cpu", *key) not in self._source.packed}
+        wanted = {
+            key: weight
+            for key, weight in wanted.items()
+            if ("cpu", *key) not in self._source.packed
+            and not self._stays(weight, "F32" if key[0] == "exact matrix" else weight.retype)
+        }
+        if not wanted:
+            return
         if self._source.repack:
             self._share_memory([w for (form, *_), w in wanted.items() if form == "matrix"])
         make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
-        with ThreadPoolExecutor(max(threads, 1)) as pool:
+        with concurrent.futures.ThreadPoolExecutor(max(threads, 1)) as pool:
             for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
         self._shared = None
@@ -112,6 +121,11 @@ class Weights:
             self._source.packed[key] = make()
         made: Made = self._source.packed[key]
         return made
+
+    def _stays(self, weight: Weight, retype: str | None) -> bool:
+        """Say whether a matrix is read where it lies in the file."""
+        stored = self._source.tensors[weight.tensor].type
+        return not self._source.repack and stays_mapped(stored, retype)
 
     def _share_memory(self, weights: Sequence[Weight]) -> None:
         """Make one block for all small matrices, so that they fill huge pages together."""
@@ -139,7 +153,7 @@ class Weights:
     def _pack(self, weight: Weight, retype: str | None) -> list[PackedMatrix]:
         """Pack a tensor, in a type with kernels or in a given one."""
         tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
-        if not self._source.repack and stays_mapped(tensor.type, retype):
+        if self._stays(weight, retype):
             blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
             return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
         is_plain = retype is None and tensor.type in _NATIVE
