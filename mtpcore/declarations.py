@@ -10,16 +10,24 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import msgspec
+from msgspec.structs import fields
 
 from mtpcore.errors import PluginError
 from mtpcore.spec import DrafterSpec, ModelSpec, Tap, Tree
 
 __all__ = ["check_spec", "check_tree"]
 
-_fields = cache(msgspec.structs.fields)  # reads all annotations anew at each call
+Matcher: TypeAlias = Callable[[Any, str], bool]
+"""Says whether a value, found at a place, is of a type."""
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Matcher]]:
+    """Return name, type and matcher of each field; msgspec reads all annotations at each call."""
+    return [(field.name, field.type, _matcher(field.type)) for field in fields(kind)]
 
 
 def check_spec(spec: ModelSpec | DrafterSpec) -> None:
@@ -46,13 +54,11 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
 
 
 def _check_types(struct: msgspec.Struct, where: str) -> bool:
-    for field in _fields(type(struct)):
-        value = getattr(struct, field.name)
-        inside = f"{where}.{field.name}"
-        if not _matcher(field.type)(value, inside):
-            raise PluginError(
-                "wrong type", where=inside, wanted=_spell(field.type), got=repr(value)[:80]
-            )
+    for name, hint, matches in _fields(type(struct)):
+        value = getattr(struct, name)
+        inside = f"{where}.{name}"
+        if not matches(value, inside):
+            raise PluginError("wrong type", where=inside, wanted=_spell(hint), got=repr(value)[:80])
     return True
 
 
@@ -61,8 +67,8 @@ def _spell(hint: Any) -> str:
 
 
 @cache
-def _matcher(hint: Any) -> Callable[[Any, str], bool]:
-    """Return what says whether a value, found at a place, is of a type.
+def _matcher(hint: Any) -> Matcher:
+    """Return the matcher of a type.
 
     Made once for each type, since declarations hold thousands of values. Structs inside are
     checked and raise their own error.
@@ -92,9 +98,7 @@ def _matcher(hint: Any) -> Callable[[Any, str], bool]:
     return lambda value, where: isinstance(value, hint)
 
 
-def _tuple_matcher(
-    matchers: list[Callable[[Any, str], bool]], args: tuple[Any, ...]
-) -> Callable[[Any, str], bool]:
+def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
     is_long = args[-1] is Ellipsis
 
     def matches(value: Any, where: str) -> bool:
