@@ -17,7 +17,9 @@ from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.weights import Weights as Packed
 from mtpcore.errors import BackendError
 from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Weight
+from mtpcore.spec import first_of
 from mtpcore.testing import Weights
 
 MIB = 1 << 20
@@ -160,3 +162,15 @@ def test_types_that_cannot_be_tied_are_refused(retype, what):
     with pytest.raises(BackendError, match=what):
         Packed(source).matrix(Weight("m", "m", (2, 256), retype))
     assert not source.packed
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_only_what_leaves_the_file_is_packed_ahead(repack):
+    tensors = random_tensors(0, m=(64, 64))
+    g = GraphBuilder("ahead", tensors, ties=[first_of("n.weight", "m.weight", retype="Q8_0")])
+    x = g.embed(g.inputs.tokens, "m.weight")
+    program = g.finish(Outputs(own=g.matmul(x, "m.weight"), tied=g.matmul(x, "n.weight")))
+    source = Weights(tensors, repack=repack)
+    Packed(source).pack_ahead(program, 2)
+    tied = ("cpu", "matrix", "m.weight", "Q8_0")
+    assert set(source.packed) == {tied, *([(*tied[:3], None)] if repack else [])}
