@@ -28,8 +28,6 @@ _WINDOW = 1 << 21
 """Values that a thread reads at once: mapped pages that count as memory beside the model."""
 _CONVERTED = 1 << 18
 """The same where they are converted first, which takes several times their memory."""
-_LARGE = 1 << 22
-"""Bytes from which a tensor has a block of memory, in huge pages, for itself."""
 
 FORMS = {
     "embed": "matrix",
@@ -128,25 +126,23 @@ class Weights:
         return not self._source.repack and stays_mapped(stored, retype)
 
     def _share_memory(self, weights: Sequence[Weight]) -> None:
-        """Make one block for all small matrices, so that they fill huge pages together."""
+        """Make one block for the matrices of known size: huge pages hold all but its end."""
         tensors = self._source.tensors
-        sizes = [
+        n_bytes = sum(
             packed_bytes(tensors[weight.tensor].type, *weight.shape)
             for weight in weights
             if weight.retype is None and tensors[weight.tensor].type in _NATIVE
-        ]
-        small = sum(size for size in sizes if size < _LARGE)
-        self._shared = PackedMemory(small) if small else None
+        )
+        self._shared = PackedMemory(n_bytes) if n_bytes else None
 
     def _empty(self, kind: int, shape: Sequence[int]) -> list[PackedMatrix]:
         """Return matrices to be filled: one, or those of a stack."""
         *stack, n_rows, n_cols = shape
-        n_bytes = math.prod(stack) * packed_bytes(kind, n_rows, n_cols)
-        if n_bytes < _LARGE and self._shared is not None and not stack:
+        if self._shared is not None and not stack:
             found = self._shared.take(kind, n_rows, n_cols)
             if found is not None:
                 return [found]
-        memory = PackedMemory(n_bytes)
+        memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
         made = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
         return [matrix for matrix in made if matrix is not None]
 
