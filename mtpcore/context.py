@@ -189,7 +189,7 @@ class Context:
         ----------
         batch : Batch
             Rows of any mix of sequences; those of one sequence continue it in order.
-        choices : Choices, optional
+        choices : mtpcore.backends.base.Choices, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
             ``Output.chosen`` has the tokens, and there may be no logits. Watchers see them.
 
