@@ -152,7 +152,12 @@ def _check_choices(choices: Choices, n_outputs: int) -> None:
 def _choose(choices: Choices, arrays: Mapping[str, NDArray[Any]]) -> I32:
     """Return the token that each row of logits chooses."""
     if "logits" not in arrays:
-        raise BatchError("the graph has no logits to choose from", where="choices")
+        raise BatchError(
+            "the graph has no logits to choose from",
+            where="choices",
+            got=", ".join(arrays),
+            fix="leave choices= out",
+        )
     rows = zip(choices.samplers, choices.indices, arrays["logits"], strict=True)
     chosen = [s.choose(row, NO_TOKENS, 0, index, choices.token_ids) for s, index, row in rows]
     return np.array(chosen, np.int32)

@@ -370,7 +370,8 @@ cdef class Executor:
                 raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
             most = max(most, <int64_t> longest)
         if draft.n_recycled > MTP_MOST_RECYCLED:
-            raise CapacityError("too many slots", wanted=MTP_MOST_RECYCLED, got=draft.n_recycled)
+            raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
+                                wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
         for i, (slot, output, axis, width) in enumerate(recycled):
             draft.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
         size = mtp_draft_lay_out(draft, most, self.run_state.n_axes, NULL)

@@ -16,7 +16,7 @@ from mtpcore.backends.base import DraftRun, Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.errors import BatchError, SamplingError
+from mtpcore.errors import BatchError, CapacityError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
 
@@ -318,3 +318,12 @@ def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
         over.set()
         thread.join()
     run.samplers[0].choose(logits, HISTORY[:4], 4, 4)
+
+
+def test_more_slots_than_the_loop_feeds_are_an_error():
+    one = runner(CpuBackend())
+    run = make_run(one.memory, [(0, 0, 2, 2, 0.0, SAMPLINGS[0])])
+    fed = [(0, 0, 0, WIDTH)] * 9
+    with pytest.raises(CapacityError, match="8 at most"):
+        one.plan._executor.draft(run, one.plan._pages(one.memory), [], 0, N_LOGITS, fed)
+    assert len(one.plan.draft(run, one.memory)[0]) == 2

@@ -3,9 +3,10 @@
 import pytest
 from harness.families import FAMILIES
 
+from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import Sampler, Sampling, Scratch
 
 PROMPT = [7, 3, 9, 12, 4, 8]
 RACE = Sampling(temperature=1.0, seed=3)
@@ -82,6 +83,21 @@ def test_beside_a_prompt_logits_are_written():
     alone = linked()
     alone.llm.process(Batch.of(PROMPT))
     assert cross.pending(1, RACE) == alone.pending(0, RACE)
+
+
+def test_what_a_linked_target_chose_is_pending():
+    """As if it had been chosen from the logits that the Cross keeps otherwise."""
+    chosen, kept = linked(), linked()
+    sampler = Sampler(RACE, Scratch(chosen.llm.model.hparams.n_vocab))
+    choices = Choices(samplers=[sampler], indices=[len(PROMPT)])
+    chosen.llm.process(Batch.of(PROMPT), choices)
+    kept.llm.process(Batch.of(PROMPT))
+    assert chosen.pending(0) == kept.pending(0, RACE)
+    for cross in (chosen, kept):
+        cross.verify({0: cross.draft(0, 3, RACE)}, RACE)
+        cross.accept(0)
+    assert chosen.tokens(0) == kept.tokens(0)
+    assert chosen.digest(0) == kept.digest(0)
 
 
 def test_one_sequence_that_needs_logits_is_enough():
