@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
+from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Choices, Rows
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, is_whole
 from mtpcore.errors import BatchError, LinkError, SamplingError
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ def run_parts(
 
 def _check_choices(choices: Choices, n_outputs: int) -> None:
     """Raise BatchError or SamplingError where not every output has a choice that is a race."""
+    if not isinstance(choices, Choices):
+        raise BatchError("process() takes Choices", where="choices", got=type(choices).__name__)
     if not len(choices.samplers) == len(choices.indices) == n_outputs:
         raise BatchError(
             "one choice an output",
@@ -139,11 +142,19 @@ def _check_choices(choices: Choices, n_outputs: int) -> None:
             wanted=n_outputs,
             got=f"{len(choices.samplers)} samplers, {len(choices.indices)} indices",
         )
-    for i, sampler in enumerate(choices.samplers):
+    ids = choices.token_ids
+    if ids is not None and (not isinstance(ids, np.ndarray) or ids.dtype != np.int32):
+        raise BatchError("token_ids are no array of int32", where="choices", got=type(ids).__name__)
+    for i, (sampler, index) in enumerate(zip(choices.samplers, choices.indices, strict=True)):
+        where = f"choices, output {i}"
+        if not isinstance(sampler, Sampler):
+            raise BatchError("no Sampler", where=where, got=repr(sampler))
+        if not is_whole(index):
+            raise BatchError("no index of a token", where=where, got=repr(index))
         if not sampler.is_race:
             raise SamplingError(
                 "the choice needs the text before it, or all logits",
-                where=f"choices, output {i}",
+                where=where,
                 wanted="settings without bias, penalties and cuts",
                 fix="leave choices= out, and choose from Output.logits",
             )

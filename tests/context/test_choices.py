@@ -82,6 +82,22 @@ def test_choices_that_do_not_fit_change_nothing(models):
     assert len(one.process(more, good).chosen) == 2
 
 
+def test_what_is_no_choice_is_an_error_of_the_family(models):
+    one = context(models["line"])
+    (sampler,) = choices(1).samplers
+    for wrong, words in (
+        (3, "takes Choices"),
+        (Choices(samplers=[None], indices=[1]), "no Sampler"),
+        (Choices(samplers=[sampler], indices=["a"]), "no index"),
+        (Choices(samplers=[sampler], indices=[True]), "no index"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=list(range(64))), "array of int32"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=np.arange(64.0)), "array of int32"),
+    ):
+        with pytest.raises(BatchError, match=words):
+            one.process(Batch.of([8, 7]), wrong)
+        assert one.length(0) == 0
+
+
 def test_a_graph_without_logits_chooses_nothing(models):
     one = context(models["eye"], graph_type="encoder")
     with pytest.raises(BatchError, match="no logits"):
