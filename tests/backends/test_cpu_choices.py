@@ -98,6 +98,27 @@ def test_tokens_are_those_of_written_logits(data, n_logits, n, threads, repack):
         assert np.array_equal(made["logits"], plain["logits"], equal_nan=True)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_of_equal_logits_the_lowest_row_is_chosen(threads):
+    """The first of them in another thread's columns than the last, and in another piece."""
+    n_logits, alike = 3000, [70, 700, 1600, 2950]
+
+    def edit(matrix):
+        matrix[:] = 0
+        matrix[alike] = 1
+
+    program, weights = head(n_logits, None, edit)
+    one = Runner(CpuBackend(), program, weights, threads=threads, n_batch=16)
+    rows, wanted = rows_of(8, list(range(8))), choices(8, n_logits, settings=RACES[:1])
+    ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
+    wanted = msgspec.structs.replace(wanted, token_ids=ids)
+    logits = run(one, rows)["logits"]
+    assert (logits[:, alike] == logits[:, alike[:1]]).all()
+    assert {int(row.argmax()) for row in logits} == {0, alike[0]}  # the largest are these, or zeros
+    made = run(one, msgspec.structs.replace(rows, choices=wanted))["chosen"]
+    assert made.tolist() == [int(ids[row.argmax()]) for row in logits]
+
+
 def softened(g, hidden):
     """Logits that another output is made of."""
     logits = g.matmul(g.output_rows(hidden), "head.weight")
