@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, Choices, DraftRun, Plan, WeightSource
+from mtpcore.backends.base import Backend, Choices, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.batch import Batch, integers, is_whole
+from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
 from mtpcore.limits import check_sizes
@@ -229,32 +230,29 @@ class Context:
 
         return Undo(undo, self.memory.undoable(rows) if self.memory else None)
 
-    def draft(self, batch: Batch, k: Sequence[int], **choices: Any) -> list[list[int]]:
+    def draft(
+        self,
+        batch: Batch,
+        k: Sequence[int],
+        *,
+        later: Sequence[tuple[Context, Batch]] = (),
+        **choices: Any,
+    ) -> list[list[int]]:
         """Run rows and go on with what is chosen from them; only the rows themselves are kept.
 
         The batch's outputs are the newest rows of its sequences; ``choices`` are the other fields
         of ``DraftRun``, one entry for each sequence in the order of the outputs.
+
+        With ``later`` a context of its own makes each further draft: pass p reads a batch with the
+        sequences that want more than p drafts, where the newest p rows of each stand for those
+        before. The rows of passes that nobody reached are not kept.
 
         Raises
         ------
         BatchError, CapacityError, LinkError
             As ``process``; the batch and the passes after it fit ``n_batch`` and ``n_ctx``.
         """
-        rows, ranges, _ = admit(self, batch)
-        if len(batch) > self.n_batch:
-            raise BatchError("a draft runs in one piece", wanted=self.n_batch, got=len(batch))
-        seqs = rows.seq[rows.outputs].tolist()
-        ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
-        room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
-        with self.undoable({seq: end - begin for seq, (begin, end) in room.items()}):
-            if self.memory:
-                self.memory.reserve(room)
-            found = self.plan.draft(DraftRun(rows=rows, k=k, **choices), self.memory)
-            for seq, (_, end) in ranges.items():
-                if self.memory:
-                    self.memory.rewind(seq, end)
-                self.lengths[seq] = end
-        return found
+        return run_drafts([(self, batch), *later], k, choices)
 
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them: they reach no link and no watcher.

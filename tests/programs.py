@@ -130,14 +130,14 @@ def trunk(
 N_LOGITS = 24
 
 
-def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True):
+def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9):
     """One layer that reads a token and a hidden row, and hands its own hidden row on.
 
     Without a factor the logits are what one product makes: tokens may run while it makes them.
     ``edit`` changes its float32 matrix.
     """
     tensors = random_tensors(
-        9, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
+        seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
         k=(N_HEADS * HEAD, WIDTH), v=(N_HEADS * HEAD, WIDTH), o=(WIDTH, N_HEADS * HEAD),
         norm=(WIDTH,), head=(n_logits, WIDTH),
     )  # fmt: skip

@@ -116,6 +116,7 @@ cdef extern from "plan.h" nogil:
         double work
         double worth_sharing
 
+    int MTP_TOKENS, MTP_OUTPUTS
     int MTP_UNIT
     int MTP_PAGE
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
@@ -159,24 +160,35 @@ cdef extern from "draft.h" nogil:
         int64_t n_drafts
         double p_min
 
+    ctypedef struct mtp_draft_pass:
+        const mtp_plan *plan
+        mtp_run *run
+        mtp_choices choices
+        mtp_recycle *recycled  # of an array
+        int64_t n_rows
+        int32_t *tokens
+        int32_t *active
+
     ctypedef struct mtp_draft:
         mtp_draft_sequence *sequences
         int64_t n_sequences
-        mtp_choices choices
+        mtp_draft_pass *passes
+        int64_t n_passes
+        int64_t n_run
         int64_t n_logits
         int64_t n_tokens
-        mtp_recycle *recycled  # of an array
         int64_t n_recycled
-        int32_t *tokens
-        int32_t *positions
-        int32_t *seq
-        int32_t *place
-        int32_t *outputs
-        int32_t *active
 
     int64_t MTP_MOST_RECYCLED
     size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
-    void mtp_plan_draft(const mtp_plan *plan, mtp_run *run, mtp_draft *draft)
+    void mtp_draft_run(mtp_draft *draft)
+
+
+# Pools and the choice of an instruction set live once in each compiled module: loops run in this.
+cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
+cdef void run_draft(mtp_draft *draft) noexcept nogil
+cdef void *data_of(object array, bint writable) except NULL
+cdef void *zeros(int64_t n, size_t each) except NULL
 
 
 cdef class Executor:
@@ -199,8 +211,5 @@ cdef class Executor:
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_choices(self, object wanted, int32_t logits, int64_t n_logits) except -1
-    cdef int take_scratch(self, object samplers) except -1
     cdef char *reserve(self, size_t size) except NULL
-    cdef int take_sequences(self, object wanted, object pages, object recycled,
-                            mtp_draft *draft) except -1
     cdef int take_rows(self, object rows, object pages) except -1

@@ -152,34 +152,3 @@ class Executor:
 
     def can_choose(self, logits: int) -> bool:
         """Return whether tokens can be chosen while this buffer of logits is made by a product."""
-
-    def draft(
-        self,
-        wanted: Any,
-        pages: Sequence[Any],
-        external: Iterable[tuple[int, NDArray[Any]]],
-        logits: int,
-        n_logits: int,
-        recycled: Sequence[tuple[int, int, int, int]],
-    ) -> list[list[int]]:
-        """Run a draft loop and return the drafts of each sequence.
-
-        What the loop writes lies in memory that grows with the longest history and is kept.
-
-        Parameters
-        ----------
-        wanted : DraftRun
-        pages, external
-            As in `run`; outputs have room for the first pass.
-        logits, n_logits : int
-            The buffer of logits and their number in a row.
-        recycled : sequence of (slot, output, axis, width)
-            Which output buffer feeds which slot's buffer.
-
-        Raises
-        ------
-        BatchError, SamplingError
-            Something is out of range or a place is not reserved; nothing was run.
-        CapacityError
-            There is no memory for the histories.
-        """

@@ -5,7 +5,7 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
@@ -30,7 +30,6 @@ BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
 IS_WATCHED = bool(MTP_IS_WATCHED)
 MAX_THREADS = MTP_MAX_THREADS
-cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
 
 def use_isa(str name not None):
@@ -68,9 +67,12 @@ cdef void *zeros(int64_t n, size_t each) except NULL:
     return found
 
 
-cdef list drafts_of(mtp_draft_sequence *own):
-    cdef int64_t i
-    return [own.history[own.n_history + i] for i in range(own.n_drafts)]
+cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory):
+    return mtp_draft_lay_out(draft, most, n_axes, memory)
+
+
+cdef void run_draft(mtp_draft *draft) noexcept nogil:
+    mtp_draft_run(draft)
 
 
 cdef class Executor:
@@ -304,44 +306,6 @@ cdef class Executor:
             self.choices.choosers[i] = mtp_chooser(&sampler.settings, index)
         return 0
 
-    def draft(self, wanted, pages, external, int32_t logits, int64_t n_logits, recycled):
-        """Run a draft loop; ``recycled`` holds (slot, output, axis, width)."""
-        cdef int64_t m = len(wanted.rows.outputs), n_recycled = len(recycled), i
-        cdef mtp_draft draft
-        cdef bint has_scratch = False
-        if self.is_running:
-            raise BackendError("a plan runs one batch at a time")
-        if m == 0:
-            return []
-        self.is_running = True
-        memset(&draft, 0, sizeof(mtp_draft))
-        try:
-            self.take_rows(wanted.rows, pages)
-            for buffer, array in external:
-                self.run_state.buffers[<int> buffer] = data_of(array, False)
-            draft.n_sequences, draft.n_recycled = m, n_recycled
-            draft.choices, draft.choices.logits = self.choices, logits
-            draft.n_logits, draft.n_tokens = n_logits, self.n_vocab
-            self.take_sequences(wanted, pages, recycled, &draft)
-            self.take_scratch(wanted.samplers)
-            has_scratch = True
-            with nogil:
-                mtp_plan_draft(&self.plan, &self.run_state, &draft)
-            return [drafts_of(&draft.sequences[i]) for i in range(m)]
-        finally:
-            if has_scratch:
-                for sampler in wanted.samplers:
-                    (<Sampler> sampler).scratch.is_taken = False
-            self.is_running = False
-
-    cdef int take_scratch(self, samplers) except -1:
-        """Keep other threads out of what is used without the GIL."""
-        for sampler in samplers:
-            (<Sampler> sampler)._check_scratch()
-        for sampler in samplers:
-            (<Sampler> sampler).scratch.is_taken = True
-        return 0
-
     cdef char *reserve(self, size_t size) except NULL:
         """Return memory that is kept from draft to draft, its contents undefined."""
         if size > self.draft_bytes:
@@ -352,48 +316,3 @@ cdef class Executor:
                 raise CapacityError("no memory for a draft", wanted=f"{2 * size} bytes")
             self.draft_bytes = 2 * size
         return <char *> self.draft_memory
-
-    cdef int take_sequences(self, wanted, pages, recycled, mtp_draft *draft) except -1:
-        """Check what each sequence needs, and lay out what the loop writes."""
-        cdef const int32_t[::1] ids = wanted.token_ids, text
-        cdef int32s tables, length
-        cdef int64_t m = draft.n_sequences, i, step, most = 0
-        cdef int64_t n_pages, newest
-        cdef Sampler sampler
-        cdef mtp_draft_sequence *own
-        cdef size_t size
-        history, k, n_prompt, p_min = wanted.history, wanted.k, wanted.n_prompt, wanted.p_min
-        samplers = wanted.samplers
-        for i in range(m):
-            longest = len(history[i]) + max(k[i], 0)
-            if longest > MOST_TOKENS:
-                raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
-            most = max(most, <int64_t> longest)
-        if draft.n_recycled > MTP_MOST_RECYCLED:
-            raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
-                                wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
-        for i, (slot, output, axis, width) in enumerate(recycled):
-            draft.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
-        size = mtp_draft_lay_out(draft, most, self.run_state.n_axes, NULL)
-        mtp_draft_lay_out(draft, most, self.run_state.n_axes, self.reserve(size))
-        draft.choices.token_ids = NULL
-        if ids is not None:
-            draft.choices.token_ids = &ids[0]
-        for i in range(m):
-            own, sampler = &draft.sequences[i], <Sampler?> samplers[i]
-            text = history[i]
-            own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
-            own.k, own.p_min = k[i], p_min[i]
-            if own.n_history:
-                memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
-            own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
-            sampler._check(draft.n_logits, own.n_history, own.n_prompt,
-                           own.n_history + max(own.k, 0), ids, None)
-        for group, n_pages in zip(pages, self.n_pages):
-            tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
-            for i in range(m):
-                newest = self.run_state.outputs[i]
-                for step in range(1, draft.sequences[i].k):
-                    self.check_place(&tables, &length, n_pages, self.run_state.seq[newest],
-                                     self.run_state.place[newest] + step, newest)
-        return 0

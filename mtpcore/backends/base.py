@@ -21,6 +21,7 @@ __all__ = [
     "PAGE",
     "Backend",
     "Choices",
+    "DraftPass",
     "DraftRun",
     "Plan",
     "Rows",
@@ -69,6 +70,14 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     choices: Choices | None = None
 
 
+class DraftPass(msgspec.Struct, frozen=True):
+    """A pass of a draft run with a plan and a memory of its own, for one head of several."""
+
+    plan: Plan
+    memory: Memory | None
+    rows: Rows
+
+
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens of m sequences, chosen one after the other without returning in between.
 
@@ -77,13 +86,20 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     on: the token just chosen, at the next place and positions, with ``recycle[slot]``, an output
     of the pass before, as its slots.
 
+    With ``later`` the further passes are these instead. Pass p has the sequences that want more
+    than p drafts, in the same order, each with all of its rows together. The newest p of them, or
+    as many as there are, stand for the newest of its first p drafts: their tokens, and recycled
+    slots (outputs of the pass that made the draft), take the place of what is there. A sequence
+    that ended before stays, with any values.
+
     ``samplers`` (m) share one scratch. ``history[i]`` int32[n] are the tokens that sequence i's
     penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index n.
     At most ``k[i]`` drafts are made; one that is less probable than ``p_min[i]`` is dropped and
     ends them, and so does a recycled row that is not finite or a token without an embedding.
     ``token_ids`` int32[n_logits] names the token of each logit where that is not its index.
 
-    Places up to ``k[i] - 1`` after the newest row are reserved beforehand and may be written.
+    Places up to ``k[i] - 1`` after the newest row, or those of the later passes' rows, are reserved
+    beforehand and may be written.
     """
 
     rows: Rows
@@ -94,6 +110,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     p_min: Sequence[float]
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
+    later: Sequence[DraftPass] = ()
 
 
 class WeightTensor(Protocol):
@@ -167,8 +184,11 @@ class Plan(Protocol):
         places of all rows are reserved in ``memory`` beforehand.
         """
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
-        """Return the drafts of each sequence; the outputs of the passes are not kept."""
+    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
+        """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.
+
+        None runs that no sequence goes on to.
+        """
 
 
 class Backend(Protocol):

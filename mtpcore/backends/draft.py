@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
+
+import msgspec
 import numpy as np
 
-from mtpcore.backends.base import DraftRun, Plan, Rows
+from mtpcore.backends.base import F32, DraftRun, Plan, Rows
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
 
 __all__ = ["check_draft", "draft_steps", "n_embeddings"]
+
+Fed = dict[str, F32]
+"""Rows float32[width] of slots."""
 
 
 def n_embeddings(program: Program) -> int:
@@ -19,23 +26,49 @@ def n_embeddings(program: Program) -> int:
 
 
 def check_draft(run: DraftRun, program: Program) -> None:
-    """Raise BatchError where a draft run does not fit itself or the program."""
+    """Raise BatchError where a draft run does not fit itself or the programs of its passes."""
     m = len(run.rows.outputs)
     for name in ("samplers", "history", "n_prompt", "k", "p_min"):
         if len(getattr(run, name)) != m:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
-    seq, outputs = run.rows.seq.tolist(), run.rows.outputs.tolist()
+    passes = [(program, run.rows), *((one.plan.program, one.rows) for one in run.later)]
+    most = max(run.k, default=0)
+    if run.later and most > len(passes):
+        raise BatchError("a pass for each draft", wanted=most, got=len(passes))
+    sequences = run.rows.seq[run.rows.outputs].tolist()
+    for number, (one, rows) in enumerate(passes):
+        going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
+        _check_rows(number, rows, going)
+        _check_program(one, run.recycle, reads_drafts=most > 1 and not run.later)
+
+
+def _check_rows(number: int, rows: Rows, going: list[int]) -> None:
+    """Raise BatchError where a pass has not the rows of these sequences and their drafts."""
+    where = f"pass {number}"
+    if rows.parent is not None:
+        raise BatchError("drafts are chains", where=where)
+    seq, outputs = rows.seq.tolist(), rows.outputs.tolist()
     newest = {one: row for row, one in enumerate(seq)}
-    if len({*newest.values()}.intersection(outputs)) != m:
+    if outputs != [newest.get(one) for one in going]:
         raise BatchError(
-            "outputs are the newest rows of different sequences", got=[seq[row] for row in outputs]
+            "outputs are the newest rows of different sequences",
+            where=where,
+            wanted=f"sequences {going}",
+            got=f"rows {outputs} of sequences {seq}",
         )
-    if run.rows.parent is not None:
-        raise BatchError("drafts are chains", where="parent")
+    n_runs = 1 + sum(one != other for one, other in pairwise(seq))
+    if number and n_runs > len(newest):
+        raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
+
+
+def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts: bool) -> None:
+    """Raise BatchError where a program makes no drafts, or not what its slots are fed with."""
     for slot, width in program.slots().items():
-        source = run.recycle.get(slot)
+        source = recycle.get(slot)
+        if source is None and not reads_drafts:
+            continue
         if source not in program.outputs or program.shape(source)[1:] != (width,):
             raise BatchError(
                 "a slot is fed by an output of its width",
@@ -47,19 +80,21 @@ def check_draft(run: DraftRun, program: Program) -> None:
         raise BatchError("a graph without logits cannot draft", where=program.name)
 
 
-def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> list[list[int]]:
+def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
     """Draft by ``plan.run``, pass by pass; see ``DraftRun``."""
-    program, rows = plan.program, run.rows
-    check_draft(run, program)
-    n_tokens = n_embeddings(program)
+    check_draft(run, plan.program)
+    programs = [plan.program, *(one.plan.program for one in run.later)]
+    n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
     drafts: list[list[int]] = [[] for _ in run.k]
-    active = list(range(len(run.k)))  # the sequence of each row of logits
-    while active:
-        made = plan.run(rows, memory)
-        going: list[int] = []
-        slots: dict[str, list[np.ndarray]] = {slot: [] for slot in run.recycle}
+    fed: list[list[Fed]] = [[] for _ in run.k]  # what the row of each draft gets that goes on
+    rows, n_passes = run.rows, 0
+    active = going = list(range(len(run.k)))  # the sequence of each row of logits
+    while going:
+        made, program = plan.run(rows, memory), plan.program
+        n_passes += 1
+        live, going = going, []
         for at, i in enumerate(active):
-            if run.k[i] < 1:
+            if i not in live or run.k[i] < 1:
                 continue
             history = np.concatenate([run.history[i], np.asarray(drafts[i], np.int32)])
             token, probability = run.samplers[i].choose_with_probability(
@@ -68,26 +103,49 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> list[list[i
             if probability < run.p_min[i]:
                 continue
             drafts[i].append(token)
-            fed = {
+            found = {
                 slot: made[name][at if program.shape(name)[0] == OUTPUTS else rows.outputs[at]]
                 for slot, name in run.recycle.items()
             }
             if (
                 len(drafts[i]) < run.k[i]
                 and (n_tokens == 0 or token < n_tokens)
-                and all(np.isfinite(row).all() for row in fed.values())
+                and all(np.isfinite(row).all() for row in found.values())
             ):
                 going.append(i)
-                for slot, row in fed.items():
-                    slots[slot].append(row)
-        at_newest = [int(rows.outputs[active.index(i)]) for i in going]
-        rows = Rows(
-            tokens=np.array([drafts[i][-1] for i in going], np.int32),
-            positions=rows.positions[at_newest] + np.int32(1),
-            seq=rows.seq[at_newest],
-            place=rows.place[at_newest] + np.int32(1),
-            outputs=np.arange(len(going), dtype=np.int32),
-            slots={slot: np.stack(made_rows) for slot, made_rows in slots.items() if made_rows},
-        )
-        active = going
-    return drafts
+                fed[i].append(found)
+        if going and run.later:
+            plan, memory, rows = msgspec.structs.astuple(run.later[n_passes - 1])
+            active = [i for i, k in enumerate(run.k) if k > n_passes]
+            rows = _fill_in(rows, [(drafts[i], fed[i]) for i in active], n_passes)
+        elif going:
+            newest = [int(rows.outputs[active.index(i)]) for i in going]
+            rows = _go_on(rows, newest, [drafts[i][-1] for i in going], [fed[i][-1] for i in going])
+            active = going
+    return drafts, n_passes
+
+
+def _fill_in(rows: Rows, found: list[tuple[list[int], list[Fed]]], n_drafts: int) -> Rows:
+    """Return the rows of a later pass with the drafts that its sequences got so far."""
+    tokens, slots = rows.tokens.copy(), {name: slot.copy() for name, slot in rows.slots.items()}
+    for newest, (drafts, fed) in zip(rows.outputs.tolist(), found, strict=True):
+        for i, made in enumerate(fed):
+            row = newest - n_drafts + 1 + i
+            if row < 0 or rows.seq[row] != rows.seq[newest]:
+                continue
+            tokens[row] = drafts[i]
+            for slot, values in made.items():
+                slots[slot][row] = values
+    return msgspec.structs.replace(rows, tokens=tokens, slots=slots)
+
+
+def _go_on(rows: Rows, newest: list[int], tokens: list[int], fed: list[Fed]) -> Rows:
+    """Return one row for each sequence that goes on from its newest row."""
+    return Rows(
+        tokens=np.array(tokens, np.int32),
+        positions=rows.positions[newest] + np.int32(1),
+        seq=rows.seq[newest],
+        place=rows.place[newest] + np.int32(1),
+        outputs=np.arange(len(newest), dtype=np.int32),
+        slots={slot: np.stack([made[slot] for made in fed]) for slot in fed[0]},
+    )

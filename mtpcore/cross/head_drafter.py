@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
@@ -21,6 +20,8 @@ __all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
+Drafts = dict[int, list[int]]
+"""Drafts by sequence."""
 
 
 class HeadDrafter:
@@ -49,6 +50,10 @@ class HeadDrafter:
         self._fed_by_target = spec.heads.hidden_from == "target"
         self._ids = read_vocabulary(contexts[0])
         self._later = any(f.pairing == "next-token" and f.first == "none" for f in spec.feeds)
+        self._n_batch = min(context.n_batch for context in self.contexts)
+        self._recycle: dict[str, str] = {}
+        if not self._fed_by_target:
+            self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
         self.paused = 0
 
     def _check(self) -> None:
@@ -99,30 +104,34 @@ class HeadDrafter:
             tokens = history[places.start : places.stop]
             context.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, list[int]]:
+    def draft(self, jobs: list[DraftJob]) -> Drafts:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
 
-        A sequence with a non-finite hidden row gets no further drafts.
+        A sequence with a non-finite hidden row gets no further drafts. What a head reads runs in
+        one piece, so there are at most ``n_batch`` drafts.
         """
-        drafts: dict[int, list[int]] = {job.seq: [] for job in jobs}
-        made: dict[int, dict[str, list[F32]]] = {job.seq: {} for job in jobs}
-        going = [job for job in jobs if job.k > 0]
-        for head in range(min(len(self.contexts), self.spec.limit)):
-            going = [job for job in going if self._is_sound(head, job)]
-            if not going:
-                break
-            going = self._step(head, going, drafts, made)
+        drafts: Drafts = {job.seq: [] for job in jobs}
+        wanted = [(job, self._reach(job)) for job in jobs]
+        wanted = [(job, k) for job, k in wanted if k > 0]
+        most = max((k for _, k in wanted), default=1)
+        n_together = max(self._n_batch // most, 1)
+        for begin in range(0, len(wanted), n_together):
+            self._draft_together(wanted[begin : begin + n_together], drafts)
         return drafts
 
-    def _is_sound(self, head: int, job: DraftJob) -> bool:
+    def _reach(self, job: DraftJob) -> int:
+        """Return how many drafts the target's rows allow, of those wanted."""
         n = len(job.history) - 1
-        places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
-        if not places:
-            return False  # the text is shorter than what the head looks back
-        sound = sound_places(self.contexts[head], self.spec.feeds, job.seq, places)
-        if sound != places:
-            self._pause(job.seq, sound.stop)
-        return sound == places
+        most = min(job.k, len(self.contexts), self.spec.limit, self._n_batch)
+        for head in range(most):
+            places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
+            if not places:
+                return head  # the text is shorter than what the head looks back
+            sound = sound_places(self.contexts[head], self.spec.feeds, job.seq, places)
+            if sound != places:
+                self._pause(job.seq, sound.stop)
+                return head
+        return most
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
@@ -130,87 +139,65 @@ class HeadDrafter:
             warn_not_finite(self.name, seq, place)
         self.paused += 1
 
-    def _step(
-        self,
-        head: int,
-        jobs: list[DraftJob],
-        drafts: Mapping[int, list[int]],
-        made: Mapping[int, dict[str, list[F32]]],
-    ) -> list[DraftJob]:
-        """Let a head add a draft to each sequence; return the jobs that go on."""
-        context = self.contexts[head]
-        batch = self._batch(head, jobs, drafts, made)
-        try:
-            output = context.process(batch, self._choices(jobs, drafts))
-        finally:
-            for job in jobs:
-                n = len(job.history) - 1
-                if context.length(job.seq) > n:
-                    context.forget(job.seq, n)
-        going = []
-        for at, job in enumerate(jobs):  # in whose order the outputs come
-            newest = int(output.rows[job.seq][-1])
-            text = np.concatenate([job.history, np.asarray(drafts[job.seq], np.int32)])
-            if output.chosen is not None:
-                token, probability = int(output.chosen[at]), 1.0
-            else:
-                token, probability = job.sampler.choose_with_probability(
-                    output.logits[at], text, job.n_prompt, len(text), self._ids
-                )
-            if probability < job.p_min:
-                continue
-            drafts[job.seq].append(token)
-            if head + 1 == min(job.k, self.spec.limit):
-                continue
-            fed = {f.slot: output.tap(f.recycle)[newest] for f in self.spec.feeds if f.recycle}
-            if self._fed_by_target or all(np.isfinite(row).all() for row in fed.values()):
-                going.append(job)
-            else:
-                self._pause(job.seq, len(text))
-            for slot, row in fed.items():
-                made[job.seq].setdefault(slot, []).append(row)
-        return going
-
-    def _choices(self, jobs: list[DraftJob], drafts: Mapping[int, list[int]]) -> Choices | None:
-        """Return who chooses while logits are made; None where these are needed."""
-        if any(job.p_min > 0 or not job.sampler.is_race for job in jobs):
-            return None
-        return Choices(
+    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: Drafts) -> None:
+        """Draft up to k tokens for each (job, k), in one call without the GIL."""
+        self._catch_up(wanted)
+        jobs = [job for job, _ in wanted]
+        passes = [
+            (context, self._batch(head, [job for job, k in wanted if k > head]))
+            for head, context in enumerate(self.contexts[: max(k for _, k in wanted)])
+        ]
+        found = self.contexts[0].draft(
+            passes[0][1],
+            [k for _, k in wanted],
+            later=passes[1:],
             samplers=[job.sampler for job in jobs],
-            indices=[len(job.history) + len(drafts[job.seq]) for job in jobs],
+            history=[job.history for job in jobs],
+            n_prompt=[job.n_prompt for job in jobs],
+            p_min=[job.p_min for job in jobs],
+            recycle=self._recycle,
             token_ids=self._ids,
         )
+        for (job, k), ids in zip(wanted, found, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+            for context, _ in passes:
+                if context.lengths[job.seq] >= len(job.history):
+                    context.forget(job.seq, len(job.history) - 1)
 
-    def _batch(
-        self,
-        head: int,
-        jobs: list[DraftJob],
-        drafts: Mapping[int, list[int]],
-        made: Mapping[int, dict[str, list[F32]]],
-    ) -> Batch:
-        """Return the rows that a head reads: accepted entries it lacks, pending token, drafts."""
+    def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
+        """Let heads read accepted entries that do not fit the rows of a draft."""
+        room = self._n_batch // len(wanted)
+        for job, k in wanted:
+            for head in range(k):
+                if len(self._lacking(head, job.seq, len(job.history) + head)) > room:
+                    self.settle(head, job.seq, job.history[:-1])
+
+    def _batch(self, head: int, jobs: list[DraftJob]) -> Batch:
+        """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
+
+        The tokens of drafts, and the rows that heads before make, are filled in by the loop.
+        """
         context = self.contexts[head]
-        tokens: list[int] = []
+        tokens: list[I32] = []
         seqs: list[int] = []
         places: list[int] = []
         slots: dict[str, list[F32]] = {feed.slot: [] for feed in self.spec.feeds}
         for job in jobs:
-            n = len(job.history) - 1
-            lacking = self._lacking(head, job.seq, n)
-            text = [*job.history.tolist(), *drafts[job.seq]]
-            at = range(lacking.start, len(text))
-            tokens += text[at.start :]
+            n = len(job.history)
+            at = range(self._lacking(head, job.seq, n).start, n + head)
+            known = at if self._fed_by_target else range(at.start, n)
+            text = job.history[at.start :]
+            tokens += [text, np.zeros(len(at) - len(text), np.int32)]
             seqs += [job.seq] * len(at)
             places += at
-            known = at if self._fed_by_target else range(at.start, n + 1)
-            for feed in self.spec.feeds:
-                where = np.asarray(known, np.int32)
-                rows = context.sources[feed.slot](np.full(len(where), job.seq, np.int32), where)
-                slots[feed.slot].append(rows)
-                if not self._fed_by_target:
-                    slots[feed.slot] += [row[None] for row in made[job.seq].get(feed.slot, ())]
+            where = np.array(known, np.int32)
+            for slot, found in slots.items():
+                found.append(context.sources[slot](np.full(len(known), job.seq, np.int32), where))
+                found.append(np.zeros((len(at) - len(known), found[0].shape[1]), np.float32))
         return Batch(
-            tokens,
+            np.concatenate(tokens),
             seq=seqs,
             pos=places,
             outputs="last",

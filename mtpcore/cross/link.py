@@ -241,7 +241,7 @@ def _contexts(
             graph_type=GraphType(graph),
             head=head,
             n_seq_max=llm.n_seq_max,
-            n_batch=llm.n_batch,
+            n_batch=max(llm.n_batch, n_heads(spec)),  # a head reads all drafts before its own
             kv_dtype=llm.kv_dtype,
             threads=llm.threads,
             backend=llm.backend,

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
+from mtpcore._ext._draft import draft
 from mtpcore.backends.base import DraftRun, Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
@@ -120,11 +121,13 @@ def test_the_loop_is_the_python_loop(way, slots, with_ids, threads):
         found.append(one.plan.draft(run, one.memory) if compiled else
                      draft_steps(one.plan, run, one.memory))  # fmt: skip
         for i, (seq, length, n, _, _, _) in enumerate(described):
-            one.memory.rewind(seq, length + n + max(len(found[-1][i]) - 1, 0))
+            one.memory.rewind(seq, length + n + max(len(found[-1][0][i]) - 1, 0))
         digests.append([one.memory.digest(seq) for seq, *_ in described])
     assert found[0] == found[1]
     assert digests[0] == digests[1]
-    assert all(len(drafts) <= k for drafts, (*_, k, _, _) in zip(found[0], described, strict=True))
+    assert all(
+        len(drafts) <= k for drafts, (*_, k, _, _) in zip(found[0][0], described, strict=True)
+    )
 
 
 def test_a_loop_takes_no_memory_that_one_before_it_had():
@@ -151,7 +154,8 @@ def test_a_loop_takes_no_memory_that_one_before_it_had():
         for seq in (0, 2):
             one.memory.rewind(seq, 0)
     assert found[0] == found[1]
-    assert list(map(len, found[0])) == [4, 2]
+    assert list(map(len, found[0][0])) == [4, 2]
+    assert found[0][1] == 4
 
 
 def test_threads_share_the_choice_among_many_tokens():
@@ -172,7 +176,7 @@ def test_threads_share_the_choice_among_many_tokens():
             loop = one.plan.draft if threads else partial(draft_steps, one.plan)
             found.append(loop(run, one.memory))
         assert found[1:] == [found[0]] * 3
-        lengths = [len(drafts) for drafts in found[0]]
+        lengths = [len(drafts) for drafts in found[0][0]]
         if sequences is cut:
             assert min(lengths) < 6
         else:
@@ -244,11 +248,12 @@ def test_drafts_go_on_to_the_end():
     """The loop is not idle: greedy drafts without a floor are as many as were wanted."""
     one = runner(CpuBackend(), 2)
     run = make_run(one.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
-    drafts = one.plan.draft(run, one.memory)
+    drafts, n_passes = one.plan.draft(run, one.memory)
     assert [len(d) for d in drafts] == [7, 3]
+    assert n_passes == 7
     other = runner(ReferenceBackend("f32"))
     run = make_run(other.memory, [(2, 0, 5, 7, 0.0, SAMPLINGS[0]), (0, 0, 1, 3, 0.0, SAMPLINGS[1])])
-    assert other.plan.draft(run, other.memory) == drafts
+    assert other.plan.draft(run, other.memory) == (drafts, 7)
 
 
 def test_rows_that_are_not_finite_end_a_sequence_alone():
@@ -256,15 +261,16 @@ def test_rows_that_are_not_finite_end_a_sequence_alone():
     described = [(0, 0, 2, 4, 0.0, SAMPLINGS[0]), (1, 0, 3, 4, 0.0, SAMPLINGS[0])]
     run = make_run(one.memory, described)
     run.rows.slots["hidden"][1] = np.nan
-    drafts = one.plan.draft(run, one.memory)
+    drafts, n_passes = one.plan.draft(run, one.memory)
     assert [len(d) for d in drafts] == [1, 4]
+    assert n_passes == 4
 
 
 def test_a_token_without_an_embedding_ends_the_drafts():
     one = runner(CpuBackend())
     ids = np.full(N_LOGITS, N_VOCAB, np.int32)
     run = make_run(one.memory, [(0, 0, 2, 4, 0.0, SAMPLINGS[0])], ids)
-    assert one.plan.draft(run, one.memory) == [[N_VOCAB]]
+    assert one.plan.draft(run, one.memory) == ([[N_VOCAB]], 1)
 
 
 def test_what_does_not_fit_is_an_error():
@@ -290,7 +296,7 @@ def test_what_does_not_fit_is_an_error():
     ):
         with pytest.raises(SamplingError):
             one.plan.draft(wrong, one.memory)
-    assert len(one.plan.draft(good, one.memory)[0]) == 4
+    assert len(one.plan.draft(good, one.memory)[0][0]) == 4
 
 
 def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
@@ -299,7 +305,7 @@ def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
     run = make_run(one.memory, [(0, 0, 4, 60, 0.0, SAMPLINGS[1])])
     n_runs, logits = 0, np.zeros(N_LOGITS, np.float32)
 
-    def draft():
+    def draft_on():
         nonlocal n_runs
         while not over.is_set() and n_runs < 10_000:
             one.plan.draft(run, one.memory)
@@ -309,7 +315,7 @@ def test_nobody_chooses_with_the_scratch_of_a_draft_loop():
         while thread.is_alive():
             run.samplers[0].choose(logits, HISTORY[:4], 4, 4)
 
-    thread = Thread(target=draft)
+    thread = Thread(target=draft_on)
     thread.start()
     try:
         with pytest.raises(SamplingError, match="another thread"):
@@ -325,5 +331,5 @@ def test_more_slots_than_the_loop_feeds_are_an_error():
     run = make_run(one.memory, [(0, 0, 2, 2, 0.0, SAMPLINGS[0])])
     fed = [(0, 0, 0, WIDTH)] * 9
     with pytest.raises(CapacityError, match="8 at most"):
-        one.plan._executor.draft(run, one.plan._pages(one.memory), [], 0, N_LOGITS, fed)
-    assert len(one.plan.draft(run, one.memory)[0]) == 2
+        draft(run, [(one.plan._executor, run.rows, one.plan._pages(one.memory), [], 0, 1, fed)])
+    assert len(one.plan.draft(run, one.memory)[0][0]) == 2

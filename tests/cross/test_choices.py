@@ -110,21 +110,17 @@ def test_one_sequence_that_needs_logits_is_enough():
 
 
 def test_heads_of_their_own_steps_choose_in_the_pass():
-    """All heads of them, unless a floor asks for probabilities; the drafts are the same."""
+    """The drafts are those of a floor that asks for probabilities and drops none."""
     family = next(one for one in FAMILIES if one.spec.heads.order == "each-step")
     found = []
     for p_min in (0.0, 1e-9):
         cross = family.link(threads=1)
-        roles = [name for name in cross.contexts if name != "llm"]
-        asked = {name: noting(cross, name) for name in roles}
         cross.llm.process(Batch.of(PROMPT))
         drafts = []
         for _ in range(6):
-            drafts.append(cross.draft(0, len(roles), RACE, p_min=p_min))
+            drafts.append(cross.draft(0, len(cross.contexts) - 1, RACE, p_min=p_min))
             cross.verify({0: drafts[-1]}, RACE)
             cross.accept(0)
         found.append(drafts)
-        for runs in asked.values():
-            assert set(runs) == {p_min == 0.0}
     assert found[0] == found[1]
     assert max(map(len, found[0])) > 1

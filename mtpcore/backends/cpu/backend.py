@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._draft import draft
 from mtpcore._ext._matmul import check_isa
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, UNIT, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
@@ -18,13 +19,16 @@ from mtpcore.backends.cpu.sharing import nanoseconds, share_out
 from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
-from mtpcore.backends.draft import check_draft, n_embeddings
+from mtpcore.backends.draft import check_draft, draft_steps, n_embeddings
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
 from mtpcore.memory.base import Memory
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
+
+if TYPE_CHECKING:
+    from mtpcore._ext._draft import Pass
 
 __all__ = ["CpuBackend", "CpuPlan"]
 
@@ -92,7 +96,7 @@ class CpuPlan:
     """A lowered program; implements ``mtpcore.backends.base.Plan``."""
 
     def __init__(self, lowered: Lowering, threads: int) -> None:
-        self.program = lowered.program
+        self.program, self.threads = lowered.program, threads
         shared = share_out(lowered.steps, lowered.buffers, max(threads, 1))
         self.steps: list[Step] = arrange(shared, lowered.buffers)
         offsets, arena_bytes = allocate(self.steps, lowered.buffers, threads)
@@ -170,8 +174,10 @@ class CpuPlan:
         chosen = self._executor.run(rows, pages, external, logits, n_logits)
         return found if chosen is None else {**found, "chosen": chosen}
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
-        """Return the drafts of each sequence; all passes run without the GIL.
+    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
+        """Return the drafts of each sequence, and how many passes ran, all without the GIL.
+
+        Later passes that are another backend's, or for other threads, run one by one.
 
         Raises
         ------
@@ -179,15 +185,24 @@ class CpuPlan:
             The run does not fit itself or the plan; nothing was run.
         """
         check_draft(run, self.program)
-        external = self._inputs(run.rows)
+        passes = [self._pass(run.rows, memory, run.recycle)]
+        for one in run.later:
+            if not isinstance(one.plan, CpuPlan) or one.plan.threads != self.threads:
+                return draft_steps(self, run, memory)
+            passes.append(one.plan._pass(one.rows, one.memory, run.recycle))
+        return draft(run, passes)
+
+    def _pass(self, rows: Rows, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
+        """Return what runs these rows in a draft loop."""
+        external = self._inputs(rows)
         for name, buffer, is_output, shape in self._outputs:
-            n = len(run.rows.outputs if is_output else run.rows.tokens)
+            n = len(rows.outputs if is_output else rows.tokens)
             if name not in self._kept or len(self._kept[name]) < n:
                 self._kept[name] = np.empty((n, *shape), np.float32)
             external.append((buffer, self._kept[name]))
         logits, _, n_logits = self._made["logits"]
-        recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in run.recycle.items()]
-        return self._executor.draft(run, self._pages(memory), external, logits, n_logits, recycled)
+        recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in recycle.items()]
+        return self._executor, rows, self._pages(memory), external, logits, n_logits, recycled
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
         if not (memory is None or isinstance(memory, (PagedKV, GroupedKV))):

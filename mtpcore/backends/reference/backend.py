@@ -190,8 +190,8 @@ class ReferencePlan:
                 values.update(zip(node.outputs, map(self._round, made), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
 
-    def draft(self, run: DraftRun, memory: Memory | None) -> list[list[int]]:
-        """Return the drafts of each sequence, one pass after the other."""
+    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
+        """Return the drafts of each sequence and the number of passes, one after the other."""
         return draft_steps(self, run, memory)
 
     def _round(self, made: Array) -> Array:

@@ -1,0 +1,172 @@
+"""The draft loop: a checked face of ``draft.h``."""
+
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport free
+from libc.string cimport memcpy, memset
+
+from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._plan cimport (
+    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, data_of, lay_out_draft, mtp_draft,
+    mtp_draft_pass, mtp_draft_sequence, mtp_recycle, run_draft, zeros,
+)
+from mtpcore._ext._sampling cimport Sampler
+
+from mtpcore.errors import BackendError, BatchError, CapacityError
+
+cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
+
+
+def draft(wanted, list passes):
+    cdef mtp_draft loop
+    cdef int64_t i, m = len(wanted.rows.outputs)
+    cdef Executor one
+    if m == 0:
+        return [], 0
+    memset(&loop, 0, sizeof(mtp_draft))
+    loop.n_sequences, loop.n_passes = m, len(passes)
+    running, samplers = [], []
+    try:
+        for each in passes:
+            one = <Executor?> each[0]
+            if one.is_running:
+                raise BackendError("a plan runs one batch at a time")
+            one.is_running = True
+            running.append(one)
+        loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
+        for i in range(loop.n_passes):
+            take_pass(&loop, i, passes)
+        take_sequences(&loop, wanted, passes[0][0])
+        if loop.n_passes == 1:
+            check_places(&loop, passes[0][0], passes[0][2])
+        for i in range(1, loop.n_passes):
+            take_later_rows(&loop, i)
+        for sampler in wanted.samplers:
+            (<Sampler> sampler)._check_scratch()
+        samplers = wanted.samplers
+        for sampler in samplers:
+            (<Sampler> sampler).scratch.is_taken = True
+        with nogil:
+            run_draft(&loop)
+        return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
+    finally:
+        for sampler in samplers:
+            (<Sampler> sampler).scratch.is_taken = False
+        for one in running:
+            one.is_running = False
+        free(loop.passes)
+
+
+cdef list drafts_of(mtp_draft_sequence *own):
+    cdef int64_t i
+    return [own.history[own.n_history + i] for i in range(own.n_drafts)]
+
+
+cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
+    """Check a pass by itself and against the first one; note what it runs."""
+    cdef mtp_draft_pass *own = &loop.passes[number]
+    cdef Executor executor, first = passes[0][0]
+    cdef int64_t n_logits
+    cdef mtp_recycle *fed
+    executor, rows, pages, external, logits, n_logits, recycled = passes[number]
+    executor.take_rows(rows, pages)
+    for buffer, array in external:
+        executor.run_state.buffers[<int> buffer] = data_of(array, False)
+    own.plan, own.run = &executor.plan, &executor.run_state
+    own.choices, own.choices.logits = executor.choices, logits
+    own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
+    if len(recycled) > MTP_MOST_RECYCLED:
+        raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
+                            wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+    for i, (slot, output, axis, width) in enumerate(recycled):
+        own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
+    if number == 0:
+        loop.n_logits, loop.n_recycled = n_logits, len(recycled)
+    if executor.n_vocab and (not loop.n_tokens or executor.n_vocab < loop.n_tokens):
+        loop.n_tokens = executor.n_vocab
+    if not (executor.plan.n_threads == first.plan.n_threads and n_logits == loop.n_logits
+            and len(recycled) == loop.n_recycled):
+        raise BackendError("passes of one draft that differ", where=f"pass {number}",
+                           wanted="threads, logits and slots of the first one")
+    for i in range(loop.n_recycled):
+        fed = &own.recycled[i]
+        if fed.width != loop.passes[0].recycled[i].width:
+            raise BackendError("a slot of another width", where=f"pass {number}, slot {i}",
+                               wanted=loop.passes[0].recycled[i].width, got=fed.width)
+    return 0
+
+
+cdef int take_sequences(mtp_draft *loop, wanted, Executor first) except -1:
+    """Check what each sequence needs, and lay out what the loop writes."""
+    cdef const int32_t[::1] ids = wanted.token_ids, text
+    cdef int64_t m = loop.n_sequences, i, most = 0
+    cdef int64_t n_axes = first.run_state.n_axes
+    cdef Sampler sampler
+    cdef mtp_draft_sequence *own
+    history, k, n_prompt, p_min = wanted.history, wanted.k, wanted.n_prompt, wanted.p_min
+    samplers = wanted.samplers
+    for i in range(m):
+        longest = len(history[i]) + max(k[i], 0)
+        if longest > MOST_TOKENS:
+            raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
+        most = max(most, <int64_t> longest)
+    lay_out_draft(loop, most, n_axes, first.reserve(lay_out_draft(loop, most, n_axes, NULL)))
+    for i in range(m):
+        own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
+        text = history[i]
+        own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
+        own.k, own.p_min = k[i], p_min[i]
+        if own.n_history:
+            memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
+        own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
+        sampler._check(loop.n_logits, own.n_history, own.n_prompt, own.n_history + max(own.k, 0),
+                       ids, None)
+        loop.passes[0].active[i] = i
+    for i in range(loop.n_passes):
+        loop.passes[i].choices.token_ids = NULL
+        if ids is not None:
+            loop.passes[i].choices.token_ids = &ids[0]
+    return 0
+
+
+cdef int check_places(mtp_draft *loop, Executor only, pages) except -1:
+    """Check that there are places for the rows of the plan that is repeated."""
+    cdef int32s tables, length
+    cdef int64_t i, step, n_pages, newest
+    for group, n_pages in zip(pages, only.n_pages):
+        tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
+        for i in range(loop.n_sequences):
+            newest = only.run_state.outputs[i]
+            for step in range(1, loop.sequences[i].k):
+                only.check_place(&tables, &length, n_pages, only.run_state.seq[newest],
+                                 only.run_state.place[newest] + step, newest)
+    return 0
+
+
+cdef int take_later_rows(mtp_draft *loop, int64_t number) except -1:
+    """Check whose outputs a later pass has; copy what will change."""
+    cdef mtp_draft_pass *own = &loop.passes[number]
+    cdef mtp_draft_pass *first = &loop.passes[0]
+    cdef int64_t i, seq, at = 0, n = own.run.n_rows[MTP_OUTPUTS]
+    cdef mtp_recycle *fed
+    for i in range(loop.n_sequences):
+        if loop.sequences[i].k > loop.n_passes:
+            raise BatchError("more drafts than passes", where=f"sequence {i}", wanted=loop.n_passes,
+                             got=loop.sequences[i].k)
+        if loop.sequences[i].k <= number:
+            continue
+        seq = first.run.seq[first.run.outputs[i]]
+        if at == n or own.run.seq[own.run.outputs[at]] != seq:
+            raise BatchError("one output a sequence that goes on", where=f"pass {number}",
+                             wanted=f"sequence {seq} in output {at}")
+        own.active[at] = i
+        at += 1
+    if at != n:
+        raise BatchError("one output a sequence that goes on", where=f"pass {number}", wanted=at,
+                         got=n)
+    memcpy(own.tokens, own.run.tokens, own.n_rows * sizeof(int32_t))
+    own.run.tokens = own.tokens
+    for i in range(loop.n_recycled):
+        fed = &own.recycled[i]
+        memcpy(fed.rows, own.run.buffers[fed.slot], own.n_rows * fed.width * sizeof(float))
+        own.run.buffers[fed.slot] = fed.rows
+    return 0

@@ -1,0 +1,265 @@
+"""A draft loop over several plans, each with a memory of its own, against the loop in Python."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import N_LOGITS, N_VOCAB, WIDTH, head
+
+from mtpcore._ext._draft import draft
+from mtpcore.backends.base import DraftPass, DraftRun, Rows
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import BackendError, BatchError
+from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.testing import Runner
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
+RNG = np.random.default_rng(4)
+HISTORY = RNG.integers(0, N_VOCAB, 100).astype(np.int32)
+HIDDEN = RNG.normal(size=(100, WIDTH)).astype(np.float32)
+IDS = RNG.permutation(N_VOCAB + 3)[:N_LOGITS].astype(np.int32)  # some have no embedding
+GREEDY = Sampling(temperature=0)
+SAMPLINGS = [
+    Sampling(temperature=1.3, seed=8, stream=1),
+    Sampling(temperature=1.7, seed=6, top_k=5, repetition_penalty=1.3, stream=2),
+    GREEDY,
+]
+N_HEADS = 3
+HEADS = {
+    factor: [head(factor=factor, seed=20 + i) for i in range(N_HEADS)] for factor in (None, 3.0)
+}
+
+
+def runners(backend, threads=1, factor=None):
+    return [Runner(backend, *one, threads=threads, n_batch=128) for one in HEADS[factor]]
+
+
+def make_run(heads, sequences, *, recycles=True, ids=None):
+    """Return the run of [(seq, pending, held, k, p_min, sampling)].
+
+    ``pending`` is the place of the pending token, ``held`` how many entries each head has.
+    """
+    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    passes = []
+    for number, one in enumerate(heads):
+        going = [each for each in sequences if each[3] > number or not number]
+        seq, place, tokens, hidden = [], [], [], []
+        for slot, pending, held, *_ in going:
+            begin, end = held[number], pending + 1 + number
+            if begin:
+                one.feed(HISTORY[:begin], seq=slot, place=0, hidden=HIDDEN[:begin], outputs=[])
+            one.memory.reserve({slot: (begin, end)})
+            n_drafts = min(number, end - begin)
+            seq += [slot] * (end - begin)
+            place += range(begin, end)
+            tokens += [HISTORY[begin : end - n_drafts], np.zeros(n_drafts, np.int32)]
+            hidden += [HIDDEN[begin : end - n_drafts]]
+            hidden += [np.zeros((n_drafts, WIDTH)) if recycles else HIDDEN[50 : 50 + n_drafts]]
+        ends = [pending + 1 + number - held[number] for _, pending, held, *_ in going]
+        rows = Rows(
+            tokens=np.concatenate(tokens),
+            positions=np.array(place, np.int32)[:, None],
+            seq=np.array(seq, np.int32),
+            place=np.array(place, np.int32),
+            outputs=np.cumsum(ends, dtype=np.int32) - np.int32(1),
+            slots={"hidden": np.concatenate(hidden).astype(np.float32)},
+        )
+        passes.append(DraftPass(one.plan, one.memory, rows))
+        if max(each[3] for each in sequences) <= number + 1:
+            break
+    return DraftRun(
+        rows=passes[0].rows,
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[HISTORY[: pending + 1] for _, pending, *_ in sequences],
+        n_prompt=[pending // 2 for _, pending, *_ in sequences],
+        k=[k for _, _, _, k, _, _ in sequences],
+        p_min=[p_min for *_, p_min, _ in sequences],
+        recycle={"hidden": "hidden"} if recycles else {},
+        token_ids=ids,
+        later=passes[1:],
+    )
+
+
+def compiled(plan, run, memory):
+    return plan.draft(run, memory)
+
+
+@st.composite
+def described(draw, samplings, floors):
+    pending = draw(st.integers(0, 40))
+    held = [draw(st.integers(max(pending - 12, 0), pending + i)) for i in range(N_HEADS)]
+    k, floor = draw(st.integers(0, N_HEADS)), draw(st.sampled_from(floors))
+    return pending, held, k, floor, draw(st.sampled_from(samplings))
+
+
+ways = st.one_of(
+    st.tuples(st.sampled_from([None, 3.0]), st.lists(
+        described(SAMPLINGS, [0.0, 0.05, 0.3, 1.0]), min_size=1, max_size=4)),
+    st.tuples(st.just(None), st.lists(
+        described([SAMPLINGS[0], GREEDY], [0.0]), min_size=1, max_size=4)),
+)  # fmt: skip
+
+
+@searching(80)
+@given(ways, st.permutations(range(4)), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_the_loop_is_the_python_loop(way, slots, recycles, with_ids, threads):
+    factor, sequences = way
+    sequences = [(slot, *one) for slot, one in zip(slots, sequences, strict=False)]
+    found, digests = [], []
+    for loop in (compiled, draft_steps):
+        heads = runners(CpuBackend(), threads, factor)
+        run = make_run(heads, sequences, recycles=recycles, ids=IDS if with_ids else None)
+        drafts, n_passes = loop(heads[0].plan, run, heads[0].memory)
+        found.append((drafts, n_passes))
+        digests.append([])
+        for number in range(n_passes):
+            for (slot, pending, _, k, _, _), ids in zip(sequences, drafts, strict=True):
+                if k > number:
+                    # What stands for a draft is its entry where the sequence got that far.
+                    held = pending + 1 + (number if len(ids) > number else 0)
+                    heads[number].memory.rewind(slot, held)
+                    digests[-1].append(heads[number].memory.digest(slot))
+    assert found[0] == found[1]
+    assert digests[0] == digests[1]
+
+
+def test_drafts_go_on_to_the_end_on_both_backends():
+    sequences = [(2, 9, [4, 7, 9], 3, 0.0, GREEDY), (0, 3, [0, 0, 0], 2, 0.0, SAMPLINGS[0])]
+    found = []
+    for backend in (CpuBackend(), ReferenceBackend("f32")):
+        heads = runners(backend, 2 if backend.name == "cpu" else 1)
+        found.append(heads[0].plan.draft(make_run(heads, sequences), heads[0].memory))
+    assert found[0] == found[1]
+    assert [len(ids) for ids in found[0][0]] == [3, 2]
+    assert found[0][1] == 3
+
+
+def test_a_head_reads_what_the_one_before_made():
+    """The second head's draft is that of its rows with the first draft and its hidden row."""
+    heads, again = runners(CpuBackend()), runners(CpuBackend())
+    run = make_run(heads, [(0, 5, [0, 0, 0], 2, 0.0, GREEDY)])
+    (drafts,), _ = heads[0].plan.draft(run, heads[0].memory)
+    made = again[0].feed(HISTORY[:6], place=0, hidden=HIDDEN[:6])
+    assert drafts[0] == int(made["logits"][-1].argmax())
+    hidden = np.concatenate([HIDDEN[:6], made["hidden"][-1:]])
+    made = again[1].feed([*HISTORY[:6], drafts[0]], place=0, hidden=hidden)
+    assert drafts[1] == int(made["logits"][-1].argmax())
+
+
+def test_what_is_given_stays_as_it_is():
+    """The loop fills drafts in where it works, not in the caller's rows."""
+    heads = runners(CpuBackend())
+    run = make_run(heads, [(0, 5, [0, 0, 0], 3, 0.0, GREEDY)])
+    before = [(one.rows.tokens.copy(), one.rows.slots["hidden"].copy()) for one in run.later]
+    heads[0].plan.draft(run, heads[0].memory)
+    for one, (tokens, hidden) in zip(run.later, before, strict=True):
+        assert np.array_equal(one.rows.tokens, tokens)
+        assert np.array_equal(one.rows.slots["hidden"], hidden)
+
+
+def test_rows_that_are_not_finite_end_a_sequence_alone():
+    heads = runners(CpuBackend())
+    every = [0, 0, 0]
+    run = make_run(heads, [(0, 2, every, 3, 0.0, GREEDY), (1, 3, every, 3, 0.0, GREEDY)])
+    run.rows.slots["hidden"][2] = np.nan
+    drafts, n_passes = heads[0].plan.draft(run, heads[0].memory)
+    assert [len(ids) for ids in drafts] == [1, 3]
+    assert n_passes == 3
+
+
+def test_nobody_runs_what_nobody_reaches():
+    heads = runners(CpuBackend())
+    run = make_run(heads, [(0, 2, [0, 0, 0], 3, 0.0, GREEDY)], ids=np.full(N_LOGITS, N_VOCAB, "i4"))
+    assert heads[0].plan.draft(run, heads[0].memory) == ([[N_VOCAB]], 1)
+
+
+@pytest.mark.parametrize("loop", [compiled, draft_steps])
+def test_passes_that_do_not_fit_are_an_error(loop):
+    heads = runners(CpuBackend())
+    sequences = [(0, 4, [0, 2, 1], 3, 0.0, GREEDY), (1, 6, [3, 3, 3], 2, 0.0, GREEDY)]
+    good = make_run(heads, sequences)
+
+    def with_rows(number, **changes):
+        one = good.later[number - 1]
+        rows = msgspec.structs.replace(one.rows, **changes)
+        later = list(good.later)
+        later[number - 1] = DraftPass(one.plan, one.memory, rows)
+        return msgspec.structs.replace(good, later=later)
+
+    second = good.later[0].rows
+    for wrong in (
+        msgspec.structs.replace(good, k=[4, 2]),
+        msgspec.structs.replace(good, k=[3, 1]),  # the second pass has a sequence too many
+        msgspec.structs.replace(good, k=[3, 3]),  # the third has one too few
+        with_rows(1, outputs=second.outputs[:1].copy()),
+        with_rows(1, outputs=second.outputs - np.int32(1)),
+        with_rows(1, outputs=second.outputs[::-1].copy()),
+        with_rows(1, seq=second.seq[::-1].copy()),
+        with_rows(1, seq=np.array([0, 1] * 5, np.int32)),
+        with_rows(1, parent=np.full(len(second.seq), -1, np.int32)),
+    ):
+        with pytest.raises(BatchError):
+            loop(heads[0].plan, wrong, heads[0].memory)
+    assert [len(ids) for ids in loop(heads[0].plan, good, heads[0].memory)[0]] == [3, 2]
+
+
+def test_what_compiled_code_is_given_is_checked_there_too():
+    """Passes that differ, and what ``check_draft`` would have refused."""
+    heads, others = runners(CpuBackend(), 2), runners(CpuBackend(), 1)
+    sequences = [(0, 4, [0, 2, 1], 3, 0.0, GREEDY), (1, 6, [3, 3, 3], 2, 0.0, GREEDY)]
+    run = make_run(heads, sequences)
+    plans = [heads[0].plan, *(one.plan for one in run.later)]
+    rows = [run.rows, *(one.rows for one in run.later)]
+    good = [
+        plan._pass(its, one.memory, run.recycle)
+        for plan, its, one in zip(plans, rows, heads, strict=True)
+    ]
+    other = others[1].plan._executor
+    short = [np.asarray(its.outputs[:1].copy()) for its in rows]
+    fewer = msgspec.structs.replace(rows[1], outputs=short[1])
+    turned = msgspec.structs.replace(rows[1], outputs=rows[1].outputs[::-1].copy())
+    for error, wrong in (
+        (BackendError, [good[0], (other, *good[1][1:]), good[2]]),
+        (BackendError, [good[0], (*good[1][:5], N_LOGITS - 1, good[1][6]), good[2]]),
+        (BackendError, [good[0], (*good[1][:6], []), good[2]]),
+        (BackendError, [good[0], (*good[1][:6], [(*good[1][6][0][:3], 8)]), good[2]]),
+        (BackendError, [good[0], good[1], good[1]]),
+        (BatchError, [good[0], good[1]]),
+        (BatchError, [good[0], (good[1][0], fewer, *good[1][2:]), good[2]]),
+        (BatchError, [good[0], (good[1][0], turned, *good[1][2:]), good[2]]),
+    ):
+        with pytest.raises(error):
+            draft(run, wrong)
+    assert [len(ids) for ids in draft(run, good)[0]] == [3, 2]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_no_pass_writes_logits_that_nobody_needs(sampling):
+    heads = runners(CpuBackend(), 2)
+    for _ in range(2):
+        run = make_run(heads, [(0, 4, [0, 2, 1], 3, 0.0, sampling)])
+        for one in heads:
+            one.plan._kept.setdefault("logits", np.empty((1, N_LOGITS), np.float32))[:] = np.nan
+        heads[0].plan.draft(run, heads[0].memory)
+        for one in heads:
+            one.memory.rewind(0, 0)
+    is_race = sampling is not SAMPLINGS[1]
+    assert [np.isnan(one.plan._kept["logits"]).all() for one in heads] == [is_race] * N_HEADS
+
+
+@pytest.mark.parametrize("other", [lambda: runners(ReferenceBackend("f32")),
+                                   lambda: runners(CpuBackend(), 1)])  # fmt: skip
+def test_passes_of_other_plans_run_one_by_one(other):
+    found = []
+    for mixed in (True, False):
+        heads = runners(CpuBackend(), 2)
+        heads = [heads[0], *other()[1:]] if mixed else heads
+        run = make_run(heads, [(0, 4, [0, 2, 1], 3, 0.0, GREEDY)])
+        found.append(heads[0].plan.draft(run, heads[0].memory))
+    assert found[0] == found[1]
+    assert len(found[0][0][0]) == 3
