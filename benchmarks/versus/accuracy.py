@@ -13,21 +13,28 @@ from versus.results import Found
 
 __all__ = ["measure_error"]
 
-N_TOKENS = 240
+N_TOKENS, N_TEXTS = 240, 7
 
 
 def measure_error(name: str, path: Path, threads: int, *, peer: bool = True) -> Found:
-    """Return each engine's RMS error over the deviation of the true logits, in place of times."""
+    """Return each engine's RMS error over the deviation of the true logits, in place of times.
+
+    One figure for each of several texts of random tokens: which way last bits fall, and which of
+    two nearly equal experts a row meets, changes a text's error by more than engines differ.
+    """
     arena = Arena(name, path, threads, peer=peer)
-    text = arena.text[:N_TOKENS]
-    exact = mtpcore.Context(arena.model, len(text), kv_dtype="f32", backend=ReferenceBackend("f64"))
-    true = exact.process(mtpcore.Batch.of(text, outputs="all")).logits.astype(np.float64)
-
-    def error(engine: object) -> float:
-        engine.rewind(0)  # type: ignore[attr-defined]
-        made = engine.process(text, every=True)  # type: ignore[attr-defined]
-        return float(np.sqrt(np.mean((made - true) ** 2)) / true.std())
-
-    theirs = {setting: [error(one)] for setting, one in arena.theirs.items()}
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {setting: [] for setting in arena.theirs}
+    for seed in range(N_TEXTS):
+        rng = np.random.default_rng(seed)
+        text = rng.integers(3, arena.model.hparams.n_vocab, N_TOKENS).tolist()
+        exact = mtpcore.Context(
+            arena.model, N_TOKENS, kv_dtype="f32", backend=ReferenceBackend("f64")
+        )
+        true = exact.process(mtpcore.Batch.of(text, outputs="all")).logits.astype(np.float64)
+        for engine, found in zip(arena.engines, (ours, *theirs.values()), strict=True):
+            engine.rewind(0)
+            made = engine.process(text, every=True)
+            found.append(float(np.sqrt(np.mean((made - true) ** 2)) / true.std()))
     arena.close()
-    return Found(name, "accuracy", N_TOKENS, [error(arena.ours)], theirs)
+    return Found(name, "accuracy", N_TOKENS, ours, theirs)

@@ -185,8 +185,10 @@ def test_f16_memory_rounds_keys_and_values():
 
 def in_codes(rows):
     """Rows with a scale each, as q8_0 holds those of at most 64 entries."""
-    scale = np.float32(np.abs(rows).max(axis=-1, keepdims=True)) / np.float32(127)
-    return np.rint(rows / scale).astype(np.int8), scale
+    codes = np.rint(rows * (127 / np.abs(rows).max(axis=-1, keepdims=True))).astype(np.int8)
+    scale = (rows * codes).sum(axis=-1, keepdims=True)
+    scale /= (codes.astype(np.float64) ** 2).sum(axis=-1, keepdims=True)
+    return codes, np.float32(scale)
 
 
 @pytest.mark.parametrize("latent", [False, True])

@@ -1,7 +1,11 @@
 /* Quantise blocks of activations to int8; one plain body, compiled for each instruction set.
  *
+ * The largest takes code 127. Of all scales for the codes that were found the one is kept that leaves
+ * the least squared error, sum(x q) / sum(q q): it takes away the part of the error that lies along
+ * the codes, a 32nd of it in blocks of 32.
+ *
  * Only exact or correctly rounded operations are used (comparison, division, multiplication,
- * rounding to nearest even), so every compilation gives the same bits.
+ * rounding to nearest even; sums of integers), so every compilation gives the same bits.
  */
 #ifndef MTPCORE_QUANTISE_H
 #define MTPCORE_QUANTISE_H
@@ -23,6 +27,28 @@ static inline int32_t mtp_nearest_integer(float x)
     return (int32_t)(mtp_bits_from_float(x + 0x1.8p23f) - 0x4b400000u);
 }
 
+static inline __attribute__((always_inline)) int32_t sum_of_16(const int32_t *x)
+{
+    int32_t sum = 0;
+    for (int i = 0; i < 16; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* The same where there are few: gcc unrolls the loop before it can vectorise it, and adds one by one,
+ * unless it is told not to; many sums it makes side by side. */
+static inline __attribute__((always_inline)) int32_t sum_of_16_alone(const int32_t *x)
+{
+    int32_t sum = 0;
+#pragma GCC unroll 1
+    for (int i = 0; i < 16; i++)
+        sum += x[i];
+    return sum;
+}
+
+/* What rounding leaves, up to a half, is counted in these steps to a whole. */
+#define MTP_REST_STEPS 0x1p14f
+
 static inline __attribute__((always_inline)) float
 mtp_quantise_block(const float *restrict x, const int n, int8_t *restrict codes,
                    int32_t *restrict minus_sums)
@@ -39,18 +65,23 @@ mtp_quantise_block(const float *restrict x, const int n, int8_t *restrict codes,
         memset(minus_sums, 0, (size_t)n / 16 * sizeof *minus_sums);
         return largest < 0x7f800000u ? 0.0f : mtp_float_from_bits(0x7fc00000u);
     }
-    int32_t rounded[256]; /* separate plain loops, which compilers vectorise */
-    for (int i = 0; i < n; i++)
-        rounded[i] = mtp_nearest_integer(x[i] * inverse);
+    int32_t rounded[256], rest[256]; /* separate plain loops, which compilers vectorise */
+    for (int i = 0; i < n; i++) {
+        const float exact = x[i] * inverse;
+        rounded[i] = mtp_nearest_integer(exact);
+        rest[i] = mtp_nearest_integer((exact - (float)rounded[i]) * MTP_REST_STEPS);
+    }
     for (int i = 0; i < n; i++)
         codes[i] = (int8_t)rounded[i];
-    for (int s = 0; s < n / 16; s++) {
-        int32_t sum = 0;
-        for (int i = 0; i < 16; i++)
-            sum += rounded[16 * s + i];
-        minus_sums[s] = -sum;
+    for (int s = 0; s < n / 16; s++)
+        minus_sums[s] = -(n > 64 ? sum_of_16(rounded + 16 * s) : sum_of_16_alone(rounded + 16 * s));
+    int32_t along = 0, square = 0; /* below 256 * 127 * 2^13 < 2^29 */
+    for (int i = 0; i < n; i++) {
+        along += rest[i] * rounded[i];
+        square += rounded[i] * rounded[i];
     }
-    return scale;
+    const float fitted = scale + scale * ((float)along / ((float)square * MTP_REST_STEPS));
+    return fitted < FLT_MIN ? FLT_MIN : fitted;
 }
 
 /* Constant lengths let the compiler unroll. */

@@ -129,6 +129,8 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 
 static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }
+static float __fadd_rn(float a, float b) { return a + b; }
+static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float __fsqrt_rn(float a) { return sqrtf(a); }
 static int __float2int_rn(float a) { return (int)nearbyintf(a); }

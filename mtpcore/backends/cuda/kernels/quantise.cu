@@ -1,13 +1,14 @@
 /* Blocks of 32 activations as int8 with one scale: the same formula, and bits, as on the CPU.
  *
- * scale = amax / 127, code = x * (127 / amax) rounded to nearest even. Zeros (and blocks so small
- * that the scale is subnormal) get scale 0, a block with a NaN or an infinity gets the scale NaN,
- * which no product can lose. One warp for a block. Grid: (blocks of a row / 8 rounded up, rows).
+ * code = x * (127 / amax) rounded to nearest even; the scale leaves these codes the least squared
+ * error (c/quantise.h). Zeros (and blocks so small that amax / 127 is subnormal) get scale 0, a block
+ * with a NaN or an infinity gets the scale NaN, which no product can lose. One warp for a block. Grid: (blocks of a row / 8 rounded up, rows).
  * Block: 256.
  */
 #define THREADS 256
 #define SMALLEST 1.17549435e-38f /* the smallest normal number */
 #define LARGEST 3.40282347e+38f
+#define REST_STEPS 16384.0f
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantise(const float *__restrict__ x, signed char *__restrict__ codes,
@@ -30,9 +31,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float scale = __fdiv_rn(amax, 127.0f);
     const bool usable = scale >= SMALLEST && scale <= LARGEST;
     const float inverse = usable ? __fdiv_rn(127.0f, amax) : 0.0f;
-    codes[at * 32 + lane] = usable ? (signed char)__float2int_rn(value * inverse) : 0;
-    if (lane == 0)
-        scales[at] = usable                  ? scale
-                     : largest < 0x7f800000u ? 0.0f
-                                             : __uint_as_float(0x7fc00000u);
+    const float exact = usable ? __fmul_rn(value, inverse) : 0.0f;
+    const int code = __float2int_rn(exact);
+    const int rest = __float2int_rn((exact - (float)code) * REST_STEPS);
+    int along = rest * code, square = code * code;
+    for (int step = 16; step > 0; step >>= 1) {
+        along += __shfl_xor_sync(0xffffffffu, along, step);
+        square += __shfl_xor_sync(0xffffffffu, square, step);
+    }
+    codes[at * 32 + lane] = (signed char)code;
+    if (lane > 0)
+        return;
+    const float more = __fdiv_rn((float)along, __fmul_rn((float)square, REST_STEPS));
+    const float fitted = __fadd_rn(scale, __fmul_rn(scale, more));
+    scales[at] = usable                  ? (fitted < SMALLEST ? SMALLEST : fitted)
+                 : largest < 0x7f800000u ? 0.0f
+                                         : __uint_as_float(0x7fc00000u);
 }
