@@ -220,6 +220,20 @@ def test_codes_round_to_nearest_even_at_any_size(isa):
     assert_same_bits(got, restated_product(rows, Type.Q8_0, x))
 
 
+@each_isa
+@pytest.mark.parametrize("size", [1, 1e-38, np.finfo(np.float32).tiny, 1e36])
+@pytest.mark.parametrize("rest", [-0.4375, 0.375])
+def test_scales_suit_their_codes_at_any_size(isa, size, rest):
+    """Activations lie beside their codes, on one side; no scale becomes subnormal by that."""
+    _matmul.use_isa(isa)
+    x = np.full((1, 64), 10 + rest, np.float32)
+    x[0, [0, 32]] = 127
+    x *= np.float32(size)
+    rows = random_rows(Type.Q8_0, 32, 64)
+    got = _matmul.matmul(_matmul.pack(rows, Type.Q8_0, 32, 64), x)
+    assert_same_bits(got, restated_product(rows, Type.Q8_0, x))
+
+
 def test_threads_share_a_matrix():
     packed, x = packed_matrix(Type.Q4_K, 256, 1024), random_tokens(12, 1024)
     wanted, results = _matmul.matmul(packed, x), [None] * 4
