@@ -11,7 +11,7 @@ from time import perf_counter
 
 import numpy as np
 
-__all__ = ["Sample", "alternate", "bandwidth", "choose", "once"]
+__all__ = ["Reader", "Sample", "alternate", "bandwidth", "choose", "once"]
 
 
 class Sample(list[float]):
@@ -67,16 +67,24 @@ def choose(
     return min(zip(map(min, samples), trials, strict=True))[1]
 
 
-def bandwidth(threads: int, n_bytes: int = 1 << 30, n: int = 7) -> float:
-    """Return the best bytes per second at which ``threads`` threads read memory once."""
-    parts = np.array_split(np.ones(n_bytes // 4, np.int32), threads)
+class Reader:
+    """Reads memory once with several threads: what no decoding can be faster than."""
 
-    def read() -> None:
-        workers = [threading.Thread(target=part.max) for part in parts]
+    def __init__(self, threads: int, n_bytes: int = 1 << 30) -> None:
+        self.n_bytes = n_bytes
+        self._parts = np.array_split(np.ones(n_bytes // 4, np.int32), threads)
+
+    def __call__(self) -> None:
+        """Read all of it."""
+        workers = [threading.Thread(target=part.max) for part in self._parts]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
 
+
+def bandwidth(threads: int, n: int = 7) -> float:
+    """Return the best bytes per second at which ``threads`` threads read memory once."""
+    read = Reader(threads)
     read()
-    return n_bytes / min(once(read) for _ in range(n))
+    return read.n_bytes / min(once(read) for _ in range(n))

@@ -100,7 +100,7 @@ def _measure(name: str, cells: Sequence[str], given: argparse.Namespace) -> None
     results.machine = describe()
     run = {**watch.note(sys.argv), "bandwidth": speed}
     results.runs.append(run)
-    for found in _cells(name, path, cells, given, speed, hold):
+    for found in _cells(name, path, cells, given, hold):
         hold.release()
         run |= watch.note(sys.argv)
         results.add(found)
@@ -113,7 +113,6 @@ def _cells(
     path: Path,
     cells: Sequence[str],
     given: argparse.Namespace,
-    speed: float,
     hold: Hold,
 ) -> Iterator[Found]:
     """Yield what was found."""
@@ -122,7 +121,7 @@ def _cells(
     if plain:
         arena = Arena(name, path, threads, peer=peer, hold=hold)
         for cell in plain:
-            yield from measure(arena, cell, pairs, speed)
+            yield from measure(arena, cell, pairs, threads)
         arena.close()
     if "speculation" in cells:
         yield measure_speculation(name, path, threads, pairs, hold)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from timing import alternate, choose
+from timing import Reader, Sample, alternate, choose
 
 import mtpcore
 from versus.hold import Hold
 from versus.ours import Engine, Ours
-from versus.results import Found
+from versus.results import Found, Ratio
 from versus.work import Work
 
 if TYPE_CHECKING:
@@ -87,6 +88,12 @@ class Arena:
 
     def compare(self, tasks: Sequence[Task], pairs: int, warm: int = 0) -> list[Found]:
         """Do every task with ours and with the setting of llama.cpp that was best in a trial."""
+        return self.compare_beside(tasks, pairs, warm, [])[0]
+
+    def compare_beside(
+        self, tasks: Sequence[Task], pairs: int, warm: int, others: Sequence[Callable[[], object]]
+    ) -> tuple[list[Found], list[Sample]]:
+        """Do so, and something else in turn with it; return the seconds of that as well."""
         turns: list[Callable[[], object]] = []
         best = []
         for task in tasks:
@@ -95,20 +102,20 @@ class Arena:
                 trials = {name: partial(task.trial, one) for name, one in self.theirs.items()}
                 best.append(choose(trials, hold=self.hold))
                 turns.append(partial(task.run, self.theirs[best[-1]]))
-        samples = iter(alternate(turns, pairs, warm, hold=self.hold))
+        samples = iter(alternate([*turns, *others], pairs, warm, hold=self.hold))
         found = []
         for i, task in enumerate(tasks):
             mine = next(samples)
             theirs: dict[str, list[float]] = {best[i]: next(samples)} if best else {}
             found.append(Found(self.name, task.cell, task.n_tokens, mine, theirs))
-        return found
+        return found, list(samples)
 
 
-def measure(arena: Arena, cell: str, pairs: int, speed: float) -> list[Found]:
+def measure(arena: Arena, cell: str, pairs: int, threads: int) -> list[Found]:
     """Measure ``decode``, ``prefill``, or ``verify`` with each number of rows.
 
-    Numbers of rows take turns, so that what more rows cost over one is found within seconds.
-    ``speed`` is the read bandwidth in bytes a second.
+    Numbers of rows take turns, so that what more rows cost over one is found within seconds; and
+    decoding with reading memory, whose speed changes from minute to minute.
     """
     depth, text = arena.depth, arena.text
     work = Work.of(arena.model)
@@ -137,7 +144,9 @@ def measure(arena: Arena, cell: str, pairs: int, speed: float) -> list[Found]:
         tasks = [Task(f"verify-{n}", n, run, run) for n, run in runs.items()]
         return arena.compare(tasks, pairs, warm=1)
     task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode)
-    (found,) = arena.compare([task], pairs)
-    bound = work.n_bytes(1) / speed
-    found.more = {"bandwidth": speed, "share": bound * DECODED / found.seconds}
+    read = Reader(threads)
+    (found,), (seconds,) = arena.compare_beside([task], pairs, 0, [read])
+    bounds = [one * work.n_bytes(1) / read.n_bytes * DECODED for one in seconds]
+    speed = read.n_bytes / statistics.median(seconds)
+    found.more = {"bandwidth": speed, "share": Ratio.of(bounds, found.ours).median}
     return [found]
