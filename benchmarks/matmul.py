@@ -2,9 +2,10 @@
 
     python benchmarks/matmul.py --threads 2 --megabytes 256
 
-prints, for each weight type and number of rows, milliseconds (best of several), the cost relative
-to one row, and weight bytes and multiply-adds per second. Rows of the matrix are split between
-threads. A small --megabytes shows matrices that stay in a cache.
+prints, for each weight type, at what speed the threads read memory; and for each number of rows
+milliseconds (best of several), the cost relative to one row, and weight bytes and multiply-adds per
+second. Rows of the matrix are split between threads. A small --megabytes shows matrices that stay
+in a cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
+from timing import bandwidth
 
 from mtpcore._ext import _matmul
 
@@ -82,6 +84,8 @@ def main() -> None:
     for name in options.types:
         packed = random_matrix(Type[name], options.megabytes, options.columns)
         inner = max(1, int(32e6 / packed.nbytes))
+        speed = bandwidth(options.threads, options.repeats)
+        print(f"{name:6} beside reading at {speed / 1e9:.1f} GB/s")
         one = None
         for n in options.rows:
             x = np.random.default_rng(1).normal(size=(n, options.columns)).astype(np.float32)
