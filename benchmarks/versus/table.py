@@ -19,9 +19,9 @@ def render(results: Results) -> str:
     lines += [
         "Written by `python benchmarks/vs_llama_cpp.py`. Medians of turns, ratios of pairs with",
         "the least and the largest; above one mtpcore is faster. llama.cpp runs at its best",
-        "setting of each cell. Share: of the speed at which the same threads read memory, in turn",
-        "with decoding. Accuracy: RMS error of logits over their deviation, in float64, medians of",
-        "seven texts. A `✗` marks what is below what is asked for.",
+        "setting of each cell. Share: of the speed at which the same threads read memory.",
+        "Accuracy: RMS error of logits over their deviation, in float64, medians of seven texts.",
+        "A `✗` marks what is below what is asked for.",
         "",
     ]
     lines += [f"- {name}: {value}" for name, value in results.machine.items()]
