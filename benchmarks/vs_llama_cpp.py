@@ -23,7 +23,7 @@ from pathlib import Path
 
 from files import FILES, OURS, default_folder, generate
 from shapes import SHAPES
-from timing import bandwidth
+from timing import Reader, bandwidth
 from versus.accuracy import measure_error
 from versus.cells import Arena, measure
 from versus.hold import Hold
@@ -121,7 +121,7 @@ def _cells(
     if plain:
         arena = Arena(name, path, threads, peer=peer, hold=hold)
         for cell in plain:
-            yield from measure(arena, cell, pairs, threads)
+            yield from measure(arena, cell, pairs, Reader(threads))
         arena.close()
     if "speculation" in cells:
         yield measure_speculation(name, path, threads, pairs, hold)

@@ -111,7 +111,7 @@ class Arena:
         return found, list(samples)
 
 
-def measure(arena: Arena, cell: str, pairs: int, threads: int) -> list[Found]:
+def measure(arena: Arena, cell: str, pairs: int, read: Reader) -> list[Found]:
     """Measure ``decode``, ``prefill``, or ``verify`` with each number of rows.
 
     Numbers of rows take turns, so that what more rows cost over one is found within seconds; and
@@ -144,7 +144,6 @@ def measure(arena: Arena, cell: str, pairs: int, threads: int) -> list[Found]:
         tasks = [Task(f"verify-{n}", n, run, run) for n, run in runs.items()]
         return arena.compare(tasks, pairs, warm=1)
     task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode)
-    read = Reader(threads)
     (found,), (seconds,) = arena.compare_beside([task], pairs, 0, [read])
     bounds = [one * work.n_bytes(1) / read.n_bytes * DECODED for one in seconds]
     speed = read.n_bytes / statistics.median(seconds)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from files import generate
 from shapes import SHAPES, byte_letters, scaled_down
+from timing import Reader
 from versus.cells import Arena, measure
 from versus.work import Work
 
@@ -72,6 +73,7 @@ from pathlib import Path
 import numpy as np
 from files import generate
 from shapes import SHAPES, scaled_down
+from timing import Reader
 from versus.cells import Arena, measure
 SHAPES["glm-moe-1b"] = scaled_down(SHAPES["glm-moe-1b"], 2, 512, 1)
 arena = Arena("tiny", generate(sys.argv[1], Path(sys.argv[2])), 1)
@@ -80,7 +82,7 @@ print("mtpcore ran", file=sys.stderr, flush=True)
 theirs = [one.process([3, 4, 5], every=True).copy() for one in arena.theirs.values()]
 arena.depth = 8
 for cell in ("prefill", "decode"):  # after the first the engines hold texts of various lengths
-    measure(arena, cell, 1, 1e9)
+    measure(arena, cell, 1, Reader(1, 1 << 20))
     assert cell == "prefill" or {engine.depth for engine in arena.engines} == {8}
 print(len(theirs), *(np.abs(logits - ours).max() / ours.std() for logits in theirs))
 arena.close()
@@ -119,7 +121,7 @@ def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
 def test_cells_leave_the_text_at_its_depth(folder):
     arena = Arena("tiny", generate("llama-100m-q8_0", folder, by="mtpcore"), 1, peer=False)
     for cell in ("prefill", "decode", "verify"):
-        for found in measure(arena, cell, 1, 1e9):
+        for found in measure(arena, cell, 1, Reader(1, 1 << 20)):
             assert len(found.ours) == 1
             assert found.cell.startswith(cell)
         assert arena.ours.depth == arena.ours.context.length(0) == arena.depth
