@@ -38,13 +38,15 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static const mtp_unpacked_product *unpacked_product(int32_t type)
+/* What unpacks once for so many tokens; NULL where that does not pay. */
+static const mtp_unpacked_product *unpacked_product(int32_t type, int64_t n_tokens)
 {
 #if defined(__x86_64__)
-    if (mtp_isa() == MTP_ISA_AVX512 && mtp_unpacked_avx512[type].unpack != NULL)
-        return &mtp_unpacked_avx512[type];
+    const mtp_unpacked_product *product = &mtp_unpacked_avx512[type];
+    if (mtp_isa() == MTP_ISA_AVX512 && product->unpack != NULL && n_tokens > product->most_direct)
+        return product;
 #endif
-    (void)type;
+    (void)type, (void)n_tokens;
     return NULL;
 }
 
@@ -108,11 +110,11 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
             words += b * n * MTP_ACT256_WORDS * (int64_t)sizeof(int32_t);
             if (b == job->n_blocks - 1)
                 expect_rows(job, first, n, row);
-            /* The two halves of the next block, with the first two tiles. */
+            /* Ahead of the block's two halves, with the first two tiles. */
             const int64_t half = (first - begin) / job->width;
-            const char *next = group + (half * job->n_blocks + b + 1) * block_bytes;
+            const char *packed = group + (half * job->n_blocks + b) * block_bytes;
             product->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
-                                     half < 2 ? next + MTP_BYTES_AHEAD : NULL);
+                                     half < 2 ? packed : NULL);
         }
     }
     for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */
@@ -153,8 +155,7 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
     const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
                      mtp_tile_width(activation), w->n_cols / mtp_type_block(w->type), y, y_stride,
                      out_rows};
-    const mtp_unpacked_product *product =
-        n_tokens > job.width ? unpacked_product(w->type) : NULL;
+    const mtp_unpacked_product *product = unpacked_product(w->type, n_tokens);
     const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
     const int64_t step = product ? smaller(tokens, MOST_SUMS) : tokens;
 

@@ -6,8 +6,6 @@
 
 #include "matmul_kernels.h"
 
-#define MTP_UNROLL _Pragma("GCC unroll 8")
-
 /* One NaN for all: which operand's payload survives differs between instructions. */
 static inline void mtp_store_rows(float *out, __m256 sum)
 {
@@ -34,7 +32,6 @@ static inline __m256 mtp_load_halves(const uint16_t *halves)
 /* Half a line: four columns of eight rows. */
 static inline __m256i mtp_load_codes(const void *half_line)
 {
-    mtp_fetch_ahead(half_line);
     return _mm256_load_si256(half_line);
 }
 

@@ -7,8 +7,6 @@
 #include "matmul_kernels.h"
 #include "matmul_unpacked.h"
 
-#define MTP_UNROLL _Pragma("GCC unroll 8")
-
 /* One NaN for all: which operand's payload survives differs between instructions. */
 static inline void mtp_store_rows(float *out, __m512 sum)
 {
@@ -42,7 +40,6 @@ static inline __m512 mtp_load_halves(const uint16_t *halves)
 
 static inline __m512i mtp_load_line(const void *line)
 {
-    mtp_fetch_ahead(line);
     return _mm512_load_si512(line);
 }
 

@@ -105,6 +105,8 @@ MTP_ALWAYS_INLINE void eight_rows(const int type, const int n_tokens, const int 
         const int32_t *x = words + first, *minus_sums = x + MTP_ACT32_MINUS_SUM * n_tokens;
         const uint16_t *scales = (const uint16_t *)block + row;
         __m256i integers[4];
+        if (row == 0 && first == 0) /* the first of those who read this */
+            mtp_fetch_ahead(block, (int)mtp_block32_bytes(type));
         MTP_UNROLL for (int t = 0; t < count; t++)
         {
             integers[t] = _mm256_setzero_si256();

@@ -16,6 +16,7 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blo
         sum0[t] = sum1[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];
+        mtp_fetch_ahead(block, sizeof *block);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
             const int32_t *minus_sum = words + MTP_ACT32_MINUS_SUM * n_tokens + t;
@@ -98,6 +99,7 @@ MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *g
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         sum0[t] = sum1[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
+        mtp_fetch_ahead(block, (int)mtp_block32_bytes(type));
         const mtp_nibbles lines = mtp_nibbles_of(type, block);
         const int32_t *minus_sums = words + MTP_ACT32_MINUS_SUM * n_tokens;
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];

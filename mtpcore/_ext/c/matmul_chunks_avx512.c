@@ -85,11 +85,13 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
             integers[t] = taken[t] = _mm512_setzero_si512();
         MTP_UNROLL for (int c = 0; c < 4; c++)
         {
+            const int part_bytes = (int)mtp_block256_bytes(type) / 4;
             const int32_t *x = words + 16 * c * n_tokens;
             const int32_t *pair_sums = words + (MTP_ACT256_PAIR_SUM + c) * n_tokens;
             const chunk_scales scales = unpack_scales(type, block, c);
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             __m512i low_sum[4], high_sum[4];
+            mtp_fetch_ahead(block + c * part_bytes, part_bytes);
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
                 low_sum[t] = high_sum[t] = _mm512_setzero_si512();
             MTP_UNROLL for (int j = 0; j < 8; j++)

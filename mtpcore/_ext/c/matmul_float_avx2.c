@@ -29,10 +29,8 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
             MTP_UNROLL for (int t = 0; t < count; t++)                                             \
                 sum[part][t] = _mm256_setzero_ps();                                                \
         for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
-            if (first == 0) {                                                                      \
-                mtp_fetch_ahead(weights);                                                          \
-                mtp_fetch_ahead((const char *)(weights + 32) - 64);                                \
-            }                                                                                      \
+            if (first == 0 && k % (16 / sizeof(type)) == 0)                                        \
+                mtp_fetch_ahead(weights, 512);                                                     \
             MTP_UNROLL for (int part = 0; part < 4; part++)                                        \
             {                                                                                      \
                 const __m256 w = load_##name(weights + 8 * part);                                  \

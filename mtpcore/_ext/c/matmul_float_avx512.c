@@ -28,8 +28,8 @@ MTP_ALWAYS_INLINE __m512 load_bf16(const uint16_t *row)
             sum0[t] = sum1[t] = _mm512_setzero_ps();                                               \
         for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
             const __m512 w0 = load_##name(weights), w1 = load_##name(weights + 16);                \
-            mtp_fetch_ahead(weights);                                                              \
-            mtp_fetch_ahead((const char *)(weights + 32) - 64); /* of F32 another line */          \
+            if (k % (16 / sizeof(type)) == 0)                                                      \
+                mtp_fetch_ahead(weights, 512);                                                     \
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)                                          \
             {                                                                                      \
                 const __m512 value = _mm512_set1_ps(x[t]);                                         \

@@ -41,15 +41,28 @@ MTP_DECLARE_PRODUCTS(avx512)
     const mtp_product mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4,      \
                                                       name##_5, name##_6, name##_7, name##_8};
 
+#define MTP_UNROLL _Pragma("GCC unroll 8")
 #define MTP_ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* Ask for the weights that come a page after this line. The hardware fetches ahead, too, but begins
- * anew in every page: asking is worth a sixth of the bandwidth. Harmless behind the end. */
-enum { MTP_BYTES_AHEAD = 4096 };
+/* Weights are asked for a window ahead, and there a line of each page in turn: the hardware fetches
+ * ahead in pages that are read, and of eight at once it brings a third more bytes than of one after
+ * the other. Into the second-level cache, since the first has no room for two windows. */
+enum { MTP_PAGE_BYTES = 4096, MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES };
 
-static inline void mtp_fetch_ahead(const void *line)
+/* Ask for as many lines as lie in the n bytes here. A few more or less do not matter; that there may
+ * be none a window behind the end does no harm. */
+MTP_ALWAYS_INLINE void mtp_fetch_ahead(const void *weights, const int n_bytes)
 {
-    __builtin_prefetch((const char *)line + MTP_BYTES_AHEAD);
+    const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * 64, n = (n_bytes + 3 * step / 4) / step;
+    MTP_UNROLL for (int i = 0; i < n; i++)
+    {
+        const uintptr_t here = (uintptr_t)weights + (uintptr_t)(i * n_bytes / n);
+        const uintptr_t window = here / MTP_WINDOW_BYTES + 1;
+        const uintptr_t line = here % MTP_WINDOW_BYTES / (uintptr_t)step;
+        const char *ahead = (const char *)(window * MTP_WINDOW_BYTES + line * 64);
+        MTP_UNROLL for (int page = 0; page < MTP_WINDOW_BYTES; page += MTP_PAGE_BYTES)
+            __builtin_prefetch(ahead + page, 0, 2);
+    }
 }
 
 #endif

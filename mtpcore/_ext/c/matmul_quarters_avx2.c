@@ -64,6 +64,8 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
     for (int64_t b = 0; b < n_blocks; b++) {
         const int32_t *x = words + first;
         __m256i total[4], minus_mins[4];
+        if (r == 0 && first == 0) /* the first of those who read this */
+            mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
         MTP_UNROLL for (int t = 0; t < count; t++)
             total[t] = minus_mins[t] = _mm256_setzero_si256();
         for (int h = 0; h < 2; h++)

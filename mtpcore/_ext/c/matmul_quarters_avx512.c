@@ -94,6 +94,8 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
         for (int s = 0; s < 4; s++) { /* half s / 2; columns 0-15 or 16-31 of its quarters */
             const int h = s / 2, sub0 = 8 * h + s % 2;
             __m512i sub_sum[4][4];
+            const int part_bytes = (int)mtp_block256_bytes(type) / 4;
+            mtp_fetch_ahead(block + s * part_bytes, part_bytes);
             MTP_UNROLL for (int q = 0; q < 4; q++)
             {
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)

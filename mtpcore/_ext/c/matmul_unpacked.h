@@ -20,14 +20,15 @@ typedef struct {
 typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
 
 /* Add a block's products with the tokens of a tile, whose words of this block are `words`, to
- * sum[t][row]; 64-byte aligned. Meanwhile fetch the weights at `ahead`, if it is not NULL: spread
- * over the work, they come in its shadow. */
+ * sum[t][row]; 64-byte aligned. Meanwhile fetch ahead for 16 rows of a packed block, if it is not
+ * NULL: spread over the work, weights come in its shadow. */
 typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],
-                             const char *ahead);
+                             const char *packed);
 
 typedef struct {
     mtp_unpack unpack;
     mtp_multiply multiply[4]; /* for 1..4 tokens */
+    int most_direct;          /* up to so many tokens it is faster to unpack for each tile */
 } mtp_unpacked_product;
 
 #if defined(__x86_64__)

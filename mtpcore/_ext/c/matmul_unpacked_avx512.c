@@ -40,11 +40,12 @@ MTP_ALWAYS_INLINE void add_pairs(const int n_tokens, const int n, const int32_t 
 }
 
 MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_unpacked *block,
-                                const int32_t *words, float (*sum)[32], const char *ahead)
+                                const int32_t *words, float (*sum)[32], const char *packed)
 {
     const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
     const int32_t *pair_sums = words + MTP_ACT256_PAIR_SUM * n_tokens;
     __m512i total0[4], total1[4], mins0[4], mins1[4];
+    const int part_bytes = (int)mtp_block256_bytes(type) / 4;
     int32_t first[16 * 4];
     mtp_first_sums(type, n_tokens, words, first);
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
@@ -53,9 +54,8 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         const uint8_t(*code)[32][4] = block->code + 8 * s;
         const int32_t *x = words + 8 * s * n_tokens;
         __m512i sum0[2][4], sum1[2][4]; /* of 16 columns each: more chains keep the units busy */
-        if (ahead != NULL) /* in all 56 lines; a block has up to 53 */
-            for (int i = 0; i < 7; i++, ahead += 64)
-                __builtin_prefetch(ahead);
+        if (packed != NULL && s % 2 == 0)
+            mtp_fetch_ahead(packed + s * part_bytes / 2, part_bytes);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
             sum0[0][t] = sum1[0][t] = mtp_first_sum(type, first + 2 * s * n_tokens + t);
@@ -109,9 +109,9 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
 
 #define MULTIPLY(name, type, n)                                                                    \
     static void name##_##n(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],      \
-                           const char *ahead)                                                      \
+                           const char *packed)                                                     \
     {                                                                                              \
-        multiply(type, n, block, words, sum, ahead);                                               \
+        multiply(type, n, block, words, sum, packed);                                              \
     }
 #define MULTIPLY_4(name, type)                                                                     \
     MULTIPLY(name, type, 1) MULTIPLY(name, type, 2) MULTIPLY(name, type, 3) MULTIPLY(name, type, 4)
@@ -123,13 +123,13 @@ MULTIPLY_4(q5_k, MTP_Q5_K)
 MULTIPLY_4(q6_k, MTP_Q6_K)
 MULTIPLY_4(iq4_xs, MTP_IQ4_XS)
 
-#define PRODUCT(name, multiply)                                                                    \
+#define PRODUCT(name, most_direct)                                                                 \
     {                                                                                              \
-        mtp_unpack_##name##_avx512, { multiply##_1, multiply##_2, multiply##_3, multiply##_4 }     \
+        mtp_unpack_##name##_avx512, {name##_1, name##_2, name##_3, name##_4}, most_direct          \
     }
 
 const mtp_unpacked_product mtp_unpacked_avx512[MTP_TYPES] = {
-    [MTP_Q2_K] = PRODUCT(q2_k, q2_k), [MTP_Q3_K] = PRODUCT(q3_k, q3_k),
-    [MTP_Q4_K] = PRODUCT(q4_k, q4_k), [MTP_Q5_K] = PRODUCT(q5_k, q5_k),
-    [MTP_Q6_K] = PRODUCT(q6_k, q6_k), [MTP_IQ4_XS] = PRODUCT(iq4_xs, iq4_xs),
+    [MTP_Q2_K] = PRODUCT(q2_k, 4), [MTP_Q3_K] = PRODUCT(q3_k, 4),
+    [MTP_Q4_K] = PRODUCT(q4_k, 8), [MTP_Q5_K] = PRODUCT(q5_k, 8),
+    [MTP_Q6_K] = PRODUCT(q6_k, 4), [MTP_IQ4_XS] = PRODUCT(iq4_xs, 8),
 };
