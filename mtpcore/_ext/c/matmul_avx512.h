@@ -107,12 +107,18 @@ MTP_ALWAYS_INLINE int mtp_too_large(const int type)
     }
 }
 
-/* What sums of 16 columns begin with, for all sub-blocks and tokens of a block. */
-MTP_ALWAYS_INLINE void mtp_first_sums(const int type, const int n_tokens, const int32_t *words,
-                                      int32_t *first)
+/* What sums of 4 or 8 words of columns begin with, for all of a block and its tokens. */
+MTP_ALWAYS_INLINE void mtp_first_sums(const int type, const int n_words, const int n_tokens,
+                                      const int32_t *words, int32_t *first)
 {
-    for (int i = 0; i < 16 * n_tokens; i++)
-        first[i] = mtp_too_large(type) * words[MTP_ACT256_MINUS_SUM * n_tokens + i];
+    const int32_t *sums = words + MTP_ACT256_MINUS_SUM * n_tokens; /* of 4 words */
+    if (n_words == 4)
+        for (int i = 0; i < 16 * n_tokens; i++)
+            first[i] = mtp_too_large(type) * sums[i];
+    else
+        for (int k = 0; k < 8; k++, sums += 2 * n_tokens)
+            for (int t = 0; t < n_tokens; t++)
+                first[k * n_tokens + t] = mtp_too_large(type) * (sums[t] + sums[n_tokens + t]);
 }
 
 MTP_ALWAYS_INLINE __m512i mtp_first_sum(const int type, const int32_t *first)
@@ -120,12 +126,12 @@ MTP_ALWAYS_INLINE __m512i mtp_first_sum(const int type, const int32_t *first)
     return mtp_too_large(type) ? mtp_broadcast(first) : _mm512_setzero_si512();
 }
 
-/* total + integers * scale of 16 columns. Their sums fit int16 but for Q6_K and IQ4_XS: they are at
- * most 127 * 16 times 3 (Q2_K), 4 (Q3_K), and, taken around zero, 8 (Q4_K) or 16 (Q5_K). Then the
- * upper half of a scale is zero, and one instruction does what takes three. */
-static inline __m512i mtp_add_scaled(int type, __m512i total, __m512i integers, __m512i scale)
+/* total + integers * scale. Where the integers fit int16 the upper half of a scale is zero, and one
+ * instruction does what takes three. */
+static inline __m512i mtp_add_scaled(const int fits_int16, __m512i total, __m512i integers,
+                                     __m512i scale)
 {
-    if (type != MTP_Q6_K && type != MTP_IQ4_XS)
+    if (fits_int16)
         return _mm512_dpwssd_epi32(total, integers, scale);
     return _mm512_add_epi32(total, _mm512_mullo_epi32(integers, scale));
 }

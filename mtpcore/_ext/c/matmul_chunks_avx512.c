@@ -24,28 +24,69 @@ MTP_ALWAYS_INLINE __m512i pair_of(__m512i even, __m512i odd)
     return _mm512_mask_mov_epi16(even, odd_lanes, _mm512_slli_epi32(odd, 16));
 }
 
-MTP_ALWAYS_INLINE chunk_scales unpack_six_bits(const mtp_six_bit_scales *scales, int c)
+/* Numbers of six bits, a byte each: 16 rows of four sub-blocks, those of chunks 0 and 1 or 2 and 3. */
+typedef struct {
+    __m512i scale[2], min[2];
+} six_bits;
+
+/* Four bits of each byte of `low`, and above them two of `high`. */
+MTP_ALWAYS_INLINE __m512i join_six_bits(__m512i low, __m512i high)
 {
-    const __m128i nibble = _mm_set1_epi8(15), upper = _mm_set1_epi8(0x30);
-    const __m128i low0 = _mm_load_si128((const __m128i *)scales->low[c][0]);
-    const __m128i low1 = _mm_load_si128((const __m128i *)scales->low[c][1]);
-    const __m128i high = _mm_load_si128((const __m128i *)scales->high[c]);
-    const __m128i scale0 = _mm_or_si128(_mm_and_si128(low0, nibble),
-                                        _mm_and_si128(_mm_slli_epi16(high, 4), upper));
-    const __m128i min0 = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(low0, 4), nibble),
-                                      _mm_and_si128(_mm_slli_epi16(high, 2), upper));
-    const __m128i scale1 =
-        _mm_or_si128(_mm_and_si128(low1, nibble), _mm_and_si128(high, upper));
-    const __m128i min1 = _mm_or_si128(_mm_and_si128(_mm_srli_epi16(low1, 4), nibble),
-                                      _mm_and_si128(_mm_srli_epi16(high, 2), upper));
-    return (chunk_scales){{_mm512_cvtepu8_epi32(scale0), _mm512_cvtepu8_epi32(scale1)},
-                          pair_of(_mm512_cvtepu8_epi32(min0), _mm512_cvtepu8_epi32(min1))};
+    const int or_masked = 0xf8; /* first | (second & third) */
+    const __m512i upper = _mm512_and_si512(high, _mm512_set1_epi8(0x30));
+    return _mm512_ternarylogic_epi32(upper, low, _mm512_set1_epi8(15), or_masked);
 }
 
-MTP_ALWAYS_INLINE chunk_scales unpack_scales(const int type, const void *block, int c)
+MTP_ALWAYS_INLINE six_bits unpack_six_bits(const mtp_six_bit_scales *scales)
 {
-    if (type != MTP_IQ4_XS)
-        return unpack_six_bits(block, c);
+    const __m512i all = _mm512_load_si512(scales->high);
+    /* The upper bits of a chunk's first sub-block lie four places below those of its second. */
+    const __m512i places = _mm512_broadcast_i64x4(
+        _mm256_setr_m128i(_mm_set1_epi16(4), _mm_setzero_si128()));
+    six_bits out;
+    MTP_UNROLL for (int i = 0; i < 2; i++)
+    {
+        const __m512i low = _mm512_load_si512(scales->low[2 * i]);
+        const __m512i high = i ? _mm512_shuffle_i32x4(all, all, _MM_SHUFFLE(3, 3, 2, 2))
+                               : _mm512_shuffle_i32x4(all, all, _MM_SHUFFLE(1, 1, 0, 0));
+        out.scale[i] = join_six_bits(low, _mm512_sllv_epi16(high, places));
+        out.min[i] = join_six_bits(_mm512_srli_epi16(low, 4),
+                                   _mm512_sllv_epi16(_mm512_srli_epi16(high, 2), places));
+    }
+    return out;
+}
+
+/* Bytes 16s + r as int32 r. */
+MTP_ALWAYS_INLINE __m512i widen(__m512i bytes, const int s)
+{
+    const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_add_epi32(rows, _mm512_set1_epi32(16 * s));
+    return _mm512_maskz_permutexvar_epi8(0x1111111111111111, places, bytes);
+}
+
+/* Bytes 16s + r and 16(s + 1) + r as pair r of int16. */
+MTP_ALWAYS_INLINE __m512i widen_pairs(__m512i bytes, const int s)
+{
+    const __m512i rows = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i even = _mm512_add_epi32(rows, _mm512_set1_epi32(16 * s));
+    const __m512i odd = _mm512_add_epi32(rows, _mm512_set1_epi32(16 * (s + 1)));
+    const __m512i places = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+    return _mm512_maskz_permutexvar_epi8(0x5555555555555555, places, bytes);
+}
+
+MTP_ALWAYS_INLINE six_bits load_six_bits(const int type, const void *block)
+{
+    return type == MTP_IQ4_XS ? (six_bits){0} : unpack_six_bits(block);
+}
+
+MTP_ALWAYS_INLINE chunk_scales unpack_scales(const int type, const void *block, six_bits six,
+                                             const int c)
+{
+    if (type != MTP_IQ4_XS) {
+        const int s = c % 2 * 2;
+        return (chunk_scales){{widen(six.scale[c / 2], s), widen(six.scale[c / 2], s + 1)},
+                              widen_pairs(six.min[c / 2], s)};
+    }
     const __m128i *sub_scale = (const __m128i *)((const mtp_iq4_xs_block *)block)->sub_scale;
     const __m512i scale0 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c));
     const __m512i scale1 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c + 1));
@@ -71,6 +112,18 @@ MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_chunk chunk, const int j
     }
 }
 
+/* Whether int16 holds the sums of lines: they are at most 4 * 4 * 15 * 127 for Q4_K. */
+MTP_ALWAYS_INLINE int fits_int16(const int type)
+{
+    return type == MTP_Q4_K;
+}
+
+/* How many lines are summed before they are scaled, of the eight that have the same scales. */
+MTP_ALWAYS_INLINE int lines_summed(const int type)
+{
+    return fits_int16(type) ? 4 : 8;
+}
+
 MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const char *block,
                                    int64_t n_blocks, int row, const int32_t *words,
                                    float (*out)[32])
@@ -81,6 +134,7 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
         sum[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         __m512i integers[4], taken[4];
+        const six_bits six = load_six_bits(type, block);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             integers[t] = taken[t] = _mm512_setzero_si512();
         MTP_UNROLL for (int c = 0; c < 4; c++)
@@ -88,29 +142,35 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
             const int part_bytes = (int)mtp_block256_bytes(type) / 4;
             const int32_t *x = words + 16 * c * n_tokens;
             const int32_t *pair_sums = words + (MTP_ACT256_PAIR_SUM + c) * n_tokens;
-            const chunk_scales scales = unpack_scales(type, block, c);
+            const chunk_scales scales = unpack_scales(type, block, six, c);
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
-            __m512i low_sum[4], high_sum[4];
             mtp_fetch_ahead(block + c * part_bytes, part_bytes);
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-                low_sum[t] = high_sum[t] = _mm512_setzero_si512();
-            MTP_UNROLL for (int j = 0; j < 8; j++)
+            MTP_UNROLL for (int first = 0; first < 8; first += lines_summed(type))
             {
-                __m512i codes[2];
-                unpack_codes(type, chunk, j, table, codes);
+                __m512i low_sum[4], high_sum[4];
+                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                    low_sum[t] = high_sum[t] = _mm512_setzero_si512();
+                MTP_UNROLL for (int i = 0; i < lines_summed(type); i++)
+                {
+                    const int j = first + i;
+                    __m512i codes[2];
+                    unpack_codes(type, chunk, j, table, codes);
+                    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                    {
+                        const int32_t *low = x + j * n_tokens + t, *high = low + 8 * n_tokens;
+                        low_sum[t] = mtp_add_word(low_sum[t], codes[0], low);
+                        high_sum[t] = mtp_add_word(high_sum[t], codes[1], high);
+                    }
+                }
+                const int fits = fits_int16(type);
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)
                 {
-                    low_sum[t] = mtp_add_word(low_sum[t], codes[0], x + j * n_tokens + t);
-                    high_sum[t] = mtp_add_word(high_sum[t], codes[1], x + (8 + j) * n_tokens + t);
+                    integers[t] = mtp_add_scaled(fits, integers[t], low_sum[t], scales.scale[0]);
+                    integers[t] = mtp_add_scaled(fits, integers[t], high_sum[t], scales.scale[1]);
                 }
             }
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
-                const __m512i low = _mm512_mullo_epi32(low_sum[t], scales.scale[0]);
-                const __m512i high = _mm512_mullo_epi32(high_sum[t], scales.scale[1]);
-                integers[t] = _mm512_add_epi32(integers[t], _mm512_add_epi32(low, high));
                 taken[t] = _mm512_dpwssd_epi32(taken[t], scales.pair, mtp_broadcast(pair_sums + t));
-            }
         }
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
@@ -157,9 +217,10 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
     for (int row = 0; row < 32; row += 16) {
         const int64_t place = b + (row ? n_blocks : 0);
         const char *block = (const char *)group + place * mtp_block256_bytes(type);
+        const six_bits six = load_six_bits(type, block);
         MTP_UNROLL for (int c = 0; c < 4; c++)
         {
-            const chunk_scales scales = unpack_scales(type, block, c);
+            const chunk_scales scales = unpack_scales(type, block, six, c);
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             _mm512_store_si512(out->sub_scale[2 * c] + row, scales.scale[0]);
             _mm512_store_si512(out->sub_scale[2 * c + 1] + row, scales.scale[1]);

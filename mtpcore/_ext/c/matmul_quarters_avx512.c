@@ -82,6 +82,7 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
                                      int64_t n_blocks, int row, const int32_t *words,
                                      float (*out)[32])
 {
+    const int fits = type != MTP_Q6_K; /* sums are at most 16 * 127 times 3 (Q2_K) or 4 (Q3_K) */
     __m512 sum[4];
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         sum[t] = _mm512_setzero_ps();
@@ -90,7 +91,7 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             integers[t] = minus_mins[t] = _mm512_setzero_si512();
         int32_t first[16 * 4];
-        mtp_first_sums(type, n_tokens, words, first);
+        mtp_first_sums(type, 4, n_tokens, words, first);
         for (int s = 0; s < 4; s++) { /* half s / 2; columns 0-15 or 16-31 of its quarters */
             const int h = s / 2, sub0 = 8 * h + s % 2;
             __m512i sub_sum[4][4];
@@ -121,7 +122,7 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
                 const __m512i sub_scale = load_sub_scale(type, block, sub);
                 MTP_UNROLL for (int t = 0; t < n_tokens; t++)
                 {
-                    integers[t] = mtp_add_scaled(type, integers[t], sub_sum[q][t], sub_scale);
+                    integers[t] = mtp_add_scaled(fits, integers[t], sub_sum[q][t], sub_scale);
                     if (type == MTP_Q2_K) /* sums of 16 codes fit the lower int16 */
                         minus_mins[t] = _mm512_dpwssd_epi32(minus_mins[t],
                                                             load_sub_min((const void *)block, sub),

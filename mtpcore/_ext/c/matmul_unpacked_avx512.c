@@ -39,31 +39,46 @@ MTP_ALWAYS_INLINE void add_pairs(const int n_tokens, const int n, const int32_t 
     }
 }
 
+/* Words of four columns that are summed before they are scaled: as many as have one sub-scale, if the
+ * sums fit what scales them. */
+MTP_ALWAYS_INLINE int words_summed(const int type)
+{
+    return type == MTP_Q4_K || type == MTP_IQ4_XS ? 8 : 4;
+}
+
+/* Whether int16 holds those sums: taken around zero, they are at most 127 times 32 * 8 (Q4_K), 16 *
+ * 16 (Q5_K), 16 * 4 (Q3_K), and 16 * 3 (Q2_K). */
+MTP_ALWAYS_INLINE int fits_int16(const int type)
+{
+    return type != MTP_Q6_K && type != MTP_IQ4_XS;
+}
+
 MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_unpacked *block,
                                 const int32_t *words, float (*sum)[32], const char *packed)
 {
+    const int n_words = words_summed(type), fits = fits_int16(type);
+    const int part_bytes = (int)mtp_block256_bytes(type) * n_words / 32;
     const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
     const int32_t *pair_sums = words + MTP_ACT256_PAIR_SUM * n_tokens;
     __m512i total0[4], total1[4], mins0[4], mins1[4];
-    const int part_bytes = (int)mtp_block256_bytes(type) / 4;
     int32_t first[16 * 4];
-    mtp_first_sums(type, n_tokens, words, first);
+    mtp_first_sums(type, n_words, n_tokens, words, first);
     MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         total0[t] = total1[t] = mins0[t] = mins1[t] = _mm512_setzero_si512();
-    for (int s = 0; s < 8; s++) {
-        const uint8_t(*code)[32][4] = block->code + 8 * s;
-        const int32_t *x = words + 8 * s * n_tokens;
-        __m512i sum0[2][4], sum1[2][4]; /* of 16 columns each: more chains keep the units busy */
-        if (packed != NULL && s % 2 == 0)
-            mtp_fetch_ahead(packed + s * part_bytes / 2, part_bytes);
+    for (int k = 0; k < 64 / n_words; k += 2) {
+        const uint8_t(*code)[32][4] = block->code + k * n_words;
+        const int32_t *x = words + k * n_words * n_tokens;
+        __m512i sum0[2][4], sum1[2][4]; /* two at a time: more chains keep the units busy */
+        if (packed != NULL)
+            mtp_fetch_ahead(packed + k / 2 * part_bytes, part_bytes);
         MTP_UNROLL for (int t = 0; t < n_tokens; t++)
         {
-            sum0[0][t] = sum1[0][t] = mtp_first_sum(type, first + 2 * s * n_tokens + t);
-            sum0[1][t] = sum1[1][t] = mtp_first_sum(type, first + (2 * s + 1) * n_tokens + t);
+            sum0[0][t] = sum1[0][t] = mtp_first_sum(type, first + k * n_tokens + t);
+            sum0[1][t] = sum1[1][t] = mtp_first_sum(type, first + (k + 1) * n_tokens + t);
         }
-        MTP_UNROLL for (int i = 0; i < 8; i++)
+        _Pragma("GCC unroll 16") for (int i = 0; i < 2 * n_words; i++)
         {
-            const int p = i % 2, j = 4 * p + i / 2; /* the two in turn */
+            const int p = i % 2, j = p * n_words + i / 2; /* the two in turn */
             const __m512i w0 = _mm512_load_si512(code[j]), w1 = _mm512_load_si512(code[j] + 16);
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             {
@@ -74,18 +89,13 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         }
         MTP_UNROLL for (int p = 0; p < 2; p++)
         {
-            const int32_t *sub_scale = block->sub_scale[is_of_chunks(type) ? s : 2 * s + p];
-            const __m512i scale0 = _mm512_load_si512(sub_scale);
-            const __m512i scale1 = _mm512_load_si512(sub_scale + 16);
+            const int sub = (k + p) * n_words / (is_of_chunks(type) ? 8 : 4);
+            const __m512i scale0 = _mm512_load_si512(block->sub_scale[sub]);
+            const __m512i scale1 = _mm512_load_si512(block->sub_scale[sub] + 16);
             MTP_UNROLL for (int t = 0; t < n_tokens; t++)
             {
-                if (type == MTP_IQ4_XS && p == 0) { /* scaled together */
-                    sum0[1][t] = _mm512_add_epi32(sum0[0][t], sum0[1][t]);
-                    sum1[1][t] = _mm512_add_epi32(sum1[0][t], sum1[1][t]);
-                    continue;
-                }
-                total0[t] = mtp_add_scaled(type, total0[t], sum0[p][t], scale0);
-                total1[t] = mtp_add_scaled(type, total1[t], sum1[p][t], scale1);
+                total0[t] = mtp_add_scaled(fits, total0[t], sum0[p][t], scale0);
+                total1[t] = mtp_add_scaled(fits, total1[t], sum1[p][t], scale1);
             }
         }
     }
