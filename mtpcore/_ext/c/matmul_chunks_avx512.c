@@ -24,7 +24,7 @@ MTP_ALWAYS_INLINE __m512i pair_of(__m512i even, __m512i odd)
     return _mm512_mask_mov_epi16(even, odd_lanes, _mm512_slli_epi32(odd, 16));
 }
 
-/* Numbers of six bits, a byte each: 16 rows of four sub-blocks, those of chunks 0 and 1 or 2 and 3. */
+/* Numbers of six bits, a byte each: 16 rows of four sub-blocks, of chunks 0 and 1 or 2 and 3. */
 typedef struct {
     __m512i scale[2], min[2];
 } six_bits;

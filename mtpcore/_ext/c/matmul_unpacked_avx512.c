@@ -39,8 +39,8 @@ MTP_ALWAYS_INLINE void add_pairs(const int n_tokens, const int n, const int32_t 
     }
 }
 
-/* Words of four columns that are summed before they are scaled: as many as have one sub-scale, if the
- * sums fit what scales them. */
+/* Words of four columns that are summed before they are scaled: as many as have one sub-scale, if
+ * the sums fit what scales them. */
 MTP_ALWAYS_INLINE int words_summed(const int type)
 {
     return type == MTP_Q4_K || type == MTP_IQ4_XS ? 8 : 4;
