@@ -73,28 +73,28 @@ def choose(
 
 
 @cache
-def _read_lines() -> Callable[[int, int], int]:
+def _read_lines() -> Callable[[int, int, int], int]:
     with TemporaryDirectory() as folder:
         library = f"{folder}/read.so"
         source = Path(__file__).with_name("read.c")
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-        read: Callable[[int, int], int] = CDLL(library).read_lines
-    read.argtypes, read.restype = [c_void_p, c_size_t], c_int64  # type: ignore[attr-defined]
+        read = CDLL(library).read_lines
+    read.argtypes, read.restype = [c_void_p, c_size_t, c_size_t], c_int64
     return read
 
 
 class Reader:
     """Reads memory once with several threads: what no decoding can be faster than."""
 
-    def __init__(self, threads: int, n_bytes: int = 1 << 30) -> None:
-        self.n_bytes = n_bytes
+    def __init__(self, threads: int, n_bytes: int = 1 << 30, pages: int = 8) -> None:
+        self.n_bytes, self.pages = n_bytes, pages
         self._parts = np.array_split(np.ones(n_bytes // 8, np.int64), threads)
         self._read = _read_lines()
 
     def __call__(self) -> None:
         """Read all of it."""
         workers = [
-            threading.Thread(target=self._read, args=(part.ctypes.data, part.nbytes))
+            threading.Thread(target=self._read, args=(part.ctypes.data, part.nbytes, self.pages))
             for part in self._parts
         ]
         for worker in workers:
