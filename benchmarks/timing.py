@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import statistics
 import subprocess
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +80,8 @@ def _read_lines() -> Callable[[int, int, int], int]:
     with TemporaryDirectory() as folder:
         library = f"{folder}/read.so"
         source = Path(__file__).with_name("read.c")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        subprocess.run([*compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
         read = CDLL(library).read_lines
     read.argtypes, read.restype = [c_void_p, c_size_t, c_size_t], c_int64
     return read
