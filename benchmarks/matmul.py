@@ -18,7 +18,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
-from timing import bandwidth
+from timing import Reader, bandwidth
 
 from mtpcore._ext import _matmul
 
@@ -78,13 +78,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--isa", default=_matmul.isa(), choices=_matmul.available_isas())
+    parser.add_argument("--fetch", default=_matmul.fetch(), choices=_matmul.available_fetches())
     options = parser.parse_args()
     _matmul.use_isa(options.isa)
-    print(f"{options.isa}, {options.threads} threads, {options.columns} columns")
+    _matmul.use_fetch(options.fetch)
+    print(f"{options.isa}, {options.fetch}, {options.threads} threads, {options.columns} columns")
+    read = Reader.fastest(options.threads)
     for name in options.types:
         packed = random_matrix(Type[name], options.megabytes, options.columns)
         inner = max(1, int(32e6 / packed.nbytes))
-        speed = bandwidth(options.threads, options.repeats)
+        speed = bandwidth(read, options.repeats)
         print(f"{name:6} beside reading at {speed / 1e9:.1f} GB/s")
         one = None
         for n in options.rows:

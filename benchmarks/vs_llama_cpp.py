@@ -94,13 +94,14 @@ def _measure(name: str, cells: Sequence[str], given: argparse.Namespace) -> None
     watch, hold = Watch(), Hold(given.alone)
     path = find_model("demo") if name == "demo" else generate(name, given.folder)
     with hold:
-        speed = bandwidth(given.threads)
+        read = Reader.fastest(given.threads)
+        speed = bandwidth(read)
     hold.release()
     results = Results.read(given.results)
     results.machine = describe()
-    run = {**watch.note(sys.argv), "bandwidth": speed}
+    run = {**watch.note(sys.argv), "bandwidth": speed, "pages": read.pages}
     results.runs.append(run)
-    for found in _cells(name, path, cells, given, hold):
+    for found in _cells(name, path, cells, given, hold, read):
         hold.release()
         run |= watch.note(sys.argv)
         results.add(found)
@@ -114,6 +115,7 @@ def _cells(
     cells: Sequence[str],
     given: argparse.Namespace,
     hold: Hold,
+    read: Reader,
 ) -> Iterator[Found]:
     """Yield what was found."""
     peer, threads, pairs = not given.no_peer and _has_peer(), given.threads, given.pairs
@@ -121,7 +123,7 @@ def _cells(
     if plain:
         arena = Arena(name, path, threads, peer=peer, hold=hold)
         for cell in plain:
-            yield from measure(arena, cell, pairs, Reader(threads))
+            yield from measure(arena, cell, pairs, read)
         arena.close()
     if "speculation" in cells:
         yield measure_speculation(name, path, threads, pairs, hold)

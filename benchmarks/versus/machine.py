@@ -28,6 +28,7 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "isa": _matmul.isa(),
+        "fetch": _matmul.fetch(),
         "llama_cpp": _peer(),
     }
 

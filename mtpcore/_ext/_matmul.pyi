@@ -13,14 +13,17 @@ __all__ = [
     "PackedMatrix",
     "PackedMemory",
     "activation_block",
+    "available_fetches",
     "available_isas",
-    "check_isa",
+    "check_environment",
+    "fetch",
     "is_native",
     "isa",
     "map_rows",
     "matmul",
     "pack",
     "packed_bytes",
+    "use_fetch",
     "use_isa",
 ]
 
@@ -41,8 +44,25 @@ def use_isa(name: str) -> str:
         The set is unknown or this machine cannot run it.
     """
 
-def check_isa() -> None:
-    """Raise BackendError where MTPCORE_ISA names an instruction set that cannot be used."""
+def fetch() -> str:
+    """Return how weights are asked for ahead: the next ``lines``, or eight ``pages`` in turn."""
+
+def available_fetches() -> tuple[str, ...]:
+    """Return the ways to ask for weights ahead."""
+
+def use_fetch(name: str) -> str:
+    """Ask for weights in another way from the next call on; return the previous one.
+
+    For tests and measurements of this module's products: results do not depend on it.
+
+    Raises
+    ------
+    BackendError
+        There is no such way.
+    """
+
+def check_environment() -> None:
+    """Raise BackendError where MTPCORE_ISA or MTPCORE_FETCH names what cannot be used here."""
 
 def is_native(type: int) -> bool:
     """Tell whether matrices of this GGUF type can be packed and multiplied."""

@@ -14,6 +14,11 @@ cdef extern from "cpu.h" nogil:
     int mtp_isa_use(int isa)
     int mtp_isa_refused()
     int MTP_ISA_COUNT
+    int mtp_fetch
+    const char *mtp_fetch_name(int fetch)
+    int mtp_fetch_use(const char *name)
+    int mtp_fetch_refused()
+    int MTP_FETCH_COUNT
 
 cdef extern from "memory.h" nogil:
     void *mtp_memory_new(size_t size)
@@ -51,9 +56,34 @@ def unusable_isa(where, name):
     )
 
 
-def check_isa():
+def fetch():
+    return mtp_fetch_name(mtp_fetch).decode()
+
+
+def available_fetches():
+    return tuple(mtp_fetch_name(i).decode() for i in range(MTP_FETCH_COUNT))
+
+
+def use_fetch(str name not None):
+    previous = fetch()
+    if mtp_fetch_use(name.encode()) != 0:
+        raise unusable_fetch("use_fetch", name)
+    return previous
+
+
+def unusable_fetch(where, name):
+    return BackendError(
+        "no such way to fetch weights ahead", where=where,
+        wanted=" or ".join(available_fetches()), got=repr(name),
+        fix="name one of these, or leave it to mtpcore, which takes what suits the processor",
+    )
+
+
+def check_environment():
     if mtp_isa_refused():
         raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
+    if mtp_fetch_refused():
+        raise unusable_fetch("environment variable MTPCORE_FETCH", os.environ.get("MTPCORE_FETCH"))
 
 
 def is_native(int type):

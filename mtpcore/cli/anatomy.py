@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpcore._ext._matmul import available_isas, isa
+from mtpcore._ext._matmul import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.errors import MtpcoreError
 from mtpcore.fit import block_of
@@ -74,6 +74,7 @@ def describe_model(
         ],
         "plan": _plan(models, n_ctx, kv_dtype),
         "isa": {"used": isa(), "available": list(available_isas())},
+        "fetch": {"used": fetch(), "available": list(available_fetches())},
     }
 
 

@@ -7,7 +7,8 @@ from mtpcore._ext import _matmul
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """Set back the instruction set of products."""
-    before = _matmul.isa()
+    """Set back the instruction set of products, and how they ask for weights."""
+    isa, fetch = _matmul.isa(), _matmul.fetch()
     yield
-    _matmul.use_isa(before)
+    _matmul.use_isa(isa)
+    _matmul.use_fetch(fetch)

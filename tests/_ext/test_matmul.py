@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +113,20 @@ def test_bits_do_not_depend_on_the_instruction_set(type_):
         results.append(_matmul.matmul(packed, x))
     for result in results[1:]:
         assert_same_bits(result, results[0])
+
+
+@each_type
+@each_isa
+def test_bits_do_not_depend_on_what_is_asked_for_ahead(type_, isa):
+    _matmul.use_isa(isa)
+    packed, x = packed_matrix(type_, 77), random_tokens(17, N_COLS[type_])
+    for n in (1, 4, 17):
+        results = []
+        for fetch in _matmul.available_fetches():
+            assert _matmul.use_fetch(fetch) in _matmul.available_fetches()
+            assert _matmul.fetch() == fetch
+            results.append(_matmul.matmul(packed, x[:n]))
+        assert_same_bits(results[1], results[0])
 
 
 @each_type
@@ -322,28 +337,54 @@ def test_unknown_instruction_sets_are_refused():
     assert _matmul.isa() == before
 
 
-def import_with(isa):
-    code = "from mtpcore._ext import _matmul; print(_matmul.isa())"
-    path = os.pathsep.join(p for p in sys.path if p)
-    environment = os.environ | {"MTPCORE_ISA": isa, "PYTHONPATH": path}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+def test_unknown_ways_to_fetch_are_refused():
+    before = _matmul.fetch()
+    with pytest.raises(BackendError, match="lines or pages; got 'books'"):
+        _matmul.use_fetch("books")
+    assert _matmul.fetch() == before
+
+
+def environment_with(**names):
+    return os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)} | names
+
+
+def import_with(**names):
+    code = "from mtpcore._ext import _matmul; print(_matmul.isa(), _matmul.fetch())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment_with(**names),
+        capture_output=True,
+        text=True,
+        check=True,
     )
+    return done.stdout.split()
 
 
-def test_an_unknown_name_in_the_environment_is_an_error_of_one_line():
-    environment = os.environ | {
-        "MTPCORE_ISA": "avx3",
-        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-    }
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        ("MTPCORE_ISA", "avx3", "this machine cannot use"),
+        ("MTPCORE_FETCH", "books", "no such way to fetch weights ahead; wanted lines or pages"),
+    ],
+)
+def test_an_unknown_name_in_the_environment_is_an_error_of_one_line(name, value, what):
+    environment = environment_with(**{name: value})
     command = [sys.executable, "-m", "mtpcore", "run", "demo", "-p", "a", "-n", "1"]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert "environment variable MTPCORE_ISA: this machine cannot use" in refused.stderr
-    assert "'avx3'" in refused.stderr
+    assert f"environment variable {name}: {what}" in refused.stderr
+    assert f"{value!r}" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
 def test_environment_names_the_instruction_set():
-    assert import_with("base").stdout.split() == ["base"]
-    assert import_with("").stdout.split() == [_matmul.available_isas()[-1]]
+    assert import_with(MTPCORE_ISA="base")[0] == "base"
+    assert import_with(MTPCORE_ISA="")[0] == _matmul.available_isas()[-1]
+
+
+def test_environment_names_what_is_asked_for_ahead():
+    assert import_with(MTPCORE_FETCH="lines")[1] == "lines"
+    assert import_with(MTPCORE_FETCH="pages")[1] == "pages"
+    processor = Path("/proc/cpuinfo")
+    made_by_intel = processor.exists() and "GenuineIntel" in processor.read_text()
+    assert import_with(MTPCORE_FETCH="")[1] == ("pages" if made_by_intel else "lines")

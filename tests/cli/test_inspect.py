@@ -33,6 +33,7 @@ def test_everything_is_there_for_programs(command, glm):
     head = [t for t in found["tensors"] if t["role"] == "head"]
     assert {t["name"].split(".")[1] for t in head} == {"4"}
     assert found["isa"]["used"] in found["isa"]["available"]
+    assert found["fetch"]["used"] in found["fetch"]["available"]
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])

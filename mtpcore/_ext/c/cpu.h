@@ -1,8 +1,10 @@
-/* Which instruction set the kernels use: the best that the machine runs, or MTPCORE_ISA.
+/* Which instruction set the kernels use: the best that the machine runs, or MTPCORE_ISA; and how
+ * they ask for weights before they need them: as suits the processor, or MTPCORE_FETCH.
  *
  * The environment is read once, when the library is loaded. A value that is unknown or that this
- * machine cannot run leaves the portable set in use and is reported by mtp_isa_refused(), so that
- * the importing Python module can raise it as an error.
+ * machine cannot run leaves the portable set in use, or the processor's way, and is reported by
+ * mtp_isa_refused() or mtp_fetch_refused(), so that the importing Python module can raise it as an
+ * error. No result depends on either.
  */
 #ifndef MTPCORE_CPU_H
 #define MTPCORE_CPU_H
@@ -16,5 +18,14 @@ int mtp_isa_supported(int isa);
 int mtp_isa(void);         /* the set in use */
 int mtp_isa_use(int isa);  /* for tests, between calls; -1 when the machine cannot run it */
 int mtp_isa_refused(void); /* nonzero: MTPCORE_ISA names no set that can be used here */
+
+/* The lines that come next; or the window that comes next, a line of each of its pages in turn. */
+enum { MTP_FETCH_LINES = 0, MTP_FETCH_PAGES = 1, MTP_FETCH_COUNT = 2 };
+
+extern int mtp_fetch; /* the way in use */
+
+const char *mtp_fetch_name(int fetch);
+int mtp_fetch_use(const char *name); /* for tests, between calls; -1 when no way has this name */
+int mtp_fetch_refused(void);         /* nonzero: MTPCORE_FETCH names no way */
 
 #endif

@@ -2,6 +2,7 @@
 #ifndef MTPCORE_MATMUL_KERNELS_H
 #define MTPCORE_MATMUL_KERNELS_H
 
+#include "fetch.h"
 #include "matmul_layout.h"
 
 /* out[t][r] for the T tokens of a tile and the 32 rows of a group whose rows are `n_blocks` blocks
@@ -43,26 +44,5 @@ MTP_DECLARE_PRODUCTS(avx512)
 
 #define MTP_UNROLL _Pragma("GCC unroll 8")
 #define MTP_ALWAYS_INLINE static inline __attribute__((always_inline))
-
-/* Weights are asked for a window ahead, and there a line of each page in turn: the hardware
- * fetches ahead in pages that are read, and of eight at once it brings a third more bytes than of
- * one after the other. Into the second-level cache, since the first has no room for two windows. */
-enum { MTP_PAGE_BYTES = 4096, MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES };
-
-/* Ask for as many lines as lie in the n bytes here. A few more or less do not matter; that there
- * may be none a window behind the end does no harm. */
-MTP_ALWAYS_INLINE void mtp_fetch_ahead(const void *weights, const int n_bytes)
-{
-    const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * 64, n = (n_bytes + 3 * step / 4) / step;
-    MTP_UNROLL for (int i = 0; i < n; i++)
-    {
-        const uintptr_t here = (uintptr_t)weights + (uintptr_t)(i * n_bytes / n);
-        const uintptr_t window = here / MTP_WINDOW_BYTES + 1;
-        const uintptr_t line = here % MTP_WINDOW_BYTES / (uintptr_t)step;
-        const char *ahead = (const char *)(window * MTP_WINDOW_BYTES + line * 64);
-        MTP_UNROLL for (int page = 0; page < MTP_WINDOW_BYTES; page += MTP_PAGE_BYTES)
-            __builtin_prefetch(ahead + page, 0, 2);
-    }
-}
 
 #endif

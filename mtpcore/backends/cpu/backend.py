@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._draft import draft
-from mtpcore._ext._matmul import check_isa
+from mtpcore._ext._matmul import check_environment
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, UNIT, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
@@ -50,14 +50,14 @@ class CpuBackend:
     Raises
     ------
     BackendError
-        The environment variable MTPCORE_ISA names an instruction set that cannot be used here.
+        The environment variable MTPCORE_ISA or MTPCORE_FETCH names what cannot be used here.
     """
 
     name = "cpu"
     guarantee = "exact"
 
     def __init__(self) -> None:
-        check_isa()
+        check_environment()
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
