@@ -139,7 +139,7 @@ MULTIPLY_4(iq4_xs, MTP_IQ4_XS)
     }
 
 const mtp_unpacked_product mtp_unpacked_avx512[MTP_TYPES] = {
-    [MTP_Q2_K] = PRODUCT(q2_k, 4), [MTP_Q3_K] = PRODUCT(q3_k, 4),
+    [MTP_Q2_K] = PRODUCT(q2_k, 8), [MTP_Q3_K] = PRODUCT(q3_k, 8),
     [MTP_Q4_K] = PRODUCT(q4_k, 8), [MTP_Q5_K] = PRODUCT(q5_k, 8),
     [MTP_Q6_K] = PRODUCT(q6_k, 4), [MTP_IQ4_XS] = PRODUCT(iq4_xs, 8),
 };
