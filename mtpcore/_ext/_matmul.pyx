@@ -14,9 +14,10 @@ cdef extern from "cpu.h" nogil:
     int mtp_isa_use(int isa)
     int mtp_isa_refused()
     int MTP_ISA_COUNT
-    int mtp_fetch
     const char *mtp_fetch_name(int fetch)
-    int mtp_fetch_use(const char *name)
+    int mtp_fetch_named(const char *name)
+    int mtp_fetch()
+    int mtp_fetch_use(int fetch)
     int mtp_fetch_refused()
     int MTP_FETCH_COUNT
 
@@ -57,7 +58,7 @@ def unusable_isa(where, name):
 
 
 def fetch():
-    return mtp_fetch_name(mtp_fetch).decode()
+    return mtp_fetch_name(mtp_fetch()).decode()
 
 
 def available_fetches():
@@ -66,7 +67,7 @@ def available_fetches():
 
 def use_fetch(str name not None):
     previous = fetch()
-    if mtp_fetch_use(name.encode()) != 0:
+    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
         raise unusable_fetch("use_fetch", name)
     return previous
 

@@ -12,6 +12,10 @@ cdef extern from "cpu.h" nogil:
     int mtp_isa_named(const char *name) noexcept
     int mtp_isa() noexcept
     int mtp_isa_use(int isa) noexcept
+    const char *mtp_fetch_name(int fetch) noexcept
+    int mtp_fetch_named(const char *name) noexcept
+    int mtp_fetch() noexcept
+    int mtp_fetch_use(int fetch) noexcept
 
 
 cdef extern from "memory.h" nogil:

@@ -21,6 +21,7 @@ __all__ = [
     "ORDERS",
     "UNIT",
     "expert_list_words",
+    "use_fetch",
     "use_isa",
     "use_order",
 ]
@@ -47,6 +48,15 @@ def use_isa(name: str) -> str:
     ------
     BackendError
         The machine cannot run it.
+    """
+
+def use_fetch(name: str) -> str:
+    """Let plans ask for weights in another way, for tests; return the one used before.
+
+    Raises
+    ------
+    BackendError
+        There is no such way.
     """
 
 def use_order(name: str) -> str:

@@ -40,6 +40,13 @@ def use_isa(str name not None):
     return previous
 
 
+def use_fetch(str name not None):
+    previous = mtp_fetch_name(mtp_fetch()).decode()
+    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
+        raise BackendError("no such way to fetch weights ahead", where="use_fetch", got=repr(name))
+    return previous
+
+
 ORDERS = ("together", "first to last", "last to first")
 
 

@@ -367,9 +367,10 @@ def import_with(**names):
         ("MTPCORE_FETCH", "books", "no such way to fetch weights ahead; wanted lines or pages"),
     ],
 )
-def test_an_unknown_name_in_the_environment_is_an_error_of_one_line(name, value, what):
+@pytest.mark.parametrize("command", [("run", "demo", "-p", "a", "-n", "1"), ("inspect", "demo")])
+def test_an_unknown_name_in_the_environment_is_an_error_of_one_line(name, value, what, command):
     environment = environment_with(**{name: value})
-    command = [sys.executable, "-m", "mtpcore", "run", "demo", "-p", "a", "-n", "1"]
+    command = [sys.executable, "-m", "mtpcore", *command]
     refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert f"environment variable {name}: {what}" in refused.stderr

@@ -8,7 +8,7 @@
 static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avx512"};
 static _Atomic int in_use = MTP_ISA_BASE;
 static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages"};
-int mtp_fetch = MTP_FETCH_LINES;
+_Atomic int mtp_fetch_in_use = MTP_FETCH_LINES;
 static int refused = 0, fetch_refused = 0;
 
 const char *mtp_isa_name(int isa)
@@ -85,14 +85,25 @@ const char *mtp_fetch_name(int fetch)
     return fetch >= 0 && fetch < MTP_FETCH_COUNT ? ways[fetch] : NULL;
 }
 
-int mtp_fetch_use(const char *name)
+int mtp_fetch_named(const char *name)
 {
     for (int fetch = 0; fetch < MTP_FETCH_COUNT; fetch++)
-        if (strcmp(name, ways[fetch]) == 0) {
-            mtp_fetch = fetch;
-            return 0;
-        }
+        if (strcmp(name, ways[fetch]) == 0)
+            return fetch;
     return -1;
+}
+
+int mtp_fetch(void)
+{
+    return atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed);
+}
+
+int mtp_fetch_use(int fetch)
+{
+    if (mtp_fetch_name(fetch) == NULL)
+        return -1;
+    atomic_store_explicit(&mtp_fetch_in_use, fetch, memory_order_relaxed);
+    return 0;
 }
 
 int mtp_fetch_refused(void)
@@ -101,14 +112,15 @@ int mtp_fetch_refused(void)
 }
 
 /* Measured on a Xeon with AMX (reading pages in turn 24.9 GB/s, lines 18.3) and on a Zen 5, where
- * products are a quarter to a third faster with lines. */
+ * products are a quarter to a third faster with lines. Of others nobody knows yet: `python
+ * benchmarks/matmul.py --fetch pages` and `--fetch lines` tell. */
 __attribute__((constructor)) static void choose_fetch(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    mtp_fetch = __builtin_cpu_is("intel") ? MTP_FETCH_PAGES : MTP_FETCH_LINES;
+    (void)mtp_fetch_use(__builtin_cpu_is("intel") ? MTP_FETCH_PAGES : MTP_FETCH_LINES);
 #endif
     const char *wanted = getenv("MTPCORE_FETCH");
     if (wanted != NULL && wanted[0] != '\0')
-        fetch_refused = mtp_fetch_use(wanted) != 0;
+        fetch_refused = mtp_fetch_use(mtp_fetch_named(wanted)) != 0;
 }

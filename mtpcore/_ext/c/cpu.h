@@ -22,10 +22,12 @@ int mtp_isa_refused(void); /* nonzero: MTPCORE_ISA names no set that can be used
 /* The lines that come next; or the window that comes next, a line of each of its pages in turn. */
 enum { MTP_FETCH_LINES = 0, MTP_FETCH_PAGES = 1, MTP_FETCH_COUNT = 2 };
 
-extern int mtp_fetch; /* the way in use */
-
 const char *mtp_fetch_name(int fetch);
-int mtp_fetch_use(const char *name); /* for tests, between calls; -1 when no way has this name */
-int mtp_fetch_refused(void);         /* nonzero: MTPCORE_FETCH names no way */
+int mtp_fetch_named(const char *name); /* -1 when no way has this name */
+
+extern _Atomic int mtp_fetch_in_use; /* for kernels; all others call: */
+int mtp_fetch(void);
+int mtp_fetch_use(int fetch); /* for tests, between calls; -1 when there is no such way */
+int mtp_fetch_refused(void);  /* nonzero: MTPCORE_FETCH names no way */
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef MTPCORE_FETCH_H
 #define MTPCORE_FETCH_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "cpu.h"
@@ -19,13 +20,15 @@ enum {
     MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES
 };
 
-/* Ask for as many lines as lie in the n bytes here. A few more or less do not matter; that there
- * may be none so far behind the end does no harm. Lines that come next go into the first-level
- * cache. That has no room for two windows, so those go into the second. */
+/* Ask for as many lines as lie in the n bytes here, behind the end of the weights as well: asking
+ * for what is not there does nothing. Lines that come next go into the first-level cache. That has
+ * no room for two windows, so those go into the second; they are asked for eight lines at a time,
+ * so that where n is no multiple of 512 some are left to the hardware (one in nine for n = 576) and
+ * some are asked for twice. */
 static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *weights,
                                                                   const int n_bytes)
 {
-    if (mtp_fetch == MTP_FETCH_LINES) {
+    if (atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed) == MTP_FETCH_LINES) {
         const char *next = (const char *)((uintptr_t)weights + MTP_LINES_AHEAD_BYTES);
         _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
             __builtin_prefetch(next + i, 0, 3);
