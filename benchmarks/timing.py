@@ -21,6 +21,8 @@ import numpy as np
 
 __all__ = ["Reader", "Sample", "alternate", "bandwidth", "choose", "once"]
 
+SAMPLE_BYTES = 1 << 28  # read to find the faster way
+
 
 class Sample(list[float]):
     """Seconds of several runs."""
@@ -67,7 +69,7 @@ def alternate(
 
 def choose(
     trials: Mapping[str, Callable[[], object]],
-    n: int = 2,
+    n: int = 5,
     hold: AbstractContextManager[object] | None = None,
 ) -> str:
     """Return the name of the call whose best time is least."""
@@ -96,11 +98,11 @@ class Reader:
         self._read = _read_lines()
 
     @classmethod
-    def fastest(cls, threads: int) -> Reader:
+    def fastest(cls, threads: int, n_bytes: int = 1 << 30) -> Reader:
         """Return the one that reads fastest here: processors differ in how they like it."""
-        tries = [cls(threads, 1 << 28, pages) for pages in (1, 8)]
-        samples = alternate(tries, 7)
-        return cls(threads, pages=min(zip(samples, tries, strict=True), key=_median)[1].pages)
+        tries = [cls(threads, SAMPLE_BYTES, pages) for pages in (1, 8)]
+        seconds = [sample.median for sample in alternate(tries, 7)]
+        return cls(threads, n_bytes, tries[seconds.index(min(seconds))].pages)
 
     def __call__(self) -> None:
         """Read all of it."""
@@ -112,10 +114,6 @@ class Reader:
             worker.start()
         for worker in workers:
             worker.join()
-
-
-def _median(pair: tuple[Sample, Reader]) -> float:
-    return pair[0].median
 
 
 def bandwidth(read: Reader, n: int = 7) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from versus.results import Found, Ratio, Results
 from versus.targets import least_ratio, own_figure
@@ -38,9 +39,15 @@ def render(results: Results) -> str:
         run = results.runs[number]
         lines.append(
             f"- {run['date']}, {run['commit']}, load {run['load']:.1f}, steal "
-            f"{100 * run['steal']:.1f} %, {run['bandwidth'] / 1e9:.1f} GB/s: `{run['command']}`"
+            f"{100 * run['steal']:.1f} %, {run['bandwidth'] / 1e9:.1f} GB/s"
+            f"{_pages(run)}: `{run['command']}`"
         )
     return "\n".join(lines) + "\n"
+
+
+def _pages(run: dict[str, Any]) -> str:
+    """Return how memory was read for the bound."""
+    return f" from {run['pages']} pages at once" if run.get("pages", 1) > 1 else ""
 
 
 def _place(found: Found) -> tuple[str, int, int]:

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from timing import Sample, alternate, choose
+from timing import Reader, Sample, alternate, choose
 from versus.hold import Hold
 from versus.results import Found, Ratio, Results
 from versus.table import render
@@ -91,8 +91,16 @@ def test_the_setting_with_the_best_time_is_chosen(monkeypatch):
     times = iter([3.0, 2.0, 1.5, 2.5])
     monkeypatch.setattr("timing.once", lambda run: next(times))
     monkeypatch.setattr("timing.time.sleep", lambda seconds: None)
-    assert choose({"a": int, "b": int}) == "a"
+    assert choose({"a": int, "b": int}, 2) == "a"
     assert Sample([3.0, 1.0, 2.0]).median == 2.0
+
+
+@pytest.mark.parametrize(("one", "eight", "pages"), [(1.0, 2.0, 1), (2.0, 1.0, 8)])
+def test_memory_is_read_in_the_faster_way(monkeypatch, one, eight, pages):
+    monkeypatch.setattr("timing.once", lambda read: {1: one, 8: eight}[read.pages])
+    monkeypatch.setattr("timing.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("timing.SAMPLE_BYTES", 1 << 16)
+    assert Reader.fastest(2, 1 << 16).pages == pages
 
 
 def test_a_held_command_runs_until_it_is_released(tmp_path):
