@@ -1,6 +1,7 @@
 """The door: what is found, what is asked, what is refused, and who is named."""
 
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -328,11 +329,13 @@ def test_the_environment_chooses(tmp_path):
     (tmp_path / "far-1.0.dist-info/entry_points.txt").write_text("[mtpcore]\nfar = far_away\n")
     (tmp_path / "far_away.py").write_text(textwrap.dedent(DRAFTER.format("far")))
 
+    preloaded = {name: os.environ[name] for name in ("LD_PRELOAD",) if name in os.environ}
+
     def run(**environment):
         path = f"{tmp_path}:{ROOT}:{ROOT / 'plugins/glm_nextn'}"
         return subprocess.run(
             [sys.executable, "-c", code],
-            env={"PYTHONPATH": path, **environment},
+            env={**preloaded, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
             check=True,

@@ -12,7 +12,8 @@ EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.
 
 
 def run(*command, cwd, path):
-    keep = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD")
+    keep = {name: os.environ[name] for name in names if name in os.environ}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
