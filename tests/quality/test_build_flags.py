@@ -1,6 +1,10 @@
 """Flags that the promises rest on: a contracted multiply-add would change a row's bits."""
 
+import os
+import re
 import runpy
+import shutil
+import subprocess
 from pathlib import Path
 
 import Cython.Build
@@ -8,7 +12,24 @@ import pytest
 import setuptools
 
 ROOT = Path(__file__).parents[2]
-FORBIDDEN = {"-ffast-math", "-Ofast", "-funsafe-math-optimizations", "-fassociative-math"}
+C_FILES = ROOT / "mtpcore/_ext/c"
+FORBIDDEN = {
+    "-Ofast",
+    "-fassociative-math",
+    "-fcx-limited-range",
+    "-ffast-math",
+    "-ffinite-math-only",
+    "-ffp-model",
+    "-fno-signed-zeros",
+    "-freciprocal-math",
+    "-fsingle-precision-constant",
+    "-funsafe-math-optimizations",
+    "-mrecip",
+}
+COMPUTE_NOTHING = {"cpu.c", "memory.c", "pool.c"}
+FLAGS_IN_SOURCE = re.compile(
+    r"\boptimi[sz]e\s*\(|\bpragma\s+(?:STDC|clang\s+(?:fp|optimize))\b|\bfloat_control\b"
+)
 
 
 @pytest.fixture
@@ -38,7 +59,39 @@ def test_multiply_adds_are_never_contracted(build):
 
 def test_no_library_is_built_with_fast_math(build):
     for name, given in flags(build):
-        assert not FORBIDDEN & set(given), name
+        assert not FORBIDDEN & {flag.split("=")[0] for flag in given}, name
+
+
+def refused(build, flag):
+    """Return the C files of this machine that do not compile with a flag before our own."""
+    for _, made in build["libraries"]:
+        for file in made["sources"]:
+            includes = [f"-I{folder}" for folder in made["include_dirs"]]
+            command = ["cc", flag, *made["cflags"], *includes, "-E", "-o", os.devnull, file]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                assert "take -ffast-math and its parts out of CFLAGS" in done.stderr
+                yield Path(file).name
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_fast_math_of_the_environment_is_an_error(build):
+    """Flags in ``CFLAGS`` come before our own."""
+    built = {Path(file).name for _, made in build["libraries"] for file in made["sources"]}
+    assert set(refused(build, "-ffast-math")) == built - COMPUTE_NOTHING
+    assert next(refused(build, "-ffinite-math-only"))
+
+
+def test_one_source_file_alone_changes_its_flags():
+    """Additions are put off less there; nothing that a result depends on."""
+    found = [
+        f"{path.name}: {line}"
+        for path in sorted((ROOT / "mtpcore/_ext").rglob("*"))
+        if path.suffix in {".c", ".h", ".inc", ".pyx", ".pxd"}
+        for line in path.read_text("utf-8").splitlines()
+        if FLAGS_IN_SOURCE.search(line)
+    ]
+    assert found == ['matmul_chunks_avx512.c: #pragma GCC optimize("no-tree-ter")']
 
 
 def test_portable_library_asks_for_no_instruction_set(build):
@@ -49,5 +102,5 @@ def test_portable_library_asks_for_no_instruction_set(build):
 
 def test_every_c_file_belongs_to_one_library(build):
     built = [file for _, made in build["libraries"] for file in made["sources"]]
-    on_disk = [str(f.relative_to(ROOT)) for f in (ROOT / "mtpcore/_ext/c").rglob("*.c")]
+    on_disk = [str(f.relative_to(ROOT)) for f in C_FILES.rglob("*.c")]
     assert sorted(built) == sorted(on_disk)

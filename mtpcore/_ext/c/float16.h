@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "exact.h"
+
 static inline float mtp_float_from_bits(uint32_t bits)
 {
     float value;

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "exact.h"
+
 #define MTP_LN2 0x1.62e42fefa39efp-1
 #define MTP_LN2_HIGH 0x1.62e42feep-1 /* 32 bits: products with exponents are exact */
 #define MTP_LN2_LOW 0x1.a39ef35793c76p-33

@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "exact.h"
 #include "matmul.h"
 #include "pool.h"
 
