@@ -154,13 +154,24 @@ def test_layers_with_fewer_key_heads_than_threads_have_more():
     assert barriers_of_layer(threads=2, n_key_heads=1)[0] == 6
 
 
-def test_demo_layers_with_experts_have_five_barriers():
-    """Before q, k and v; the output matrix; the router; gate and up of experts; down of experts."""
-    context = mtpcore.Context(mtpcore.load_model("demo"), 64, threads=2)
+@pytest.mark.parametrize(
+    ("name", "layers", "behind"), [("demo", [3, 5, 5, 5], 1), ("demo:deepseek", [7, 9, 9], 1)]
+)
+def test_barriers_of_layers_with_experts(name, layers, behind):
+    """Experts: before q, k and v; the output matrix; the router; gate and up; down.
+
+    Latent attention has four more: before the second product of queries, the heads' product with
+    keys, attention, and the heads' product with values. The first layer of each model is dense, and
+    what comes before its first product each thread makes for itself; one barrier is the logits'.
+    """
+    context = mtpcore.Context(mtpcore.load_model(name), 64, threads=2)
     steps = context.plan.steps
-    at = [i for i, step in enumerate(steps) if step.kind == "attention"]
-    layers = [steps[a:b] for a, b in pairwise(at[1:])]
-    assert [sum(bool(s.barrier & BARRIER_IF_FEW) for s in layer) for layer in layers] == [5] * 2
+    adds = [i for i, step in enumerate(steps) if step.kind == "add"]
+    # A layer ends with the last sum before the next norm.
+    ends = [i for i in adds if steps[i + 1].kind == "rms_norm"][1::2]
+    cuts = [0, *(i + 1 for i in ends), len(steps)]
+    found = [sum(bool(s.barrier & BARRIER_IF_FEW) for s in steps[a:b]) for a, b in pairwise(cuts)]
+    assert found == [*layers, behind]
 
 
 def test_parts_are_given_up_where_threads_would_wait_longer_than_at_a_barrier(monkeypatch):
