@@ -112,15 +112,17 @@ def assert_same_bits(made, wanted, what):
     st.sampled_from(available_isas()),
     st.sampled_from([1, 2, 3, 5]),
     st.sampled_from(ORDERS),
+    st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, order, seed):
+def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, order, repack, seed):
     note(str(drawn.program))
     batches = data.draw(random_batches(drawn))
-    text, weights = Text(drawn, seed), Weights(drawn.tensors)
+    text = Text(drawn, seed)
+    weights, own = Weights(drawn.tensors), Weights(drawn.tensors, repack=repack)
     n_batch = max(len(batch.seq) for batch in batches)
 
-    def runner(threads, made=None):
+    def runner(threads, made=None, weights=weights):
         one = Runner(
             made or CpuBackend(), drawn.program, weights, n_seq=3, n_ctx=N_CTX,
             n_batch=n_batch, threads=threads, kv_dtype=kv_dtype,
@@ -130,7 +132,7 @@ def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, orde
                 group.store.data[:] = 0xFF  # what is stored nowhere yet is not a number
         return one
 
-    plain, fast = runner(1), runner(threads)
+    plain, fast = runner(1), runner(threads, weights=own)
     written = None
     if sum(len(batch.seq) for batch in batches) < 12:
         written = runner(1, ReferenceBackend(quantise_activations=True))
@@ -141,7 +143,8 @@ def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, orde
         is_finite &= all(np.isfinite(rows).all() for rows in wanted.values())
         use_isa(isa)
         use_order(order)
-        assert_same_bits(feed(fast, text, batch), wanted, f"{isa}, {threads} threads {order}")
+        way = f"{isa}, {threads} threads {order}, {repack=}"
+        assert_same_bits(feed(fast, text, batch), wanted, way)
         if written:
             assert_same_bits(feed(written, text, batch), wanted, "as written down")
     if is_finite:
