@@ -1,6 +1,7 @@
 """Matrices that are filled group by group, and those whose rows stay in a file."""
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,3 +105,26 @@ def test_no_two_threads_take_the_same_room():
 def test_packed_matrices_are_not_made_by_hand():
     with pytest.raises(BackendError, match="pack"):
         _matmul.PackedMatrix()
+
+
+def advised_bytes():
+    """Return how many bytes of this process the kernel is asked to hold in huge pages."""
+    found, size = 0, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if name == "Size:":
+            size = int(rest[0]) << 10
+        elif name == "VmFlags:" and "hg" in rest:
+            found += size
+    return found
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="no transparent huge pages"
+)
+def test_large_blocks_lie_in_huge_pages():
+    """So large a block is always fresh from the kernel, not one that was freed before."""
+    n_bytes, before = 48 << 20, advised_bytes()
+    memory = _matmul.PackedMemory(n_bytes)
+    assert advised_bytes() - before >= n_bytes
+    assert memory.take(Type.F32, 1024, 1024) is not None

@@ -174,6 +174,14 @@ def test_barriers_of_layers_with_experts(name, layers, behind):
     assert found == [*layers, behind]
 
 
+def test_norms_side_by_side_are_made_in_place():
+    """The demo's head joins the norms of a token and a hidden row: nothing is copied for it."""
+    cross = mtpcore.link(mtpcore.Context(mtpcore.load_model("demo"), 64, threads=2))
+    drafter = cross.drafters["draft"].context
+    assert "concat" in [node.op for node in drafter.program.nodes]
+    assert "copy" not in [step.kind for step in drafter.plan.steps]
+
+
 def test_parts_are_given_up_where_threads_would_wait_longer_than_at_a_barrier(monkeypatch):
     """Four key heads on three threads: two heads are one thread's."""
 
