@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtpcore._ext._plan import use_isa, use_order
+from mtpcore._ext._plan import use_fetch, use_isa, use_order
 from mtpcore.backends.cpu import backend
 
 
@@ -14,9 +14,11 @@ def share_small_plans(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """Set back the instruction set of plans and the order of threads."""
-    isa, order = use_isa("base"), use_order("together")
+    """Set back the instruction set of plans, what they ask for ahead, and the order of threads."""
+    isa, fetch, order = use_isa("base"), use_fetch("lines"), use_order("together")
     use_isa(isa)
+    use_fetch(fetch)
     yield
     use_isa(isa)
+    use_fetch(fetch)
     use_order(order)

@@ -7,8 +7,8 @@ from harness.search import searching
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from mtpcore._ext._matmul import available_isas
-from mtpcore._ext._plan import ORDERS, use_isa, use_order
+from mtpcore._ext._matmul import available_fetches, available_isas
+from mtpcore._ext._plan import ORDERS, use_fetch, use_isa, use_order
 from mtpcore.backends.base import Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
@@ -112,10 +112,13 @@ def assert_same_bits(made, wanted, what):
     st.sampled_from(available_isas()),
     st.sampled_from([1, 2, 3, 5]),
     st.sampled_from(ORDERS),
+    st.sampled_from(available_fetches()),
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, order, repack, seed):
+def test_the_fast_way_is_the_plain_way(
+    data, drawn, kv_dtype, isa, threads, order, fetch, repack, seed
+):
     note(str(drawn.program))
     batches = data.draw(random_batches(drawn))
     text = Text(drawn, seed)
@@ -143,7 +146,8 @@ def test_the_fast_way_is_the_plain_way(data, drawn, kv_dtype, isa, threads, orde
         is_finite &= all(np.isfinite(rows).all() for rows in wanted.values())
         use_isa(isa)
         use_order(order)
-        way = f"{isa}, {threads} threads {order}, {repack=}"
+        use_fetch(fetch)
+        way = f"{isa}, {threads} threads {order}, {fetch=}, {repack=}"
         assert_same_bits(feed(fast, text, batch), wanted, way)
         if written:
             assert_same_bits(feed(written, text, batch), wanted, "as written down")
