@@ -53,7 +53,8 @@ class Context:
     kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
     threads : int, optional
-        Threads of the CPU; default: the processors this process may use.
+        Threads of the CPU; default: the processors this process may use, at most as many as its
+        control groups pay for.
     backend : str or Backend
         "cpu", "reference", "cuda" or a backend object.
     taps : sequence of str or Tap

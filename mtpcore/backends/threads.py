@@ -3,22 +3,59 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from mtpcore._ext._plan import MAX_THREADS
 
 __all__ = ["default_threads"]
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_ONE_FILE: tuple[str, ...] = ("cpu.max",)
+_TWO_FILES: tuple[str, ...] = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+"""What says a quota and its period, in microseconds: in version 2 of control groups, and in 1."""
 
 
 def default_threads() -> int:
-    """Return the cores this process may run on, at most what its control group pays for."""
+    """Return the processors this process may run on, at most what its control groups pay for."""
+    return _granted(Path("/"))
+
+
+def _granted(root: Path) -> int:
+    """Return the same with the system's files below another folder."""
     affinity = getattr(os, "sched_getaffinity", None)
     n = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = _QUOTA.read_text().split()
-        n = min(n, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):
-        pass  # no control group, or no limit ("max")
+    for text in _limits(root):
+        try:
+            quota, period = map(int, text.split())
+        except ValueError:
+            continue  # "max", or nothing there
+        if quota > 0 and period > 0:
+            n = min(n, max(1, quota // period))
     return min(n, MAX_THREADS)
+
+
+def _limits(root: Path) -> Iterator[str]:
+    """Yield the limits, as text, of the groups this process is in and of all above them."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        mount = root / "sys/fs/cgroup"
+        if "cpu" in controllers.split(","):
+            mounts, files = [mount / "cpu", mount / "cpu,cpuacct"], _TWO_FILES
+        elif number == "0" and not controllers:
+            mounts, files = [mount], _ONE_FILE
+        else:
+            continue
+        # A container may see its path on the host, of which only the end is mounted: as the root.
+        inner = PurePosixPath(path.lstrip("/"))
+        groups = (inner, *inner.parents) if ".." not in inner.parts else (PurePosixPath(),)
+        for folder in (at / group for at in mounts for group in groups):
+            yield " ".join(_read(folder / file) for file in files)
+
+
+def _read(path: Path) -> str:
+    """Return a file's text, none where it cannot be read."""
+    try:
+        return os.fsdecode(path.read_bytes())
+    except (OSError, ValueError):
+        return ""

@@ -150,7 +150,9 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="prompt tokens that run at once (default: %(default)s)",
     )
-    group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: all cores")
+    group.add_argument(
+        "-t", "--threads", type=whole(1), metavar="N", help="default: all this process may use"
+    )
     add_kv_option(group)
     group.add_argument(
         "--backend", choices=sorted(BACKENDS), default="cpu", help="default: %(default)s"
