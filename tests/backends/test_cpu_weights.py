@@ -1,19 +1,23 @@
 """Packing at load: what it reads, when, and how much memory it has beside what it makes."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import quantize
-from harness.generated import FAMILIES, write_generated
+from harness.generated import FAMILIES, Sizes, write_generated
 from harness.matrices import assert_same_bits, random_rows
 from programs import Tensor, random_tensors
 
 import mtpcore
 from mtpcore._ext._matmul import pack
+from mtpcore.backends.cpu.weights import _CONVERTED as CONVERTED
+from mtpcore.backends.cpu.weights import _WINDOW as WINDOW
 from mtpcore.backends.cpu.weights import Weights as Packed
 from mtpcore.errors import BackendError
 from mtpcore.gguf import open_model_file, write_model_file
@@ -63,7 +67,7 @@ program = g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)}))
 source = Weights(file.tensors)
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmHWM")
-Packed(source).pack_ahead(program, 2)
+Packed(source).pack_ahead(program, int(sys.argv[2]))
 peak = status("VmHWM")
 packed = [made if type(made) is list else [made] for made in source.packed.values()]
 print(sum(one.nbytes for made in packed for one in made), peak - before, status("VmRSS") - before)
@@ -72,14 +76,135 @@ print(sum(one.nbytes for made in packed for one in made), peak - before, status(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="keeps freed memory")
-def test_packing_takes_little_memory_beside_what_it_makes(large_file):
-    command = [sys.executable, "-c", PEAK, str(large_file)]
+@pytest.mark.parametrize("threads", ["2", "16"])
+def test_packing_takes_little_memory_beside_what_it_makes(threads, large_file):
+    command = [sys.executable, "-c", PEAK, str(large_file), threads]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     packed, peak, after = map(int, done.stdout.split())
     assert packed > 160 * MIB
     assert peak < packed + 64 * MIB
     assert after < packed + 16 * MIB
+
+
+LOADING = """
+import sys
+import mtpcore
+
+def status(key):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
+
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmHWM")
+model = mtpcore.load_model(sys.argv[1])
+context = mtpcore.Context(model, 32, n_batch=32, threads=16)
+peak = status("VmHWM")
+packed = [made if type(made) is list else [made] for made in model.packed.values()]
+print(sum(one.nbytes for made in packed for one in made), peak - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="keeps freed memory")
+def test_a_model_and_a_context_take_little_memory_beside_its_weights(tmp_path):
+    sizes = Sizes(width=1024, n_ff=4096, n_layers=3)
+    path = write_generated(tmp_path / "model.gguf", "llama", "F32", sizes=sizes)
+    command = [sys.executable, "-c", LOADING, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    packed, peak = map(int, done.stdout.split())
+    assert packed > 140 * MIB
+    assert peak < packed + 64_000_000
+
+
+class Reading:
+    """How many values threads have read and not yet packed; they wait for each other in between."""
+
+    def __init__(self, n_threads, timeout):
+        self.now = self.most = 0
+        self._timeout, self.barrier = timeout, threading.Barrier(n_threads)
+        self._lock = threading.Lock()
+
+    def begin(self, n_values):
+        with self._lock:
+            self.now += n_values
+            self.most = max(self.most, self.now)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self.barrier.wait(self._timeout)
+
+    def end(self, n_values):
+        with self._lock:
+            self.now -= n_values
+
+
+class Counted(Tensor):
+    """A tensor that counts what is read of it."""
+
+    def __init__(self, shape, reading):
+        super().__init__(np.zeros(shape))
+        self._reading = reading
+
+    def rows(self, begin, end):
+        self._reading.begin((end - begin) * self.shape[-1])
+        return super().rows(begin, end)
+
+    def release(self, begin, end):
+        self._reading.end((end - begin) * self.shape[-1])
+
+    def stream(self, native_types, ranges, start):
+        take, blocks = start(self.type), self.raw()
+        for begin, end in ranges:
+            self.rows(begin, end)
+            take(begin, blocks[begin:end])
+            self.release(begin, end)
+
+
+def pack_counted(n, shape, reading, threads, retype):
+    """Pack so many matrices ahead, as they are or in another type."""
+    tensors = {f"{i}.weight": Counted(shape, reading) for i in range(n)}
+    tensors |= random_tensors(0, e=(40, shape[1]))
+    ties = [first_of(f"tied{i}.weight", f"{i}.weight", retype=retype) for i in range(n)]
+    g = GraphBuilder("counted", tensors, ties=ties if retype else ())
+    x = g.embed(g.inputs.tokens, "e.weight")
+    made = [g.matmul(x, f"{'tied' if retype else ''}{i}.weight") for i in range(n)]
+    source = Weights(tensors)
+    packed = Packed(source)
+    packed.pack_ahead(g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)})), threads)
+    assert len(source.packed) == n + 1
+    assert reading.now == 0
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    """Let windows be of 2048 values, so that small matrices take several."""
+    for window in ("_WINDOW", "_CONVERTED"):
+        monkeypatch.setattr(f"mtpcore.backends.cpu.weights.{window}", 2048)
+    return 2048
+
+
+@pytest.mark.parametrize("retype", [None, "Q8_0"])
+@pytest.mark.parametrize(("threads", "windows"), [(1, 1), (4, 4), (8, 4)])
+def test_many_threads_read_no_more_at_once_than_four(threads, windows, retype, small_windows):
+    # All threads wait until each has read its window, so what counts is no matter of luck.
+    reading = Reading(threads, timeout=20)
+    pack_counted(8, (128, 32), reading, threads, retype)
+    assert reading.most == windows * small_windows
+    assert not reading.barrier.broken
+
+
+@pytest.mark.parametrize("retype", [None, "Q8_0"])
+@pytest.mark.parametrize(("width", "at_once"), [(64, 4), (96, 2), (160, 1), (512, 1)])
+def test_threads_wait_where_rows_are_longer_than_their_share(width, at_once, retype, small_windows):
+    # One more than may read at once would be let through, and is waited for.
+    reading = Reading(at_once + 1, timeout=0.2)
+    pack_counted(8, (64, width), reading, 8, retype)
+    assert 0 < reading.most <= at_once * 32 * width
+
+
+def test_all_windows_together_are_a_part_of_what_packing_may_take():
+    plain, converted = 4 * WINDOW * 4, 4 * CONVERTED * 20  # bytes: of float32, and with copies
+    assert plain + converted < 56 * MIB
 
 
 def is_mapped(made):

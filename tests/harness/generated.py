@@ -68,10 +68,10 @@ def random_matrix(rng, kind, *shape):
     return rows
 
 
-def write_generated(path, family, kind, seed=0):
+def write_generated(path, family, kind, seed=0, sizes=FULL):
     """Write a model whose matrices are of one type; ``glm4moe`` has experts and a head."""
-    tensors = make_tensors(family, kind, FULL, seed)
-    write_model_file(path, family, make_metadata(family, FULL), tensors, types_of(tensors, kind))
+    tensors = make_tensors(family, kind, sizes, seed)
+    write_model_file(path, family, make_metadata(family, sizes), tensors, types_of(tensors, kind))
     return path
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +30,8 @@ _WINDOW = 1 << 21
 """Values that a thread reads at once: mapped pages that count as memory beside the model."""
 _CONVERTED = 1 << 18
 """The same where they are converted first, which takes several times their memory."""
+_AT_ONCE = 4
+"""Windows that all threads have room for: more of them read less at once."""
 
 FORMS = {
     "embed": "matrix",
@@ -57,6 +61,8 @@ class Weights:
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self._shared: PackedMemory | None = None
+        self._plain, self._converted = _Room(_WINDOW), _Room(_CONVERTED)
+        self._workers = 1
 
     def matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in its own type, or in the one its tie asks for."""
@@ -99,10 +105,11 @@ class Weights:
         if self._source.repack:
             self._share_memory([w for (form, *_), w in wanted.items() if form == "matrix"])
         make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
-        with concurrent.futures.ThreadPoolExecutor(max(threads, 1)) as pool:
+        self._workers = max(1, min(threads, len(wanted)))
+        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
             for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
-        self._shared = None
+        self._shared, self._workers = None, 1
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -153,8 +160,14 @@ class Weights:
             blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
             return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
         is_plain = retype is None and tensor.type in _NATIVE
-        window = _WINDOW if is_plain else _CONVERTED
-        step = max(1, window // weight.shape[-1] // _ROWS) * _ROWS
+        room = self._plain if is_plain else self._converted
+        step = max(1, room.share(self._workers) // weight.shape[-1] // _ROWS) * _ROWS
+        with room.held(min(step, n_rows) * weight.shape[-1]):
+            return self._read(weight, retype, step)
+
+    def _read(self, weight: Weight, retype: str | None, step: int) -> list[PackedMatrix]:
+        """Pack a tensor, so many rows at a time."""
+        tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
         ranges = [
             (first + begin, first + min(begin + step, n_rows))
             for first in range(0, n_rows * math.prod(weight.shape[:-2]), n_rows)
@@ -183,6 +196,32 @@ class Weights:
                     "no quantisation to the type", where=weight.wanted, got=retype
                 ) from error
         return matrices
+
+
+class _Room:
+    """How many values all threads together may have in their windows."""
+
+    def __init__(self, window: int) -> None:
+        self._window, self._whole = window, window * _AT_ONCE
+        self._free, self._changed = self._whole, threading.Condition()
+
+    def share(self, n_threads: int) -> int:
+        """Return the window of each of so many threads."""
+        return min(self._window, self._whole // n_threads)
+
+    @contextlib.contextmanager
+    def held(self, n_values: int) -> Iterator[None]:
+        """Wait for room: long rows may be more than a thread's share, or than there is."""
+        n_values = min(n_values, self._whole)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= n_values)
+            self._free -= n_values
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += n_values
+                self._changed.notify_all()
 
 
 def _check_padding(weights: Sequence[Weight]) -> None:
