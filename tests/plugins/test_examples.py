@@ -12,7 +12,7 @@ EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.
 
 
 def run(*command, cwd, path):
-    names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD")
+    names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "ASAN_OPTIONS")
     keep = {name: os.environ[name] for name in names if name in os.environ}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
