@@ -329,8 +329,8 @@ def test_the_environment_chooses(tmp_path):
     (tmp_path / "far-1.0.dist-info/entry_points.txt").write_text("[mtpcore]\nfar = far_away\n")
     (tmp_path / "far_away.py").write_text(textwrap.dedent(DRAFTER.format("far")))
 
-    names = ("LD_PRELOAD", "ASAN_OPTIONS")
-    preloaded = {name: os.environ[name] for name in names if name in os.environ}
+    kept = ("LD_PRELOAD", "ASAN_OPTIONS")
+    preloaded = {name: os.environ[name] for name in kept if name in os.environ}
 
     def run(**environment):
         path = f"{tmp_path}:{ROOT}:{ROOT / 'plugins/glm_nextn'}"

@@ -11,6 +11,22 @@ static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages"};
 _Atomic int mtp_fetch_in_use = MTP_FETCH_LINES;
 static int refused = 0, fetch_refused = 0;
 
+/* The place of a name among n, or -1. */
+static int place_of(const char *name, const char *const *all, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(name, all[i]) == 0)
+            return i;
+    return -1;
+}
+
+/* What the environment says of a variable; NULL where it says nothing. */
+static const char *wanted(const char *variable)
+{
+    const char *value = getenv(variable);
+    return value != NULL && value[0] != '\0' ? value : NULL;
+}
+
 const char *mtp_isa_name(int isa)
 {
     return isa >= 0 && isa < MTP_ISA_COUNT ? names[isa] : NULL;
@@ -18,10 +34,7 @@ const char *mtp_isa_name(int isa)
 
 int mtp_isa_named(const char *name)
 {
-    for (int isa = 0; isa < MTP_ISA_COUNT; isa++)
-        if (strcmp(name, names[isa]) == 0)
-            return isa;
-    return -1;
+    return place_of(name, names, MTP_ISA_COUNT);
 }
 
 /* Every extension that the flags of the set's C files let the compiler use must be present; the
@@ -71,9 +84,9 @@ __attribute__((constructor)) static void choose_isa(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
-    const char *wanted = getenv("MTPCORE_ISA");
-    if (wanted != NULL && wanted[0] != '\0') {
-        refused = mtp_isa_use(mtp_isa_named(wanted)) != 0;
+    const char *name = wanted("MTPCORE_ISA");
+    if (name != NULL) {
+        refused = mtp_isa_use(mtp_isa_named(name)) != 0;
         return;
     }
     for (int isa = MTP_ISA_COUNT - 1; mtp_isa_use(isa) != 0; isa--)
@@ -87,10 +100,7 @@ const char *mtp_fetch_name(int fetch)
 
 int mtp_fetch_named(const char *name)
 {
-    for (int fetch = 0; fetch < MTP_FETCH_COUNT; fetch++)
-        if (strcmp(name, ways[fetch]) == 0)
-            return fetch;
-    return -1;
+    return place_of(name, ways, MTP_FETCH_COUNT);
 }
 
 int mtp_fetch(void)
@@ -120,7 +130,6 @@ __attribute__((constructor)) static void choose_fetch(void)
     __builtin_cpu_init();
     (void)mtp_fetch_use(__builtin_cpu_is("intel") ? MTP_FETCH_PAGES : MTP_FETCH_LINES);
 #endif
-    const char *wanted = getenv("MTPCORE_FETCH");
-    if (wanted != NULL && wanted[0] != '\0')
-        fetch_refused = mtp_fetch_use(mtp_fetch_named(wanted)) != 0;
+    const char *name = wanted("MTPCORE_FETCH");
+    fetch_refused = name != NULL && mtp_fetch_use(mtp_fetch_named(name)) != 0;
 }
