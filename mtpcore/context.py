@@ -193,7 +193,8 @@ class Context:
             Rows of any mix of sequences; those of one sequence continue it in order.
         choices : mtpcore.backends.base.Choices, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
-            ``Output.chosen`` has the tokens, and there may be no logits. Watchers see them.
+            ``Output.chosen`` has the tokens, and ``Output.logits`` only the rows without a
+            sampler. Watchers see all.
 
         Returns
         -------

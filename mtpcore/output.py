@@ -40,24 +40,48 @@ class Output:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What there is: taps, and ``logits`` or ``chosen``."""
+        """What there is: taps, ``logits`` and ``chosen``."""
         return tuple(self._arrays)
 
     @property
     def logits(self) -> F32:
         """float32[n_outputs, n_vocab], in the order of the batch.
 
+        With choices they are those of the outputs that chose no token. A watched context has all.
+
         Raises
         ------
         BatchError
-            The graph has no logits, or tokens were chosen in place of them.
+            The graph has no logits, or tokens were chosen in place of all of them.
         """
         return self._array("logits")
 
     @property
     def chosen(self) -> NDArray[np.int32] | None:
-        """int32[n_outputs], the token that each output chose; None where it had no choices."""
+        """int32[n_outputs], the token that each output chose, or -1; None without choices."""
         return self._arrays.get("chosen")
+
+    def logits_at(self, output: int) -> F32:
+        """Return float32[n_vocab] of one output, counted in the order of the batch.
+
+        Raises
+        ------
+        BatchError
+            There is none, or it chose a token in place of them.
+        """
+        logits, chosen = self.logits, self.chosen
+        if not 0 <= output < len(self.outputs):
+            raise BatchError("no such output", wanted=f"0..{len(self.outputs) - 1}", got=output)
+        if chosen is None or len(logits) == len(chosen):
+            return logits[output]  # type: ignore[no-any-return]
+        if chosen[output] >= 0:
+            raise BatchError(
+                "a token was chosen in place of logits",
+                where=f"output {output}",
+                got=int(chosen[output]),
+                fix="give None as its sampler in choices=",
+            )
+        return logits[np.count_nonzero(chosen[:output] < 0)]  # type: ignore[no-any-return]
 
     def tap(self, name: str) -> F32:
         """Return float32[n_tokens, width] of a tap that the context was made with.
@@ -79,8 +103,7 @@ class Output:
                 where=f"sequence {seq}, position {pos}",
                 fix="ask for its output in the batch",
             )
-        row: F32 = self.logits[found[-1]]
-        return row
+        return self.logits_at(int(found[-1]))
 
     def _array(self, name: str) -> NDArray[Any]:
         if name not in self._arrays:

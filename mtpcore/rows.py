@@ -109,7 +109,8 @@ def run_parts(
 ) -> dict[str, NDArray[Any]]:
     """Run all rows, in as many parts as are needed; return read-only arrays by name.
 
-    With choices one of them is ``chosen``.
+    With choices one of them is ``chosen``, and logits are those of the outputs without a sampler;
+    of all where somebody watches.
 
     Raises
     ------
@@ -126,13 +127,17 @@ def run_parts(
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
     if choices is not None and "chosen" not in arrays:
         arrays["chosen"] = _choose(choices, arrays)
+        if rows.choices is not None:
+            arrays["logits"] = arrays["logits"][arrays["chosen"] < 0]
+    if rows.choices is not None and not len(arrays["logits"]):
+        del arrays["logits"]
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
 
 
 def _check_choices(choices: Choices, n_outputs: int) -> None:
-    """Raise BatchError or SamplingError where not every output has a choice that is a race."""
+    """Raise BatchError or SamplingError where an output has no entry or its choice is no race."""
     if not isinstance(choices, Choices):
         raise BatchError("process() takes Choices", where="choices", got=type(choices).__name__)
     if not len(choices.samplers) == len(choices.indices) == n_outputs:
@@ -147,8 +152,10 @@ def _check_choices(choices: Choices, n_outputs: int) -> None:
         raise BatchError("token_ids are no array of int32", where="choices", got=type(ids).__name__)
     for i, (sampler, index) in enumerate(zip(choices.samplers, choices.indices, strict=True)):
         where = f"choices, output {i}"
+        if sampler is None:
+            continue
         if not isinstance(sampler, Sampler):
-            raise BatchError("no Sampler", where=where, got=repr(sampler))
+            raise BatchError("no Sampler, nor None", where=where, got=repr(sampler))
         if not is_whole(index):
             raise BatchError("no index of a token", where=where, got=repr(index))
         if not sampler.is_race:
@@ -156,12 +163,12 @@ def _check_choices(choices: Choices, n_outputs: int) -> None:
                 "the choice needs the text before it, or all logits",
                 where=where,
                 wanted="settings without bias, penalties and cuts",
-                fix="leave choices= out, and choose from Output.logits",
+                fix="give None as its sampler, and choose from Output.logits",
             )
 
 
 def _choose(choices: Choices, arrays: Mapping[str, NDArray[Any]]) -> I32:
-    """Return the token that each row of logits chooses."""
+    """Return the token that each row of logits chooses, -1 where it has no sampler."""
     if "logits" not in arrays:
         raise BatchError(
             "the graph has no logits to choose from",
@@ -170,14 +177,17 @@ def _choose(choices: Choices, arrays: Mapping[str, NDArray[Any]]) -> I32:
             fix="leave choices= out",
         )
     rows = zip(choices.samplers, choices.indices, arrays["logits"], strict=True)
-    chosen = [s.choose(row, NO_TOKENS, 0, index, choices.token_ids) for s, index, row in rows]
+    chosen = [
+        -1 if sampler is None else sampler.choose(row, NO_TOKENS, 0, index, choices.token_ids)
+        for sampler, index, row in rows
+    ]
     return np.array(chosen, np.int32)
 
 
 def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
-    Parts have no choices. A chain may be cut anywhere, for what went before is stored by then. The
+    A chain may be cut anywhere, for what went before is stored by then. The
     rows of a sequence that branches see each other and stay together.
 
     Raises
@@ -212,8 +222,8 @@ def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]
 
 
 def _part(rows: Rows, begin: int, end: int) -> tuple[Rows, Ranges]:
-    chosen = (rows.outputs >= begin) & (rows.outputs < end)
-    parent = rows.parent
+    first, stop = np.searchsorted(rows.outputs, (begin, end)).tolist()
+    parent, choices = rows.parent, rows.choices
     if parent is not None:  # a parent in an earlier part is the newest row stored
         parent = np.maximum(parent[begin:end] - np.int32(begin), np.int32(-1))
     part = Rows(
@@ -221,10 +231,11 @@ def _part(rows: Rows, begin: int, end: int) -> tuple[Rows, Ranges]:
         positions=rows.positions[begin:end],
         seq=rows.seq[begin:end],
         place=rows.place[begin:end],
-        outputs=(rows.outputs[chosen] - begin).astype(np.int32),
+        outputs=(rows.outputs[first:stop] - begin).astype(np.int32),
         parent=parent,
         embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
         slots={name: slot[begin:end] for name, slot in rows.slots.items()},
+        choices=choices and choices.part(first, stop),
     )
     taken = {}
     for seq in dict.fromkeys(part.seq.tolist()):

@@ -133,12 +133,14 @@ cdef extern from "choices.h" nogil:
     ctypedef struct mtp_chooser:
         const mtp_sampling *settings
         int64_t index
+        float *logits
 
     ctypedef struct mtp_choices:
         int32_t logits
         int64_t n
+        int64_t most
         const int32_t *token_ids
-        mtp_chooser *choosers  # of an array
+        mtp_chooser *choosers
         mtp_leader *leaders
 
     bint mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
@@ -214,6 +216,6 @@ cdef class Executor:
     cdef mtp_view view(self, object found) except *
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
-    cdef int take_choices(self, object wanted, int32_t logits, int64_t n_logits) except -1
+    cdef int take_choices(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
     cdef int take_rows(self, object rows, object pages) except -1

@@ -138,9 +138,9 @@ class Executor:
         pages: Sequence[Any],
         external: Iterable[tuple[int, NDArray[Any]]],
         logits: int = -1,
-        n_logits: int = 0,
+        written: NDArray[np.float32] | None = None,
     ) -> NDArray[np.int32] | None:
-        """Run a batch; return the token that each output chooses where that is asked for.
+        """Run a batch; return the token that each output chooses, or -1, where that is asked for.
 
         Parameters
         ----------
@@ -148,9 +148,10 @@ class Executor:
         pages : sequence of PageTables, of each group of memory
         external : iterable of (buffer, array)
             The arrays of the buffers outside the arena.
-        logits, n_logits : int
-            Of the choices that come with the rows: the buffer of logits, which is not written, and
-            their number in a row. 1 to ``UNIT`` outputs.
+        logits : int
+            For the choices that come with the rows: the buffer of logits, which is not written.
+        written : float32[n, n_logits]
+            Where the logits of the n outputs without a sampler go.
 
         Raises
         ------

@@ -103,7 +103,10 @@ cdef class Executor:
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> zeros(4 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
-        self.choices.leaders = <mtp_leader *> zeros(n_threads * MTP_UNIT, sizeof(mtp_leader))
+        self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
+        self.choices.choosers = <mtp_chooser *> zeros(self.choices.most, sizeof(mtp_chooser))
+        self.choices.leaders = <mtp_leader *> zeros(n_threads * self.choices.most,
+                                                    sizeof(mtp_leader))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.plan.pool = mtp_pool_of(n_threads)
         if self.arena == NULL or self.plan.pool == NULL:
@@ -142,6 +145,7 @@ cdef class Executor:
         free(self.run_state.scratch)
         free(self.run_state.base)
         free(self.run_state.memory)
+        free(self.choices.choosers)
         free(self.choices.leaders)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
@@ -266,9 +270,9 @@ cdef class Executor:
             memory.pages_of_seq = tables.width
         return 0
 
-    def run(self, rows, pages, external, int32_t logits=-1, int64_t n_logits=0):
+    def run(self, rows, pages, external, int32_t logits=-1, written=None):
         """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
-        cdef int32_t[::1] chosen
+        cdef int32_t *chosen
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
         self.is_running = True
@@ -277,10 +281,12 @@ cdef class Executor:
             for buffer, array in external:
                 self.run_state.buffers[<int> buffer] = data_of(array, False)
             if logits >= 0:
-                self.take_choices(rows.choices, logits, n_logits)
-                chosen = found = np.empty(self.choices.n, np.int32)
-                with nogil:
-                    mtp_plan_choose(&self.plan, &self.run_state, &self.choices, &chosen[0])
+                self.take_choices(rows.choices, logits, written)
+                found = np.empty(self.choices.n, np.int32)
+                chosen = <int32_t *> data_of(found, True)
+                if self.run_state.n_rows[0] > 0:
+                    with nogil:
+                        mtp_plan_choose(&self.plan, &self.run_state, &self.choices, chosen)
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
@@ -291,14 +297,18 @@ cdef class Executor:
     def can_choose(self, int32_t logits):
         return mtp_plan_can_choose(&self.plan, logits)
 
-    cdef int take_choices(self, wanted, int32_t logits, int64_t n_logits) except -1:
-        """Check who chooses, and note it."""
-        cdef int64_t n = self.run_state.n_rows[1], i, index
+    cdef int take_choices(self, wanted, int32_t logits, written) except -1:
+        """Check who chooses, or where the logits go, and note it."""
+        cdef int64_t n = self.run_state.n_rows[1], n_logits = written.shape[1], at = 0, i, index
+        cdef float *kept = <float *> data_of(written, True)
         cdef const int32_t[::1] ids = wanted.token_ids
         cdef Sampler sampler
         samplers, indices = wanted.samplers, wanted.indices
-        if not (len(samplers) == len(indices) == n and 0 < n <= MTP_UNIT):
+        if not len(samplers) == len(indices) == n:
             raise BatchError("one choice an output", wanted=n, got=(len(samplers), len(indices)))
+        if written.shape[0] != sum([sampler is None for sampler in samplers]):
+            raise BatchError("one row an output that chooses nothing", where="logits",
+                             got=written.shape[0])
         if not mtp_plan_can_choose(&self.plan, logits):
             raise BackendError("the plan writes its logits")
         self.choices.logits, self.choices.n = logits, n
@@ -306,11 +316,15 @@ cdef class Executor:
         if ids is not None:
             self.choices.token_ids = &ids[0]
         for i in range(n):
+            if samplers[i] is None:
+                self.choices.choosers[i] = mtp_chooser(NULL, 0, kept + at * n_logits)
+                at += 1
+                continue
             sampler, index = <Sampler?> samplers[i], indices[i]
             sampler._check(n_logits, 0, 0, index, ids, None)
             if not sampler.is_race:
                 raise SamplingError("a choice needs all of its logits", where=f"output {i}")
-            self.choices.choosers[i] = mtp_chooser(&sampler.settings, index)
+            self.choices.choosers[i] = mtp_chooser(&sampler.settings, index, NULL)
         return 0
 
     cdef char *reserve(self, size_t size) except NULL:

@@ -38,13 +38,22 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     """Who chooses from each of m rows of logits, in the order of the outputs.
 
     Output i chooses with ``samplers[i]``, for which ``is_race``, the token with index
-    ``indices[i]`` in its sequence. ``token_ids`` int32[n_logits] names the token of each logit
-    where that is not its index.
+    ``indices[i]`` in its sequence; where the sampler is None its logits are wanted, and the index
+    says nothing. ``token_ids`` int32[n_logits] names the token of each logit where that is not its
+    index.
     """
 
-    samplers: Sequence[Sampler]
+    samplers: Sequence[Sampler | None]
     indices: Sequence[int]
     token_ids: I32 | None = None
+
+    def part(self, begin: int, end: int) -> Choices:
+        """Return the choices of outputs ``begin`` to ``end``."""
+        return Choices(
+            samplers=self.samplers[begin:end],
+            indices=self.indices[begin:end],
+            token_ids=self.token_ids,
+        )
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +189,9 @@ class Plan(Protocol):
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
         ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. Where the
-        rows come with choices, ``chosen`` int32[n_outputs] may take the place of ``logits``. The
-        places of all rows are reserved in ``memory`` beforehand.
+        rows come with choices, the plan may add ``chosen`` int32[n_outputs], -1 for those without a
+        sampler; ``logits`` are then of these alone. The places of all rows are reserved in
+        ``memory`` beforehand.
         """
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:

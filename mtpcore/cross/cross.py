@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -182,6 +182,7 @@ class Cross(Roles):
         sampling: Samplings = GREEDY,
         *,
         prefill: Mapping[int, Sequence[int]] | None = None,
+        unfinished: Collection[int] = (),
         acceptance: Acceptance | None = None,
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position, all sequences in one batch.
@@ -195,6 +196,9 @@ class Cross(Roles):
             The target's settings. The verdict does not depend on the drafts.
         prefill : mapping of seq to token ids, optional
             Prompt tokens of other sequences that run in the same batch.
+        unfinished : collection of seq
+            Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after
+            them, and no logits are made.
         acceptance : callable, optional
             For measurements: decides in place of the target. The text is then meaningless.
 
@@ -218,7 +222,7 @@ class Cross(Roles):
                 self.llm.memory.allow_rewind(len(draft))
             rows.add_draft(seq, state.n, self._need_pending(seq, _of(sampling, seq)), draft)
         for seq, ids in prefill.items():
-            rows.add_prompt(seq, self._decided(seq).n, ids)
+            rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
             return {}
         batch = rows.batch()
@@ -251,16 +255,19 @@ class Cross(Roles):
         return verdicts
 
     def _choices(self, rows: RoundRows, batch: Batch, sampling: Samplings) -> Choices | None:
-        """Return who chooses from each row while logits are made; None where these are needed."""
-        if len(rows.spans) < len(rows.counts):
-            return None  # of prompts the logits are kept
-        samplers: list[Sampler] = []
+        """Return who chooses while logits are made; None where all of these are needed.
+
+        Those of prompts are kept until somebody chooses.
+        """
+        pos = batch.pos[batch.outputs]
+        samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
             sampler = self._sampler(seq, _of(sampling, seq))
-            if not sampler.is_race:
-                return None
-            samplers += [sampler] * (end - begin)
-        return Choices(samplers=samplers, indices=(batch.pos + 1).tolist())
+            if sampler.is_race:
+                samplers[begin:end] = [sampler] * (end - begin)
+        if not any(samplers):
+            return None
+        return Choices(samplers=samplers, indices=(pos + 1).tolist())
 
     def _judge(
         self,
@@ -278,9 +285,9 @@ class Cross(Roles):
         history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
-            if output.chosen is not None:
+            if output.chosen is not None and output.chosen[begin + row] >= 0:
                 return int(output.chosen[begin + row])
-            logits = output.logits[begin + row]
+            logits = output.logits_at(begin + row)
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
         return walk(draft, choose, history, acceptance)

@@ -178,10 +178,10 @@ class Roles:
             newest = wanted.get(int(mine[-1]))
             if newest is None:
                 continue
-            if output.chosen is not None:
+            if output.chosen is not None and output.chosen[newest] >= 0:
                 state.set_pending(int(output.chosen[newest]))
             else:
-                state.last_logits = output.logits[newest]
+                state.last_logits = output.logits_at(newest)
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from an outside engine as if ``role`` had made them.

@@ -52,10 +52,10 @@ class RoundRows:
             self._parent[root + 1 :] = (root + 1 + draft.parent).tolist()
             self._pos[root + 1 :] = (n + draft.depth).tolist()
 
-    def add_prompt(self, seq: int, n: int, ids: Sequence[int]) -> None:
-        """Add a prompt's tokens from place ``n`` on; the last one's logits are wanted."""
+    def add_prompt(self, seq: int, n: int, ids: Sequence[int], *, ends: bool) -> None:
+        """Add a prompt's tokens from place ``n`` on; its last logits are wanted where it ends."""
         self._add(seq, n, ids)
-        self._wanted += [False] * (len(ids) - 1) + [True]
+        self._wanted += [False] * (len(ids) - 1) + [ends]
 
     def _add(self, seq: int, n: int, ids: Sequence[int]) -> None:
         begin = len(self)

@@ -214,7 +214,13 @@ class Generator:
         t2 = perf_counter()
         prefill = self._chunks(sum(len(d) + 1 for d in drafts.values()))
         chosen_before = self.cross.choose_seconds
-        verdicts = self.cross.verify(drafts, samplings, prefill=prefill, acceptance=self.acceptance)
+        verdicts = self.cross.verify(
+            drafts,
+            samplings,
+            prefill=prefill,
+            unfinished=self._unfinished(prefill),
+            acceptance=self.acceptance,
+        )
         t3 = perf_counter()
         choose_seconds = self.cross.choose_seconds - chosen_before
         for seq, verdict in verdicts.items():
@@ -313,6 +319,15 @@ class Generator:
                 chunks[seq] = tokens
                 room -= len(tokens)
         return chunks
+
+    def _unfinished(self, chunks: Mapping[int, Sequence[int]]) -> list[int]:
+        """Return the sequences whose prompts go on after these chunks."""
+        running = self._running
+        return [
+            seq
+            for seq, tokens in chunks.items()
+            if running[seq].n_prefilled + len(tokens) < len(running[seq].prompt)
+        ]
 
     def _advance(self, seq: int, n: int) -> None:
         request = self._running[seq]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
-from mtpcore._ext._plan import UNIT
 from mtpcore.backends.base import Choices, Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BatchError, SamplingError
@@ -18,7 +17,7 @@ from mtpcore.testing import Runner, Weights
 
 pytestmark = pytest.mark.usefixtures("share_small_plans")
 
-N_ROWS = 40
+N_ROWS = 150
 ODD = [np.nan, np.inf, -np.inf, 0.0, 3e38, -3e38]
 RACES = [
     Sampling(temperature=0, top_k=7),
@@ -48,10 +47,12 @@ def run(one, rows):
         one.memory.rewind(0, 0)
 
 
-def choices(n, n_logits, ids=None, settings=RACES):
+def choices(n, n_logits, ids=None, settings=RACES, written=()):
+    """Return who chooses from n rows; those in ``written`` want their logits."""
     scratch = Scratch(n_logits, N_VOCAB)
+    samplers = [Sampler(settings[i % len(settings)], scratch) for i in range(n)]
     return Choices(
-        samplers=[Sampler(settings[i % len(settings)], scratch) for i in range(n)],
+        samplers=[None if i in written else one for i, one in enumerate(samplers)],
         indices=[7 * i for i in range(n)],
         token_ids=ids,
     )
@@ -59,7 +60,7 @@ def choices(n, n_logits, ids=None, settings=RACES):
 
 def chosen_from(logits, wanted):
     return [
-        sampler.choose(row, NOTHING, 0, index, wanted.token_ids)
+        -1 if sampler is None else sampler.choose(row, NOTHING, 0, index, wanted.token_ids)
         for row, sampler, index in zip(logits, wanted.samplers, wanted.indices, strict=True)
     ]
 
@@ -73,29 +74,27 @@ def chosen_from(logits, wanted):
     st.booleans(),
 )
 def test_tokens_are_those_of_written_logits(data, n_logits, n, threads, repack):
-    """Any rows of a batch, up to more than are chosen at once; odd logits; all other outputs."""
-    numbers = st.integers(0, n_logits - 1)
+    """Any rows of a batch, and any of their logits wanted; odd logits; all other outputs."""
+    numbers, rows = st.integers(0, n_logits - 1), st.integers(0, n - 1)
     alike = data.draw(st.lists(numbers, max_size=40))
     odd = data.draw(st.dictionaries(numbers, st.sampled_from(ODD), max_size=9))
-    outputs = sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=UNIT + 2)))
+    outputs = sorted(data.draw(st.one_of(st.sets(rows, max_size=10), st.just(range(n)))))
+    written = sorted(data.draw(st.sets(st.integers(0, max(len(outputs) - 1, 0)), max_size=9)))
 
     def edit(matrix):
         matrix[alike] = matrix[alike[:1]]
         for row, value in odd.items():
             matrix[row] = value
 
-    one = Runner(CpuBackend(), *head(n_logits, None, edit, repack), threads=threads, n_batch=64)
+    one = Runner(CpuBackend(), *head(n_logits, None, edit, repack), threads=threads, n_batch=N_ROWS)
     ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
-    wanted, rows = choices(len(outputs), n_logits, ids), rows_of(n, outputs)
+    wanted, rows = choices(len(outputs), n_logits, ids, written=written), rows_of(n, outputs)
     plain = run(one, rows)
     made = run(one, msgspec.structs.replace(rows, choices=wanted))
     assert np.array_equal(made["hidden"], plain["hidden"])
-    if 0 < len(outputs) <= UNIT:
-        assert "logits" not in made
-        assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
-    else:
-        assert "chosen" not in made
-        assert np.array_equal(made["logits"], plain["logits"], equal_nan=True)
+    assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
+    kept = plain["logits"][written if outputs else []]
+    assert np.array_equal(made["logits"], kept, equal_nan=True)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -137,6 +136,8 @@ def test_logits_that_are_more_than_a_product_are_written(build):
     one = CpuBackend().plan(program, Weights(tensors), n_batch=16, n_ctx=16, threads=2, stores=())
     rows = msgspec.structs.replace(rows_of(3, [0, 2]), slots={}, choices=choices(2, N_VOCAB))
     made = one.run(rows, None)
+    assert "chosen" not in made
+    assert made["logits"].shape == (2, N_VOCAB)
     assert np.isfinite(made["logits"]).all()
     if "soft" in made:
         assert np.array_equal(made["soft"], made["logits"] * np.float32(0.5))

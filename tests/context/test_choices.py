@@ -58,6 +58,40 @@ def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
     assert one.digest(0) == other.digest(0) == watched.digest(0)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3, 1])
+def test_only_the_logits_that_are_wanted_are_there(models, backend, n_batch):
+    """Those of outputs without a sampler, by place and by position; others are chosen from."""
+    one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
+    batch, wanted = Batch.of(TOKENS, outputs="all"), choices(len(TOKENS))
+    samplers = [None if i in (1, 2, 5) else s for i, s in enumerate(wanted.samplers)]
+    mixed = Choices(samplers=samplers, indices=wanted.indices)
+    plain, made = one.process(batch).logits, other.process(batch, mixed)
+    expected = tokens_of(plain, wanted)
+    assert made.chosen.tolist() == [-1 if i in (1, 2, 5) else t for i, t in enumerate(expected)]
+    assert np.array_equal(made.logits, plain[[1, 2, 5]])
+    for i in range(len(TOKENS)):
+        if i in (1, 2, 5):
+            assert np.array_equal(made.logits_at(i), plain[i])
+            assert np.array_equal(made.logits_of(0, i), plain[i])
+        else:
+            with pytest.raises(BatchError, match="chosen in place"):
+                made.logits_at(i)
+    for wrong in (-1, len(TOKENS)):
+        with pytest.raises(BatchError, match="no such output"):
+            made.logits_at(wrong)
+
+
+def test_a_watched_context_has_all_logits_at_their_outputs(models):
+    one = context(models["line"])
+    one.watchers.append(lambda batch, output: None)
+    wanted = choices(len(TOKENS))
+    mixed = Choices(samplers=[None, *wanted.samplers[1:]], indices=wanted.indices)
+    made = one.process(Batch.of(TOKENS, outputs="all"), mixed)
+    assert made.logits.shape[0] == len(TOKENS)
+    assert [made.logits_at(i).tolist() for i in range(len(TOKENS))] == made.logits.tolist()
+
+
 def test_logits_are_not_there_where_they_were_not_written(models):
     made = context(models["line"]).process(Batch.of(TOKENS), choices(1))
     with pytest.raises(BatchError, match=r"leave choices= out"):
@@ -87,7 +121,7 @@ def test_what_is_no_choice_is_an_error_of_the_family(models):
     (sampler,) = choices(1).samplers
     for wrong, words in (
         (3, "takes Choices"),
-        (Choices(samplers=[None], indices=[1]), "no Sampler"),
+        (Choices(samplers=[5], indices=[1]), "no Sampler"),
         (Choices(samplers=[sampler], indices=["a"]), "no index"),
         (Choices(samplers=[sampler], indices=[True]), "no index"),
         (Choices(samplers=[sampler], indices=[1], token_ids=list(range(64))), "array of int32"),

@@ -6,18 +6,20 @@ from harness.families import FAMILIES
 from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
+from mtpcore.errors import BatchError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 PROMPT = [7, 3, 9, 12, 4, 8]
 RACE = Sampling(temperature=1.0, seed=3)
 CUTS = Sampling(temperature=1.0, seed=3, min_p=0.05)
+OTHER = Sampling(temperature=2.0, seed=11)
 
 
 class Noting:
-    """A plan that notes of every run whether it was asked to choose."""
+    """A plan that notes of every run whether it chose, and how many rows of logits it wrote."""
 
     def __init__(self, plan):
-        self.plan, self.asked = plan, []
+        self.plan, self.asked, self.written = plan, [], []
 
     def __getattr__(self, name):
         return getattr(self.plan, name)
@@ -25,13 +27,14 @@ class Noting:
     def run(self, rows, memory):
         made = self.plan.run(rows, memory)
         self.asked.append("chosen" in made)
+        self.written.append(len(made["logits"]))
         return made
 
 
 def noting(cross, role="llm"):
     context = cross.contexts[role]
     context.plan = Noting(context.plan)
-    return context.plan.asked
+    return context.plan
 
 
 def linked(**settings):
@@ -49,7 +52,7 @@ def test_the_pass_chooses_where_choices_are_races(temperature, draft):
 
 def written(sampling, draft, in_the_pass):
     cross = linked()
-    asked = noting(cross)
+    asked = noting(cross).asked
     generator = Generator(cross, sampling=sampling, draft=draft)
     text = list(generator.generate(PROMPT, max_tokens=24, ignore_eos=True))
     assert not asked[0]  # the prompt's last logits are kept until somebody chooses
@@ -65,7 +68,7 @@ def test_a_watched_target_writes_the_same_text(family, sampling):
     texts = []
     for watched in (False, True):
         cross = family.link(threads=1)
-        asked = noting(cross)
+        asked = noting(cross).asked
         if watched:
             cross.llm.watchers.append(lambda batch, output: output.logits)
         generator = Generator(cross, sampling=sampling, draft=3)
@@ -74,15 +77,18 @@ def test_a_watched_target_writes_the_same_text(family, sampling):
     assert texts[0] == texts[1]
 
 
-def test_beside_a_prompt_logits_are_written():
-    cross = linked(n_seq_max=2)
-    cross.llm.process(Batch.of(PROMPT))
-    asked = noting(cross)
-    cross.verify({0: []}, RACE, prefill={1: PROMPT})
-    assert asked == [False]
-    alone = linked()
-    alone.llm.process(Batch.of(PROMPT))
-    assert cross.pending(1, RACE) == alone.pending(0, RACE)
+def test_beside_drafts_a_prompt_has_its_own_logits_written():
+    cross, alone = linked(n_seq_max=2), linked()
+    for one in (cross, alone):
+        one.llm.process(Batch.of(PROMPT))
+    plan = noting(cross)
+    verdicts = cross.verify({0: [5, 6]}, RACE, prefill={1: PROMPT[::-1]})
+    assert plan.asked == [True]
+    assert plan.written == [1]
+    assert verdicts[0] == alone.verify({0: [5, 6]}, RACE)[0]
+    fresh = linked()
+    fresh.llm.process(Batch.of(PROMPT[::-1]))
+    assert cross.pending(1, CUTS) == fresh.pending(0, CUTS)
 
 
 def test_what_a_linked_target_chose_is_pending():
@@ -100,13 +106,62 @@ def test_what_a_linked_target_chose_is_pending():
     assert chosen.digest(0) == kept.digest(0)
 
 
-def test_one_sequence_that_needs_logits_is_enough():
-    cross = linked(n_seq_max=2)
-    for seq in (0, 1):
-        cross.llm.process(Batch.of(PROMPT, seq=seq))
-    asked = noting(cross)
-    cross.verify({0: [5], 1: []}, {0: RACE, 1: CUTS})
-    assert asked == [False]
+def test_a_prompt_that_goes_on_has_no_logits():
+    """Nor a token to continue from, before it ended; the text is that of one batch."""
+    cross, alone = linked(n_seq_max=2), linked()
+    plan = noting(cross)
+    assert cross.verify({}, prefill={0: PROMPT[:2], 1: PROMPT[:3]}, unfinished=[0]) == {}
+    assert plan.written == [1]
+    assert cross.pending(0, RACE) is None
+    with pytest.raises(BatchError, match="nothing to continue from"):
+        cross.draft(0, 2, RACE)
+    cross.verify({}, prefill={0: PROMPT[2:4]}, unfinished={0})
+    cross.verify({}, prefill={0: PROMPT[4:]})
+    assert plan.written == [1, 0, 1]
+    alone.llm.process(Batch.of(PROMPT))
+    assert cross.pending(0, RACE) == alone.pending(0, RACE)
+    assert cross.draft(0, 3, RACE) == alone.draft(0, 3, RACE)
+
+
+def test_a_generator_asks_for_logits_where_prompts_end():
+    cross = linked(n_batch=4, n_seq_max=2)
+    plan = noting(cross)
+    generator = Generator(cross, sampling=RACE, draft=0)
+    requests = [generator.add(PROMPT * 3, max_tokens=2), generator.add(PROMPT, max_tokens=2)]
+    while not all(request.done for request in requests):
+        generator.step()
+    assert sum(plan.written) == 2
+
+
+@pytest.mark.parametrize(
+    ("kinds", "n_written"),
+    [((RACE, CUTS), 2), ((CUTS, RACE), 2), ((CUTS, CUTS), 4), ((RACE, OTHER), 0)],
+)
+def test_a_sequence_that_needs_logits_has_its_own_written(kinds, n_written):
+    cross, alone = linked(n_seq_max=2), [linked(), linked()]
+    drafts = {0: [5], 1: [7]}
+    for seq, one in enumerate(alone):
+        for place, linked_one in ((seq, cross), (0, one)):
+            linked_one.llm.process(Batch.of(PROMPT[seq:], seq=place))
+    plan = noting(cross)
+    verdicts = cross.verify(drafts, dict(enumerate(kinds)))
+    assert plan.asked == [n_written < 4]
+    assert plan.written == [n_written]
+    for seq, one in enumerate(alone):
+        assert verdicts[seq] == one.verify({0: drafts[seq]}, kinds[seq])[0]
+
+
+def test_more_rows_than_a_unit_choose_in_the_pass():
+    draft = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    found = []
+    for sampling in (RACE, Sampling(temperature=1.0, seed=3, logit_bias={5: 0.0})):
+        cross = linked()
+        cross.llm.process(Batch.of(PROMPT))
+        plan = noting(cross)
+        found.append(cross.verify({0: draft}, sampling, acceptance=lambda i, token: True)[0])
+        assert plan.written == [0 if sampling is RACE else 11]
+    assert found[0] == found[1]
+    assert found[0].accepted == len(draft)
 
 
 def test_heads_of_their_own_steps_choose_in_the_pass():

@@ -1,6 +1,7 @@
 #include "choices.h"
 
 #include <math.h>
+#include <string.h>
 
 int mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
 {
@@ -19,18 +20,22 @@ int mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
 
 static mtp_leader *leader_of(const mtp_choices *choices, int thread, int64_t at)
 {
-    return &choices->leaders[thread * MTP_UNIT + at];
+    return &choices->leaders[thread * choices->most + at];
 }
 
-static void take(void *argument, int thread, const float *values, int64_t row_stride,
-                 int64_t n_rows, int64_t begin, int64_t end)
+static void take(void *argument, int thread, const mtp_piece *piece)
 {
     const mtp_choices *choices = argument;
-    for (int64_t at = 0; at < n_rows; at++) {
+    const int64_t n = piece->end - piece->begin;
+    for (int64_t i = 0; i < piece->n_rows; i++) {
+        const int64_t at = piece->first_row + i;
         const mtp_chooser *own = &choices->choosers[at];
+        const float *values = piece->values + i * piece->row_stride;
         if (own->settings)
-            mtp_race_piece(own->settings, own->index, choices->token_ids, values + at * row_stride,
-                           begin, end - begin, leader_of(choices, thread, at));
+            mtp_race_piece(own->settings, own->index, choices->token_ids, values, piece->begin, n,
+                           leader_of(choices, thread, at));
+        if (own->logits)
+            memcpy(own->logits + piece->begin, values, (size_t)n * sizeof(float));
     }
 }
 
@@ -61,5 +66,7 @@ void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices, i
     mtp_plan_run(plan, run);
     run->taker = (mtp_taker){0};
     for (int64_t at = 0; at < choices->n; at++)
-        chosen[at] = mtp_choices_end(choices, at, plan->n_threads);
+        chosen[at] = choices->choosers[at].settings
+                         ? mtp_choices_end(choices, at, plan->n_threads)
+                         : -1;
 }

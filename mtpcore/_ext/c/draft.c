@@ -21,6 +21,8 @@ size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *m
     draft->seq = part(memory, &used, of_rows);
     draft->place = part(memory, &used, of_rows);
     draft->outputs = part(memory, &used, of_rows);
+    draft->chosen = part(memory, &used, of_rows);
+    draft->probabilities = part(memory, &used, m * sizeof *draft->probabilities);
     for (int64_t p = 0; p < draft->n_passes; p++) {
         mtp_draft_pass *pass = &draft->passes[p];
         const size_t n_rows = (size_t)pass->n_rows;
@@ -40,8 +42,7 @@ size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *m
 
 typedef struct {
     mtp_draft *draft;
-    int races;  /* whether tokens run while their logits are made, which are not kept */
-    int shares; /* otherwise: whether all threads choose together */
+    int shares; /* whether all threads choose together where tokens do not race */
     /* Written by thread 0 between barriers: */
     mtp_draft_pass *pass;
     int64_t going;
@@ -49,34 +50,45 @@ typedef struct {
 
 enum { SHARED_LOGITS = 1 << 14 };
 
-/* Whether a choice takes longer than the threads' waiting for each other: one that draws noise for
- * every token, or sums up all exponentials. The largest logits are found in no time. */
+/* Whether a choice from written logits takes longer than the threads' waiting for each other: one
+ * that draws noise for every token, or sums up all exponentials. The largest logits are found in no
+ * time. */
 static int is_worth_sharing(const mtp_draft *draft)
 {
     int is_long = 0;
     for (int64_t i = 0; i < draft->n_sequences; i++) {
-        const mtp_sampling *own = draft->sequences[i].settings;
-        is_long |= own->temperature > 0.0 && own->top_k == 0 && own->min_p == 0.0;
-        is_long |= draft->sequences[i].p_min > 0.0;
+        const mtp_draft_sequence *own = &draft->sequences[i];
+        const mtp_sampling *settings = own->settings;
+        int is_own = settings->temperature > 0.0 && settings->top_k == 0 && settings->min_p == 0.0;
+        is_own |= own->p_min > 0.0;
+        is_long |= is_own && !own->races;
     }
     return is_long && draft->n_logits >= SHARED_LOGITS;
 }
 
-/* Whether tokens can be chosen while their logits are made, which nobody reads then. */
-static int can_race(const mtp_draft *draft)
+/* Note whose tokens can be chosen while their logits are made, which nobody reads then. Returns
+ * whether there are any. */
+static int find_races(mtp_draft *draft)
 {
-    int is_race = draft->n_sequences <= MTP_UNIT;
-    for (int64_t i = 0; i < draft->n_sequences; i++) {
-        const mtp_draft_sequence *own = &draft->sequences[i];
-        is_race &= mtp_is_race(own->settings) && own->p_min <= 0.0;
-    }
+    int can = 1, n_races = 0;
     for (int64_t p = 0; p < draft->n_passes; p++) {
         const mtp_draft_pass *pass = &draft->passes[p];
         for (int64_t s = 0; s < draft->n_recycled; s++)
-            is_race &= pass->recycled[s].output != pass->choices.logits;
-        is_race &= mtp_plan_can_choose(pass->plan, pass->choices.logits);
+            can &= pass->recycled[s].output != pass->choices.logits;
+        can &= mtp_plan_can_choose(pass->plan, pass->choices.logits);
     }
-    return is_race;
+    for (int64_t i = 0; i < draft->n_sequences; i++) {
+        mtp_draft_sequence *own = &draft->sequences[i];
+        own->races = can && mtp_is_race(own->settings) && own->p_min <= 0.0;
+        n_races += own->races;
+    }
+    return n_races > 0;
+}
+
+/* Where the pass writes row `at` of its logits. */
+static float *logits_of(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at)
+{
+    return (float *)pass->run->buffers[pass->choices.logits] + at * draft->n_logits;
 }
 
 static void wait_for_all(const mtp_draft_pass *pass, int n_threads)
@@ -100,26 +112,28 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
     self->pass = pass;
     self->draft->n_run++;
     mtp_run_begin(pass->run);
-    choices->n = self->races ? pass->run->n_rows[MTP_OUTPUTS] : 0;
+    choices->n = pass->run->n_rows[MTP_OUTPUTS];
     for (int64_t at = 0; at < choices->n; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
-        choices->choosers[at] = own ? (mtp_chooser){own->settings, own->n_history + own->n_drafts}
-                                    : (mtp_chooser){NULL, 0};
+        mtp_chooser chooser = {0};
+        if (own && own->races)
+            chooser = (mtp_chooser){own->settings, own->n_history + own->n_drafts, NULL};
+        else if (own)
+            chooser.logits = logits_of(self->draft, pass, at);
+        choices->choosers[at] = chooser;
     }
 }
 
-/* Choose a draft from row `at`, all threads together; thread 0 gets the token, and its probability
- * where it is asked for: that is a sum over all exponentials. */
-static int32_t choose(const mtp_draft *draft, const mtp_draft_pass *pass, mtp_draft_sequence *own,
-                      int64_t at, float *probability, int thread, int n_threads)
+/* Choose a draft from row `at` of the logits, all threads together; thread 0 notes the token, and its
+ * probability where it is asked for: that is a sum over all exponentials. */
+static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
+                   const mtp_draft_sequence *own, int64_t at, int thread, int n_threads)
 {
     const int n = n_threads < MTP_CHOICE_PARTS ? n_threads : MTP_CHOICE_PARTS;
     mtp_sampler_scratch *scratch = own->scratch;
-    *probability = 1.0f;
     if (thread == 0) {
-        const float *logits = (const float *)pass->run->buffers[pass->choices.logits];
         const int64_t n_before = own->n_history + own->n_drafts;
-        mtp_choice_begin(scratch, logits + at * draft->n_logits, draft->n_logits, own->settings,
+        mtp_choice_begin(scratch, logits_of(draft, pass, at), draft->n_logits, own->settings,
                          own->history, n_before, own->n_prompt, n_before, pass->choices.token_ids,
                          own->p_min > 0.0);
     }
@@ -130,7 +144,9 @@ static int32_t choose(const mtp_draft *draft, const mtp_draft_pass *pass, mtp_dr
     if (thread < n)
         mtp_choice_race(scratch, thread, n);
     wait_for_all(pass, n_threads);
-    return thread == 0 ? mtp_choice_end(scratch, n, own->p_min > 0.0 ? probability : NULL) : 0;
+    if (thread == 0)
+        draft->chosen[at] =
+            mtp_choice_end(scratch, n, own->p_min > 0.0 ? &draft->probabilities[at] : NULL);
 }
 
 /* What a pass made for output `at`, to feed a slot. */
@@ -228,36 +244,39 @@ static void repeat_rows(const mtp_draft *draft, const mtp_draft_pass *pass, int6
         run->buffers[pass->recycled[s].slot] = pass->recycled[s].rows;
 }
 
-/* Choose a draft from each row of logits and begin the next pass. Only thread 0 writes; of what it
- * writes others read nothing before the next barrier. */
-static void choose_all(loop *self, mtp_draft_pass *pass, int64_t n, int thread, int n_threads)
+/* Choose from each row of logits that was written. */
+static void choose_all(const loop *self, const mtp_draft_pass *pass, int thread, int n_threads)
+{
+    const int n_choosing = self->shares ? n_threads : 1;
+    for (int64_t at = 0; at < pass->choices.n && thread < n_choosing; at++) {
+        const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
+        if (own && !own->races)
+            choose(self->draft, pass, own, at, thread, n_choosing);
+    }
+}
+
+/* Take the draft of each row and begin the next pass: by thread 0, while the others wait. */
+static void take_all(loop *self, mtp_draft_pass *pass, int n_threads)
 {
     mtp_draft *draft = self->draft;
-    const int n_choosing = self->shares ? n_threads : 1;
+    const int64_t n = pass->choices.n;
     int64_t going = 0;
-    for (int64_t at = 0; at < n && thread < n_choosing; at++) {
+    for (int64_t at = 0; at < n; at++) {
         mtp_draft_sequence *own = sequence_of(draft, pass, at);
-        float probability = 1.0f;
         if (own == NULL)
             continue;
-        const int32_t token =
-            self->races ? mtp_choices_end(&pass->choices, at, n_threads)
-                        : choose(draft, pass, own, at, &probability, thread, n_choosing);
-        if (thread > 0)
-            continue;
-        if (probability < own->p_min)
+        if (own->races)
+            draft->chosen[at] = mtp_choices_end(&pass->choices, at, n_threads);
+        if (own->p_min > 0.0 && draft->probabilities[at] < own->p_min)
             own->k = own->n_drafts;
         else
-            going = take(draft, pass, own, at, token, going);
+            going = take(draft, pass, own, at, draft->chosen[at], going);
     }
-    if (thread == 0) {
-        self->going = going;
-        if (draft->n_passes == 1)
-            repeat_rows(draft, pass, going);
-        if (going > 0)
-            begin_pass(self, draft->n_passes == 1 ? pass : pass + 1);
-    }
-    wait_for_all(pass, n_threads);
+    self->going = going;
+    if (draft->n_passes == 1)
+        repeat_rows(draft, pass, going);
+    if (going > 0)
+        begin_pass(self, draft->n_passes == 1 ? pass : pass + 1);
 }
 
 static void draft_as_task(void *argument, int thread, int n_threads)
@@ -265,20 +284,21 @@ static void draft_as_task(void *argument, int thread, int n_threads)
     loop *self = argument;
     do {
         mtp_draft_pass *pass = self->pass;
-        const int64_t n = pass->run->n_rows[MTP_OUTPUTS];
-        if (self->races)
-            mtp_choices_begin(&pass->choices, thread);
+        mtp_choices_begin(&pass->choices, thread);
         mtp_plan_walk(pass->plan, pass->run, pass->plan->pool, thread, n_threads);
         wait_for_all(pass, n_threads);
-        choose_all(self, pass, n, thread, n_threads);
+        choose_all(self, pass, thread, n_threads);
+        if (thread == 0)
+            take_all(self, pass, n_threads);
+        wait_for_all(pass, n_threads);
     } while (self->going > 0);
 }
 
 void mtp_draft_run(mtp_draft *draft)
 {
-    const int races = can_race(draft);
-    loop self = {draft, races, !races && is_worth_sharing(draft), NULL, 0};
-    for (int64_t p = 0; races && p < draft->n_passes; p++)
+    const int has_races = find_races(draft);
+    loop self = {draft, is_worth_sharing(draft), NULL, 0};
+    for (int64_t p = 0; has_races && p < draft->n_passes; p++)
         draft->passes[p].run->taker = mtp_choices_taker(&draft->passes[p].choices);
     begin_pass(&self, draft->passes);
     mtp_plan_start(self.pass->plan, self.pass->run, draft_as_task, &self);

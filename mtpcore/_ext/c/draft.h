@@ -25,6 +25,7 @@ typedef struct {
     int32_t *history; /* n_history tokens, then room for k drafts */
     int64_t n_history, n_prompt, k, n_drafts; /* k falls to n_drafts where drafts end early */
     double p_min;
+    int races; /* whether its tokens run while their logits are made, which are not kept */
 } mtp_draft_sequence;
 
 /* A plan and its batch, each row of logits of another sequence; at first sequence i's newest row
@@ -51,6 +52,9 @@ typedef struct {
     int64_t n_recycled;
     /* What else a repeated pass reads, [n_sequences] each: */
     int32_t *positions, *seq, *place, *outputs;
+    /* What each row of a pass chose, and where p_min asks for it how probable that is: */
+    int32_t *chosen;
+    float *probabilities;
 } mtp_draft;
 
 /* Lay out what the loop writes for n_sequences with histories of up to `most` tokens, positions of

@@ -110,12 +110,17 @@ typedef struct {
     int64_t pages_of_seq;
 } mtp_memory;
 
-/* Who gets the results of a product that nobody reads later: piece by piece, while they are in the
- * cache, each thread its own columns in ascending order. At most MTP_UNIT rows. */
+/* Columns begin .. end of rows first_row .. first_row + n_rows of a product. */
+typedef struct {
+    const float *values;
+    int64_t row_stride, first_row, n_rows, begin, end;
+} mtp_piece;
+
+/* Who gets the results of a product that no operation reads: piece by piece, while they are in the
+ * cache, each thread its own columns, those of a row in ascending order. */
 typedef struct {
     int32_t buffer; /* that would hold them, and is not written */
-    void (*take)(void *argument, int thread, const float *values, int64_t row_stride,
-                 int64_t n_rows, int64_t begin, int64_t end); /* NULL: nobody */
+    void (*take)(void *argument, int thread, const mtp_piece *piece); /* NULL: nobody */
     void *argument;
 } mtp_taker;
 

@@ -50,19 +50,27 @@ void mtp_prepare_rows(const mtp_op *op, const mtp_run *run, int thread, int n_th
                     run->buffers[op->out[0].buffer]);
 }
 
-/* Outputs that are handed over at once: whole groups, and whole chunks of a choice. */
-enum { PIECE = 512 };
+/* Values that are handed over at once, so that they are still in the first cache: of few rows many
+ * columns, always whole groups and whole chunks of a choice. */
+enum { HANDED = 512 * MTP_UNIT, COLUMNS = 64, ROWS = HANDED / COLUMNS };
 
 static void hand_over(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
 {
-    _Alignas(64) float values[MTP_UNIT][PIECE];
+    _Alignas(64) float values[HANDED];
+    const mtp_matrix *w = op->matrices;
+    const char *prepared = run->buffers[op->in[0].buffer];
+    const int activation = mtp_type_activation(w->type);
     const int64_t n = run->n_rows[op->axis];
-    for (int64_t at = begin; at < end; at += PIECE) {
-        const int64_t stop = at + PIECE < end ? at + PIECE : end;
-        const mtp_matrix part = mtp_matrix_part(op->matrices, at, stop);
-        mtp_matmul(&part, run->buffers[op->in[0].buffer], n, values[0], PIECE, NULL, 0, stop - at,
-                   run->scratch[thread]);
-        run->taker.take(run->taker.argument, thread, values[0], PIECE, n, at, stop);
+    const int64_t width = HANDED / (n < ROWS ? n : ROWS) / COLUMNS * COLUMNS;
+    for (int64_t at = begin; at < end; at += width) {
+        const int64_t stop = at + width < end ? at + width : end;
+        const mtp_matrix part = mtp_matrix_part(w, at, stop);
+        for (int64_t row = 0; row < n; row += ROWS) {
+            const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
+            mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
+                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread]);
+            run->taker.take(run->taker.argument, thread, &piece);
+        }
     }
 }
 

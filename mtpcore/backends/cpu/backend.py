@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._draft import draft
 from mtpcore._ext._matmul import check_environment
-from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, UNIT, Executor
+from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
@@ -161,17 +161,19 @@ class CpuPlan:
             The memory is not paged, or another thread is running this plan.
         """
         n, n_outputs = len(rows.tokens), len(rows.outputs)
-        chooses = rows.choices is not None and self._can_choose and 0 < n_outputs <= UNIT
+        choices = rows.choices if self._can_choose else None
+        n_rows = {name: n_outputs if is_output else n for name, _, is_output, _ in self._outputs}
+        if choices is not None:
+            n_rows["logits"] = sum(sampler is None for sampler in choices.samplers)
         found = {
-            name: np.empty((n_outputs if is_output else n, *shape), np.float32)
-            for name, _, is_output, shape in self._outputs
-            if not (chooses and name == "logits")
+            name: np.empty((n_rows[name], *shape), np.float32)
+            for name, _, _, shape in self._outputs
         }
         external = self._inputs(rows)
         external += [(self._made[name][0], array) for name, array in found.items()]
         pages = self._pages(memory)
-        logits, _, n_logits = self._made["logits"] if chooses else (-1, 0, 0)
-        chosen = self._executor.run(rows, pages, external, logits, n_logits)
+        logits = -1 if choices is None else self._made["logits"][0]
+        chosen = self._executor.run(rows, pages, external, logits, found.get("logits"))
         return found if chosen is None else {**found, "chosen": chosen}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
