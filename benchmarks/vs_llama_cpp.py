@@ -6,8 +6,9 @@ JSON, beside it a table and a picture of what n rows cost. ``--show`` only rende
 
 Cells: ``decode`` (64 tokens after 512), ``verify`` (1 to 8 rows of one sequence after 512, all
 logits, then removed), ``prefill`` (512 tokens), ``accuracy`` (logits against exact weights in
-float64, on few layers of the same types), ``load`` (file to first token), ``speculation`` (three
-drafts, 2.8 tokens a round, against our own plain decoding; only files with a head).
+float64, on few layers of the same types), ``load`` (file to first token, weights packed and left
+in the file), ``speculation`` (three drafts, 2.8 tokens a round, against our own plain decoding;
+only files with a head).
 
 llama.cpp (``llama-cpp-python``) runs at the best of {weights repacked or not} x {flash attention or
 not}, found anew for every cell. Without the package mtpcore is measured alone.
@@ -56,7 +57,7 @@ def applies(name: str, cell: str) -> bool:
     if name == "demo":
         return cell == "decode"
     if cell == "load":
-        return name == "llama-1b-q8_0"
+        return name in ("qwen2-1.5b-q4_k_m", "llama-1b-q8_0")  # of about 1 GB
     shape = name.rsplit("-", 1)[0]
     if cell == "speculation":
         return SHAPES[shape].n_nextn > 0
@@ -128,7 +129,7 @@ def _cells(
     if "speculation" in cells:
         yield measure_speculation(name, path, threads, pairs, hold)
     if "load" in cells:
-        yield measure_loading(name, path, threads, pairs, hold, peer=peer)
+        yield from measure_loading(name, path, threads, pairs, hold, peer=peer)
     if "accuracy" in cells:
         small = generate(name, given.folder, small=True)
         yield measure_error(name, small, threads, peer=peer)

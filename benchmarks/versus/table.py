@@ -11,7 +11,7 @@ from versus.targets import least_ratio, own_figure
 __all__ = ["render"]
 
 COLUMNS = ("file", "cell", "mtpcore", "llama.cpp", "its setting", "ratio", "asked", "by itself", "")
-ORDER = ("decode", "verify", "prefill", "speculation", "load", "accuracy")
+ORDER = ("decode", "verify", "prefill", "speculation", "load", "load mapped", "accuracy")
 
 
 def render(results: Results) -> str:
@@ -86,11 +86,11 @@ def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
         yield "cost", Ratio.of(found.ours, one.ours).median
         if found.best and one.best:
             yield "its cost", Ratio.of(found.theirs[found.best], one.theirs[one.best]).median
-    if found.cell == "load":
+    if found.cell.startswith("load"):
         yield "seconds", found.seconds
     if found.file == "demo" and found.cell == "decode":
         yield "ms", 1e3 * found.seconds / found.n_tokens
-    for name in ("share", "gmacs", "length", "by_costs", "by_bytes"):
+    for name in ("share", "gmacs", "length", "by_costs", "by_bytes", "touch", "fresh"):
         if name in found.more:
             yield name, found.more[name]
 
@@ -105,7 +105,7 @@ def _speculation_bound(found: Found) -> float:
 def _say(found: Found, seconds: float) -> str:
     if found.cell == "accuracy":
         return f"{seconds:.2e}"
-    if found.cell == "load":
+    if found.cell.startswith("load"):
         return f"{seconds:.2f} s"
     if found.cell.startswith("verify"):
         return f"{1e3 * seconds:.2f} ms"
