@@ -209,7 +209,7 @@ class Context:
         """
         rows, ranges, groups = admit(self, batch, choices)
         with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges, choices)
+            arrays = run_parts(self, rows, ranges)
             output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
                 watcher(batch, output)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.batch import is_whole
 from mtpcore.errors import BatchError
 
 __all__ = ["Output"]
@@ -69,11 +70,13 @@ class Output:
         BatchError
             There is none, or it chose a token in place of them.
         """
-        logits, chosen = self.logits, self.chosen
-        if not 0 <= output < len(self.outputs):
-            raise BatchError("no such output", wanted=f"0..{len(self.outputs) - 1}", got=output)
-        if chosen is None or len(logits) == len(chosen):
-            return logits[output]  # type: ignore[no-any-return]
+        logits, chosen = self._arrays.get("logits"), self.chosen
+        if not is_whole(output) or not 0 <= output < len(self.outputs):
+            raise BatchError(
+                "no such output", wanted=f"0..{len(self.outputs) - 1}", got=repr(output)
+            )
+        if chosen is None or (logits is not None and len(logits) == len(chosen)):
+            return self.logits[output]  # type: ignore[no-any-return]
         if chosen[output] >= 0:
             raise BatchError(
                 "a token was chosen in place of logits",
@@ -81,7 +84,7 @@ class Output:
                 got=int(chosen[output]),
                 fix="give None as its sampler in choices=",
             )
-        return logits[np.count_nonzero(chosen[:output] < 0)]  # type: ignore[no-any-return]
+        return self.logits[np.count_nonzero(chosen[:output] < 0)]  # type: ignore[no-any-return]
 
     def tap(self, name: str) -> F32:
         """Return float32[n_tokens, width] of a tap that the context was made with.

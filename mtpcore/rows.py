@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
-from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Choices, Rows
-from mtpcore.batch import Batch, is_whole
-from mtpcore.errors import BatchError, LinkError, SamplingError
+from mtpcore.batch import Batch
+from mtpcore.choices import choose_rows, read_choices
+from mtpcore.errors import BatchError, LinkError
 
 if TYPE_CHECKING:
     from mtpcore.context import Context
@@ -22,7 +22,6 @@ __all__ = ["RowSource", "admit", "run_parts", "undecided_tree"]
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
-NO_TOKENS: I32 = np.zeros(0, np.int32)
 Placed = tuple[I32, Ranges, Groups, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
 
@@ -57,7 +56,7 @@ def admit(
         raise BatchError("an empty batch", fix="leave the call out")
     place, ranges, groups, outputs = _chains(context, batch) or _look_closer(context, batch)
     if choices is not None:
-        _check_choices(choices, len(outputs))
+        choices = read_choices(choices, len(outputs))
     rows = Rows(
         tokens=batch.tokens,
         positions=_positions(context, batch),
@@ -67,7 +66,7 @@ def admit(
         parent=batch.parent,
         embeddings=batch.embeddings,
         slots=_slots(context, batch, place),
-        choices=None if context.watchers else choices,  # who may look at the logits
+        choices=choices,
     )
     return rows, ranges, groups
 
@@ -104,9 +103,7 @@ def undecided_tree(seq: int) -> BatchError:
     return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
 
 
-def run_parts(
-    context: Context, rows: Rows, ranges: Ranges, choices: Choices | None = None
-) -> dict[str, NDArray[Any]]:
+def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[Any]]:
     """Run all rows, in as many parts as are needed; return read-only arrays by name.
 
     With choices one of them is ``chosen``, and logits are those of the outputs without a sampler;
@@ -117,6 +114,9 @@ def run_parts(
     BatchError, CapacityError
         A draft tree is longer than ``n_batch``, or there is no room.
     """
+    choices, keeps_all = rows.choices, bool(context.watchers)  # who may look at the logits
+    if choices is not None and keeps_all:
+        rows = msgspec.structs.replace(rows, choices=None)
     parts = []
     for part, places in _split(rows, ranges, context.n_batch):
         if context.memory:
@@ -126,69 +126,21 @@ def run_parts(
     if len(parts) > 1:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
     if choices is not None and "chosen" not in arrays:
-        arrays["chosen"] = _choose(choices, arrays)
-        if rows.choices is not None:
+        arrays["chosen"] = choose_rows(choices, arrays)
+        if not keeps_all:
             arrays["logits"] = arrays["logits"][arrays["chosen"] < 0]
-    if rows.choices is not None and not len(arrays["logits"]):
-        del arrays["logits"]
+    if choices and not keeps_all and choices.samplers and None not in choices.samplers:
+        arrays.pop("logits", None)
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
 
 
-def _check_choices(choices: Choices, n_outputs: int) -> None:
-    """Raise BatchError or SamplingError where an output has no entry or its choice is no race."""
-    if not isinstance(choices, Choices):
-        raise BatchError("process() takes Choices", where="choices", got=type(choices).__name__)
-    if not len(choices.samplers) == len(choices.indices) == n_outputs:
-        raise BatchError(
-            "one choice an output",
-            where="choices",
-            wanted=n_outputs,
-            got=f"{len(choices.samplers)} samplers, {len(choices.indices)} indices",
-        )
-    ids = choices.token_ids
-    if ids is not None and (not isinstance(ids, np.ndarray) or ids.dtype != np.int32):
-        raise BatchError("token_ids are no array of int32", where="choices", got=type(ids).__name__)
-    for i, (sampler, index) in enumerate(zip(choices.samplers, choices.indices, strict=True)):
-        where = f"choices, output {i}"
-        if sampler is None:
-            continue
-        if not isinstance(sampler, Sampler):
-            raise BatchError("no Sampler, nor None", where=where, got=repr(sampler))
-        if not is_whole(index):
-            raise BatchError("no index of a token", where=where, got=repr(index))
-        if not sampler.is_race:
-            raise SamplingError(
-                "the choice needs the text before it, or all logits",
-                where=where,
-                wanted="settings without bias, penalties and cuts",
-                fix="give None as its sampler, and choose from Output.logits",
-            )
-
-
-def _choose(choices: Choices, arrays: Mapping[str, NDArray[Any]]) -> I32:
-    """Return the token that each row of logits chooses, -1 where it has no sampler."""
-    if "logits" not in arrays:
-        raise BatchError(
-            "the graph has no logits to choose from",
-            where="choices",
-            got=", ".join(arrays),
-            fix="leave choices= out",
-        )
-    rows = zip(choices.samplers, choices.indices, arrays["logits"], strict=True)
-    chosen = [
-        -1 if sampler is None else sampler.choose(row, NO_TOKENS, 0, index, choices.token_ids)
-        for sampler, index, row in rows
-    ]
-    return np.array(chosen, np.int32)
-
-
 def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
-    A chain may be cut anywhere, for what went before is stored by then. The
-    rows of a sequence that branches see each other and stay together.
+    A chain may be cut anywhere, for what went before is stored by then. The rows of a sequence that
+    branches see each other and stay together.
 
     Raises
     ------

@@ -24,7 +24,8 @@ def draft(wanted, list passes):
         return [], 0
     memset(&loop, 0, sizeof(mtp_draft))
     loop.n_sequences, loop.n_passes = m, len(passes)
-    running, samplers = [], []
+    samplers = tuple(wanted.samplers)  # what the loop points into
+    running, taken = [], ()
     try:
         for each in passes:
             one = <Executor?> each[0]
@@ -35,21 +36,21 @@ def draft(wanted, list passes):
         loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
         for i in range(loop.n_passes):
             take_pass(&loop, i, passes)
-        take_sequences(&loop, wanted, passes[0][0])
+        take_sequences(&loop, wanted, samplers, passes[0][0])
         if loop.n_passes == 1:
             check_places(&loop, passes[0][0], passes[0][2])
         for i in range(1, loop.n_passes):
             take_later_rows(&loop, i)
-        for sampler in wanted.samplers:
-            (<Sampler> sampler)._check_scratch()
-        samplers = wanted.samplers
         for sampler in samplers:
+            (<Sampler> sampler)._check_scratch()
+        taken = samplers
+        for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = True
         with nogil:
             run_draft(&loop)
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
-        for sampler in samplers:
+        for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = False
         for one in running:
             one.is_running = False
@@ -95,15 +96,15 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     return 0
 
 
-cdef int take_sequences(mtp_draft *loop, wanted, Executor first) except -1:
+cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first) except -1:
     """Check what each sequence needs, and lay out what the loop writes."""
     cdef const int32_t[::1] ids = wanted.token_ids, text
     cdef int64_t m = loop.n_sequences, i, most = 0
     cdef int64_t n_axes = first.run_state.n_axes
     cdef Sampler sampler
     cdef mtp_draft_sequence *own
-    history, k, n_prompt, p_min = wanted.history, wanted.k, wanted.n_prompt, wanted.p_min
-    samplers = wanted.samplers
+    n_prompt, p_min = wanted.n_prompt, wanted.p_min
+    history, k = tuple(wanted.history), tuple(wanted.k)  # for they are read twice
     for i in range(m):
         longest = len(history[i]) + max(k[i], 0)
         if longest > MOST_TOKENS:

@@ -204,6 +204,7 @@ cdef class Executor:
     cdef void *arena
     cdef void *scratch_memory
     cdef mtp_choices choices
+    cdef tuple choosing  # the samplers that the choices point into
     cdef void *draft_memory  # what a draft loop writes, kept from one to the next
     cdef size_t draft_bytes
     cdef list kept          # what records point to

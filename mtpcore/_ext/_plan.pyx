@@ -303,18 +303,22 @@ cdef class Executor:
         cdef float *kept = <float *> data_of(written, True)
         cdef const int32_t[::1] ids = wanted.token_ids
         cdef Sampler sampler
-        samplers, indices = wanted.samplers, wanted.indices
+        samplers, indices = tuple(wanted.samplers), wanted.indices
         if not len(samplers) == len(indices) == n:
             raise BatchError("one choice an output", wanted=n, got=(len(samplers), len(indices)))
-        if written.shape[0] != sum([sampler is None for sampler in samplers]):
+        if written.shape[0] != samplers.count(None):
             raise BatchError("one row an output that chooses nothing", where="logits",
                              got=written.shape[0])
         if not mtp_plan_can_choose(&self.plan, logits):
             raise BackendError("the plan writes its logits")
         self.choices.logits, self.choices.n = logits, n
         self.choices.token_ids = NULL
+        if ids is not None and n_logits != ids.shape[0]:
+            raise SamplingError("token_ids does not fit the logits", where="choices",
+                                wanted=f"{n_logits} ids", got=ids.shape[0])
         if ids is not None:
             self.choices.token_ids = &ids[0]
+        self.choosing = samplers
         for i in range(n):
             if samplers[i] is None:
                 self.choices.choosers[i] = mtp_chooser(NULL, 0, kept + at * n_logits)

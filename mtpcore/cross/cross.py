@@ -212,6 +212,7 @@ class Cross(Roles):
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
+        unfinished = _check_unfinished(unfinished, prefill or {})
         prefill = {seq: ids for seq, ids in (prefill or {}).items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
@@ -353,3 +354,20 @@ def _of(value: Any, seq: int) -> Any:
     if seq not in value:
         raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")
     return value[seq]
+
+
+def _check_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
+    try:
+        found = frozenset(unfinished)
+    except TypeError as error:
+        raise BatchError(
+            "not sequences whose prompts go on", where="unfinished", got=repr(unfinished)
+        ) from error
+    if unknown := found - prefill.keys():
+        raise BatchError(
+            "no prompt that could go on",
+            where="unfinished",
+            wanted=f"sequences of prefill: {list(prefill)}",
+            got=list(unknown),
+        )
+    return found

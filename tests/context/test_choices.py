@@ -1,5 +1,8 @@
 """``process`` with choices: tokens in place of logits, on every backend alike."""
 
+from collections import deque
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from harness import seer
@@ -11,6 +14,7 @@ from mtpcore.errors import BatchError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 TOKENS = [3, 9, 4, 1, 5, 30, 2]
+IDS = np.arange(seer.N_VOCAB, dtype=np.int32)
 SAMPLINGS = [Sampling.greedy(), Sampling(temperature=1.0, seed=5)]
 
 
@@ -77,7 +81,7 @@ def test_only_the_logits_that_are_wanted_are_there(models, backend, n_batch):
         else:
             with pytest.raises(BatchError, match="chosen in place"):
                 made.logits_at(i)
-    for wrong in (-1, len(TOKENS)):
+    for wrong in (-1, len(TOKENS), 1.0, True, "1"):
         with pytest.raises(BatchError, match="no such output"):
             made.logits_at(wrong)
 
@@ -96,6 +100,61 @@ def test_logits_are_not_there_where_they_were_not_written(models):
     made = context(models["line"]).process(Batch.of(TOKENS), choices(1))
     with pytest.raises(BatchError, match=r"leave choices= out"):
         _ = made.logits
+    with pytest.raises(BatchError, match="chosen in place"):
+        made.logits_of(0, len(TOKENS) - 1)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_no_outputs_choose_nothing(models, backend, watched):
+    one = context(models["line"], backend)
+    if watched:
+        one.watchers.append(lambda batch, output: None)
+    made = one.process(Batch.of(TOKENS, outputs="none"), choices(0))
+    assert made.chosen.shape == (0,)
+    assert made.logits.shape == (0, seer.N_VOCAB)
+
+
+class Lazy(Sequence):
+    """Makes its samplers anew whenever one is looked at."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i >= self.n:
+            raise IndexError(i)
+        return Sampler(SAMPLINGS[i % 2], Scratch(seer.N_VOCAB))
+
+
+@pytest.mark.parametrize("n_batch", [64, 3])
+@pytest.mark.parametrize("make", [Lazy, lambda n: deque(Lazy(n)), lambda n: iter(Lazy(n))])
+def test_any_sequence_of_samplers_is_read_once(models, make, n_batch):
+    """And kept until the tokens are chosen, with any kind of whole numbers as indices."""
+    batch, n = Batch.of(TOKENS, outputs="all"), len(TOKENS)
+    wanted = context(models["line"]).process(batch, choices(n)).chosen
+    indices = np.arange(1, n + 1, dtype=np.uint64)
+    made = context(models["line"], n_batch=n_batch).process(
+        batch, Choices(samplers=make(n), indices=indices)
+    )
+    assert made.chosen.tolist() == wanted.tolist()
+
+
+class TwoFaced(dict):
+    """Holds samplers as its keys, and None by their indices."""
+
+    def __missing__(self, key):
+        return None
+
+
+def test_samplers_are_what_they_are_when_read_in_turn(models):
+    wanted, batch = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all")
+    held = TwoFaced(dict.fromkeys(wanted.samplers))
+    made = context(models["line"]).process(batch, Choices(samplers=held, indices=wanted.indices))
+    assert made.chosen.tolist() == context(models["line"]).process(batch, wanted).chosen.tolist()
 
 
 def test_choices_that_do_not_fit_change_nothing(models):
@@ -108,6 +167,7 @@ def test_choices_that_do_not_fit_change_nothing(models):
         (choices(1), BatchError, "one choice an output"),
         (Choices(samplers=good.samplers, indices=[1]), BatchError, "one choice an output"),
         (Choices(samplers=good.samplers, indices=[1, -1]), SamplingError, "out of range"),
+        (Choices(samplers=good.samplers, indices=[1, 2**64]), SamplingError, "out of range"),
         (choices(2, [Sampling(seed=1, top_k=3)]), SamplingError, "text before it"),
     ):
         with pytest.raises(error, match=words):
@@ -126,10 +186,23 @@ def test_what_is_no_choice_is_an_error_of_the_family(models):
         (Choices(samplers=[sampler], indices=[True]), "no index"),
         (Choices(samplers=[sampler], indices=[1], token_ids=list(range(64))), "array of int32"),
         (Choices(samplers=[sampler], indices=[1], token_ids=np.arange(64.0)), "array of int32"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=IDS[::2]), "side by side"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=IDS.reshape(2, -1)), "side by side"),
+        (Choices(samplers=5, indices=[1]), "no sequences"),
+        (Choices(samplers=[sampler], indices=None), "no sequences"),
     ):
         with pytest.raises(BatchError, match=words):
             one.process(Batch.of([8, 7]), wrong)
         assert one.length(0) == 0
+
+
+def test_ids_of_other_logits_are_an_error_whoever_chooses(models):
+    one = context(models["line"])
+    for sampler in (None, *choices(1).samplers):
+        wrong = Choices(samplers=[sampler], indices=[1], token_ids=IDS[:-1])
+        with pytest.raises(SamplingError, match="does not fit"):
+            one.process(Batch.of([8, 7]), wrong)
+    assert one.length(0) == 0
 
 
 def test_a_graph_without_logits_chooses_nothing(models):

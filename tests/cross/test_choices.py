@@ -123,6 +123,24 @@ def test_a_prompt_that_goes_on_has_no_logits():
     assert cross.draft(0, 3, RACE) == alone.draft(0, 3, RACE)
 
 
+@pytest.mark.parametrize("unfinished", [5, None, "0", [0, 7], [[]], {2}])
+def test_unfinished_prompts_are_of_sequences_that_have_one(unfinished):
+    cross = linked(n_seq_max=3)
+    cross.llm.process(Batch.of(PROMPT, seq=2))
+    before = cross.digest(2)
+    with pytest.raises(BatchError, match="unfinished"):
+        cross.verify({2: []}, RACE, prefill={0: PROMPT, 1: []}, unfinished=unfinished)
+    assert cross.llm.lengths == [0, 0, len(PROMPT)]
+    assert cross.digest(2) == before
+
+
+def test_unfinished_prompts_may_be_told_in_any_order():
+    cross = linked(n_seq_max=2)
+    cross.verify({}, prefill={1: PROMPT, 0: PROMPT}, unfinished=iter([0, 1]))
+    assert cross.pending(0, RACE) is None
+    assert cross.pending(1, RACE) is None
+
+
 def test_a_generator_asks_for_logits_where_prompts_end():
     cross = linked(n_batch=4, n_seq_max=2)
     plan = noting(cross)

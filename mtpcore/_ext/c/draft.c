@@ -43,9 +43,9 @@ size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *m
 typedef struct {
     mtp_draft *draft;
     int shares; /* whether all threads choose together where tokens do not race */
-    /* Written by thread 0 between barriers: */
+    /* Written by thread 0 while the others wait, as are the draft, its sequences and passes: */
     mtp_draft_pass *pass;
-    int64_t going;
+    int64_t n_written, going; /* rows of the pass's logits that are written; rows that go on */
 } loop;
 
 enum { SHARED_LOGITS = 1 << 14 };
@@ -110,16 +110,19 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
 {
     mtp_choices *choices = &pass->choices;
     self->pass = pass;
+    self->n_written = 0;
     self->draft->n_run++;
     mtp_run_begin(pass->run);
     choices->n = pass->run->n_rows[MTP_OUTPUTS];
     for (int64_t at = 0; at < choices->n; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
         mtp_chooser chooser = {0};
-        if (own && own->races)
+        if (own && own->races) {
             chooser = (mtp_chooser){own->settings, own->n_history + own->n_drafts, NULL};
-        else if (own)
+        } else if (own) {
             chooser.logits = logits_of(self->draft, pass, at);
+            self->n_written++;
+        }
         choices->choosers[at] = chooser;
     }
 }
@@ -244,14 +247,20 @@ static void repeat_rows(const mtp_draft *draft, const mtp_draft_pass *pass, int6
         run->buffers[pass->recycled[s].slot] = pass->recycled[s].rows;
 }
 
-/* Choose from each row of logits that was written. */
-static void choose_all(const loop *self, const mtp_draft_pass *pass, int thread, int n_threads)
+/* Choose from the rows of logits that were written. Behind the last of them a thread looks at none:
+ * thread 0 may write there already. */
+static void choose_all(const loop *self, const mtp_draft_pass *pass, int64_t n_written, int thread,
+                       int n_threads)
 {
     const int n_choosing = self->shares ? n_threads : 1;
-    for (int64_t at = 0; at < pass->choices.n && thread < n_choosing; at++) {
+    if (thread >= n_choosing)
+        return;
+    for (int64_t at = 0; n_written > 0; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
-        if (own && !own->races)
+        if (own && !own->races) {
             choose(self->draft, pass, own, at, thread, n_choosing);
+            n_written--;
+        }
     }
 }
 
@@ -284,10 +293,11 @@ static void draft_as_task(void *argument, int thread, int n_threads)
     loop *self = argument;
     do {
         mtp_draft_pass *pass = self->pass;
+        const int64_t n_written = self->n_written;
         mtp_choices_begin(&pass->choices, thread);
         mtp_plan_walk(pass->plan, pass->run, pass->plan->pool, thread, n_threads);
         wait_for_all(pass, n_threads);
-        choose_all(self, pass, thread, n_threads);
+        choose_all(self, pass, n_written, thread, n_threads);
         if (thread == 0)
             take_all(self, pass, n_threads);
         wait_for_all(pass, n_threads);
@@ -297,7 +307,7 @@ static void draft_as_task(void *argument, int thread, int n_threads)
 void mtp_draft_run(mtp_draft *draft)
 {
     const int has_races = find_races(draft);
-    loop self = {draft, is_worth_sharing(draft), NULL, 0};
+    loop self = {draft, is_worth_sharing(draft), NULL, 0, 0};
     for (int64_t p = 0; has_races && p < draft->n_passes; p++)
         draft->passes[p].run->taker = mtp_choices_taker(&draft->passes[p].choices);
     begin_pass(&self, draft->passes);
