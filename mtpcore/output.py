@@ -62,6 +62,11 @@ class Output:
         """int32[n_outputs], the token that each output chose, or -1; None without choices."""
         return self._arrays.get("chosen")
 
+    def chosen_at(self, output: int) -> int | None:
+        """Return the token that one output chose; None where it chose none."""
+        token = -1 if self.chosen is None else int(self.chosen[output])
+        return None if token < 0 else token
+
     def logits_at(self, output: int) -> F32:
         """Return float32[n_vocab] of one output, counted in the order of the batch.
 

@@ -53,26 +53,26 @@ def measure_loading(
     """Yield ``load`` and ``load mapped``: weights packed, and left in the file.
 
     A virtual machine may have to ask its host for memory, page by page, which takes longer than all
-    else. So each turn begins with as many threads that take as many bytes as the file has and do
-    nothing with them (``touch``, seconds); the first load finds these. ``fresh`` are the seconds of
-    another one, behind the others, which finds what the host has left by then.
+    else. So each turn ends with as many threads that take as many bytes as the file has and do
+    nothing with them (``touch``, seconds), and another packed load, which finds these
+    (``at_hand``, seconds).
     """
     with path.open("rb") as file:
         while file.read(1 << 24):
             pass
     peers = PEERS if peer else {}
-    ours: dict[str, list[float]] = {said: [] for said in ("touch", "packed", "mapped", "fresh")}
+    ours: dict[str, list[float]] = {said: [] for said in ("mapped", "packed", "touch", "at_hand")}
     theirs: dict[str, list[float]] = {said: [] for said in peers}
     for turn in range(pairs + 1):
         with hold:
-            found = [_run(TOUCH, path.stat().st_size, threads)]
-            found += [_run(OURS, path, threads, repack) for repack in (1, 0)]
             others = [_run(THEIRS, path, threads, repack) for repack in peers.values()]
+            found = [_run(OURS, path, threads, repack) for repack in (0, 1)]
+            found.append(_run(TOUCH, path.stat().st_size, threads))
             found.append(_run(OURS, path, threads, 1))
         for sample, seconds in zip((*ours.values(), *theirs.values()), found + others, strict=True):
             if turn:
                 sample.append(seconds)
-    more = {said: median(ours[said]) for said in ("touch", "fresh")}
+    more = {said: median(ours[said]) for said in ("touch", "at_hand")}
     yield Found(name, "load", 1, ours["packed"], theirs, more)
     yield Found(name, "load mapped", 1, ours["mapped"], dict(theirs))
 

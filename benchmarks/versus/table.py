@@ -90,7 +90,7 @@ def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
         yield "seconds", found.seconds
     if found.file == "demo" and found.cell == "decode":
         yield "ms", 1e3 * found.seconds / found.n_tokens
-    for name in ("share", "gmacs", "length", "by_costs", "by_bytes", "touch", "fresh"):
+    for name in ("share", "gmacs", "length", "by_costs", "by_bytes", "touch", "at_hand"):
         if name in found.more:
             yield name, found.more[name]
 

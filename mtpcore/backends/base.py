@@ -49,11 +49,8 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
 
     def part(self, begin: int, end: int) -> Choices:
         """Return the choices of outputs ``begin`` to ``end``."""
-        return Choices(
-            samplers=self.samplers[begin:end],
-            indices=self.indices[begin:end],
-            token_ids=self.token_ids,
-        )
+        samplers, indices = self.samplers[begin:end], self.indices[begin:end]
+        return msgspec.structs.replace(self, samplers=samplers, indices=indices)
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):

@@ -212,8 +212,9 @@ class Cross(Roles):
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
-        unfinished = _check_unfinished(unfinished, prefill or {})
-        prefill = {seq: ids for seq, ids in (prefill or {}).items() if len(ids)}
+        prefill = prefill or {}
+        unfinished = _read_unfinished(unfinished, prefill)
+        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
             state = self._decided(seq)
@@ -286,8 +287,9 @@ class Cross(Roles):
         history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
-            if output.chosen is not None and output.chosen[begin + row] >= 0:
-                return int(output.chosen[begin + row])
+            token = output.chosen_at(begin + row)
+            if token is not None:
+                return token
             logits = output.logits_at(begin + row)
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
@@ -356,7 +358,7 @@ def _of(value: Any, seq: int) -> Any:
     return value[seq]
 
 
-def _check_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
+def _read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
     try:
         found = frozenset(unfinished)
     except TypeError as error:

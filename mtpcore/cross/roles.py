@@ -178,8 +178,9 @@ class Roles:
             newest = wanted.get(int(mine[-1]))
             if newest is None:
                 continue
-            if output.chosen is not None and output.chosen[newest] >= 0:
-                state.set_pending(int(output.chosen[newest]))
+            token = output.chosen_at(newest)
+            if token is not None:
+                state.set_pending(token)
             else:
                 state.last_logits = output.logits_at(newest)
 

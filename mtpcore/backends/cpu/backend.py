@@ -164,7 +164,7 @@ class CpuPlan:
         choices = rows.choices if self._can_choose else None
         n_rows = {name: n_outputs if is_output else n for name, _, is_output, _ in self._outputs}
         if choices is not None:
-            n_rows["logits"] = sum(sampler is None for sampler in choices.samplers)
+            n_rows["logits"] = choices.samplers.count(None)
         found = {
             name: np.empty((n_rows[name], *shape), np.float32)
             for name, _, _, shape in self._outputs
