@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import integers
 from mtpcore.errors import BatchError, LinkError, ModelFileError
+from mtpcore.paths import read_regular, take_path
 
 if TYPE_CHECKING:
     from mtpcore.model import Model
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["DraftVocabulary"]
 
 _FORMAT = "mtpcore draft vocabulary 1"
+_LONGEST = 32 << 20  # bytes of a file
+_HOW = "make one of a text: mtpcore vocabulary MODEL -f TEXT"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -115,20 +118,13 @@ class DraftVocabulary:
             It cannot be read, or is something else.
         """
         where = str(path)
+        data = read_regular(take_path(path), _LONGEST, fix=_HOW)
         try:
-            held = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+            held = msgspec.json.decode(data, type=_File)
             if held.format != _FORMAT:
                 raise ValueError(held.format)
             return cls(held.tokens, held.tokenizer)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ModelFileError(
-                "cannot read the draft vocabulary",
-                where=where,
-                got=reason,
-                fix="make one of a text: mtpcore vocabulary MODEL -f TEXT",
-            ) from error
-        except (ValueError, BatchError) as error:
+        except (ValueError, RecursionError, BatchError) as error:
             raise ModelFileError(
                 "not a draft vocabulary", where=where, wanted=_FORMAT, got=error
             ) from error
@@ -142,8 +138,9 @@ class DraftVocabulary:
             It cannot be written.
         """
         held = _File(_FORMAT, self.tokenizer, self._tokens.tolist())
+        path = take_path(path)
         try:
-            Path(path).write_bytes(msgspec.json.encode(held) + b"\n")
+            path.write_bytes(msgspec.json.encode(held) + b"\n")
         except OSError as error:
             raise ModelFileError(
                 "cannot write the draft vocabulary",

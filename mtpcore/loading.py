@@ -11,6 +11,7 @@ from mtpcore.errors import ModelFileError, MtpcoreError
 from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits, holds, lacking
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.model import Layout, Model
+from mtpcore.paths import take_path
 from mtpcore.registry import Registry, registry
 from mtpcore.spec import DrafterSpec
 
@@ -99,7 +100,7 @@ def find_model(name: str | PathLike[str]) -> Path:
             got=str(name),
             fix=f"take one of these; a file of your own with this name is given as ./{name}",
         )
-    return _PACKAGED[str(name)] if known else Path(name)
+    return _PACKAGED[str(name)] if known else take_path(name)
 
 
 def find_companion(name: str | PathLike[str]) -> str | None:

@@ -20,7 +20,7 @@ from mtpcore.models.blocks import (
     turn,
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
-from mtpcore.models.hparams import Count, Experts, Hparams
+from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.mixed import MixedHparams
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import (
@@ -60,6 +60,7 @@ from mtpcore.models.rotation import (
     scaling_type,
 )
 from mtpcore.proposer import Proposer
+from mtpcore.sizes import Count
 from mtpcore.spec import (
     Block,
     DrafterSpec,

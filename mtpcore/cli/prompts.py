@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from contextlib import nullcontext
 
 from mtpcore.errors import MtpcoreError
 from mtpcore.model import Model
+from mtpcore.paths import open_stream, take_path
 
 __all__ = ["BUILT_IN", "encode", "read_prompt"]
+
+_LONGEST = 16 << 20  # bytes of a prompt; no context holds as many tokens
 
 BUILT_IN = {
     "code": "def read_config(path):\n    ",
@@ -59,14 +62,15 @@ def encode(model: Model, text: str, *, chat: bool = False) -> list[int]:
 
 
 def _read(name: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise MtpcoreError(
-            "cannot read the prompt",
-            where=name,
-            got=reason,
-            fix="-f FILE names a text in UTF-8, - is standard input; -p TEXT gives the text itself",
-        ) from None
+    fix = "-f FILE names a text in UTF-8, - is standard input; -p TEXT gives the text itself"
+    with (
+        nullcontext(sys.stdin.buffer) if name == "-" else open_stream(take_path(name), fix=fix) as f
+    ):
+        try:
+            data = f.read(_LONGEST + 1)
+            if len(data) <= _LONGEST:
+                return data.decode()
+            reason = f"more than {_LONGEST} bytes"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8"
+    raise MtpcoreError("cannot read the prompt", where=name, got=reason, fix=fix)

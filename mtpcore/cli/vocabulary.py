@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from io import TextIOWrapper
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.terminal import note
 from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import ModelFileError
 from mtpcore.loading import load_model
+from mtpcore.paths import open_stream, take_path
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
@@ -53,8 +55,8 @@ def execute(options: argparse.Namespace) -> int:
 def _pieces(path: str) -> Iterator[str]:
     """Read a text in pieces that end with lines."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with TextIOWrapper(open_stream(take_path(path)), "utf-8", "replace") as file:
             while piece := file.read(_PIECE):
-                yield piece + file.readline()
+                yield piece + file.readline(_PIECE)
     except OSError as error:
         raise ModelFileError("cannot read the text", where=path, got=error.strerror) from error

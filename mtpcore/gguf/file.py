@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Metadata, TensorInfo, parse_header
 from mtpcore.gguf.tensor import MappedFile, Tensor
+from mtpcore.paths import take_path
 
 __all__ = ["ModelFile", "open_model_file"]
 
@@ -89,7 +90,7 @@ def open_model_file(path: str | PathLike[str]) -> ModelFile:
     ModelFileError
         If a file is missing, malformed or not part of the same model.
     """
-    first, metadata, infos = _read(Path(path))
+    first, metadata, infos = _read(take_path(path))
     files = [first]
     tensors = {info.name: Tensor(first, info) for info in infos}
     count = _split_number(metadata, "split.count", first.path, 1)

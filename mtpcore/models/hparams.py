@@ -11,14 +11,9 @@ import msgspec
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.models.rope import Rope, Style
+from mtpcore.sizes import Count, Depth
 
-__all__ = ["Count", "Depth", "Experts", "Hparams", "count_layers"]
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-"""A size: at least one, and small enough that no list of so many things is a danger."""
-
-Depth = Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
-"""Of blocks, each of which costs a plan something even where its tensors are tiny."""
+__all__ = ["Experts", "Hparams", "count_layers"]
 
 _BEST_OF_GROUP = {"softmax": 1, "sigmoid": 2}
 """By how many experts a group is judged: DeepSeek-V2's way, which brought groups, and V3's."""

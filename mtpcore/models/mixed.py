@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 
 from mtpcore.gguf.metadata import Fields
-from mtpcore.models.hparams import Count, Depth, Hparams
+from mtpcore.models.hparams import Hparams
 from mtpcore.models.rope import Rope, Style
+from mtpcore.sizes import Count, Depth
 
 __all__ = ["LayerKind", "MixedHparams"]
 

@@ -16,7 +16,8 @@ import msgspec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import turn
-from mtpcore.models.hparams import Count, Hparams
+from mtpcore.models.hparams import Hparams
+from mtpcore.sizes import Count
 
 __all__ = ["Mla", "mla_block"]
 

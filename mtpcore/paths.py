@@ -1,0 +1,101 @@
+"""Paths from outside: what may be one, and files that have an end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO
+
+from mtpcore.errors import ModelFileError
+
+__all__ = ["open_regular", "open_stream", "read_regular", "take_path"]
+
+
+def take_path(path: str | PathLike[str]) -> Path:
+    """Return a path that the system can be asked for.
+
+    Raises
+    ------
+    ModelFileError
+        It is no text, or one that no file can have as its name.
+    """
+    try:
+        found = Path(path)
+        if b"\0" in os.fsencode(found):
+            raise ValueError("a zero byte")
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(
+            "not a path", wanted="a text without zero bytes, or a path", got=_shown(path)
+        ) from error
+    return found
+
+
+def open_regular(path: Path, *, fix: str = "give a file that exists and can be read") -> BinaryIO:
+    """Open a regular file for reading; links are followed.
+
+    A pipe would block, and a device may have no end.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be opened, or is something else.
+    """
+    return _open(path, (stat.S_IFREG,), "a regular file", fix)
+
+
+def open_stream(path: Path, *, fix: str = "give a file that exists and can be read") -> BinaryIO:
+    """Open a regular file, a pipe or a terminal, to be read once.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be opened, or is something else, as a device that may have no end.
+    """
+    return _open(path, (stat.S_IFREG, stat.S_IFIFO), "a regular file or a pipe", fix)
+
+
+def read_regular(path: Path, limit: int, *, fix: str = "give the right file") -> bytes:
+    """Return the bytes of a regular file of at most ``limit`` bytes.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be read, is something else, or is longer.
+    """
+    with open_regular(path, fix=fix) as file:
+        try:
+            data = file.read(limit + 1)
+        except OSError as error:
+            raise _unreadable(path, error, fix) from error
+    if len(data) > limit:
+        raise ModelFileError(
+            "the file is too long", where=str(path), wanted=f"at most {limit} bytes", fix=fix
+        )
+    return data
+
+
+def _open(path: Path, kinds: tuple[int, ...], wanted: str, fix: str) -> BinaryIO:
+    pipes = stat.S_IFIFO in kinds
+    try:
+        # Opened without waiting for a pipe's writer, unless a pipe is what is wanted.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipes else os.O_NONBLOCK))
+        kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error, fix) from error
+    if kind in kinds or (pipes and os.isatty(handle)):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    what = "a folder, not a file" if kind == stat.S_IFDIR else "not a regular file"
+    raise ModelFileError(what, where=str(path), wanted=wanted, fix=fix)
+
+
+def _unreadable(path: Path, error: Exception, fix: str) -> ModelFileError:
+    reason = getattr(error, "strerror", None) or error
+    return ModelFileError("cannot read the file", where=_shown(path), got=reason, fix=fix)
+
+
+def _shown(path: object) -> str:
+    text = str(path)
+    return repr(path)[:80] if "\0" in text or not isinstance(path, Path) else text
