@@ -4,7 +4,7 @@ A *checkpoint* is a folder as models are published: ``config.json``, tensors in 
 files, a tokenizer. ``mtpcore convert`` reads one and asks the declarations of this module which
 tensor of the checkpoint becomes which of the file, and which metadata follows from the
 configuration. A declaration is a table; where a table cannot say it, a function of one line stands
-in it. Imports only ``mtpcore.errors``.
+in it. Imports only ``mtpcore.errors`` and ``mtpcore.sizes``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from mtpcore.errors import ModelFileError
+from mtpcore.sizes import Depth
 
 __all__ = ["Checkpoint", "Config", "Key", "Rename", "Shards", "number"]
 
@@ -30,7 +31,9 @@ class Config:
     """A checkpoint's ``config.json``, as declarations read it.
 
     A *path* names a value, with dots into nested objects: ``rope_parameters.rope_theta``. A value
-    of null counts as missing.
+    of null counts as missing. A *type* is whatever ``msgspec.convert`` takes: ``int``, ``Count``,
+    ``list[float]``; a value of another type is an error that names its path. Give one wherever a
+    number becomes a loop or an allocation: anything may stand in the file.
 
     Attributes
     ----------
@@ -58,7 +61,7 @@ class Config:
     @property
     def n_layers(self) -> int:
         """Layers of the trunk, or of a drafter in a file of its own."""
-        return int(self["num_hidden_layers"])
+        return int(self.require("num_hidden_layers", Depth))
 
     @property
     def n_blocks(self) -> int:
@@ -67,7 +70,17 @@ class Config:
 
     def __getitem__(self, path: str) -> Any:
         """Return the value at a path; raise ModelFileError where it is missing."""
-        value = self.get(path)
+        return self.require(path)
+
+    def require(self, path: str, type: Any = Any) -> Any:
+        """Return the value at a path.
+
+        Raises
+        ------
+        ModelFileError
+            It is missing, or of another type.
+        """
+        value = self.get(path, type=type)
         if value is None:
             raise ModelFileError(
                 "the configuration lacks a value",
@@ -76,15 +89,32 @@ class Config:
             )
         return value
 
-    def get(self, *paths: str, default: Any = None) -> Any:
-        """Return the value at the first path that is there, else ``default``."""
+    def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
+        """Return the value at the first path that is there, else ``default``.
+
+        Raises
+        ------
+        ModelFileError
+            It is of another type.
+        """
         for path in paths:
             value: Any = self.values
             for name in path.split("."):
                 value = value.get(name) if isinstance(value, Mapping) else None
             if value is not None:
-                return value
+                return self._convert(path, value, type)
         return default
+
+    def _convert(self, path: str, value: Any, type: Any) -> Any:
+        try:
+            return msgspec.convert(value, type)
+        except (msgspec.ValidationError, ValueError) as error:  # or broken text
+            raise ModelFileError(
+                f"wrong value: {error}",
+                where=f"{self.file}: {path}",
+                got=repr(value)[:80],
+                fix="take config.json from the published model",
+            ) from None
 
 
 Change = Callable[..., Any]
@@ -210,7 +240,7 @@ def number(*paths: str, default: float | None = None) -> Callable[[Config], floa
     """
 
     def read(config: Config) -> float | None:
-        value = config.get(*paths, default=default)
+        value: float | None = config.get(*paths, default=default, type=float)
         return None if value is None else float(value)
 
     return read

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from mtpcore.checkpoint import Config
+from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import (
     Family,
     canonical_names,
@@ -21,20 +25,24 @@ from mtpcore.conversion.metadata import family_metadata, general_metadata
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
-from mtpcore.conversion.published import read_tensors
+from mtpcore.conversion.published import convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata
 from mtpcore.conversion.types import OutType, TypeChoice
-from mtpcore.conversion.values import read_values
+from mtpcore.conversion.values import check_scales, read_values
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
+from mtpcore.paths import take_path
 from mtpcore.registry import Registry, registry
+from mtpcore.sizes import Count
 
 __all__ = ["convert"]
 
 log = logging.getLogger("mtpcore")
+_Experts = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_READ = (".json", ".safetensors", ".jinja", ".md", ".txt")
 _TYPE_OF = {dtype: kind for kind, dtype in PLAIN.items()}
 
 
@@ -87,7 +95,10 @@ def convert(
     PluginError
         As ``registry``.
     """
-    folder, known = Path(folder), registry() if plugins is None else plugins
+    folder, path = take_path(folder), take_path(path)
+    target = None if target is None else take_path(target)
+    known = registry() if plugins is None else plugins
+    _refuse_own_file(path, folder, target)
     values, published = read_config(folder), read_tensors(folder)
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
@@ -108,14 +119,17 @@ def convert(
     )
     tables = [t for t in (family.main, family.heads if mtp != "drop" else None) if t]
     metadata = family_metadata(family.architecture, tables, config)
-    n_experts = metadata.get(f"{family.architecture}.expert_count", 0)
-    if not isinstance(n_experts, int):
-        raise ModelFileError("not a number of experts", where=config.file, got=n_experts)
+    n_experts = convert_json(
+        metadata.get(f"{family.architecture}.expert_count", 0),
+        _Experts,
+        f"{config.file}: number of experts",
+    )
     tensors = {
         spelled: published[name]
         for spelled, name in canonical_names(family.main, published).items()
     }
     plan = make_plan(family, config, tensors, n_experts, mtp)
+    check_scales(plan, config)
     first_head = None if family.standalone else config.n_layers
     choice = TypeChoice(outtype, mtp_type, first_head, family.min_types)
     tokens = _tokenizer(family, config, folder, target)
@@ -126,9 +140,20 @@ def convert(
     return plan.left_out
 
 
-def _check_options(
-    family: Family, folder: Path, mtp: MTP, target: str | PathLike[str] | None
-) -> None:
+def _refuse_own_file(path: Path, *folders: Path | None) -> None:
+    """Raise where the file to write is one of those that are read."""
+    for folder in folders:
+        if folder is None or path.suffix not in _READ or not os.path.exists(path):
+            continue
+        if os.path.samefile(path.parent, folder):
+            raise ModelFileError(
+                "the file to write is one of the checkpoint",
+                where=str(path),
+                fix="give another name, as model.gguf",
+            )
+
+
+def _check_options(family: Family, folder: Path, mtp: MTP, target: Path | None) -> None:
     if family.standalone and target is None:
         raise ModelFileError(
             "a drafter with a file of its own takes its target's tokenizer",
@@ -144,27 +169,25 @@ def _check_options(
     check_parts(mtp, str(folder), standalone=family.standalone, has_heads=family.n_heads > 0)
 
 
-def _target_config(target: str | PathLike[str] | None) -> Config | None:
+def _target_config(target: Path | None) -> Config | None:
     if target is None:
         return None
-    folder = Path(target)
-    values = read_config(folder)
+    values = read_config(target)
     inner = values.get("text_config")
     return Config(
-        {**values, **inner} if isinstance(inner, dict) else values, str(folder / "config.json")
+        {**values, **inner} if isinstance(inner, dict) else values, str(target / "config.json")
     )
 
 
 def _tokenizer(
-    family: Family, config: Config, folder: Path, target: str | PathLike[str] | None
+    family: Family, config: Config, folder: Path, target: Path | None
 ) -> dict[str, Value]:
     source = config if config.target is None else config.target
     special = family.main.special_tokens
-    return tokenizer_metadata(
-        folder if target is None else Path(target),
-        source.get("vocab_size"),
-        special(config) if callable(special) else special,
-    )
+    if callable(special):
+        special = ask(special, config, what="no special tokens", where=config.file)
+    n_vocab = source.get("vocab_size", type=Count)
+    return tokenizer_metadata(folder if target is None else target, n_vocab, special)
 
 
 def _streamed(

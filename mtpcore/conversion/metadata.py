@@ -11,7 +11,9 @@ from gguf import GGML_QUANT_VERSION, GGUFWriter, size_label
 from gguf import Metadata as Card
 
 from mtpcore.checkpoint import Checkpoint, Config, Key
+from mtpcore.conversion.declared import ask
 from mtpcore.conversion.plan import PlannedTensor
+from mtpcore.conversion.published import check_small_files
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.writer import take_values
@@ -46,15 +48,8 @@ def _read(key: str, source: Any, config: Config) -> Any:
     elif isinstance(source, Key):
         value = config.get(source.name, default=source.default)
     else:
-        try:
-            value = source(config)
-        except ModelFileError:
-            raise
-        except Exception as error:  # whatever a plugin's function raises
-            raise ModelFileError(
-                f"the value cannot be computed: {type(error).__name__}: {error}",
-                where=f"{config.file}: for {key}",
-            ) from error
+        where = f"{config.file}: for {key}"
+        value = ask(source, config, what="the value cannot be computed", where=where)
     plain = (bool, int, float, str, np.ndarray, np.generic)
     listed = isinstance(value, list | tuple) and all(isinstance(v, plain) for v in value)
     if value is None or isinstance(value, plain):
@@ -73,6 +68,7 @@ def general_metadata(
 
     The ``gguf`` package reads the model card and the configuration for it.
     """
+    check_small_files(folder)
     writer = GGUFWriter(None, "none")
     for tensor in tensors:
         n_bytes = 4 * int(np.prod(tensor.shape, dtype=np.int64))
@@ -80,14 +76,18 @@ def general_metadata(
     total, shared, experts, n_experts = writer.get_total_parameter_count()
     try:
         card = Card.load(None, folder, None, total)
-    except Exception as error:  # whatever a malformed model card makes of its parsers
-        raise ModelFileError("malformed model card", where=str(folder), got=error) from error
-    card.name = card.name or folder.resolve().name
-    if card.size_label is None and total > 0:
-        card.size_label = size_label(total, shared, experts, n_experts)
-    writer.add_type("model")
-    card.set_gguf_meta_model(writer)
-    found = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
+        card.name = card.name or folder.resolve().name
+        if card.size_label is None and total > 0:
+            card.size_label = size_label(total, shared, experts, n_experts)
+        writer.add_type("model")
+        card.set_gguf_meta_model(writer)
+        found = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
+    except Exception as error:  # whatever malformed files make of their parsers
+        raise ModelFileError(
+            "malformed model card or generation_config.json",
+            where=str(folder),
+            got=str(error)[:200],
+        ) from error
     strange = {k: v for k, v in found.items() if not _is_plain(k, v)}
     if strange:
         raise ModelFileError(

@@ -10,11 +10,15 @@ from typing import cast
 from mtpcore.errors import GraphError, ModelFileError, PluginError
 from mtpcore.gguf import StreamedTensor, stream_model_file
 from mtpcore.gguf.header import Value
-from mtpcore.graph import GraphType
+from mtpcore.gguf.types import PLAIN, type_name
+from mtpcore.graph import GraphType, Program
 from mtpcore.loading import load_model
+from mtpcore.model import Model
 from mtpcore.registry import Registry
 
 __all__ = ["Report", "write_checked"]
+
+_SAMPLE = "Ab 12\n\u00e9\u4e2d"
 
 Report = Callable[[int, int], None]
 """``report(n_bytes, total)``: how much of the data has been written."""
@@ -54,6 +58,36 @@ def write_checked(
     )
 
 
+def _try_tokenizer(model: Model, path: Path) -> None:
+    """Encode a text and decode it; a file without a tokenizer that is supported passes."""
+    tokenizer, n_vocab = model.tokenizer, model.hparams.n_vocab
+    if tokenizer is None:
+        return
+    if tokenizer.n_vocab > n_vocab:
+        raise ModelFileError(
+            "the tokenizer has more tokens than the model has rows",
+            where=str(path),
+            wanted=f"at most {n_vocab}",
+            got=tokenizer.n_vocab,
+            fix="take the tokenizer that was published with the model",
+        )
+    tokenizer.decode(tokenizer.encode(_SAMPLE, parse_special=True))
+
+
+def _refuse_integers(model: Model, program: Program, path: Path) -> None:
+    """Raise where a graph computes with integers: they are ids, or fractions misread."""
+    for name in program.weights():
+        kind = model.tensors[name].type
+        if kind in PLAIN and PLAIN[kind].kind == "i":
+            raise ModelFileError(
+                "integers where the graph takes fractions",
+                where=f"{path}: tensor {name!r}",
+                wanted="F32, F16, BF16 or blocks",
+                got=type_name(kind),
+                fix="correct the tensor's type where it comes from",
+            )
+
+
 def _build_graphs(part: Path, path: Path, known: Registry) -> None:
     """Load the unfinished file and build what can be built of it alone."""
     try:
@@ -67,12 +101,15 @@ def _build_graphs(part: Path, path: Path, known: Registry) -> None:
             fix="correct it where it comes from: config.json, or the file that is quantised",
         ) from error
     with opened as model:
+        _try_tokenizer(model, path)
         try:
             if model.file_layout != "mtp-only":
-                model.program()
+                _refuse_integers(model, model.program(), path)
             for drafter in model.drafters if model.spec is not None else ():
                 for head in range(cast(int, drafter.heads.count)):
-                    model.program(GraphType(drafter.graph_type), drafter=drafter, head=head)
+                    kind = GraphType(drafter.graph_type)
+                    program = model.program(kind, drafter=drafter, head=head)
+                    _refuse_integers(model, program, path)
         except (GraphError, PluginError) as error:
             raise ModelFileError(
                 f"the model's graph does not fit its tensors: {error.what}",

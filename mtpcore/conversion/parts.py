@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from mtpcore.errors import ModelFileError
 
@@ -25,6 +25,9 @@ def check_parts(
     mtp: MTP, where: str, *, standalone: bool, has_heads: bool, has_trunk: bool = True
 ) -> None:
     """Raise ModelFileError where there is no such part to be had."""
+    if mtp not in get_args(MTP):
+        wanted = ", ".join(get_args(MTP))
+        raise ModelFileError("no such part", where="mtp", wanted=wanted, got=repr(mtp)[:80])
     if mtp == "keep":
         return
     fix = f"leave --mtp {mtp} out"

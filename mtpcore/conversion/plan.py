@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from mtpcore.checkpoint import Checkpoint, Config, Rename
+from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import Family, pattern
 from mtpcore.conversion.parts import MTP, left_out_of
-from mtpcore.conversion.published import PublishedTensor
+from mtpcore.conversion.published import PublishedTensor, convert_json
 from mtpcore.errors import ModelFileError
 
 __all__ = ["Plan", "PlannedTensor", "make_plan"]
 
 SCALES = "_scale_inv"
+
+_MOST_LAYERS = 1 << 10
+_MOST_NAMES = 1 << 18  # three times what the largest published checkpoint has
+_MOST_AXES = 4
+_Layers = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(max_length=_MOST_LAYERS)
+]
 
 
 class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,20 +159,46 @@ def make_plan(
 def _wishes(
     table: Checkpoint, config: Config, n_experts: int, blocks: range, in_head: bool
 ) -> Iterator[_Wish]:
+    n_names = 0
     for rename in table.tensors:
         if "{n}" not in rename.tensor:
             yield _Wish(rename.tensor, (rename.source,), rename, None, in_head)
             continue
-        numbers = blocks if rename.layers is None else rename.layers(config)
-        for i, n in enumerate(numbers):
+        for i, n in enumerate(_layers(rename, config, blocks)):
             name = rename.source.replace("{n}", str(n)).replace("{i}", str(i))
             experts = range(n_experts) if "{e}" in name else range(1)
+            n_names += len(experts)
+            if n_names > _MOST_NAMES:
+                raise ModelFileError(
+                    "the configuration asks for more tensors than any checkpoint has",
+                    where=config.file,
+                    wanted=f"at most {_MOST_NAMES} for all layers and experts",
+                    got=f"{n_experts} experts, {config.n_layers} layers",
+                )
             names = tuple(name.replace("{e}", str(e)) for e in experts)
             yield _Wish(rename.tensor.replace("{n}", str(n)), names, rename, n, in_head)
 
 
+def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
+    """Return the blocks of which a rename speaks, as many as a model may have."""
+    if rename.layers is None:
+        return blocks
+    layers = rename.layers
+    where = f"{config.file}: for {rename.tensor}"
+    # Not the whole of it: a range may be as long as any number in a file.
+    found = ask(
+        lambda: [*islice(layers(config), _MOST_LAYERS + 1)],
+        what="its layers cannot be computed",
+        where=where,
+    )
+    return convert_json(found, _Layers, where)
+
+
 def _optional(rename: Rename, config: Config) -> bool:
-    return rename.optional(config) if callable(rename.optional) else rename.optional
+    if not callable(rename.optional):
+        return rename.optional
+    where = f"{config.file}: for {rename.tensor}"
+    return bool(ask(rename.optional, config, what="whether it may be missing", where=where))
 
 
 def _is_copy(wish: _Wish, tensors: Mapping[str, PublishedTensor]) -> bool:
@@ -174,6 +210,7 @@ def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
     """Raise where anything is missing or unknown."""
     if not missing and not unknown:
         return
+    missing, unknown = ([_spelt(name) for name in names] for names in (missing, unknown))
     counts = [f"{len(missing)} missing"] * bool(missing) + [f"{len(unknown)} unknown"] * bool(
         unknown
     )
@@ -187,11 +224,24 @@ def _refuse(missing: list[str], unknown: list[str], config: Config) -> None:
     )
 
 
+def _spelt(name: str) -> str:
+    """Return a name; one that could steer a terminal is escaped."""
+    return name if name.isprintable() else repr(name)
+
+
 def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
     sources = tuple(tensors[name] for name in wish.names)
     shapes = {source.shape for source in sources}
     if len(shapes) > 1:
         raise ModelFileError("experts of different shapes", where=wish.tensor, got=sorted(shapes))
+    shape = sources[0].shape
+    if 0 in shape or len(shape) > _MOST_AXES:
+        raise ModelFileError(
+            "no model file holds a tensor of this shape",
+            where=f"{sources[0].file}: tensor {sources[0].name!r}",
+            wanted=f"up to {_MOST_AXES} axes, none of them empty",
+            got=list(shape),
+        )
     trial = _trial(sources[0], wish.rename, config)
     stacked = "{e}" in wish.rename.source
     return PlannedTensor(
@@ -222,20 +272,23 @@ def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) 
     """
     if rename.change is None:
         return values
-    try:
-        return np.asarray(rename.change(values, config))
-    except ModelFileError:
-        raise
-    except Exception as error:  # whatever a plugin's function raises
-        raise ModelFileError(
-            f"cannot make {rename.tensor} of it: {type(error).__name__}: {error}",
+    return np.asarray(
+        ask(
+            rename.change,
+            values,
+            config,
+            what=f"cannot make {rename.tensor} of it, of shape {list(values.shape)}",
             where=f"{config.file}: tensor {name}",
-            got=values.shape,
-        ) from error
+        )
+    )
 
 
 def _made(table: Checkpoint, config: Config) -> list[PlannedTensor]:
-    found = {name: make(config) for name, make in table.made}
+    what = "the tensor cannot be computed"
+    found = {
+        name: ask(make, config, what=what, where=f"{config.file}: for {name}")
+        for name, make in table.made
+    }
     return [
         PlannedTensor(
             name=name,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,12 +17,27 @@ from safetensors import SafetensorError, safe_open
 
 from mtpcore.conversion.float8 import e4m3_values
 from mtpcore.errors import ModelFileError
+from mtpcore.paths import open_regular, read_regular
 
-__all__ = ["PublishedTensor", "read_json", "read_tensors"]
+__all__ = ["PublishedTensor", "check_small_files", "convert_json", "read_json", "read_tensors"]
 
 log = logging.getLogger("mtpcore")
 
+T = TypeVar("T")
+
 _INDEX = "model.safetensors.index.json"
+_LONGEST = 64 << 20  # bytes of a JSON file; the largest published tokenizers need about 35 MB
+_LONGEST_TEXT = 4 << 20  # bytes of a model card, a template, merges
+_SMALL_FILES = (
+    "README.md",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "merges.txt",
+)
+_FIX = "give the folder that holds it, as the model was published"
 _PLAIN = {
     "F64": "<f8",
     "F32": "<f4",
@@ -80,9 +96,7 @@ class PublishedTensor(msgspec.Struct, frozen=True):
         width = math.prod(self.shape[1:])
         item = _WIDTHS[self.kind]
         # Read, not mapped: pages of a map would count as this process's memory.
-        with open(self.file, "rb") as file:
-            file.seek(self.begin + begin * width * item)
-            data = file.read((end - begin) * width * item)
+        data = self._read(begin * width * item, (end - begin) * width * item)
         shape = (end - begin, *self.shape[1:]) if self.shape else ()
         if self.kind == "BF16":
             bits = np.frombuffer(data, "<u2").astype(np.uint32)
@@ -99,43 +113,73 @@ class PublishedTensor(msgspec.Struct, frozen=True):
         """Say whether both hold the same bytes, reading a little at a time."""
         if (self.kind, self.shape) != (other.kind, other.shape):
             return False
-        with open(self.file, "rb") as mine, open(other.file, "rb") as theirs:
-            mine.seek(self.begin)
-            theirs.seek(other.begin)
-            left = self.n_bytes
-            while left:
-                step = min(left, 1 << 20)
-                if mine.read(step) != theirs.read(step):
-                    return False
-                left -= step
-        return True
+        steps = range(0, self.n_bytes, 1 << 20)
+        return all(self._read(at, 1 << 20) == other._read(at, 1 << 20) for at in steps)
+
+    def _read(self, begin: int, n_bytes: int) -> bytes:
+        """Return bytes of the tensor, as many as there are up to its end."""
+        n_bytes = min(n_bytes, self.n_bytes - begin)
+        with open_regular(self.file, fix=_FIX) as file:
+            file.seek(self.begin + begin)
+            data = file.read(n_bytes)
+        if len(data) < n_bytes:
+            raise ModelFileError(
+                "the file has become shorter",
+                where=f"{self.file}: tensor {self.name!r}",
+                fix="leave the checkpoint alone while it is read, and convert it again",
+            )
+        return data
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
+def read_json(path: Path, type: type[T] = dict[str, Any]) -> T:  # type: ignore[assignment]
+    """Return what a JSON file holds, an object or a struct.
 
     Raises
     ------
     ModelFileError
-        It cannot be read, or is no object.
+        It cannot be read, is too long, or holds something else.
     """
+    data = read_regular(path, _LONGEST, fix=_FIX)
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        reason = error.strerror or error
-        raise ModelFileError(
-            "cannot read the file",
-            where=str(path),
-            got=reason,
-            fix="give the folder that holds it, as the model was published",
-        ) from error
+        found = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
             "not JSON", where=str(path), got=str(error)[:80], fix="fetch the file again"
         ) from error
     if not isinstance(found, dict):
-        raise ModelFileError("not an object", where=str(path), got=type(found).__name__)
-    return found
+        raise ModelFileError("not an object", where=str(path), got=found.__class__.__name__)
+    return convert_json(found, type, str(path))
+
+
+def convert_json(value: object, type: type[T], where: str) -> T:
+    """Return a value that came from JSON as the type that it must have.
+
+    Raises
+    ------
+    ModelFileError
+        It is of another, or a number is out of range.
+    """
+    try:
+        return msgspec.convert(value, type)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:  # or broken text
+        raise ModelFileError(
+            f"malformed: {str(error)[:200]}",
+            where=where,
+            fix="fetch the file again, as it was published",
+        ) from error
+
+
+def check_small_files(folder: Path) -> None:
+    """Raise where a file that the ``gguf`` package will read has no end, or is none.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the file.
+    """
+    for pattern in _SMALL_FILES:
+        for path in folder.glob(pattern):
+            read_regular(path, _LONGEST_TEXT, fix="correct the file, or remove it: it is optional")
 
 
 def read_tensors(folder: str | PathLike[str]) -> dict[str, PublishedTensor]:
@@ -166,7 +210,7 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, PublishedTensor]:
 def _files(folder: Path) -> list[Path]:
     there = sorted(folder.glob("*.safetensors"))
     index = folder / _INDEX
-    if not index.exists():
+    if not os.path.lexists(index):
         if not there:
             raise ModelFileError(
                 "no tensors in this folder",
@@ -176,12 +220,19 @@ def _files(folder: Path) -> list[Path]:
                 fix="download the model's .safetensors files; others are not read",
             )
         return there
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, Mapping) or not all(isinstance(n, str) for n in names.values()):
-        raise ModelFileError("not an index of tensors", where=str(index), wanted="a weight_map")
-    listed = sorted({folder / Path(name).name for name in names.values()})
+    names = read_json(index, _Index).weight_map
+    for name in sorted({*names.values()}):
+        if name in ("", ".", "..") or "\0" in name or "/" in name:
+            raise ModelFileError(
+                "the index names a file outside its folder",
+                where=str(index),
+                wanted="names without a path",
+                got=repr(name)[:80],
+                fix="fetch the file again, as it was published",
+            )
+    listed = sorted({folder / name for name in names.values()})
     for path in listed:
-        if not path.exists():
+        if not os.path.lexists(path):
             raise ModelFileError(
                 "a file of the checkpoint is missing", where=str(path), fix="download it as well"
             )
@@ -198,8 +249,15 @@ def _files(folder: Path) -> list[Path]:
     return listed
 
 
+class _Index(msgspec.Struct):
+    """Which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
 def _read_file(path: Path) -> Iterator[PublishedTensor]:
     """Yield the tensors of one file; ``safetensors`` checks its header."""
+    open_regular(path, fix="download the file again").close()
     try:
         with safe_open(path, "numpy") as file:
             with open(path, "rb") as raw:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
 from mtpcore.loading import find_model, load_model
 from mtpcore.model import Model
+from mtpcore.paths import take_path
 from mtpcore.registry import Registry, registry
 
 __all__ = ["quantize"]
@@ -69,12 +70,12 @@ def quantize(
         paths are the same file. No file is left behind.
     """
     known = registry() if plugins is None else plugins
-    source, path = find_model(source), Path(path)
-    if path.exists() and path.samefile(source):
-        raise ModelFileError(
-            "the file to write is the one to read", where=str(path), fix="give another name"
-        )
+    source, path = find_model(source), take_path(path)
     with load_model(source, plugins=known) as model:
+        if os.path.exists(path) and any(os.path.samefile(path, part) for part in model.paths):
+            raise ModelFileError(
+                "the file to write is the one to read", where=str(path), fix="give another name"
+            )
         n_layers = model.hparams.n_layers if model.spec else None
         check_parts(
             mtp,

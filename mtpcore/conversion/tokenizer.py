@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from gguf import GGUFWriter, SpecialVocab
 
-from mtpcore.conversion.published import read_json
+from mtpcore.conversion.published import check_small_files, convert_json, read_json
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.pretokenizers import name_pretokenizer
@@ -23,6 +25,63 @@ _KEY = "tokenizer.ggml."
 _KINDS = {"unknown": "unk", "padding": "pad"}
 # Some checkpoints do not mark their control tokens as special.
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>", re.DOTALL)
+_SPACE_BYTE = "\u0120"  # spells a space in byte-level vocabularies
+
+_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+
+
+class _Added(msgspec.Struct):
+    """A token beside the vocabulary."""
+
+    id: _Token
+    content: str
+    special: bool | None = False
+
+
+class _Pattern(msgspec.Struct):
+    """What a step looks for."""
+
+    regex: str | None = msgspec.field(name="Regex", default=None)
+
+
+class _Step(msgspec.Struct):
+    """A step of a normalizer or a pre-tokenizer, or several."""
+
+    type: str | None = None
+    pattern: _Pattern | None = None
+    prepend: str | None = None
+    add_prefix_space: bool | None = None
+    use_regex: bool | None = True
+    prepend_scheme: str | None = "always"
+    pretokenizers: list[_Step] | None = None
+    normalizers: list[_Step] | None = None
+
+    @property
+    def parts(self) -> Sequence[_Step]:
+        """The steps of which this one consists, or itself."""
+        inner = self.pretokenizers if self.normalizers is None else self.normalizers
+        return (self,) if inner is None else inner
+
+
+class _Source(msgspec.Struct):
+    """What ``tokenizer.json`` says, as far as model files hold it."""
+
+    model: dict[str, Any] | None = None
+    added_tokens: list[_Added] | None = None
+    normalizer: _Step | None = None
+    pre_tokenizer: _Step | None = None
+
+
+class _Pairs(msgspec.Struct):
+    """Byte-pair encoding: ``model`` in that file."""
+
+    vocab: dict[str, _Token] | None = None
+    merges: list[str | tuple[str, str]] | None = None
+    byte_fallback: bool | None = False
+    ignore_merges: bool | None = False
+    unk_token: str | None = None
+    continuing_subword_prefix: str | None = None
+    end_of_word_suffix: str | None = None
 
 
 def tokenizer_metadata(
@@ -44,27 +103,30 @@ def tokenizer_metadata(
         The tokenizer is missing, malformed, or of a kind that model files cannot hold.
     """
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         raise ModelFileError(
             "no tokenizer",
             where=str(path),
             fix="write it with transformers: AutoTokenizer, from_pretrained, then save_pretrained",
         )
-    source = read_json(path)
-    model = source.get("model")
-    if not isinstance(model, Mapping) or model.get("type") != "BPE":
-        kind = model.get("type") if isinstance(model, Mapping) else model
-        raise _error(path, "no byte-pair encoding", "model.type BPE", kind)
+    check_small_files(folder)
+    source = read_json(path, _Source)
+    kind = (source.model or {}).get("type")
+    if kind != "BPE":
+        raise _error(path, "no byte-pair encoding", "model.type BPE", repr(kind)[:80])
+    model = convert_json(source.model, _Pairs, f"{path}: model")
+    affix = model.continuing_subword_prefix or model.end_of_word_suffix
+    if affix:
+        raise _error(path, "parts of words have an affix", "none", repr(affix)[:80])
     texts, added = _texts(source, model, path)
-    pieces = bool(model.get("byte_fallback"))
-    n_tokens = n_vocab if n_vocab is not None else max(texts, default=-1) + 1
-    if texts and max(texts) >= n_tokens:
+    pieces = bool(model.byte_fallback)
+    n_tokens = n_vocab if n_vocab is not None else max(texts) + 1
+    if max(texts) >= n_tokens:
         raise _error(path, "more tokens than the model has", n_tokens, max(texts) + 1)
     tokens = [texts.get(i, f"[PAD{i}]") for i in range(n_tokens)]
-    types = [
-        _type(i, texts, added, model.get("unk_token") if pieces else None, pieces)
-        for i in range(n_tokens)
-    ]
+    unknown = model.unk_token if pieces else None
+    types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
+    pairs = _split(model.merges or [], model, path)
     made: dict[str, Value] = {
         f"{_KEY}model": "llama" if pieces else "gpt2",
         f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, path),
@@ -72,10 +134,16 @@ def tokenizer_metadata(
         f"{_KEY}token_type": np.array(types, np.int32),
     }
     if pieces:
-        made[f"{_KEY}scores"] = _scores(tokens, model, path)
+        made[f"{_KEY}scores"] = _scores(tokens, pairs)
         made[f"{_KEY}add_space_prefix"] = _adds_space(source)
-    made.update(_special(folder, path, n_tokens, special_tokens, texts, merges=not pieces))
-    return made
+    ids = {text: token for token, text in texts.items()}
+    found = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
+    for kind, text in special_tokens:
+        if text in ids:
+            found.special_token_ids.setdefault(_KINDS.get(kind, kind), ids[text])
+    if not pieces:
+        found.merges = _spell(pairs or _split(found.merges, model, path), path)
+    return made | _stored(found, path)
 
 
 def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:
@@ -84,20 +152,20 @@ def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError
     )
 
 
-def _texts(
-    source: Mapping[str, Any], model: Mapping[str, Any], path: Path
-) -> tuple[dict[int, str], dict[int, bool]]:
+def _texts(source: _Source, model: _Pairs, path: Path) -> tuple[dict[int, str], dict[int, bool]]:
     """Return token texts by id, and which are added ones, with whether they are special."""
-    vocab, entries = model.get("vocab"), source.get("added_tokens") or []
-    try:
-        texts = {int(token): str(text) for text, token in dict(vocab or {}).items()}
-        added = {int(one["id"]): bool(one.get("special")) for one in entries}
-        texts.update({int(one["id"]): str(one["content"]) for one in entries})
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _error(path, f"malformed vocabulary ({error!r})", "texts and ids", None) from error
-    if any(token < 0 for token in texts):
-        raise _error(path, "a negative token id", "0 and up", min(texts))
-    return texts, added
+    vocab, entries = model.vocab or {}, source.added_tokens or []
+    plain = {token: text for text, token in vocab.items()}
+    more = {one.id: one.content for one in entries}
+    if len(plain) < len(vocab):
+        token, text = next((t, text) for text, t in vocab.items() if plain[t] != text)
+        raise _error(path, "two tokens have one id", f"{plain[token]!r} alone", f"{text!r} too")
+    if clash := [one for one in entries if more[one.id] != one.content]:
+        one = clash[0]
+        raise _error(path, "two tokens have one id", f"{more[one.id]!r} alone", repr(one.content))
+    if not plain and not more:
+        raise _error(path, "it has no tokens", "at least one", None)
+    return plain | more, {one.id: bool(one.special) for one in entries}
 
 
 def _type(
@@ -116,79 +184,88 @@ def _type(
     return NORMAL
 
 
-def _pretokenizer(source: Mapping[str, Any], model: Mapping[str, Any], path: Path) -> str:
+def _pretokenizer(source: _Source, model: _Pairs, path: Path) -> str:
     """Name how text is cut into words."""
-    steps = source.get("pre_tokenizer") or {}
-    parts = steps.get("pretokenizers", [steps]) if isinstance(steps, Mapping) else []
+    parts = (source.pre_tokenizer or _Step()).parts
     patterns: list[str] = []
     for part in parts:
-        kind = part.get("type")
-        if kind == "Split" and "Regex" in (part.get("pattern") or {}):
-            patterns.append(str(part["pattern"]["Regex"]))
+        kind = part.type
+        if kind == "Split" and part.pattern is not None and part.pattern.regex is not None:
+            patterns.append(part.pattern.regex)
         elif kind == "ByteLevel" and part is parts[-1]:
-            if part.get("add_prefix_space"):
+            if part.add_prefix_space:
                 raise _error(path, "a space is put before the text", "none", kind)
-            if part.get("use_regex", True):
+            if part.use_regex:
                 patterns.append("")  # the expression that this step brings along
         else:
             raise _error(path, "an unknown step of its pre-tokenizer", "Split, ByteLevel", kind)
-    name = name_pretokenizer(tuple(patterns), bool(model.get("ignore_merges")))
+    name = name_pretokenizer(tuple(patterns), bool(model.ignore_merges))
     if name is None:
         raise _error(path, "no model file has a name for its pre-tokenizer", None, patterns)
     return name
 
 
-def _scores(tokens: list[str], model: Mapping[str, Any], path: Path) -> np.ndarray:
+def _split(
+    merges: Sequence[str | tuple[str, str]], model: _Pairs, path: Path
+) -> list[tuple[str, str]]:
+    """Return merges as pairs; the ``tokenizers`` package refuses those that name no tokens, too."""
+    vocab, pairs = model.vocab or {}, []
+    for one in merges:
+        pair = tuple(one.split(" ")) if isinstance(one, str) else one
+        if len(pair) != 2:
+            raise _error(path, "a merge is not a pair", 2, pair[:9])
+        left, right = pair
+        if not (left and right and left in vocab and right in vocab and left + right in vocab):
+            raise _error(path, "a merge names no tokens", "texts of the vocabulary", pair)
+        pairs.append((left, right))
+    return pairs
+
+
+def _spell(pairs: list[tuple[str, str]], path: Path) -> list[str]:
+    """Return merges as byte-level vocabularies of model files hold them."""
+    if not pairs:
+        raise _error(path, "it has no merges", "at least one", None)
+    return [" ".join(text.replace(" ", _SPACE_BYTE) for text in pair) for pair in pairs]
+
+
+def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> np.ndarray:
     """Return a score for each piece: the rank of the merge that makes it, negated.
 
     Joining the neighbours whose piece scores best then makes the same pieces as the merges do. A
     piece that no merge makes scores worst.
     """
     ranks: dict[str, int] = {}
-    merges = _merges(model, path)
     for rank, pair in enumerate(merges):
         ranks.setdefault("".join(pair), rank)
     return np.array([-float(ranks.get(text, len(merges))) for text in tokens], np.float32)
 
 
-def _merges(model: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
-    pairs = [
-        tuple(one.split(" ")) if isinstance(one, str) else tuple(one)
-        for one in model.get("merges") or []
-    ]
-    if any(len(pair) != 2 for pair in pairs):
-        raise _error(path, "a merge is not a pair", 2, next(p for p in pairs if len(p) != 2))
-    return pairs  # type: ignore[return-value]
-
-
-def _adds_space(source: Mapping[str, Any]) -> bool:
+def _adds_space(source: _Source) -> bool:
     """Say whether a text gets a space in front."""
-    step = source.get("normalizer") or {}
-    steps = [*step.get("normalizers", [step])]
-    if any(one.get("type") == "Prepend" and one.get("prepend") == SPACE for one in steps):
+    steps = source.normalizer.parts if source.normalizer is not None else ()
+    if any(one.type == "Prepend" and one.prepend == SPACE for one in steps):
         return True
-    cut = source.get("pre_tokenizer") or {}
-    return cut.get("type") == "Metaspace" and cut.get("prepend_scheme", "always") != "never"
+    cut = source.pre_tokenizer
+    return cut is not None and cut.type == "Metaspace" and cut.prepend_scheme != "never"
 
 
-def _special(
-    folder: Path,
-    path: Path,
-    n_tokens: int,
-    special_tokens: Iterable[tuple[str, str]],
-    texts: Mapping[int, str],
-    *,
-    merges: bool,
-) -> dict[str, Value]:
-    """Return merges, special ids and chat template, as the ``gguf`` package finds them."""
-    ids = {text: token for token, text in texts.items()}
+def _find_special(folder: Path, path: Path, n_tokens: int, *, load_merges: bool) -> SpecialVocab:
+    """Return special ids and chat template, as the ``gguf`` package finds them.
+
+    And merges from a file of their own, where they are wanted.
+    """
+    try:
+        return SpecialVocab(folder, load_merges=load_merges, n_vocab=n_tokens)
+    except Exception as error:  # whatever malformed files make of its parsers
+        raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error
+
+
+def _stored(found: SpecialVocab, path: Path) -> dict[str, Value]:
+    """Return merges, special ids and chat template as metadata."""
     writer = GGUFWriter(None, "none")
     try:
-        found = SpecialVocab(folder, load_merges=merges, n_vocab=n_tokens)
-        for kind, text in special_tokens:
-            if text in ids:
-                found.special_token_ids.setdefault(_KINDS.get(kind, kind), ids[text])
         found.add_to_gguf(writer, quiet=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _error(path, f"malformed ({error!r})", None, None) from error
-    return {k: v for k, v in take_values(writer).items() if k.startswith("tokenizer.")}
+        values = take_values(writer)
+    except Exception as error:  # whatever is no template, or no id
+        raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error
+    return {k: v for k, v in values.items() if k.startswith("tokenizer.")}

@@ -8,14 +8,63 @@ from collections.abc import Iterator
 import numpy as np
 
 from mtpcore.checkpoint import Config
+from mtpcore.conversion.declared import ask
 from mtpcore.conversion.float8 import find_ranks, regroup, scale_blocks
 from mtpcore.conversion.plan import Plan, PlannedTensor, apply_change
 from mtpcore.conversion.published import PublishedTensor
 from mtpcore.errors import ModelFileError
+from mtpcore.sizes import Count
 
-__all__ = ["read_values"]
+__all__ = ["check_scales", "read_values"]
 
 _PIECE = 1 << 20  # values read at once where nothing forbids it
+
+
+def check_scales(plan: Plan, config: Config) -> None:
+    """Check that matrices of eight bits can be multiplied by their scales.
+
+    Raises
+    ------
+    ModelFileError
+        Naming the scales that are not one for each block.
+    """
+    for planned in plan.tensors:
+        for source in planned.sources:
+            scales = plan.scales.get(source.name)
+            if scales is not None:
+                _check(planned, source, scales, config)
+
+
+def _check(
+    planned: PlannedTensor, source: PublishedTensor, scales: PublishedTensor, config: Config
+) -> None:
+    where, shape, block = f"{scales.file}: {scales.name}", source.shape, _block(config)
+    if len(shape) != 2 or scales.is_integer:
+        raise ModelFileError(
+            "only matrices have scales, which are fractions",
+            where=where,
+            wanted="fractions for two axes",
+            got=f"{scales.kind} for {len(shape)}",
+        )
+    n_columns = -(-shape[1] // block[1])
+    if planned.rename.shards is None:
+        wanted = (-(-shape[0] // block[0]), n_columns)
+    else:
+        shards = planned.rename.shards
+        n_ranks = find_ranks(shape[0], scales.n_rows, block[0], shards.ranks)
+        wanted = (scales.n_rows, n_columns)
+        parts = ask(shards.parts, config, planned.n, what="no parts of the matrix", where=where)
+        if sum(parts) != shape[0] or any(part < 0 or part % n_ranks for part in parts):
+            raise ModelFileError(
+                "the matrix is not cut as the configuration says",
+                where=f"{source.file}: {source.name}",
+                wanted=f"{n_ranks} ranks of {' + '.join(map(str, parts))} rows",
+                got=f"{shape[0]} rows",
+            )
+    if scales.shape != wanted:
+        raise ModelFileError(
+            "not one scale for each block", where=where, wanted=wanted, got=scales.shape
+        )
 
 
 def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[np.ndarray]:
@@ -53,8 +102,7 @@ def _pieces(
         end = min(begin + step, source.n_rows)
         values = source.rows(begin, end)
         if scales is not None:
-            rows = _checked(source, scales, config)[begin // block[0] : -(-end // block[0])]
-            scale_blocks(values, rows, block)
+            scale_blocks(values, scales.rows()[begin // block[0] : -(-end // block[0])], block)
         yield values
 
 
@@ -69,7 +117,7 @@ def _whole(
         return values
     shards, block = planned.rename.shards, _block(config)
     if shards is None:
-        scale_blocks(values, _checked(source, scales, config), block)
+        scale_blocks(values, scales.rows(), block)
         return values
     n_ranks = find_ranks(len(values), scales.n_rows, block[0], shards.ranks)
     scale_blocks(values, scales.rows(), block, n_ranks)
@@ -77,18 +125,6 @@ def _whole(
 
 
 def _block(config: Config) -> tuple[int, int]:
-    rows, columns = config.get("quantization_config.weight_block_size", default=(128, 128))
-    return int(rows), int(columns)
-
-
-def _checked(source: PublishedTensor, scales: PublishedTensor, config: Config) -> np.ndarray:
-    """Return the scales; raise where they are not one for each block."""
-    wanted = tuple(-(-n // b) for n, b in zip(source.shape, _block(config), strict=False))
-    if scales.shape != wanted:
-        raise ModelFileError(
-            "not one scale for each block",
-            where=f"{scales.file}: {scales.name}",
-            wanted=wanted,
-            got=scales.shape,
-        )
-    return scales.rows()
+    path, default = "quantization_config.weight_block_size", (128, 128)
+    block: tuple[int, int] = config.get(path, default=default, type=tuple[Count, Count])
+    return block

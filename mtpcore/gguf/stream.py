@@ -17,6 +17,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.gguf.writer import add_value
+from mtpcore.paths import take_path
 
 __all__ = ["StreamedTensor", "stream_model_file"]
 
@@ -79,15 +80,16 @@ def stream_model_file(
     ModelFileError
         If the file cannot be written.
     """
-    path = Path(path)
+    path = take_path(path)
+    if not path.name:  # the root, or the folder in which we are
+        raise _irregular(path)
     part = path.with_name(path.name + ".part")
     try:
-        if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
-            raise ModelFileError(
-                "not a regular file: it cannot be written anew",
-                where=str(path),
-                fix="give the name of the file to write",
-            )
+        # A folder, a pipe or a device cannot be replaced, and nobody's link is written through.
+        if path.exists() and not path.is_file():
+            raise _irregular(path)
+        if part.is_symlink() or (part.exists() and not part.is_file()):
+            raise _irregular(part)
         try:
             offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
             os.truncate(part, n_bytes)
@@ -119,6 +121,14 @@ def stream_model_file(
             got=reason,
             fix="give a path in a folder that exists, can be written, and has room",
         ) from error
+
+
+def _irregular(path: Path) -> ModelFileError:
+    return ModelFileError(
+        "not a regular file: it cannot be written anew",
+        where=str(path),
+        fix="give the name of the file to write",
+    )
 
 
 def _write_header(

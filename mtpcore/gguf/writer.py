@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Mapping
+from operator import index
 from os import PathLike
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
@@ -81,7 +84,20 @@ def write_model_file(
 
 
 def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
-    """Add a metadata value, stored as ``write_model_file`` says."""
+    """Add a metadata value, stored as ``write_model_file`` says.
+
+    Raises
+    ------
+    ModelFileError
+        A model file cannot hold it.
+    """
+    if not _fits(value):
+        raise ModelFileError(
+            "a model file cannot hold this value",
+            where=f"metadata key {key!r}",
+            wanted="numbers of up to 64 bits (in lists 32), valid text, lists of one kind",
+            got=repr(value)[:80],
+        )
     if key == "general.alignment":
         writer.add_custom_alignment(value)
     elif isinstance(value, np.ndarray | np.generic):
@@ -108,15 +124,44 @@ def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
         writer.add_key_value(key, [_bytes(item) for item in value], GGUFValueType.ARRAY, kind)
 
 
+def _fits(value: object, in_list: bool = False) -> bool:
+    """Say whether a metadata value can be stored."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind == "b" or value.dtype.str[1:] in _STORED
+    if isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        low, high = (-(1 << 31), 1 << 31) if in_list else (-(1 << 63), 1 << 64)
+        return low <= value < high
+    if isinstance(value, list):
+        alike = all(isinstance(one, type(value[0])) for one in value)
+        return alike and all(_fits(one, True) for one in value)
+    try:
+        if isinstance(value, float):
+            struct.pack("<f", value)
+        else:
+            _bytes(value)  # type: ignore[arg-type]
+    except (OverflowError, UnicodeEncodeError):
+        return False
+    return isinstance(value, float | str)
+
+
 def take_values(writer: GGUFWriter) -> dict[str, Value]:
     """Return the metadata that was added to a writer, as ``add_value`` stores it alike."""
     dtypes = {kind: np.dtype(code if code != "b" else "?") for code, kind in _STORED.items()}
-    as_they_are = (GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.BOOL)
+    # Those that ``add_value`` makes of Python's own.
+    plain: dict[GGUFValueType, Callable[[Any], Value]] = {
+        GGUFValueType.UINT32: index,
+        GGUFValueType.FLOAT32: float,
+        GGUFValueType.BOOL: bool,
+    }
     found: dict[str, Value] = {}
     for key, stored in writer.kv_data[0].items():
         if stored.type == GGUFValueType.ARRAY and stored.sub_type in dtypes:
             found[key] = np.asarray(stored.value, dtypes[stored.sub_type])
-        elif stored.type in dtypes and stored.type not in as_they_are:
+        elif stored.type in plain:
+            found[key] = plain[stored.type](stored.value)
+        elif stored.type in dtypes:
             found[key] = dtypes[stored.type].type(stored.value)
         else:
             found[key] = stored.value

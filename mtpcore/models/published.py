@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from mtpcore.checkpoint import Config, Key, Rename, number
+from mtpcore.sizes import Count
 
 __all__ = [
     "ATTENTION",
@@ -102,7 +103,7 @@ def interleave(heads: str) -> Callable[[Any, Config], Any]:
     """
 
     def change(values: Any, config: Config) -> Any:
-        n_heads = config.get(heads, "num_attention_heads")
+        n_heads = config.get(heads, "num_attention_heads", type=Count)
         pairs = values.reshape(n_heads, 2, -1, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
 
@@ -225,8 +226,11 @@ SPEAKER_TOKENS: tuple[tuple[str, str], ...] = (
 
 def head_width(config: Config) -> int:
     """Return the width of an attention head."""
-    width = config.get("head_dim")
-    return int(width or config["hidden_size"] // config["num_attention_heads"])
+    width = config.get("head_dim", type=Count)
+    return int(
+        width
+        or config.require("hidden_size", Count) // config.require("num_attention_heads", Count)
+    )
 
 
 DECODER: Metadata = (

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from mtpcore.checkpoint import Config, number
@@ -17,6 +18,7 @@ from mtpcore.models.published import Metadata, head_width
 
 __all__ = ["FACTORED_ROPE_KEYS", "ROPE_KEYS", "long_context_factors", "scaling_type"]
 
+_Positions = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 _DESCRIBED = ("linear", "yarn")
 _UNSCALED = (None, "default", "none", "mrope")  # the axes of an M-RoPE position agree in text
 
@@ -110,10 +112,8 @@ def _scaled(name: str) -> Callable[[Config], float | None]:
 def _original_context(config: Config) -> int | None:
     if not _scaling_type(config):
         return None
-    n_ctx = config.get(
-        *_scaling("original_max_position_embeddings"), default=config["max_position_embeddings"]
-    )
-    return int(n_ctx)
+    own = config.get(*_scaling("original_max_position_embeddings"), type=int)
+    return int(config.require("max_position_embeddings", int) if own is None else own)
 
 
 def _magnitude(config: Config) -> float | None:
@@ -123,10 +123,12 @@ def _magnitude(config: Config) -> float | None:
     """
     if _scaling_type(config) != "yarn":
         return None
-    factor = float(config.get(*_scaling("factor"), default=1.0))
+    factor = config.get(*_scaling("factor"), default=1.0, type=float)
     rise = 0.1 * math.log(factor) if factor > 1 else 0.0
-    stated = config.get(*_scaling("attention_factor"))
-    ours, all_dims = (config.get(*_scaling(name)) for name in ("mscale", "mscale_all_dim"))
+    stated = config.get(*_scaling("attention_factor"), type=float)
+    ours, all_dims = (
+        config.get(*_scaling(name), type=float) for name in ("mscale", "mscale_all_dim")
+    )
     if stated is None and ours and all_dims:
         stated = (1 + ours * rise) / (1 + all_dims * rise)
     return None if stated is None else float(stated) / (1 + rise)
@@ -160,11 +162,20 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     """
     if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
         return None
-    width, factor = head_width(config), float(config.get(*_scaling("factor"), default=8.0))
-    base = _rope_base(config)
-    low = float(config.get(*_scaling("low_freq_factor"), default=1.0))
-    high = float(config.get(*_scaling("high_freq_factor"), default=4.0))
-    n_ctx = int(config.get(*_scaling("original_max_position_embeddings"), default=8192))
-    turns = n_ctx * base ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
-    share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 / ((1 - share) / factor + share)).astype(np.float32)
+    width, base = head_width(config), _rope_base(config)
+    factor = config.get(*_scaling("factor"), default=8.0, type=float)
+    low = config.get(*_scaling("low_freq_factor"), default=1.0, type=float)
+    high = config.get(*_scaling("high_freq_factor"), default=4.0, type=float)
+    n_ctx = config.get(*_scaling("original_max_position_embeddings"), default=8192, type=_Positions)
+    with np.errstate(all="ignore"):
+        turns = n_ctx * np.float64(base) ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
+        share = np.clip((turns - low) / (high - low), 0.0, 1.0)
+        found: np.ndarray = (1 / ((1 - share) / factor + share)).astype(np.float32)
+    if not (np.isfinite(found) & (found > 0)).all():
+        raise ModelFileError(
+            "no rotation can have these factors",
+            where=f"{config.file}: rope_theta, rope_scaling",
+            got=f"base {base}, factor {factor}, low {low}, high {high}",
+            fix="take config.json from the published model",
+        )
+    return found

@@ -1,9 +1,11 @@
 """``mtpcore convert`` and ``mtpcore quantize``."""
 
+import subprocess
 import sys
 
 import pytest
 from harness.fixtures import checkpoint
+from harness.published import small_config, small_tensors, write_checkpoint
 
 import mtpcore
 from mtpcore.cli.terminal import byte_bar, spell_bytes
@@ -97,3 +99,30 @@ def test_the_bar_shows_on_terminals_only(monkeypatch, capsys, terminal):
         report(100, 100)
     shown = capsys.readouterr().err
     assert ("writing" in shown) == terminal
+
+
+@pytest.mark.parametrize("path", ["/", ".", "a\0b"])
+def test_a_path_that_cannot_be_written(command, tmp_path, path):
+    write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    for arguments in (("convert", tmp_path / "hf"), ("quantize", "demo", "--outtype", "f16")):
+        code, out, err = command(*arguments[:2], path, *arguments[2:])
+        assert (code, out) == (1, "")
+        assert err.startswith("mtpcore: ")
+        assert err.count("fix:") <= 1
+        assert "Traceback" not in err
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]
+
+
+def test_no_room(tmp_path):
+    """A limit on the size of files stands for a disk that is full."""
+    folder = write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    limit = "import resource as r, sys; r.setrlimit(r.RLIMIT_FSIZE, (9000, 9000))"
+    program = f"{limit}; from mtpcore.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["convert", str(folder), str(tmp_path / "model.gguf")]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "cannot write the file; got File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["hf"]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.published import tokenizer
 
 from mtpcore._ext._plan import IS_WATCHED
 
@@ -65,9 +66,7 @@ def write_sparse_checkpoint(folder):
         "vocab_size": 32,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(
-        json.dumps({"pre_tokenizer": {"type": "ByteLevel"}, "model": {"type": "BPE"}})
-    )
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -177,3 +178,82 @@ def test_bf16_stays_bf16(tmp_path):
         stored = found.raw().reshape(-1).view(np.uint16)
         bits = tensors["model.layers.0.mlp.up_proj.weight"].bits
         np.testing.assert_array_equal(stored, bits.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/passwd", "..", ".", "", "a\0b", "sub/model.safetensors"]
+)
+def test_an_index_names_files_of_its_folder_only(tmp_path, name):
+    write_checkpoint(tmp_path, small_config(), small_tensors(small_config()), n_files=2)
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ModelFileError, match="outside its folder"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": 3}, {"weight_map": {"a": 3}}])
+def test_a_malformed_index(tmp_path, index):
+    write_checkpoint(tmp_path, small_config(), small_tensors(small_config()), n_files=2)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelFileError, match=r"index\.json: malformed"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link to nothing", "/dev/zero"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "additional_chat_templates/x.jinja",
+        "README.md",
+    ],
+)
+def test_only_regular_files_of_a_folder_are_read(tmp_path, name, kind):
+    """Nothing waits for a pipe or reads a device; optional files may be missing."""
+    folder = write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    (folder / "chat_template.jinja").write_text("")
+    (folder / "tokenizer_config.json").write_text("{}")
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if kind == "/dev/zero" else "nowhere")
+    if kind == "link to nothing" and path.name in _MAY_BE_MISSING:
+        convert(folder, tmp_path / "model.gguf")
+        return
+    with pytest.raises(ModelFileError) as error:
+        convert(folder, tmp_path / "model.gguf")
+    assert error.value.where == str(path)
+
+
+_MAY_BE_MISSING = ("tokenizer_config.json", "generation_config.json", "README.md")
+
+
+def test_a_file_that_becomes_shorter_meanwhile(tmp_path):
+    folder = write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+
+    def cut(done, total):
+        os.truncate(folder / "model.safetensors", 5000)
+
+    with pytest.raises(ModelFileError, match="has become shorter"):
+        convert(folder, tmp_path / "model.gguf", report=cut)
+    assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_file_may_not_be_endless(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "hf", small_config(), small_tensors(small_config()))
+    for name in ("README.md", "config.json"):
+        with open(folder / name, "ab") as file:
+            file.truncate(1 << 40)  # takes no room
+        with pytest.raises(ModelFileError, match="too long") as error:
+            convert(folder, tmp_path / "model.gguf")
+        assert error.value.where == str(folder / name)

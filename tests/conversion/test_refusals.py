@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from harness.fixtures import checkpoint
-from harness.published import save_tensors, small_config, small_tensors, write_checkpoint
+from harness.published import changed_qwen2 as plugin
+from harness.published import save_tensors, write_checkpoint
 
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError, PluginError
@@ -17,30 +18,6 @@ from mtpcore.loading import load_model
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Rename, hookimpl
 from mtpcore.registry import Registry
-
-
-@pytest.fixture
-def config():
-    return small_config()
-
-
-@pytest.fixture
-def tensors(config):
-    return small_tensors(config)
-
-
-@pytest.fixture
-def refuse(tmp_path):
-    """Convert; return the error, having seen that no file is left."""
-
-    def run(config, tensors, **options):
-        write_checkpoint(tmp_path / "hf", config, tensors)
-        with pytest.raises(ModelFileError) as error:
-            convert(tmp_path / "hf", tmp_path / "model.gguf", **options)
-        assert [path.name for path in tmp_path.iterdir()] == ["hf"]
-        return error.value
-
-    return run
 
 
 def test_missing_and_unknown_tensors_are_all_named(refuse, config, tensors):
@@ -205,14 +182,6 @@ def test_no_scaling_however_it_is_said(tmp_path, config, tensors, scaling):
     convert(tmp_path / "hf", tmp_path / "model.gguf")
     with open_model_file(tmp_path / "model.gguf") as file:
         assert not [key for key in file.metadata if "scaling" in key]
-
-
-def plugin(**changed):
-    """Return Qwen2 with another table."""
-    made = types.ModuleType("changed")
-    table = msgspec.structs.replace(QWEN2.checkpoint, **changed)
-    made.mtpcore_models = hookimpl(lambda: [msgspec.structs.replace(QWEN2, checkpoint=table)])
-    return Registry.of(made)
 
 
 def test_a_failing_function_of_a_plugin_is_named(refuse, config, tensors):

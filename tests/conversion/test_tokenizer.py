@@ -149,17 +149,115 @@ def test_the_merge_that_comes_first_wins_whatever_the_ids_say(tmp_path):
         ({"model": None}, "no byte-pair encoding"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "unknown step"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "a space is put"),
-        ({"model": {"type": "BPE", "vocab": {"a": -1}}}, "negative"),
+        ({"model": {"type": "BPE", "vocab": {"a": -1}}}, r"Expected `int` >= 0"),
         ({"model": {"type": "BPE", "vocab": {"a": "x"}}}, "malformed"),
         ({"model": {"type": "BPE", "vocab": {"a": 900}}}, "more tokens than the model has"),
         ({"added_tokens": [{"content": "x"}]}, "malformed"),
         ({"added_tokens": 3}, "malformed"),
-        ({"pre_tokenizer": 3}, "no model file has a name"),
+        ({"pre_tokenizer": 3}, "malformed"),
     ],
 )
 def test_others_are_refused(tmp_path, changed, what):
     with pytest.raises(ModelFileError, match=what):
         tokenizer_metadata(write(tmp_path, tokenizer() | changed), 64)
+
+
+@pytest.mark.parametrize(
+    ("merge", "what"),
+    [
+        (["a", "z"], "names no tokens"),
+        (["b", "b"], "names no tokens"),
+        (["", "a"], "names no tokens"),
+        ("a  b", "not a pair"),
+        ("ab", "not a pair"),
+        (["a", "b", "c"], "of length 2"),
+        ([1, 2], "Expected `str`"),
+        (["a", None], "Expected `str`"),
+        (None, "malformed"),
+        ({"a": "b"}, "malformed"),
+    ],
+)
+def test_merges_that_the_source_s_own_library_would_refuse(tmp_path, merge, what):
+    source = tokenizer()
+    for merges in ([["a", "b"], merge], [merge, "a b"]):
+        source["model"]["merges"] = merges
+        with pytest.raises(ModelFileError, match=what):
+            tokenizer_metadata(write(tmp_path, source), 64)
+        with pytest.raises(Exception, match=r".*"):  # the library's own
+            Tokenizer.from_str(json.dumps(source))
+
+
+def test_merges_may_be_spelt_both_ways(tmp_path):
+    source = tokenizer()
+    for merge in ("a b", ["a", "b"]):
+        source["model"]["merges"] = [merge]
+        assert tokenizer_metadata(write(tmp_path, source), 8)[KEY + "merges"] == ["a b"]
+
+
+def test_merges_in_a_file_of_their_own(tmp_path):
+    source = tokenizer()
+    source["model"]["merges"] = []
+    write(tmp_path, source)
+    with pytest.raises(ModelFileError, match="no merges"):
+        tokenizer_metadata(tmp_path, 8)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    assert tokenizer_metadata(tmp_path, 8)[KEY + "merges"] == ["a b"]
+    (tmp_path / "merges.txt").write_text("a z\n")
+    with pytest.raises(ModelFileError, match="names no tokens"):
+        tokenizer_metadata(tmp_path, 8)
+
+
+@pytest.mark.parametrize(
+    ("model", "added", "what"),
+    [
+        ({"vocab": {}}, [], "no tokens"),
+        ({"vocab": {"a": 1, "b": 1}}, [], "one id"),
+        ({"vocab": {"a": 1 << 20}}, [], "Expected `int` <"),
+        ({"vocab": {"a": 1 << 64}}, [], "Expected `int` <"),
+        ({"vocab": {"a": 1.5}}, [], "Expected `int`"),
+        ({"vocab": [["a", 1]]}, [], "malformed"),
+        ({"unk_token": 3}, [], "malformed"),
+        ({"end_of_word_suffix": "</w>"}, [], "affix"),
+        ({}, [{"id": 9, "content": "x"}, {"id": 9, "content": "y"}], "one id"),
+        ({}, [{"id": 1 << 31, "content": "x"}], "malformed"),
+        ({}, [{"id": 3, "content": None}], "malformed"),
+        ({}, [3], "malformed"),
+    ],
+)
+def test_vocabularies_that_no_file_can_hold(tmp_path, model, added, what):
+    source = tokenizer()
+    source["model"] |= model
+    source["added_tokens"] = added
+    with pytest.raises(ModelFileError, match=what):
+        tokenizer_metadata(write(tmp_path, source), None)
+
+
+def test_the_pieces_of_a_step_may_be_anything(tmp_path):
+    for key in ("pre_tokenizer", "normalizer"):
+        for step in (3, "x", [], {"type": 3}, {"pretokenizers": 3}, {"normalizers": [3]},
+                     {"type": "Sequence", "pretokenizers": [None]}):  # fmt: skip
+            with pytest.raises(ModelFileError):
+                tokenizer_metadata(write(tmp_path, tokenizer() | {key: step}), None)
+
+
+@pytest.mark.parametrize(
+    ("processor", "what"),
+    [
+        ([3], "malformed"),
+        ({"type": "TemplateProcessing", "single": [3, 4]}, "malformed"),
+        ({"type": "RobertaProcessing", "cls": []}, "IndexError"),
+    ],
+)
+def test_what_the_gguf_package_cannot_parse(tmp_path, processor, what):
+    write(tmp_path, tokenizer() | {"post_processor": processor}, bos_token="a")
+    with pytest.raises(ModelFileError, match=what):
+        tokenizer_metadata(tmp_path, None)
+
+
+def test_a_template_that_is_no_text(tmp_path):
+    write(tmp_path, tokenizer(), chat_template=[{"name": 3}, 4])
+    with pytest.raises(ModelFileError, match="malformed"):
+        tokenizer_metadata(tmp_path, None)
 
 
 def test_a_pattern_without_a_name(tmp_path):

@@ -1,12 +1,17 @@
 """Checkpoints as models are published, made of arrays."""
 
 import json
+import types
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from mtpcore.conversion.float8 import e4m3_values
+from mtpcore.models import QWEN2
+from mtpcore.plugin import hookimpl
+from mtpcore.registry import Registry
 
 QWEN_2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -126,6 +131,14 @@ def small_tensors(config: dict[str, object], seed: int = 0) -> dict[str, np.ndar
         }
         shapes |= {f"model.layers.{n}.{name}": shape for name, shape in block.items()}
     return {name: random.normal(0, 0.3, shape).astype("f4") for name, shape in shapes.items()}
+
+
+def changed_qwen2(**changed):
+    """Return Qwen2 with another table."""
+    made = types.ModuleType("changed")
+    table = msgspec.structs.replace(QWEN2.checkpoint, **changed)
+    made.mtpcore_models = hookimpl(lambda: [msgspec.structs.replace(QWEN2, checkpoint=table)])
+    return Registry.of(made)
 
 
 def nearest_codes(values):

@@ -1,5 +1,7 @@
 """What is read of a configuration's rotation, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -62,7 +64,7 @@ def test_layers_that_state_a_base_each_state_the_same():
 def test_a_stated_magnitude_counts_beyond_the_one_of_yarn():
     yarn = {"rope_type": "yarn", "factor": 4.0}
     assert "scaling.attn_factor" not in rope_keys(rope_scaling=yarn)
-    stated = rope_keys(rope_scaling=yarn | {"attention_factor": 1 + 0.1 * np.log(4.0)})
+    stated = rope_keys(rope_scaling=yarn | {"attention_factor": 1 + 0.1 * math.log(4.0)})
     assert stated["scaling.attn_factor"] == pytest.approx(1.0)
 
 

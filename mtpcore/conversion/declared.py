@@ -1,0 +1,29 @@
+"""Asking the functions that stand in declarations: they are plugins', and the files strangers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mtpcore.errors import ModelFileError, MtpcoreError
+
+__all__ = ["ask"]
+
+_LONGEST = 200  # characters of what was raised: it may quote anything
+
+
+def ask(function: Callable[..., Any], *arguments: Any, what: str, where: str) -> Any:
+    """Call a function of a declaration.
+
+    Raises
+    ------
+    ModelFileError
+        Whatever it raises, with what it was to find and where.
+    """
+    try:
+        return function(*arguments)
+    except MtpcoreError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"[:_LONGEST]
+        raise ModelFileError(f"{what}: {why}", where=where) from error
