@@ -166,6 +166,26 @@ def test_a_file_and_standard_input_are_prompts_too(command, glm, tmp_path, monke
     assert "fix: -f FILE names a text" in err
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "endless", "a\0b", "."])
+def test_a_prompt_has_an_end(command, glm, tmp_path, monkeypatch, name):
+    if name == "endless":
+        monkeypatch.setattr("mtpcore.cli.prompts._LONGEST", 1000)
+        name = tmp_path / name
+        name.write_text("a" * 1001)
+    code, out, err = command("run", glm, "-f", name)
+    assert (code, out) == (1, "")
+    assert "Traceback" not in err
+
+
+def test_a_prompt_may_come_from_a_pipe(command, glm, tmp_path):
+    wanted = command("run", glm, *PROMPT, "-n", 10)[1]
+    reader, writer = os.pipe()
+    os.write(writer, PROMPT[1].encode())
+    os.close(writer)
+    assert command("run", glm, "-f", f"/dev/fd/{reader}", "-n", 10)[1] == wanted
+    os.close(reader)
+
+
 def test_a_model_without_a_head(command, headless):
     auto = command("run", headless, *PROMPT, "-n", 10)
     assert auto[0] == 0

@@ -56,6 +56,10 @@ def test_what_is_missing_is_said(command, model, text, tmp_path):
     code, _, err = command("vocabulary", model, "-f", tmp_path / "none.txt")
     assert code == 1
     assert "none.txt" in err
+    for endless in ("/dev/zero", "a\0b"):
+        code, _, err = command("vocabulary", model, "-f", endless)
+        assert code == 1
+        assert "Traceback" not in err
     code, _, err = command("run", model, *PROMPT, "--draft-vocabulary", text)
     assert code == 1
     assert "not a draft vocabulary" in err
