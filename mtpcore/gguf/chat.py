@@ -20,8 +20,9 @@ class ChatTemplate:
     """A chat template, checked to be well-formed.
 
     A template is a program from whoever wrote the file. It is compiled and rendered in a process of
-    its own, which is started for the check, ends with this object, and takes about 20 MB and a tenth
-    of a second. Time and memory are limited by the operating system, whatever the template does.
+    its own, whose time and memory the operating system limits, whatever the template does. That
+    process is started for the check, which takes about a tenth of a second, holds about 20 MB, and
+    ends with this object.
 
     Templates may call ``raise_exception(message)`` and ``strftime_now(format)`` and write
     ``bos_token`` and ``eos_token``, as those made for Hugging Face's tokenizers do.

@@ -22,8 +22,8 @@ from mtpcore.errors import MtpcoreError
 
 __all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Renderer"]
 
-MAX_SECONDS = 0.5
-"""Of computing, for compiling a template and for each rendering."""
+MAX_SECONDS = 0.4
+"""Of computing: as much for compiling the template, and for each rendering."""
 MAX_MEMORY = 64 << 20
 """Bytes beyond what the interpreter takes."""
 MAX_TEXT = 4 << 20

@@ -6,10 +6,10 @@ taking all time and memory, and no rule about single operations does: loops, tex
 sorting, long numbers and the folding of constants are all ways to it. The operating system counts
 whatever happens here.
 
-Arguments are seconds, bytes and characters (see ``renderer.py``), then folders to import Jinja from.
+Arguments are seconds, bytes and characters (see ``renderer.py``), then folders where Jinja is.
 Standard input is a socket. A message is its length in eight bytes, and so many bytes. This side
-says "ready"; then the template comes, and then, as JSON, what each rendering takes. Each is answered
-by "text" and a text, or "fail" and why. What breaks a limit is answered by the end of the process.
+says "ready"; then the template comes, and then, as JSON, what each rendering takes. The answer is
+"text" and a text, or "fail" and why, and at a limit that this process ends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from typing import Any, NoReturn
 
 sys.path += sys.argv[4:]
 
-from jinja2 import Template, TemplateError, nodes  # noqa: E402
-from jinja2.ext import Extension  # noqa: E402
-from jinja2.parser import Parser  # noqa: E402
-from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: E402
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LENGTH = struct.Struct("!Q")
 MAX_REASON = 1000  # characters
 BYTES_PER_BYTE = 8  # of memory for each of the variables: as JSON, as objects, as parts, as a text
 BYTES_PER_SECOND = 10e6  # of variables
-WARM_UP = r"{{ '\n' | tojson }}{{ lipsum(n=1) | pprint | length }}{{ raise_exception('') }}"
+WARM_UP = r"""{{ '\n' | tojson }}{{ lipsum(n=1) | pprint | urlize | striptags | wordwrap }}
+{{ raise_exception('') }}"""
 """Uses what Jinja imports late, for no file can be opened later on."""
 
 
