@@ -36,6 +36,7 @@ STOREYS = [
     "conversion",
     "decoding",
     "testing",
+    "names",
     "cli __main__",
     "__init__",
 ]

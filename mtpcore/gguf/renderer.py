@@ -232,7 +232,7 @@ def _start() -> _Process:
         with theirs:
             process = subprocess.Popen(
                 [python, "-s", "-P", "-S", str(_PROGRAM), *limits, *folders],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
