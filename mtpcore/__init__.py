@@ -19,7 +19,7 @@ else:
     from importlib.util import find_spec
 
     def __getattr__(name: str) -> object:
-        """Import a module when it is asked for, and all of them with the first name of another kind.
+        """Import a module when it is asked for, and with the first other name all of them.
 
         ``import mtpcore`` alone takes no time, so that the command line can answer to Ctrl-C before
         all the rest is there.
