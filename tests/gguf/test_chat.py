@@ -128,7 +128,7 @@ FILTERS = {
     "fill": "'one two three' | wordwrap(5) ~ ('a\\nb' | indent) ~ ('ab' | center(9)) ~ ('%s' % 1)",
     "words": "'one, two' | wordcount ~ ('abc' | truncate(2, true, '', 0)) ~ ('a b' | title)",
     "markup": "'<b>a</b> www.x.de' | striptags ~ ('www.x.de' | urlize) ~ ({'a': 1} | xmlattr)",
-    "json": "{'a': ['ü', 1.5, none, true]} | tojson(indent=2) ~ ([1] | pprint) ~ ('ä/' | urlencode)",
+    "json": "{'a': ['ü', 1.5, none, true]} | tojson(indent=2) ~ ([1] | pprint) ~ ('ä' | urlencode)",
     "groups": "[{'a': 1, 'b': 2}, {'a': 1, 'b': 3}] | groupby('a') | list | string",
     "slices": "range(7) | batch(3, 0) | list ~ (range(7) | slice(3) | list) ~ ([2, 1] | sort)",
     "numbers": "2 ** 10 ~ 7 // 2 ~ 7 % 3 ~ (2.345 | round(1)) ~ ('7' | int) ~ (7 | filesizeformat)",
