@@ -157,6 +157,27 @@ if child:
     assert run(PROLOGUE + program) == "done\n"
 
 
+def test_a_fork_while_a_thread_renders_does_not_wait_for_it():
+    program = """
+import threading
+template, over = ChatTemplate("{{ messages[0].content }}"), threading.Event()
+def render():
+    while not over.is_set():
+        assert template.render(say("thread")) == "thread"
+thread = threading.Thread(target=render)
+thread.start()
+for _ in range(12):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(template.render(say("fork")) != "fork")
+    assert os.waitpid(child, 0)[1] == 0
+over.set()
+thread.join()
+"""
+    run(PROLOGUE + program)
+
+
 def test_it_ends_with_this_process_in_whatever_way():
     for end in ("sys.exit()", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"):
         program = f"t = ChatTemplate('a'); print(process_of(t), flush=True); {end}"
