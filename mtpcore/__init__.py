@@ -9,69 +9,29 @@ Load a model, make a context, link a drafter, generate::
 
 from typing import TYPE_CHECKING
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
-from mtpcore.cross import Cross, Verdict, link
-from mtpcore.decoding import Generator, Request, Stats
-from mtpcore.draft_tree import DraftTree
-from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.errors import (
-    BackendError,
-    BatchError,
-    CapacityError,
-    GraphError,
-    LinkError,
-    ModelFileError,
-    MtpcoreError,
-    PluginError,
-    SamplingError,
-)
-from mtpcore.graph import GraphType
-from mtpcore.loading import load_model
-from mtpcore.model import Model
-from mtpcore.output import Output
-from mtpcore.proposer import Proposer
-from mtpcore.sampling import Sampling
-from mtpcore.spec import Link, Tap, Tree
-from mtpcore.version import version
-
-__all__ = [
-    "BackendError",
-    "Batch",
-    "BatchError",
-    "CapacityError",
-    "Context",
-    "Cross",
-    "DraftTree",
-    "DraftVocabulary",
-    "Generator",
-    "GraphError",
-    "GraphType",
-    "Link",
-    "LinkError",
-    "Model",
-    "ModelFileError",
-    "MtpcoreError",
-    "Output",
-    "PluginError",
-    "Proposer",
-    "Request",
-    "Sampling",
-    "SamplingError",
-    "Stats",
-    "Tap",
-    "Tree",
-    "Verdict",
-    "link",
-    "load_model",
-]
-
 if TYPE_CHECKING:
+    from mtpcore.names import *  # noqa: F403
+    from mtpcore.names import __all__ as __all__
+
     __version__: str
 else:
+    from importlib import import_module
+    from importlib.util import find_spec
 
-    def __getattr__(name: str) -> str:
-        """Look the version up when it is asked for, not at every import."""
+    def __getattr__(name: str) -> object:
+        """Import a module when it is asked for, and with the first other name all of them.
+
+        ``import mtpcore`` alone takes no time, so that the command line can answer to Ctrl-C before
+        all the rest is there.
+        """
         if name == "__version__":
-            return version()
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            return import_module("mtpcore.version").version()
+        if not name.startswith("__") and find_spec(f"mtpcore.{name}") is not None:
+            return import_module(f"mtpcore.{name}")
+        if name == "__all__" or not name.startswith("__"):
+            names = import_module("mtpcore.names")
+            known = {word: getattr(names, word) for word in names.__all__}
+            globals().update(known, __all__=names.__all__)
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]

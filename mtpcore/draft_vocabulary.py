@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.atomic import replacing
 from mtpcore.batch import integers
 from mtpcore.errors import BatchError, LinkError, ModelFileError
 from mtpcore.paths import read_regular, take_path
@@ -132,15 +133,18 @@ class DraftVocabulary:
     def write(self, path: str | PathLike[str]) -> None:
         """Write a file: JSON with the tokenizer's fingerprint and the ids in their order.
 
+        A file that is there is replaced when the new one is whole.
+
         Raises
         ------
         ModelFileError
-            It cannot be written.
+            It cannot be written; what was there still is.
         """
         held = _File(_FORMAT, self.tokenizer, self._tokens.tolist())
         path = take_path(path)
         try:
-            path.write_bytes(msgspec.json.encode(held) + b"\n")
+            with replacing(path) as part:
+                part.write_bytes(msgspec.json.encode(held) + b"\n")
         except OSError as error:
             raise ModelFileError(
                 "cannot write the draft vocabulary",
@@ -151,8 +155,13 @@ class DraftVocabulary:
 
     @staticmethod
     def beside(model: Model) -> Path:
-        """Return where a model's draft vocabulary lies: ``name.vocabulary.json`` beside it."""
-        return model.path.with_suffix(".vocabulary.json")
+        """Return where a model's draft vocabulary lies: ``name.vocabulary.json`` beside it.
+
+        That of a model in the package, which may not be writable and goes with the next version,
+        lies in the current folder.
+        """
+        beside = model.path.with_suffix(".vocabulary.json")
+        return Path(beside.name) if Path(__file__).parent in beside.parents else beside
 
     def cut(self, n: int) -> DraftVocabulary:
         """Return the ``n`` most frequent tokens; all where there are no more."""

@@ -1,6 +1,7 @@
 """Counting the tokens worth drafting, and the file that holds them."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,7 +62,9 @@ def test_a_file_holds_it_all(demo, tmp_path):
     read.check(demo)
     assert read.cut(5).tokens.tolist() == made.tokens[:5].tolist()
     assert len(read.cut(10**6)) == len(read)
-    assert DraftVocabulary.beside(demo).parent == demo.path.parent
+    assert DraftVocabulary.beside(demo) == Path("demo.vocabulary.json")  # not in the package
+    other = toy.load(tmp_path, toy.trunk_tensors())
+    assert DraftVocabulary.beside(other).parent == other.path.parent == tmp_path
 
 
 def test_another_tokenizer_is_noticed(demo, tmp_path):

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "mtpcore"
 
 STOREYS = [
-    "version errors sizes paths spec checkpoint",
+    "version errors sizes paths atomic spec checkpoint",
     "declarations",
     "_ext",
     "gguf",
@@ -36,6 +36,7 @@ STOREYS = [
     "conversion",
     "decoding",
     "testing",
+    "names",
     "cli __main__",
     "__init__",
 ]

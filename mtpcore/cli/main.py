@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -41,15 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _parser().parse_args(argv)
         with _messages(options.verbose):
-            return _execute(options)
+            code: int = options.execute(options)
+        sys.stdout.flush()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else USAGE
-
-
-def _execute(options: argparse.Namespace) -> int:
-    try:
-        code: int = options.execute(options)
-        sys.stdout.flush()
     except MtpcoreError as error:
         _complain(str(error))
         return FAILED

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Literal, NoReturn
 
 from mtpcore.backends.select import BACKENDS
+from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
@@ -215,7 +216,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=draft_vocabulary,
         metavar="FILE|N",
         help="draft only these tokens: those of a file that mtpcore vocabulary wrote, or the N "
-        "most frequent of the one beside the model",
+        "most frequent of the one beside the model (of a model in the package: in this folder)",
     )
 
 
@@ -232,7 +233,11 @@ def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocab
         return None
     if isinstance(given, str):
         return DraftVocabulary.read(given)
-    return DraftVocabulary.read(DraftVocabulary.beside(model)).cut(given)
+    path = DraftVocabulary.beside(model)
+    every = DraftVocabulary.read(path)
+    if given > len(every):
+        note(f"--draft-vocabulary {given}: all {len(every)} tokens of {path}, which has no more")
+    return every.cut(given)
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:

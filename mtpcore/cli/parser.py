@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 __all__ = ["Parser"]
 
@@ -34,6 +38,13 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(first.split("=")[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         self.error(f"unknown argument {first}{hint}")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Write a help or an error now; a help that cannot be written is an ``OSError``."""
+        if file is sys.stdout:
+            print(message, end="", flush=True)
+        else:
+            super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2, pointing to the help instead of a page of usage."""

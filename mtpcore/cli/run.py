@@ -126,6 +126,9 @@ def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> i
                 got=n_prompt,
                 fix=f"-c {n_prompt + max(options.predict, 1)}, or leave -c out",
             )
+        room = n_ctx - n_prompt + 1  # the last token need not be processed
+        if options.predict > room:
+            note(f"-n {options.predict}: at most {room} tokens, as more do not fit into -c {n_ctx}")
     elif options.predict < 0:
         n_ctx = max(getattr(model.hparams, "n_ctx_train", 0), n_prompt + 1)
     else:

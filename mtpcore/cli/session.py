@@ -78,11 +78,9 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
         return Session(model, make_context(options, model, n_ctx), None, 0)
     if options.draft_tree:
         drafter = msgspec.structs.replace(drafter, shape="tree", tree=options.draft_tree)
-        if options.draft_tree.depth > drafter.limit:
-            note(f"--draft-tree: {drafter.name} drafts at most {drafter.limit} tokens in a row")
+        _note_least("--draft-tree", "levels", options.draft_tree.depth, drafter)
     length = default_length(drafter) if options.draft == "auto" else options.draft
-    if length > drafter.limit:
-        note(f"--draft {length}: {drafter.name} drafts at most {drafter.limit} tokens")
+    _note_least("--draft", "tokens", length, drafter)
     llm = make_context(options, model, n_ctx)
     try:
         cross = link(
@@ -98,6 +96,12 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
         note(f"decoding plainly, as the drafter cannot be used: {error}")
         return Session(model, make_context(options, model, n_ctx), None, 0)
     return Session(model, cross, drafter, min(length, drafter.limit), options.draft == "auto")
+
+
+def _note_least(option: str, of_what: str, asked: int, drafter: DrafterSpec) -> None:
+    if asked > drafter.limit:
+        most = f"{drafter.name} drafts at most {drafter.limit} tokens in a row"
+        note(f"{option} {asked}: {drafter.limit} {of_what}, as {most}")
 
 
 def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, TextIO
 
 from tqdm import tqdm
@@ -54,8 +54,9 @@ def harmless(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Say something on standard error."""
-    print(f"mtpcore: {text}", file=sys.stderr, flush=True)
+    """Say something on standard error, if that can be written."""
+    with suppress(OSError):
+        print(f"mtpcore: {text}", file=sys.stderr, flush=True)
 
 
 def note_left_out(left_out: Mapping[str, str], every_name: bool) -> None:

@@ -34,7 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-n", type=shared.whole(1), metavar="N", help="keep the N most frequent (default: all)"
     )
     group.add_argument(
-        "-o", "--out", metavar="FILE", help="default: MODEL.vocabulary.json beside the model"
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="default: MODEL.vocabulary.json beside the model; of a model in the package, in this "
+        "folder",
     )
 
 
@@ -44,6 +48,8 @@ def execute(options: argparse.Namespace) -> int:
         vocabulary = DraftVocabulary.of_text(model, _pieces(options.file))
         n_found = len(vocabulary)
         if options.n is not None:
+            if options.n > n_found:
+                note(f"-n {options.n}: all {n_found} tokens, as no more occur")
             vocabulary = vocabulary.cut(options.n)
         path = options.out or DraftVocabulary.beside(model)
         vocabulary.write(path)

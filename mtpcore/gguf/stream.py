@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from mtpcore.atomic import replacing
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS
@@ -81,16 +81,10 @@ def stream_model_file(
         If the file cannot be written.
     """
     path = take_path(path)
-    if not path.name:  # the root, or the folder in which we are
-        raise _irregular(path)
-    part = path.with_name(path.name + ".part")
     try:
-        # A folder, a pipe or a device cannot be replaced, and nobody's link is written through.
-        if path.exists() and not path.is_file():
+        if path.exists() and not path.is_file():  # a folder, a pipe or a device cannot be replaced
             raise _irregular(path)
-        if part.is_symlink() or (part.exists() and not part.is_file()):
-            raise _irregular(part)
-        try:
+        with replacing(path) as part:
             offsets, n_bytes = _write_header(part, architecture, metadata, tensors)
             os.truncate(part, n_bytes)
             if check is not None:
@@ -109,10 +103,6 @@ def stream_model_file(
                             wanted=f"{tensor.n_bytes} bytes",
                             got=file.tell() - offset,
                         )
-            os.replace(part, path)
-        finally:
-            with suppress(OSError):
-                part.unlink()
     except OSError as error:
         reason = error.strerror or error
         raise ModelFileError(

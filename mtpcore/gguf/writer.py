@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from operator import index
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
+from mtpcore.atomic import replacing
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
@@ -41,7 +44,7 @@ def write_model_file(
     *,
     max_tensors: int = 0,
 ) -> None:
-    """Write a GGUF file.
+    """Write a GGUF file, which is there when it is whole.
 
     Parameters
     ----------
@@ -59,28 +62,29 @@ def write_model_file(
         dtype.
     max_tensors : int
         Split into files of at most this many tensors (0: one file); the first is then
-        ``name-00001-of-0000n.gguf``.
+        ``name-00001-of-0000n.gguf``, and they grow under their own names.
 
     Raises
     ------
     ModelFileError
         If a type is unknown, cannot be made from values, or does not fit the rows.
     """
-    writer = GGUFWriter(path, architecture, split_max_tensors=max_tensors)
-    for key, value in metadata.items():
-        if key != "general.architecture":
-            add_value(writer, key, value)
-    for name, values in tensors.items():
-        if isinstance(types, Mapping):
-            chosen = types.get(name, "F32")
-        else:
-            chosen = types if values.ndim > 1 else "F32"
-        blocks, kind = encode(name, values, _type_id(name, chosen))
-        writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with nullcontext(Path(path)) if max_tensors else replacing(path) as name:
+        writer = GGUFWriter(name, architecture, split_max_tensors=max_tensors)
+        for key, value in metadata.items():
+            if key != "general.architecture":
+                add_value(writer, key, value)
+        for tensor, values in tensors.items():
+            if isinstance(types, Mapping):
+                chosen = types.get(tensor, "F32")
+            else:
+                chosen = types if values.ndim > 1 else "F32"
+            blocks, kind = encode(tensor, values, _type_id(tensor, chosen))
+            writer.add_tensor(tensor, blocks, raw_dtype=GGMLQuantizationType(kind))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:

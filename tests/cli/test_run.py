@@ -79,7 +79,7 @@ def test_a_tree_writes_the_same_text(command, glm):
         assert len(found["stats"]["accepted_per_position"]) == depth
         assert found["stats"]["drafted"] > 5 * found["stats"]["verify_steps"]
     _, _, err = command("run", glm, *PROMPT, "-n", 4, "--draft-tree", "30,2,9")
-    assert "--draft-tree: glm_nextn drafts at most 8 tokens in a row" in err
+    assert "8 levels, as glm_nextn drafts at most 8 tokens in a row" in err
 
 
 def test_colours_mark_exactly_the_accepted_drafts(command, glm):

@@ -82,3 +82,60 @@ def test_output_that_cannot_be_written_is_an_error_and_no_crash(glm, options):
     assert "mtpcore: cannot write the output; got No space left on device" in report
     assert "Traceback" not in report
     assert "Exception" not in report
+
+
+COMMANDS = {
+    "help": ["--help"],
+    "help of a command": ["quantize", "--help"],
+    "version": ["--version"],
+    "plugins": ["plugins"],
+    "inspect": ["inspect", "demo"],
+}
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_output_that_cannot_be_written_is_one_line(name):
+    program = [sys.executable, "-m", "mtpcore", *COMMANDS[name]]
+    shell = ["sh", "-c", '"$@" >/dev/full', "sh", *program]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "mtpcore: cannot write the output; got No space left on device\n"
+    shell[2] = '"$@" >&-'
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == "mtpcore: cannot write the output; got Bad file descriptor\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_output_that_nobody_reads_ends_quietly(name):
+    program = [sys.executable, "-m", "mtpcore", *COMMANDS[name]]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(60) == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+def test_a_report_that_cannot_be_written_spoils_no_output(glm):
+    program = [sys.executable, "-m", "mtpcore", "run", glm, *PROMPT, "-n", "4"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--draft", 99999), "--draft 99999: 8 tokens, as glm_nextn drafts at most 8 tokens"),
+        (("--draft-tree", "99,2,5"), "--draft-tree 99: 8 levels, as glm_nextn drafts at most 8"),
+        (("-c", 20, "-n", 50), "as more do not fit into -c 20"),
+    ],
+)
+def test_a_number_that_is_cut_is_said_once(command, glm, words, said):
+    code, _, err = command("run", glm, *PROMPT, "-n", 4, *words)
+    assert code == 0
+    assert err.count(said) == 1
+    assert "as glm_nextn" not in command("run", glm, *PROMPT, "-n", 4, "--draft", 8)[2]

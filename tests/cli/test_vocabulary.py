@@ -67,3 +67,21 @@ def test_what_is_missing_is_said(command, model, text, tmp_path):
     code, _, err = command("run", model, *PROMPT, "--draft", "0", "--draft-vocabulary", "100")
     assert code == 0
     assert "vocabulary is not used" in err
+
+
+def test_that_of_a_model_in_the_package_lies_in_the_current_folder(
+    command, text, tmp_path, monkeypatch
+):
+    with load_model("demo") as demo:
+        package = demo.path.parent
+    before = sorted(package.iterdir())
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command("vocabulary", "demo", "-f", text, "-n", 100000)
+    assert (code, out) == (0, "")
+    assert "mtpcore: demo.vocabulary.json: " in err
+    assert "-n 100000: all " in err
+    assert (tmp_path / "demo.vocabulary.json").exists()
+    assert sorted(package.iterdir()) == before
+    code, out, err = command("run", "demo", *PROMPT, "--draft-vocabulary", "100000")
+    assert code == 0, err
+    assert err.count("--draft-vocabulary 100000: all ") == 1

@@ -1,0 +1,251 @@
+"""A process that renders a chat template, so that limits of the operating system can end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from mtpcore.errors import MtpcoreError
+
+__all__ = ["MAX_MEMORY", "MAX_SECONDS", "MAX_TEXT", "Renderer"]
+
+MAX_SECONDS = 0.4
+"""Of computing: as much for compiling the template, and for each rendering."""
+MAX_MEMORY = 64 << 20
+"""Bytes beyond what the interpreter takes."""
+MAX_TEXT = 4 << 20
+"""Characters of a text, beyond those of the conversation."""
+
+_PATIENCE = 30.0  # seconds by the clock, where the machine is busy with other things
+_PROGRAM = Path(__file__).with_name("sandbox.py")
+_PACKAGES = ("jinja2", "markupsafe")
+_PASSED_ON = ("LD_LIBRARY_PATH", "PYTHONHOME")  # an interpreter may need them to start
+_READY = b"ready"
+_LENGTH = struct.Struct("!Q")
+
+
+class Renderer:
+    """Renders a template in a process of its own, one rendering at a time.
+
+    The process starts when it is first needed, with no variable of this one's environment. It stays
+    for the next rendering, and ends with this object, or when this process ends in whatever way.
+    Where it was ended, by a limit or by anybody, the next rendering starts another. A fork of this
+    process starts its own.
+
+    Parameters
+    ----------
+    source : str
+        The Jinja text.
+    where : str
+        For errors.
+    """
+
+    def __init__(self, source: str, where: str) -> None:
+        self._source, self._where = source, where
+        self._owner, self._lock = os.getpid(), Lock()
+        self._running: list[_Process] = []  # one or none
+        weakref.finalize(self, _end, self._running)
+
+    def check(self) -> None:
+        """Compile the template.
+
+        Raises
+        ------
+        MtpcoreError
+            It is malformed, exceeds a limit, or there can be no process.
+        """
+        self._answer(None)
+
+    def render(self, variables: Mapping[str, Any], now: datetime) -> str:
+        """Render the template.
+
+        Parameters
+        ----------
+        variables : mapping
+            What JSON can say.
+        now : datetime
+            What ``strftime_now`` tells.
+
+        Raises
+        ------
+        MtpcoreError
+            It fails, exceeds a limit, there can be no process, or JSON cannot say the variables.
+        """
+        try:
+            message = json.dumps({"now": now.isoformat(), "variables": variables})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._error(f"{type(error).__name__}: {error}") from error
+        return self._answer(message.encode())
+
+    def _answer(self, message: bytes | None) -> str:
+        if self._owner != os.getpid():  # a fork: the process belongs to the one that it came of
+            self._owner, self._lock = os.getpid(), Lock()
+            _end(self._running)
+        with self._lock:
+            try:
+                kind, text = self._ask(message)
+            except _NoAnswer as error:
+                _end(self._running)
+                raise self._error(str(error)) from None
+            except BaseException:  # an interrupt, too: the answer must not be taken for the next
+                _end(self._running)
+                raise
+        if kind != b"text":
+            raise self._error(text)
+        return text
+
+    def _ask(self, message: bytes | None) -> tuple[bytes, str]:
+        kind, text = b"text", ""
+        if not self._running or self._running[0].has_ended():
+            _end(self._running)
+            self._running.append(self._start())
+            kind, text = self._running[0].ask(self._source.encode("utf-8", "surrogatepass"))
+        if kind == b"text" and message is not None:
+            kind, text = self._running[0].ask(message)
+        return kind, text
+
+    def _start(self) -> _Process:
+        try:
+            return _start()
+        except (OSError, ValueError) as error:
+            raise MtpcoreError(
+                "no process can be started to render the template",
+                where=self._where,
+                got=f"{type(error).__name__}: {error}",
+                fix="multiprocessing.set_executable(PATH) names a Python that has Jinja",
+            ) from error
+
+    def _error(self, reason: str) -> MtpcoreError:
+        shown = "".join(c if c.isprintable() else "\ufffd" for c in reason)
+        return MtpcoreError("the template failed", where=self._where, got=shown)
+
+
+class _NoAnswer(Exception):
+    """Why none came."""
+
+
+class _Process:
+    """A run of ``sandbox.py``, and the socket to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self._process, self._connection = process, connection
+
+    def has_ended(self) -> bool:
+        """Say whether somebody ended it."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """End it."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it says that it has what it needs; an ``OSError`` where it does not."""
+        if self._receive(len(_READY), time.monotonic() + _PATIENCE) != _READY:
+            raise OSError("it runs another program")
+
+    def ask(self, message: bytes) -> tuple[bytes, str]:
+        """Send a message; return the kind of the answer and its text.
+
+        Raises
+        ------
+        _NoAnswer
+            A limit ended it.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            self._connection.settimeout(_PATIENCE)
+            # Where the process has ended, an error is enough: a host may die of the signal.
+            self._connection.sendall(_LENGTH.pack(len(message)) + message, socket.MSG_NOSIGNAL)
+            (n_bytes,) = _LENGTH.unpack(self._receive(_LENGTH.size, deadline))
+            if n_bytes > 4 * (MAX_TEXT + len(message)) + len(b"text"):
+                raise _NoAnswer("an answer longer than any text may be")
+            answer = self._receive(n_bytes, deadline)
+        except TimeoutError:
+            raise _NoAnswer(f"no end in {_PATIENCE:g} seconds") from None
+        except OSError:
+            raise _NoAnswer(self._reason()) from None
+        return answer[:4], answer[4:].decode("utf-8", "surrogatepass")
+
+    def _receive(self, n_bytes: int, deadline: float) -> bytes:
+        """Return so many bytes; an ``OSError`` where they do not come."""
+        data = bytearray()
+        while len(data) < n_bytes:
+            self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+            part = self._connection.recv(min(n_bytes - len(data), 1 << 20))
+            if not part:
+                raise ConnectionResetError
+            data += part
+        return bytes(data)
+
+    def _reason(self) -> str:
+        """Say what ended it."""
+        try:
+            status = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            return "no answer"
+        if status == -signal.SIGPROF:
+            return f"more than {MAX_SECONDS:g} seconds of computing"
+        if status == 1:  # a MemoryError that nothing catches
+            return f"more than {MAX_MEMORY >> 20} MB of memory"
+        return f"its process ended with status {status}"
+
+
+def _end(running: list[_Process]) -> None:
+    while running:
+        running.pop().end()
+
+
+def _start() -> _Process:
+    """Start a process that is ready for a template.
+
+    Raises
+    ------
+    OSError
+        There is no Python to run, or none that has Jinja.
+    """
+    from multiprocessing import spawn  # a host with a Python inside tells it which one to run
+
+    python = os.fsdecode(spawn.get_executable() or "")
+    if not python or (getattr(sys, "frozen", False) and python == sys.executable):
+        raise OSError("this program is no Python interpreter")
+    specs = [find_spec(name) for name in _PACKAGES]
+    places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    folders = dict.fromkeys(str(Path(place).parent) for place in places)
+    limits = [str(MAX_SECONDS), str(MAX_MEMORY), str(MAX_TEXT)]
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [python, "-s", "-P", "-S", str(_PROGRAM), *limits, *folders],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+                start_new_session=True,  # Ctrl-C is for this process
+            )
+    except BaseException:
+        ours.close()
+        raise
+    started = _Process(process, ours)
+    try:
+        started.wait_until_ready()
+    except BaseException:
+        started.end()
+        raise
+    return started

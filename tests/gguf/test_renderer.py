@@ -1,0 +1,267 @@
+"""The process that renders: limited, kept, ended, and started again where it is gone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mtpcore.errors import MtpcoreError
+from mtpcore.gguf import ChatTemplate
+from mtpcore.gguf import renderer as module
+
+ECHO = "{{ messages[0].content }}"
+LOOP = "{% if messages[0].content == 'loop' %}" + "{% for i in range(99999) %}" * 3
+LOOP += "{% endfor %}" * 3 + "{% endif %}" + ECHO
+ROOT = Path(__file__).parents[2]
+
+
+def say(text):
+    return [{"role": "user", "content": text}]
+
+
+def process_of(template):
+    """Return the id of the process that renders it."""
+    return template._renderer._running[0]._process.pid
+
+
+def is_alive(pid):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_it_is_kept_and_ends_with_the_template():
+    template = ChatTemplate(ECHO)
+    pid = process_of(template)
+    assert [template.render(say(text)) for text in ("a", "b")] == ["a", "b"]
+    assert process_of(template) == pid
+    assert is_alive(pid)
+    del template
+    assert not Path(f"/proc/{pid}").exists()  # not even as a zombie
+
+
+def test_it_knows_no_secrets_and_hears_no_interrupt(monkeypatch):
+    monkeypatch.setenv("SECRET_KEY", "xyzzy")
+    template = ChatTemplate(ECHO)
+    pid = process_of(template)
+    assert b"xyzzy" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert os.getsid(pid) == os.getpgid(pid) == pid  # not ours: Ctrl-C goes to a group
+    assert sorted(os.listdir(f"/proc/{pid}/fd")) == ["0", "1", "2"]
+
+
+def test_a_limit_ends_one_rendering_and_no_more():
+    template = ChatTemplate(LOOP)
+    for _ in range(2):
+        begin = time.process_time()
+        with pytest.raises(MtpcoreError, match=r"more than 0\.4 seconds of computing"):
+            template.render(say("loop"))
+        assert time.process_time() - begin < 0.2  # the other process computed
+        assert template.render(say("a")) == "a"
+
+
+def test_where_somebody_ended_it_the_next_rendering_starts_another():
+    template = ChatTemplate(ECHO)
+    for end in (signal.SIGKILL, signal.SIGTERM):
+        pid = process_of(template)
+        os.kill(pid, end)
+        assert wait_for(lambda pid=pid: not is_alive(pid))
+        assert template.render(say("a")) == "a"
+        assert process_of(template) != pid
+
+
+def test_where_it_is_ended_while_it_renders_an_error_says_so():
+    template = ChatTemplate(LOOP)
+    pid = process_of(template)
+    threading.Timer(0.1, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(MtpcoreError, match="ended with status -9"):
+        template.render(say("loop"))
+    assert template.render(say("a")) == "a"
+
+
+def test_where_it_is_stopped_the_wait_has_an_end(monkeypatch):
+    template = ChatTemplate(ECHO)
+    monkeypatch.setattr(module, "_PATIENCE", 0.2)
+    os.kill(process_of(template), signal.SIGSTOP)
+    with pytest.raises(MtpcoreError, match=r"no end in 0\.2 seconds"):
+        template.render(say("a"))
+
+
+def test_renderings_in_threads_are_not_mixed_up():
+    template, found = ChatTemplate(ECHO), {}
+
+    def render(name):
+        found[name] = {template.render(say(name * 1000)) for _ in range(50)}
+
+    threads = [threading.Thread(target=render, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: {name * 1000} for name in "abcd"}
+
+
+def run(program, **options):
+    """Run a program that may import mtpcore; return its standard output."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **options,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+PROLOGUE = """
+import os, signal, sys, time
+from pathlib import Path
+from mtpcore.gguf import ChatTemplate
+from mtpcore.errors import MtpcoreError
+say = lambda text: [{"role": "user", "content": text}]
+process_of = lambda template: template._renderer._running[0]._process.pid
+"""
+
+
+def test_a_fork_starts_its_own():
+    program = """
+template = ChatTemplate("{{ messages[0].content }}")
+pid = process_of(template)
+child = os.fork()
+texts = [template.render(say(f"{child} {i}")) for i in range(200)]
+assert texts == [f"{child} {i}" for i in range(200)]
+assert (process_of(template) == pid) == (child != 0)
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert template.render(say("a")) == "a"
+    assert process_of(template) == pid
+    print("done")
+"""
+    assert run(PROLOGUE + program) == "done\n"
+
+
+def test_a_fork_while_a_thread_renders_does_not_wait_for_it():
+    program = """
+import threading
+template, over = ChatTemplate("{{ messages[0].content }}"), threading.Event()
+def render():
+    while not over.is_set():
+        assert template.render(say("thread")) == "thread"
+thread = threading.Thread(target=render)
+thread.start()
+for _ in range(12):
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        os._exit(template.render(say("fork")) != "fork")
+    assert os.waitpid(child, 0)[1] == 0
+over.set()
+thread.join()
+"""
+    run(PROLOGUE + program)
+
+
+def test_it_ends_with_this_process_in_whatever_way():
+    for end in ("sys.exit()", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"):
+        program = f"t = ChatTemplate('a'); print(process_of(t), flush=True); {end}"
+        path = os.pathsep.join(part for part in sys.path if part)
+        done = subprocess.run(
+            [sys.executable, "-c", PROLOGUE + program],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+        )
+        pid = int(done.stdout)
+        assert wait_for(lambda pid=pid: not is_alive(pid)), end
+
+
+@pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 1, 2), (2,)])
+def test_standard_streams_may_be_closed(closed, tmp_path):
+    out = tmp_path / "out"
+    program = f"""
+for stream in {closed}:
+    os.close(stream)
+t = ChatTemplate("{{{{ messages[0].content }}}}")
+Path({str(out)!r}).write_text(t.render(say("a")))
+os._exit(0)
+"""
+    run(PROLOGUE + program)
+    assert out.read_text() == "a"
+
+
+def test_after_interrupts_at_any_time_texts_are_right():
+    """Some come while the process starts; none may mix up answers or leave a process behind."""
+    program = """
+import random
+dice, interrupts, n = random.Random(7), 0, 0
+template = ChatTemplate("{{ messages[0].content }}")
+begin = time.monotonic()
+while time.monotonic() - begin < 2.5:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, dice.choice([0.002, 0.2]) * dice.random())
+        for n in range(n, n + 400):
+            assert template.render(say(str(n))) == str(n)
+    except KeyboardInterrupt:
+        interrupts += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(interrupts)
+def running():
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
+    return [state for state in states if state != "Z"]
+while len(running()) > 1 and time.monotonic() - begin < 20:
+    time.sleep(0.05)
+assert len(running()) <= 1, running()
+"""
+    handler = "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+    assert int(run(PROLOGUE + handler + program)) > 20
+
+
+@pytest.mark.parametrize("python", ["/nonexistent", "/bin/true", "/bin/cat", ""])
+def test_a_program_that_is_no_python_is_named(monkeypatch, python):
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
+    monkeypatch.setattr(module, "_PATIENCE", 1.0)
+    with pytest.raises(MtpcoreError, match="no process can be started") as raised:
+        ChatTemplate(ECHO)
+    assert "set_executable" in raised.value.fix
+
+
+def test_a_frozen_program_does_not_run_itself(monkeypatch):
+    python = sys.executable
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(MtpcoreError, match="no Python interpreter"):
+        ChatTemplate(ECHO)
+    monkeypatch.setattr(sys, "executable", "/opt/program")
+    monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
+    assert ChatTemplate(ECHO).render(say("a")) == "a"
+
+
+def test_a_long_conversation_fits():
+    texts = ["\u65e5\u672c" * 500_000, "a" * 3_000_000]
+    template = ChatTemplate("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    found = template.render([*say(texts[0]), *say(texts[1])])
+    assert found == f"<{texts[0]}><{texts[1]}>"
+
+
+def test_what_a_refusal_says_does_not_steer_a_terminal():
+    with pytest.raises(MtpcoreError) as raised:
+        ChatTemplate("{{ raise_exception('\x1b[31m' ~ 'a' * 9999) }}").render([])
+    assert "\x1b" not in str(raised.value)
+    assert len(str(raised.value)) < 1200
+    assert json.dumps(raised.value.got)
