@@ -11,7 +11,10 @@ from mtpcore.graph.program import TOKENS, Program, Value
 
 __all__ = ["check", "infer"]
 
-_FIX = "convert the model again, or give the right file: its tensors do not fit each other"
+_FIX = (
+    "convert the model again, or give the right file: its tensors do not fit each other or its "
+    "metadata (in a new graph: see what this node reads)"
+)
 
 
 def infer(
@@ -28,9 +31,10 @@ def infer(
     ------
     GraphError
         Unknown operation, wrong number of inputs or weights, numbers of another type, attributes
-        that differ from the table's, or shapes that do not fit; names node, tensors and shapes.
+        that differ from the table's, or shapes that do not fit; names the node, its tensors (or
+        inputs, where it reads none) and shapes.
     """
-    where = f"{node} ({op}{''.join(f', {t}' for t in tensors)})"
+    where = f"{node} ({', '.join([op, *(tensors or [value.name for value in inputs])])})"
     if op not in OPS:
         raise GraphError("unknown operation", where=where, wanted=", ".join(OPS))
     rule = OPS[op]
@@ -59,9 +63,8 @@ def infer(
         made = rule.shape([value.shape for value in inputs], weights, attrs)
         _check_ids(rule, inputs, weights)
     except Mismatch as error:
-        fix = _FIX if tensors else ""
         raise GraphError(
-            error.what, where=where, wanted=error.wanted, got=error.got, fix=fix
+            error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
     return made
 
