@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
@@ -40,6 +42,9 @@ def write_model_file(
 ) -> None:
     """Write a GGUF file.
 
+    It grows in a folder of its own and is renamed when it is whole: whoever has mapped a file of
+    that name keeps what it has, and a failure leaves the old one.
+
     Parameters
     ----------
     path : path
@@ -63,21 +68,25 @@ def write_model_file(
     ModelFileError
         If a type is unknown, cannot be made from values, or does not fit the rows.
     """
-    writer = GGUFWriter(path, architecture, split_max_tensors=max_tensors)
-    for key, value in metadata.items():
-        if key != "general.architecture":
-            add_value(writer, key, value)
-    for name, values in tensors.items():
-        if isinstance(types, Mapping):
-            chosen = types.get(name, "F32")
-        else:
-            chosen = types if values.ndim > 1 else "F32"
-        blocks, kind = encode(name, values, _type_id(name, chosen))
-        writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    path = Path(path)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name[:40]}.", dir=path.parent) as folder:
+        writer = GGUFWriter(Path(folder) / path.name, architecture, split_max_tensors=max_tensors)
+        for key, value in metadata.items():
+            if key != "general.architecture":
+                add_value(writer, key, value)
+        for name, values in tensors.items():
+            if isinstance(types, Mapping):
+                chosen = types.get(name, "F32")
+            else:
+                chosen = types if values.ndim > 1 else "F32"
+            blocks, kind = encode(name, values, _type_id(name, chosen))
+            writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        for part in sorted(Path(folder).iterdir()):
+            part.replace(path.parent / part.name)
 
 
 def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:
