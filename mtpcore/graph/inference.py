@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtpcore.errors import GraphError
-from mtpcore.graph.ops import OPS, Made, Mismatch, OpRule, Weights
-from mtpcore.graph.program import TOKENS, Program, Value
+from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
+from mtpcore.graph.program import TOKENS, Program, Shape, Value
 
 __all__ = ["check", "infer"]
 
@@ -24,7 +24,7 @@ def infer(
     weights: Weights,
     attrs: dict[str, Any],
     tensors: Sequence[str] = (),
-) -> Made:
+) -> tuple[tuple[Shape, str, int], ...]:
     """Return of each output of ``op`` its shape, dtype, and among how many experts it chooses.
 
     Raises
@@ -66,7 +66,8 @@ def infer(
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
-    return made
+    n_rows = weights[0][0] if weights and weights[0] else 0
+    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in made)
 
 
 def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:

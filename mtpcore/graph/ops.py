@@ -17,9 +17,7 @@ __all__ = ["OPS", "ACTIVATIONS", "Made", "Mismatch", "OpRule", "Weights"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
-Made = tuple[tuple[Shape, str, int], ...]
-"""Of each output the shape, the dtype, and how many experts its numbers choose among."""
-
+Made = tuple[tuple[Shape, str], ...]
 Weights = Sequence[tuple[int, ...] | None]
 ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Made]
 
@@ -28,7 +26,8 @@ class OpRule(NamedTuple):
     """Inputs and weights an operation takes (least, most), attributes, and its shape rule.
 
     ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
-    are those of them that choose among the matrices of the first weight.
+    are those of them that choose among the matrices of the first weight. An output that is i32
+    chooses among the rows of the first weight.
     """
 
     inputs: tuple[int, int]
@@ -54,7 +53,7 @@ def _want(condition: bool, what: str, wanted: object, got: object) -> None:
 
 
 def _f32(*shape: Any) -> Made:
-    return ((tuple(shape), "f32", 0),)
+    return ((tuple(shape), "f32"),)
 
 
 def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -230,8 +229,8 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     best = a["n_best_of_group"]
     _want(best in (1, 2), "experts that a group is judged by", "1, 2", best)
-    made = (TOKENS, a["n_used"])
-    return ((made, "i32", n), (made, "f32", 0))
+    made: Shape = (TOKENS, a["n_used"])
+    return ((made, "i32"), (made, "f32"))
 
 
 def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:

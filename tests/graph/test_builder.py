@@ -108,9 +108,7 @@ WRONG = {
     "expert_matmul, more experts": lambda g, x: g.expert_matmul(
         x, g.route(x, "router.weight", n_used=1)[0], "long.weight"
     ),
-    "expert_matmul, positions": lambda g, x: g.expert_matmul(
-        x, g.inputs.positions, "stack.weight"
-    ),
+    "expert_matmul, positions": lambda g, x: g.expert_matmul(x, g.inputs.positions, "stack.weight"),
     "expert_matmul, tokens": lambda g, x: g.expert_matmul(x, g.inputs.tokens, "stack.weight"),
     "rope, ids of experts": lambda g, x: g.rope(
         heads(g, x), g.route(x, "router.weight", n_used=1)[0], [1.0]

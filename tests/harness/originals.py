@@ -49,9 +49,7 @@ class Parts:
 def take_apart(name):
     """Return the parts of an original; their containers are the caller's."""
     parts = _parts(name)
-    return Parts(
-        parts.architecture, dict(parts.metadata), dict(parts.tensors), dict(parts.types)
-    )
+    return Parts(parts.architecture, dict(parts.metadata), dict(parts.tensors), dict(parts.types))
 
 
 @cache

@@ -173,7 +173,9 @@ def _resize_everywhere(chance, parts):
             continue
         for at, size in enumerate(parts.shape(other)):
             if size == old:
-                per_block = BLOCKS[parts.types[other]][0] if at == len(parts.shape(other)) - 1 else 1
+                per_block = (
+                    BLOCKS[parts.types[other]][0] if at == len(parts.shape(other)) - 1 else 1
+                )
                 resize(parts, other, at, max(1, new // per_block))
     if chance.random() < 0.5:
         for key, value in parts.metadata.items():

@@ -1,8 +1,6 @@
 """Every axis of every tensor is held against something: what is one shorter is refused."""
 
 import pytest
-
-import mtpcore
 from harness.originals import take_apart
 from harness.reshape import (
     add_biases,
@@ -14,6 +12,8 @@ from harness.reshape import (
     length_of,
     resize,
 )
+
+import mtpcore
 
 FILES = {
     "demo": (["demo"], [add_own_tables]),
