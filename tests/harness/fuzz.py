@@ -93,6 +93,7 @@ def run_rounds(cross, n_vocab, chance):
         for seq, verdict in cross.verify(drafts, sampling).items():
             assert all(0 <= token < n_vocab for token in verdict.tokens), verdict
             cross.accept(seq)
+    assert cross.invalid == 0  # drafts that are no tokens
 
 
 def write_whole_or_broken(folder, seed):

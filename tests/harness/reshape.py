@@ -57,7 +57,7 @@ def write_reshaped(folder, seed):
             chance.choice(ADDED)(chance, parts, files[0])
         parts.added = [name for name in parts.tensors if name not in before]
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        chance.choice(CHANGES)(chance, chance.choice(files))
+        chance.choice(CHANGES)(chance, chance.choice([files[0], files[-1], files[-1]]))
     names = ("model.gguf", "drafter.gguf")
     return [parts.write(folder / name) for parts, name in zip(files, names, strict=False)]
 
@@ -341,7 +341,8 @@ def _other_family(chance, parts):
 CHANGES = (
     *(_resize_what_is_looked_up, _resize_what_is_looked_up),
     *(_resize_axis, _resize_axis, _resize_axis, _resize_alike, _resize_alike, _resize_everywhere),
-    *(_change_axes, _exchange, _drop, _copy_block, _change_type, _change_values, _change_indices),
+    *(_change_axes, _exchange, _drop, _copy_block, _change_type, _change_values),
+    *(_change_indices, _change_indices),
     *(_change_key, _change_key, _change_key, _change_key, _other_family),
 )
 
