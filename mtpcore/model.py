@@ -262,6 +262,7 @@ class Model:
                 )
             program = g.finish(outputs)
             self._check_logits(program, spec)
+            self._check_tables(program)
             return program
         except MtpcoreError as error:
             raise type(error)(
@@ -284,8 +285,27 @@ class Model:
         wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
         if got != wanted:
             raise GraphError(
-                "one logit a token of the vocabulary", where="logits", wanted=wanted, got=got
+                "one logit a token of the vocabulary",
+                where=f"logits ({program.values[program.outputs['logits']].name})",
+                wanted=wanted,
+                got=got,
+                fix="convert the model again, or give the right file: its output matrix does not "
+                "fit its embedding table",
             )
+
+    def _check_tables(self, program: Program) -> None:
+        """Refuse embedding tables without a row for each token of the vocabulary."""
+        for node in program.nodes:
+            table = node.weights[0] if node.op == "embed" else None
+            if table is not None and table.shape[0] < self.hparams.n_vocab:
+                raise GraphError(
+                    "the embedding table is too short for the vocabulary",
+                    where=f"{node.name} ({table.tensor})",
+                    wanted=f"{self.hparams.n_vocab} rows",
+                    got=f"{table.shape[0]} rows",
+                    fix="convert the model again; a head that reads the model's own table needs "
+                    "none in its file",
+                )
 
     def _builder(
         self,

@@ -111,6 +111,7 @@ def check_target(drafter: FittedDrafter, architecture: str, width: int, where: s
             where=where,
             wanted=", ".join(sorted(spec.fit.targets)),
             got=architecture,
+            fix="give the drafter that was made for this target",
         )
     wanted = getattr(drafter.hparams, "target_width", width)
     if wanted != width:
@@ -119,4 +120,5 @@ def check_target(drafter: FittedDrafter, architecture: str, width: int, where: s
             where=where,
             wanted=wanted,
             got=width,
+            fix="give the drafter that was made for this target",
         )

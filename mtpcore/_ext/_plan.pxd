@@ -129,6 +129,17 @@ cdef extern from "plan.h" nogil:
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
 
+cdef extern from "plan_check.h" nogil:
+    ctypedef struct mtp_bounds:
+        const int64_t *bytes
+        const mtp_memory *memory
+        int64_t n_batch
+        int64_t n_vocab
+        int64_t n_groups
+
+    const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
+
+
 cdef extern from "choices.h" nogil:
     ctypedef struct mtp_chooser:
         const mtp_sampling *settings
@@ -213,8 +224,11 @@ cdef class Executor:
     cdef int64_t n_batch
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
+    cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
     cdef mtp_view view(self, object found) except *
+    cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
+    cdef int check_relations(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_choices(self, object wanted, int32_t logits, object written) except -1

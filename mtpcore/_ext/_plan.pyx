@@ -192,11 +192,57 @@ cdef class Executor:
             for i, matrix in enumerate(matrices):
                 found[i] = (<PackedMatrix?> matrix).matrix
             op.matrices = found
+        self.check_lengths(op, matrices, weights, numbers, axes)
         self.kept.append((matrices, weights, numbers, axes))
         self.plan.n_ops += 1
 
+    cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1:
+        """Check that a kernel finds as many weights, matrices and angles as it looks for."""
+        cdef int64_t wanted = op.out[0].width
+        if op.kind in (MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL):
+            wanted = op.n[0] if op.kind == MTP_EXPERT_MATMUL else 1
+            if len(matrices) != wanted or any(one.shape != matrices[0].shape for one in matrices):
+                raise BackendError("not as many equal matrices as are used", wanted=wanted,
+                                   got=len(matrices))
+            wanted = op.matrices[0].n_rows
+        elif op.kind == MTP_ROUTE:
+            wanted = op.inputs[0].width
+        elif op.kind in (MTP_ATTENTION, MTP_MERGE):
+            wanted = op.out[0].n_heads
+        for array in weights:
+            if array is not None and len(array) != wanted:
+                raise BackendError("not a weight for each value", wanted=wanted, got=len(array))
+        if op.kind == MTP_ANGLES:
+            if len(numbers) != op.n[0] + 1 or len(axes) != op.n[0] or min(axes, default=0) < 0:
+                raise BackendError("not a frequency and an axis for each pair", wanted=op.n[0],
+                                   got=(len(numbers) - 1, len(axes)))
+            self.n_axes = max(self.n_axes, 1 + max(axes, default=-1))
+        return 0
+
+    cdef int check_relations(self) except -1:
+        """Check what operations take for granted of each other, of matrices and of memory."""
+        cdef int64_t i
+        cdef const char *misfit
+        cdef mtp_bounds bounds
+        cdef int64_t *sizes = <int64_t *> zeros(self.plan.n_buffers, sizeof(int64_t))
+        try:
+            for i in range(self.plan.n_buffers):
+                sizes[i] = self.capacities[i]
+            bounds = mtp_bounds(sizes, self.run_state.memory, self.n_batch, self.n_vocab,
+                                len(self.n_pages))
+            for i in range(self.plan.n_ops):
+                misfit = mtp_plan_misfit(&self.plan, i, &bounds)
+                if misfit != NULL:
+                    names = {number: name for name, number in KINDS.items()}
+                    raise BackendError(misfit.decode(), where=f"operation {i}, "
+                                       f"{names[self.ops[i].kind]}")
+        finally:
+            free(sizes)
+        return 0
+
     def finish(self, double work, double work_of_row, double worth_sharing):
-        """Give every thread its scratch."""
+        """Check the whole, and give every thread its scratch."""
+        self.check_relations()
         cdef size_t each = 64, used
         cdef int64_t i
         for i in range(self.plan.n_ops):
@@ -232,6 +278,9 @@ cdef class Executor:
         if len(pages) != len(self.n_pages):
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
+        if positions.width < self.n_axes:
+            raise BatchError("positions with fewer axes than are turned by", wanted=self.n_axes,
+                             got=positions.width)
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
                              got=f"{n} tokens, {m} outputs")

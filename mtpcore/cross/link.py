@@ -212,6 +212,7 @@ def _contexts(
             where=str(source.path),
             wanted=llm.model.hparams.n_vocab,
             got=source.hparams.n_vocab,
+            fix="give the drafter that was made for this target",
         )
     if source is not llm.model:
         _compare_tokens(llm.model, source)
@@ -307,4 +308,5 @@ def _check_widths(program: Program, spec: DrafterSpec, where: str) -> None:
                 where=f"{where}: slot {feed.slot!r}",
                 wanted=f"{slot[1]} values a row",
                 got=" x ".join(map(str, made[1:])),
+                fix="convert the drafter again; in a new graph: recycle rows of the slot's width",
             )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["find_rows", "read_vocabulary"]
 
 I32 = NDArray[np.int32]
+_FIX = "convert the drafter again, or give the file that was made for this target"
 
 
 def read_vocabulary(context: Context) -> I32 | None:
@@ -83,10 +84,11 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             wanted=f"{n_vocab} logits"
             + (f", or the tensor {declared.tensor!r}" if declared else ""),
             got=f"{n_logits} logits",
+            fix=_FIX,
         )
     where = f"{model.path}, tensor {declared.tensor!r}"
     if declared.tensor not in model.tensors:
-        raise LinkError("the draft vocabulary's map is missing", where=where)
+        raise LinkError("the draft vocabulary's map is missing", where=where, fix=_FIX)
     tensor = model.tensors[declared.tensor]
     if tuple(tensor.shape) != (n_logits,):
         raise LinkError(
@@ -94,6 +96,7 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             where=where,
             wanted=(n_logits,),
             got=tuple(tensor.shape),
+            fix=_FIX,
         )
     ids = tensor.array(np.int64)
     if declared.values == "offset":
@@ -105,10 +108,15 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             where=where,
             wanted=f"0..{n_vocab - 1}",
             got=int(unknown[0]),
+            fix=_FIX,
         )
     first, counts = np.unique(ids, return_counts=True)
     if counts.max(initial=0) > 1:
         raise LinkError(
-            "the draft vocabulary names a token twice", where=where, got=int(first[counts > 1][0])
+            "the draft vocabulary names a token twice",
+            where=where,
+            wanted="each token once",
+            got=int(first[counts > 1][0]),
+            fix=_FIX,
         )
     return ids.astype(np.int32)

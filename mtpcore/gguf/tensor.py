@@ -33,6 +33,10 @@ _EXACT_IN_F32 = 1 << 24
 class MappedFile:
     """A read-only map of one file, kept alive by every array cut from it.
 
+    To read a map behind the end that a file has got since kills the process. So whoever asks for
+    bytes is refused where the file has become shorter; whoever reads on in an array that was taken
+    before is not safe from it.
+
     Attributes
     ----------
     path : Path
@@ -75,9 +79,24 @@ class MappedFile:
             ) from error
 
     def bytes_at(self, begin: int, n_bytes: int) -> np.ndarray:
-        """Return uint8[n_bytes], a read-only view of the map."""
+        """Return uint8[n_bytes], a read-only view of the map.
+
+        Raises
+        ------
+        ModelFileError
+            The map was closed, or the file has become shorter since it was mapped.
+        """
         if self.data is None:
             raise ModelFileError("the file is closed", where=str(self.path), fix="open it again")
+        if self.data.size() < len(self.data):  # that of the file now, and when it was mapped
+            raise ModelFileError(
+                "the file has become shorter while it was in use",
+                where=str(self.path),
+                wanted=f"{len(self.data)} bytes",
+                got=f"{self.data.size()} bytes",
+                fix="load the model again; replace a file by renaming another to its name, never "
+                "by writing into it",
+            )
         return np.frombuffer(self.data, np.uint8, n_bytes, begin)
 
     def release(self, begin: int, n_bytes: int) -> None:
@@ -194,9 +213,8 @@ class Tensor:
         ranges = list(ranges)
         if self.type in native_types:
             take = start(self.type)
-            blocks = self.raw().reshape(self.n_rows, self.row_bytes)
             for begin, end in ranges:
-                take(begin, blocks[begin:end])
+                take(begin, self.raw().reshape(self.n_rows, self.row_bytes)[begin:end])
                 self.release(begin, end)
             return
         f16_serves = BLOCKS[self.type][0] > 1 and F16 in native_types

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from operator import index
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quants
 
-from mtpcore.atomic import replacing
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS, PLAIN, type_name
@@ -46,6 +45,9 @@ def write_model_file(
 ) -> None:
     """Write a GGUF file, which is there when it is whole.
 
+    It grows in a folder of its own and is renamed when it is whole: whoever has mapped a file of
+    that name keeps what it has, and a failure leaves the old one.
+
     Parameters
     ----------
     path : path
@@ -69,22 +71,25 @@ def write_model_file(
     ModelFileError
         If a type is unknown, cannot be made from values, or does not fit the rows.
     """
-    with nullcontext(Path(path)) if max_tensors else replacing(path) as name:
-        writer = GGUFWriter(name, architecture, split_max_tensors=max_tensors)
+    path = Path(path)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name[:40]}.", dir=path.parent) as folder:
+        writer = GGUFWriter(Path(folder) / path.name, architecture, split_max_tensors=max_tensors)
         for key, value in metadata.items():
             if key != "general.architecture":
                 add_value(writer, key, value)
-        for tensor, values in tensors.items():
+        for name, values in tensors.items():
             if isinstance(types, Mapping):
-                chosen = types.get(tensor, "F32")
+                chosen = types.get(name, "F32")
             else:
                 chosen = types if values.ndim > 1 else "F32"
-            blocks, kind = encode(tensor, values, _type_id(tensor, chosen))
-            writer.add_tensor(tensor, blocks, raw_dtype=GGMLQuantizationType(kind))
+            blocks, kind = encode(name, values, _type_id(name, chosen))
+            writer.add_tensor(name, blocks, raw_dtype=GGMLQuantizationType(kind))
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        for part in sorted(Path(folder).iterdir()):
+            part.replace(path.parent / part.name)
 
 
 def add_value(writer: GGUFWriter, key: str, value: Value | np.generic) -> None:

@@ -125,8 +125,8 @@ class GraphBuilder:
             self._inputs[name] = self._value(name, shape, dtype).id
         return self._values[self._inputs[name]]
 
-    def _value(self, name: str, shape: Shape, dtype: str) -> Value:
-        value = Value(len(self._values), name, shape, dtype)  # type: ignore[arg-type]
+    def _value(self, name: str, shape: Shape, dtype: str, n_experts: int = 0) -> Value:
+        value = Value(len(self._values), name, shape, dtype, n_experts)  # type: ignore[arg-type]
         self._values.append(value)
         return value
 
@@ -150,7 +150,7 @@ class GraphBuilder:
             attrs,
             [w.tensor for w in found if w],
         )
-        outputs = tuple(self._value(node, shape, dtype) for shape, dtype in made)
+        outputs = tuple(self._value(node, *one) for one in made)
         self._nodes.append(
             Node(op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), found, attrs)
         )
@@ -366,7 +366,7 @@ class GraphBuilder:
             )
         outputs = {name: value.id for name, value in (*made.rows.items(), *self._taps.items())}
         if made.logits is not None:
-            if made.logits.shape[0] != OUTPUTS:
+            if len(made.logits.shape) != 2 or made.logits.shape[0] != OUTPUTS:
                 raise GraphError(
                     "logits are of output rows only",
                     where=self.name,

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtpcore.errors import GraphError
-from mtpcore.graph.ops import OPS, Made, Mismatch, Weights
-from mtpcore.graph.program import Program, Value
+from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
+from mtpcore.graph.program import TOKENS, Program, Shape, Value
 
 __all__ = ["check", "infer"]
+
+_FIX = (
+    "convert the model again, or give the right file: its tensors do not fit each other or its "
+    "metadata (in a new graph: see what this node reads)"
+)
 
 
 def infer(
@@ -19,16 +24,17 @@ def infer(
     weights: Weights,
     attrs: dict[str, Any],
     tensors: Sequence[str] = (),
-) -> Made:
-    """Return shape and dtype of each output of ``op``.
+) -> tuple[tuple[Shape, str, int], ...]:
+    """Return of each output of ``op`` its shape, dtype, and among how many experts it chooses.
 
     Raises
     ------
     GraphError
         Unknown operation, wrong number of inputs or weights, numbers of another type, attributes
-        that differ from the table's, or shapes that do not fit; names node, tensors and shapes.
+        that differ from the table's, or shapes that do not fit; names the node, its tensors (or
+        inputs, where it reads none) and shapes.
     """
-    where = f"{node} ({op}{''.join(f', {t}' for t in tensors)})"
+    where = f"{node} ({', '.join([op, *(tensors or [value.name for value in inputs])])})"
     if op not in OPS:
         raise GraphError("unknown operation", where=where, wanted=", ".join(OPS))
     rule = OPS[op]
@@ -54,9 +60,30 @@ def infer(
                 got=f"{value.name}, {value.dtype}",
             )
     try:
-        return rule.shape([value.shape for value in inputs], weights, attrs)
+        made = rule.shape([value.shape for value in inputs], weights, attrs)
+        _check_ids(rule, inputs, weights)
     except Mismatch as error:
-        raise GraphError(error.what, where=where, wanted=error.wanted, got=error.got) from None
+        raise GraphError(
+            error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
+        ) from None
+    n_rows = weights[0][0] if weights and weights[0] else 0
+    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in made)
+
+
+def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
+    """Refuse ids of experts where none belong, and those of other experts than are stacked."""
+    for i, value in enumerate(inputs):
+        if i not in rule.ids:
+            if value.n_experts:
+                raise Mismatch("ids of experts", "tokens or positions", value.name)
+            continue
+        if not value.n_experts:
+            raise Mismatch("no ids of experts", "what a route chose", value.name)
+        stack = weights[0]
+        if stack is None or stack[0] != value.n_experts:
+            raise Mismatch(
+                "not one matrix for each expert of the router", (value.n_experts, "..."), stack
+            )
 
 
 def check(program: Program) -> None:
@@ -66,8 +93,10 @@ def check(program: Program) -> None:
     ------
     GraphError
         A node reads a value that no earlier node made, a shape differs from what the rule gives,
-        or an output names nothing.
+        an input is none that a batch has, or an output names nothing.
     """
+    for name, i in program.inputs.items():
+        _check_input(name, program.values[i])
     known = set(program.inputs.values())
     for node in program.nodes:
         missing = [i for i in node.inputs if i not in known]
@@ -81,7 +110,8 @@ def check(program: Program) -> None:
             node.attrs,
             [w.tensor for w in node.weights if w],
         )
-        found = tuple((program.values[i].shape, program.values[i].dtype) for i in node.outputs)
+        outputs = [program.values[i] for i in node.outputs]
+        found = tuple((value.shape, value.dtype, value.n_experts) for value in outputs)
         if made != found:
             raise GraphError(
                 "shape differs from the rule's", where=node.name, wanted=made, got=found
@@ -90,3 +120,17 @@ def check(program: Program) -> None:
     lost = [name for name, i in program.outputs.items() if i not in known]
     if lost:
         raise GraphError("outputs that nothing made", where=program.name, got=lost)
+
+
+def _check_input(name: str, value: Value) -> None:
+    """Refuse what is neither the batch's tokens nor positions, nor rows of numbers."""
+    dtype, n_axes = {"tokens": ("i32", 1), "positions": ("i32", 2)}.get(name, ("f32", 2))
+    fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
+    widths = value.shape[1:]
+    if not fits or value.shape[0] != TOKENS or not all(isinstance(n, int) for n in widths):
+        raise GraphError(
+            "an input that no batch has",
+            where=name,
+            wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], or f32[n_tokens, width]",
+            got=f"{value.dtype}{list(value.shape)}",
+        )

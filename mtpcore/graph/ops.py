@@ -25,7 +25,9 @@ ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Made]
 class OpRule(NamedTuple):
     """Inputs and weights an operation takes (least, most), attributes, and its shape rule.
 
-    ``integers`` are the inputs, by their number from 0, that are i32; all others are f32.
+    ``integers`` are the inputs, by their number from 0, that are i32; all others are f32. ``ids``
+    are those of them that choose among the matrices of the first weight. An output that is i32
+    chooses among the rows of the first weight.
     """
 
     inputs: tuple[int, int]
@@ -34,6 +36,7 @@ class OpRule(NamedTuple):
     shape: ShapeRule
     meaning: str
     integers: tuple[int, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 class Mismatch(Exception):
@@ -81,20 +84,20 @@ def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 def _rms_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     if w and w[0] is not None:
         _want(w[0] == (x[0][-1],), "norm weight does not fit the rows", (x[0][-1],), w[0])
-    return ((x[0], "f32"),)
+    return _f32(*x[0])
 
 
 def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     for weight in w:
         if weight is not None:
             _want(weight == (x[0][-1],), "norm weight does not fit the rows", x[0][-1:], weight)
-    return ((x[0], "f32"),)
+    return _f32(*x[0])
 
 
 def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     for other in x[1:]:
         _want(other == x[0], "shapes differ", x[0], other)
-    return ((x[0], "f32"),)
+    return _f32(*x[0])
 
 
 def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -105,7 +108,7 @@ def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     for other in x[1:]:
         _want(other[:-1] == x[0][:-1], "leading axes differ", x[0][:-1], other[:-1])
-    return (((*x[0][:-1], sum(int(s[-1]) for s in x)), "f32"),)
+    return _f32(*x[0][:-1], sum(int(s[-1]) for s in x))
 
 
 def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -116,7 +119,7 @@ def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
         f"0 <= start < stop <= {width}",
         (a["start"], a["stop"]),
     )
-    return (((*x[0][:-1], a["stop"] - a["start"]), "f32"),)
+    return _f32(*x[0][:-1], a["stop"] - a["start"])
 
 
 def _heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -153,7 +156,7 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     if w and w[0] is not None:
         _want(w[0] == (pairs,), "frequency factors do not fit", (pairs,), w[0])
-    return ((x[0], "f32"),)
+    return _f32(*x[0])
 
 
 def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
@@ -207,12 +210,9 @@ def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     matrix = w[0]
     assert matrix is not None
-    _want(
-        len(matrix) == 2 and x[0][1] == matrix[1],
-        "rows do not fit the router",
-        f"[rows, {matrix[1]}]",
-        x[0],
-    )
+    _want(len(matrix) == 2, "a router has two axes", "[experts, inputs]", matrix)
+    wanted = (TOKENS, matrix[1])
+    _want(x[0] == wanted, "rows do not fit the router", wanted, x[0])
     n = matrix[0]
     if len(w) > 1 and w[1] is not None:
         _want(w[1] == (n,), "one correction an expert", (n,), w[1])
@@ -229,13 +229,15 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     best = a["n_best_of_group"]
     _want(best in (1, 2), "experts that a group is judged by", "1, 2", best)
-    return (((x[0][0], a["n_used"]), "i32"), ((x[0][0], a["n_used"]), "f32"))
+    made: Shape = (TOKENS, a["n_used"])
+    return ((made, "i32"), (made, "f32"))
 
 
 def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     stack, ids = w[0], x[1]
     assert stack is not None
     _want(len(stack) == 3, "expert matrices are stacked", "[experts, outputs, inputs]", stack)
+    _want(len(ids) == 2, "ids are of rows and ranks", "[rows, used]", ids)
     fits = x[0] in ((ids[0], stack[2]), (ids[0], ids[1], stack[2]))
     _want(
         fits, "rows do not fit the experts", f"[rows, {stack[2]}] or [rows, used, {stack[2]}]", x[0]
@@ -250,7 +252,7 @@ def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
 
 def _outputs(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(x[0][0] == TOKENS, "output rows are chosen once", f"[{TOKENS}, ...]", x[0])
-    return (((OUTPUTS, *x[0][1:]), "f32"),)
+    return _f32(OUTPUTS, *x[0][1:])
 
 
 def _rule(
@@ -260,9 +262,10 @@ def _rule(
     shape: ShapeRule,
     meaning: str,
     integers: tuple[int, ...] = (),
+    ids: tuple[int, ...] = (),
 ) -> OpRule:
     span = tuple((n, n) if isinstance(n, int) else n for n in (inputs, weights))
-    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning, integers)
+    return OpRule(span[0], span[1], frozenset(attrs.split()), shape, meaning, integers, ids)
 
 
 OPS: dict[str, OpRule] = {
@@ -326,7 +329,15 @@ OPS: dict[str, OpRule] = {
         "best experts sum highest; weighted by the gate without the correction, divided by (their "
         "sum + 1e-20) if normalise, times scale; w x is in floating point whatever the type of w",
     ),
-    "expert_matmul": _rule(2, 1, "", _expert_matmul, "w[ids[t, r]] x[t] (or x[t, r])", (1,)),
+    "expert_matmul": _rule(
+        2,
+        1,
+        "",
+        _expert_matmul,
+        "w[ids[t, r]] x[t] (or x[t, r]); the ids choose among as many experts as w has",
+        (1,),
+        (1,),
+    ),
     "head_matmul": _rule(1, 1, "", _head_matmul, "w[h] x[t, h] for each head h"),
     "mix": _rule(2, 0, "", _mix, "sum over r of weights[t, r] * x[t, r], in rank order"),
     "outputs": _rule(1, 0, "", _outputs, "the rows that were asked for"),

@@ -23,13 +23,15 @@ Shape = tuple[Dim, ...]
 class Value(msgspec.Struct, frozen=True, gc=False):
     """An array that a node or an input makes; the first axis counts rows.
 
-    ``dtype`` is ``f32`` or ``i32``.
+    ``dtype`` is ``f32`` or ``i32``. ``n_experts`` is, of the ids that a route makes, among how many
+    experts they choose; 0 of everything else.
     """
 
     id: int
     name: str
     shape: Shape
     dtype: Literal["f32", "i32"] = "f32"
+    n_experts: int = 0
 
 
 class Weight(msgspec.Struct, frozen=True, gc=False):

@@ -180,6 +180,7 @@ def _count_vocabulary(fields: Fields, tensors: Mapping[str, Any], width: int) ->
             "no embedding table of the model's width",
             where=f"{fields.file}: tensor 'token_embd.weight'",
             wanted=f"[n_vocab, {width}]",
-            got=shape,
+            got=shape if shape is None else list(shape),
+            fix="convert the model again, or give the right file",
         )
     return int(shape[0])

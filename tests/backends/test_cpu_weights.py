@@ -39,6 +39,7 @@ def large_file(tmp_path_factory):
     blocks = np.random.default_rng(1).integers(0, 256, (4096, 8, 66), np.uint8)
     blocks[..., 64:] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
     tensors["foreign.weight"] = blocks.reshape(4096, -1)
+    tensors["router.weight"] = np.ones((64, 2048), np.float32)
     write_model_file(path, "toy", {}, tensors, types)
     return path
 
@@ -61,7 +62,8 @@ g = GraphBuilder("memory", file.tensors, ties=[tie])
 x = g.embed(g.inputs.tokens, "0.weight")
 made = [g.matmul(x, f"{i}.weight") for i in range(6)]
 made += [g.matmul(x, "other.weight"), g.matmul(x, "foreign.weight")]
-ids, _ = g.route(x, "foreign.weight", n_used=2)
+made.append(g.route(x, "foreign.weight", n_used=2)[1])
+ids, _ = g.route(x, "router.weight", n_used=2)
 made.append(g.rows(g.expert_matmul(x, ids, "experts.weight")))
 program = g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)}))
 source = Weights(file.tensors)

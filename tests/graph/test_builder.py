@@ -18,6 +18,8 @@ TENSORS = {
     "narrow.weight": np.zeros((W, W - 1)),
     "vector.weight": np.zeros(W - 1),
     "stack.weight": np.zeros((3, 7, W)),
+    "short.weight": np.zeros((2, 7, W)),
+    "long.weight": np.zeros((4, 7, W)),
     "router.weight": np.zeros((3, W)),
     "blk.4.own.weight": np.zeros((W, W)),
 }
@@ -97,6 +99,20 @@ WRONG = {
     "expert_matmul": lambda g, x: g.expert_matmul(
         g.slice(x, 0, 5), g.route(x, "router.weight", n_used=1)[0], "stack.weight"
     ),
+    "route, heads": lambda g, x: g.route(heads(g, x, W), "router.weight", n_used=1),
+    "route, stack": lambda g, x: g.route(x, "stack.weight", n_used=1),
+    "route, output rows": lambda g, x: g.route(g.output_rows(x), "router.weight", n_used=1),
+    "expert_matmul, fewer experts": lambda g, x: g.expert_matmul(
+        x, g.route(x, "router.weight", n_used=1)[0], "short.weight"
+    ),
+    "expert_matmul, more experts": lambda g, x: g.expert_matmul(
+        x, g.route(x, "router.weight", n_used=1)[0], "long.weight"
+    ),
+    "expert_matmul, positions": lambda g, x: g.expert_matmul(x, g.inputs.positions, "stack.weight"),
+    "expert_matmul, tokens": lambda g, x: g.expert_matmul(x, g.inputs.tokens, "stack.weight"),
+    "rope, ids of experts": lambda g, x: g.rope(
+        heads(g, x), g.route(x, "router.weight", n_used=1)[0], [1.0]
+    ),
     "mix": lambda g, x: g.mix(heads(g, x), g.route(x, "router.weight", n_used=2)[1]),
     "outputs, twice": lambda g, x: g.output_rows(g.output_rows(x)),
     "unknown operation": lambda g, x: g.add("teleport", [x]),
@@ -172,6 +188,41 @@ def test_logits_are_of_output_rows():
     g, x = builder()
     with pytest.raises(GraphError, match="output rows only"):
         g.finish(Outputs(logits=x))
+
+
+def test_logits_have_two_axes():
+    g, x = builder()
+    with pytest.raises(GraphError, match="output rows only"):
+        g.finish(Outputs(logits=g.heads(g.output_rows(x), 3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        ("more_tokens", ("n_tokens",), "i32"),
+        ("places", ("n_tokens", 2), "i32"),
+        ("flat", ("n_tokens",), "f32"),
+        ("heads", ("n_tokens", 2, 3), "f32"),
+        ("late", ("n_outputs", 3), "f32"),
+    ],
+)
+def test_inputs_are_what_batches_have(name, shape, dtype):
+    g, x = builder()
+    g.add_input(name, shape, dtype)
+    with pytest.raises(GraphError, match="an input that no batch has") as caught:
+        g.finish(Outputs(y=x))
+    assert caught.value.where == name
+
+
+def test_a_stack_of_other_experts_is_named():
+    g, x = builder()
+    ids, _ = g.route(x, "router.weight", n_used=2)
+    with pytest.raises(GraphError) as caught:
+        g.expert_matmul(x, ids, "short.weight")
+    error = caught.value
+    assert error.where == "short (expert_matmul, short.weight)"
+    assert (error.wanted, error.got) == ((3, "..."), (2, 7, 12))
+    assert error.fix
 
 
 def test_memory_layers():

@@ -35,7 +35,7 @@ def main(folder):
             metadata["glm4moe.expert_used_count"] = sizes.n_experts
         write_model_file(path, family, metadata, tensors, types_of(tensors, "F32"))
         del tensors
-        print(json.dumps({"name": name, "how": judge(path)}), flush=True)
+        print(json.dumps({"name": name, "how": judge([path])}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Damaged files end in success or a refusal, in little memory; ``scripts/fuzz`` tries many more."""
+"""Damaged files, and files whose parts do not fit each other, end in success or a refusal, in
+little memory; ``scripts/fuzz`` tries many more.
+"""
 
 import json
 import os
@@ -7,7 +9,8 @@ import sys
 
 import pytest
 
-N_FILES = int(os.environ.get("MTPCORE_FUZZ_FILES", "600"))
+N_FILES = {"damaged": 600, "reshaped": 300}
+N_FILES |= {kind: int(os.environ.get("MTPCORE_FUZZ_FILES", n)) for kind, n in N_FILES.items()}
 FIRST = int(os.environ.get("MTPCORE_FUZZ_FIRST", "0"))
 
 
@@ -24,24 +27,26 @@ def lines(module, *arguments):
     return list(map(json.loads, done.stdout.splitlines()))
 
 
-@pytest.fixture(scope="module")
-def endings(tmp_path_factory):
-    """Return {seed: how the file ended}."""
-    folder = tmp_path_factory.mktemp("damaged")
-    found = lines("harness.fuzz", folder, FIRST, FIRST + N_FILES)
-    return {one["seed"]: one["how"] for one in found}
+@pytest.fixture(scope="module", params=N_FILES)
+def endings(request, tmp_path_factory):
+    """Return how many files there were to be, and {seed: how the file ended}."""
+    kind, folder = request.param, tmp_path_factory.mktemp("files")
+    found = lines("harness.fuzz", kind, folder, FIRST, FIRST + N_FILES[kind])
+    return N_FILES[kind], {one["seed"]: one["how"] for one in found}
 
 
 def test_every_file_runs_or_is_refused(endings):
-    bad = {s: how for s, how in endings.items() if how != "ran" and not how.startswith("refused: ")}
+    found = endings[1].items()
+    bad = {s: how for s, how in found if how != "ran" and not how.startswith("refused: ")}
     assert bad == {}
 
 
-def test_files_are_damaged_in_many_ways(endings):
+def test_files_are_changed_in_many_ways(endings):
     """Most files were written; many run all the same, and refusals differ."""
-    assert len(endings) > 0.9 * N_FILES
-    assert list(endings.values()).count("ran") > 0.2 * N_FILES
-    assert len(set(endings.values())) > 25
+    n_files, found = endings
+    assert len(found) > 0.9 * n_files
+    assert list(found.values()).count("ran") > 0.2 * n_files
+    assert len(set(found.values())) > 25
 
 
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="memory has no limit")

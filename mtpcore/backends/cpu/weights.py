@@ -79,12 +79,14 @@ class Weights:
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack the matrices of a program, several at a time: packing waits for memory.
 
-        Those that stay in the file are not touched.
+        Those that stay in the file are not touched, but must be there.
 
         Raises
         ------
         CapacityError
             There is no memory, or shapes are such that most of it would be filling.
+        ModelFileError
+            The file has become shorter since it was opened.
         """
         wanted = {
             (FORMS[node.op], weight.tensor, weight.retype): weight
@@ -94,6 +96,9 @@ class Weights:
             if weight is not None
         }
         _check_padding(list(wanted.values()))
+        if not self._source.repack:
+            for weight in program.weights().values():
+                self._source.tensors[weight.tensor].raw()  # refused where the file lacks it by now
         wanted = {
             key: weight
             for key, weight in wanted.items()
@@ -115,10 +120,13 @@ class Weights:
         """Return float32 values, or None where there is no weight."""
         if weight is None:
             return None
+        return self._once("vector", weight, lambda: self._read_vector(weight))
+
+    def _read_vector(self, weight: Weight) -> F32:
+        """Return values, in memory of their own where nothing is to stay in the file."""
         tensor = self._source.tensors[weight.tensor]
-        return self._once(
-            "vector", weight, lambda: np.ascontiguousarray(tensor.array(), np.float32)
-        )
+        values = np.ascontiguousarray(tensor.array(), np.float32)
+        return values.copy() if self._source.repack else values
 
     def _once(self, form: str, weight: Weight, make: Callable[[], Made]) -> Made:
         key = ("cpu", form, weight.tensor, weight.retype)
