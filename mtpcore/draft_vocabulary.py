@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from mtpcore.arguments import read
 from mtpcore.batch import integers
-from mtpcore.errors import BatchError, LinkError, ModelFileError
+from mtpcore.errors import BatchError, LinkError, ModelFileError, spell
 
 if TYPE_CHECKING:
     from mtpcore.model import Model
 
 __all__ = ["DraftVocabulary"]
 
+_MOST = 1 << 22
 _FORMAT = "mtpcore draft vocabulary 1"
 
 
@@ -60,8 +64,9 @@ class DraftVocabulary:
     """
 
     def __init__(self, tokens: Iterable[int] | NDArray[np.integer], tokenizer: str) -> None:
-        ids = tokens if isinstance(tokens, np.ndarray) else list(tokens)
-        self._tokens, self.tokenizer = integers(ids, "tokens of a draft vocabulary"), tokenizer
+        ids = tokens if isinstance(tokens, np.ndarray) else _listed(tokens)
+        self._tokens = integers(ids, "tokens of a draft vocabulary")
+        self.tokenizer: str = read(tokenizer, str, "a tokenizer's fingerprint", wanted="a text")
         self._tokens.flags.writeable = False
         found = self._tokens
         if found.ndim != 1 or not len(found) or found.min() < 0:
@@ -158,7 +163,14 @@ class DraftVocabulary:
         return model.path.with_suffix(".vocabulary.json")
 
     def cut(self, n: int) -> DraftVocabulary:
-        """Return the ``n`` most frequent tokens; all where there are no more."""
+        """Return the ``n`` most frequent tokens, one or more; all where there are no more.
+
+        Raises
+        ------
+        BatchError
+            No number of tokens.
+        """
+        n = read(n, Annotated[int, Meta(ge=1)], "a number of tokens to keep", wanted=">= 1")
         return DraftVocabulary(self._tokens[:n], self.tokenizer)
 
     def check(self, model: Model) -> None:
@@ -185,6 +197,19 @@ class DraftVocabulary:
                 wanted=f"0..{n_vocab - 1}",
                 got=int(self._tokens.max()),
             )
+
+
+def _listed(tokens: Iterable[int]) -> list[int]:
+    """Return the ids of any iterable; one that never ends is refused as one that is too long."""
+    try:
+        found = list(islice(tokens, _MOST + 1))
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(
+            "a draft vocabulary is a list of token ids", got=spell(error, str)
+        ) from error
+    if len(found) > _MOST:
+        raise BatchError("a draft vocabulary is too long", wanted=f"at most {_MOST} tokens")
+    return found
 
 
 def _fingerprint(model: Model) -> str:

@@ -10,14 +10,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import Length, Probability, read, read_below
 from mtpcore.backends.base import Choices
-from mtpcore.batch import Batch, is_whole
+from mtpcore.batch import Batch, integers, is_whole
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.walk import Draft, RoundRows, tree_rows, walk
 from mtpcore.draft_tree import DraftTree
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.output import Output
 from mtpcore.sampling import Sampler, Sampling
 
@@ -75,19 +76,14 @@ class Cross(Roles):
         BatchError
             A sequence has nothing to continue from.
         """
-        wanted = dict(seq) if isinstance(seq, Mapping) else {seq: 0 if k is None else k}
+        p_min = read(p_min, Probability, "p_min is a probability")
+        one_alone = not isinstance(seq, Mapping)
+        wanted = self._read_lengths({seq: 0 if k is None else k} if one_alone else seq)
         jobs = []
         for one, n in wanted.items():
             state, settings = self._state(one), _of(sampling, one)
-            if not is_whole(n) or n < 0:
-                raise BatchError(
-                    "a draft's length is a number of tokens",
-                    where=f"sequence {one}",
-                    wanted=">= 0",
-                    got=repr(n),
-                )
             self._need_pending(one, settings)
-            n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
+            n = min(n, max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
             elif n:
@@ -105,7 +101,16 @@ class Cross(Roles):
                         drafts[one] = self._trust_tree(name, job, draft)
                     else:
                         drafts[one] = self._trust(name, one, draft, job.k)
-        return drafts if isinstance(seq, Mapping) else drafts[seq]
+        return drafts[seq] if one_alone else drafts
+
+    def _read_lengths(self, given: Mapping[Any, Any]) -> dict[int, int]:
+        """Return how much to draft for each sequence, checked."""
+        return {
+            read_below(seq, self.llm.n_seq_max, "no such sequence"): read(
+                n, Length, "a draft's length is a number of tokens", where=f"sequence {seq}"
+            )
+            for seq, n in given.items()
+        }
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
         """Return the pending token, choosing it where the newest row has logits."""
@@ -212,9 +217,12 @@ class Cross(Roles):
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
-        prefill = prefill or {}
-        unfinished = _read_unfinished(unfinished, prefill)
-        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
+        if acceptance is not None and not callable(acceptance):
+            raise BatchError("acceptance is a callable", got=spell(acceptance))
+        drafts = _read_ids(drafts, "drafts")
+        given = _read_ids(prefill or {}, "prefill")
+        unfinished = _read_unfinished(unfinished, given)
+        prefill = {seq: ids for seq, ids in given.items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
             state = self._decided(seq)
@@ -326,14 +334,13 @@ class Cross(Roles):
             raise LinkError(
                 "nothing was verified", where=f"sequence {seq}", fix="call verify() first"
             )
-        n = verdict.accepted if n is None else n
-        if not 0 <= n <= verdict.accepted:
-            raise LinkError(
-                "drafts the target did not accept",
-                where=f"sequence {seq}",
-                wanted=f"0..{verdict.accepted}",
-                got=n,
-            )
+        n = read_below(
+            verdict.accepted if n is None else n,
+            verdict.accepted + 1,
+            "drafts the target did not accept",
+            where=f"sequence {seq}",
+            error=LinkError,
+        )
         length = state.n + 1 + n
         if seq in self.llm.undecided:
             self.llm.follow(seq, tree_rows(verdict.path[:n]))
@@ -358,18 +365,35 @@ def _of(value: Any, seq: int) -> Any:
     return value[seq]
 
 
+def _read_ids(given: Any, where: str) -> dict[int, Any]:
+    """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
+    if not isinstance(given, (dict, Mapping)):
+        raise BatchError(
+            "token ids come by sequence", where=where, wanted="a mapping", got=spell(given)
+        )
+    found = {}
+    for seq, ids in given.items():
+        if not isinstance(ids, (list, DraftTree)):
+            array = integers(ids, f"{where} of sequence {seq}")
+            if array.ndim != 1:
+                raise BatchError("token ids have one axis", where=where, got=array.shape)
+            ids = array.tolist()
+        found[seq] = ids
+    return found
+
+
 def _read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
     try:
         found = frozenset(unfinished)
-    except TypeError as error:
+    except Exception as error:  # whatever a caller's object raises
         raise BatchError(
-            "not sequences whose prompts go on", where="unfinished", got=repr(unfinished)
+            "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)
         ) from error
     if unknown := found - prefill.keys():
         raise BatchError(
             "no prompt that could go on",
             where="unfinished",
             wanted=f"sequences of prefill: {list(prefill)}",
-            got=list(unknown),
+            got=spell(list(unknown)),
         )
     return found

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import offers
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.feeders import order_graphs
@@ -66,16 +67,7 @@ def link(
     ModelFileError
         The draft vocabulary's file cannot be read.
     """
-    if isinstance(drafter, (str, DrafterSpec, Proposer)):
-        several: list[OneDrafter] = [drafter]
-    elif isinstance(drafter, Sequence):
-        several = list(drafter)
-    else:
-        raise LinkError(
-            "no drafter is named by this",
-            wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
-            got=type(drafter).__name__,
-        )
+    several = _read_drafters(drafter)
     if not isinstance(llm, Context):
         raise LinkError(
             "link() takes an LLM context",
@@ -84,6 +76,15 @@ def link(
         )
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
+    if draft_model is not None and not offers(draft_model, "find_drafter", "borrow_from"):
+        raise LinkError(
+            "the drafter's weights are a model",
+            where="draft_model",
+            got=type(draft_model).__name__,
+            fix="load it: draft_model=load_model(path)",
+        )
+    if tree is not None and not isinstance(tree, Tree):
+        raise LinkError("the shape of a tree is a Tree", where="tree", got=type(tree).__name__)
     tokens = _tokens_of(llm, draft_vocabulary)
     borrows = draft_model is not None and draft_model.target is None
     taps = llm.taps
@@ -95,6 +96,19 @@ def link(
         if draft_model is not None and borrows:
             draft_model.give_back()
         raise
+
+
+def _read_drafters(drafter: object) -> list[OneDrafter]:
+    """Return one drafter or several as a list; what is none is refused."""
+    given = drafter if isinstance(drafter, (list, tuple)) else [drafter]
+    for one in given:
+        if not isinstance(one, (str, DrafterSpec)) and not offers(one, "propose"):
+            raise LinkError(
+                "no drafter is named by this",
+                wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
+                got=type(one).__name__,
+            )
+    return list(given)
 
 
 def _tokens_of(
