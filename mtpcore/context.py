@@ -340,7 +340,7 @@ class Context:
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = integers(list(path), "path").tolist()
+        steps = integers(path, "path").tolist()
         if (
             np.ndim(steps) != 1
             or sorted(set(steps)) != steps

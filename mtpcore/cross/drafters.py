@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Protocol
 
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.cross.walk import Draft
 from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import PluginError, spell
 from mtpcore.graph.program import Program
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, KVPolicy
 
 __all__ = [
+    "DeclaredProposer",
     "DraftJob",
     "Drafter",
     "ProposerDrafter",
@@ -112,6 +114,29 @@ def warn_not_finite(drafter: str, seq: int, place: int) -> None:
         seq,
         place,
     )
+
+
+class DeclaredProposer(Proposer):
+    """A plugin's proposer: what it raises names the plugin."""
+
+    def __init__(self, proposer: Proposer, where: str) -> None:
+        self._proposer, self._where = proposer, where
+
+    def propose(self, seq: int, tokens: I32, k: int) -> Any:
+        """Return what the plugin's proposer guesses; see ``Proposer``.
+
+        Raises
+        ------
+        PluginError
+            It raised something.
+        """
+        try:
+            answer = self._proposer.propose(seq, tokens, k)
+            return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
+        except Exception as error:  # whatever a plugin raises
+            raise PluginError(
+                f"propose raised {type(error).__name__}: {spell(error, str)}", where=self._where
+            ) from error
 
 
 class ProposerDrafter:

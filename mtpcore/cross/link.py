@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from mtpcore.arguments import offers
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
+from mtpcore.cross.drafters import DeclaredProposer
 from mtpcore.cross.feeders import order_graphs
 from mtpcore.cross.head_drafter import head_role, n_heads
 from mtpcore.cross.links import role_of
 from mtpcore.cross.vocabulary import find_rows
 from mtpcore.declarations import check_tree
 from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.errors import GraphError, LinkError, PluginError
+from mtpcore.errors import GraphError, LinkError, PluginError, spell
 from mtpcore.graph import GraphType, Program
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, Tap, Tree
@@ -185,12 +186,13 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
         made = spec.proposer(llm.model)
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
-            f"no proposer could be made: {type(error).__name__}: {error}", where=where
+            f"no proposer could be made: {type(error).__name__}: {spell(error, str)}",
+            where=where,
         ) from error
-    if not isinstance(made, Proposer):
+    if not offers(made, "propose"):
         raise PluginError("made no Proposer", where=where, got=type(made).__name__)
     logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
-    return made
+    return DeclaredProposer(made, where)
 
 
 def _compare_tokens(target: Model, source: Model) -> None:
