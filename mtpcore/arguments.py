@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -32,11 +34,16 @@ __all__ = [
     "Text",
     "Whole31",
     "Whole64",
+    "expect",
     "offers",
     "one_of",
     "read",
     "read_below",
+    "read_path",
 ]
+
+
+T = TypeVar("T")
 
 
 class Also(NamedTuple):
@@ -130,7 +137,7 @@ def read_below(
     if type(value) is int and 0 <= value < end:  # each round asks this several times
         return value
     wanted = f"0..{end - 1}"
-    found: int = read(value, int, what, where=where, wanted=wanted, fix=fix, error=error)
+    found: int = read(value, Length, what, where=where, wanted=wanted, fix=fix, error=error)
     if not 0 <= found < end:
         raise error(what, where=where, wanted=wanted, got=found, fix=fix)
     return found
@@ -139,6 +146,32 @@ def read_below(
 def one_of(*names: str) -> Any:
     """Return the kind of an argument that is one of these texts."""
     return Annotated[Literal[names], Meta(description=", ".join(names))]
+
+
+def expect(
+    value: object,
+    kind: type[T],
+    what: str,
+    *,
+    where: str = "",
+    fix: str = "",
+    error: type[MtpcoreError] = BatchError,
+) -> T:
+    """Return an argument that is an object of a class."""
+    if isinstance(value, kind):
+        return value
+    raise error(what, where=where, wanted=kind.__name__, got=type(value).__name__, fix=fix)
+
+
+def read_path(value: object, error: type[MtpcoreError]) -> Path:
+    """Return an argument that names a file."""
+    try:
+        found = os.fspath(value)  # type: ignore[call-overload]
+        if isinstance(found, str) and "\0" not in found:
+            return Path(found)
+    except Exception:  # not a path, and whatever a caller's object raises
+        pass
+    raise error("no path of a file", wanted="a text or a path", got=spell(value))
 
 
 def offers(value: object, *methods: str) -> bool:

@@ -186,8 +186,7 @@ class Context:
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
-        self.check_seq(seq)
-        return self.lengths[seq]
+        return self.lengths[self.check_seq(seq)]
 
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
@@ -320,23 +319,27 @@ class Context:
 
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
-        self.check_forget(seq, length)
+        seq = self.check_seq(seq)
+        length = self.check_forget(seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
-        self.lengths[seq] = self.memory.length(seq) if self.memory else int(length)
+        self.lengths[seq] = self.memory.length(seq) if self.memory else length
         self.undecided.pop(seq, None)
 
-    def check_forget(self, seq: int, length: int) -> None:
-        """Raise BatchError or CapacityError where ``forget`` would."""
-        where, end = f"sequence {seq}", self.length(seq) + 1
+    def check_forget(self, seq: int, length: int) -> int:
+        """Return the length; raise BatchError or CapacityError where ``forget`` would."""
+        seq = self.check_seq(seq)
+        end, where = self.lengths[seq] + 1, f"sequence {seq}"
         length = read_below(length, end, "rewinds to a place that is not there", where=where)
         if length > self.undecided.get(seq, (length, length))[0]:
             raise undecided_tree(seq)
         if self.memory:
             self.memory.check_rewind(seq, length)
+        return length
 
     def follow(self, seq: int, path: Sequence[int]) -> None:
         """Keep a path in this context alone; for the Cross that owns it."""
+        seq = self.check_seq(seq)
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
@@ -359,8 +362,7 @@ class Context:
 
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""
-        self.check_seq(seq)
-        self.check_seq(new)
+        seq, new = self.check_seq(seq), self.check_seq(new)
         if seq in self.undecided:
             raise undecided_tree(seq)
         if self.length(new) or seq == new:
@@ -376,13 +378,13 @@ class Context:
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
-        self.check_seq(seq)
+        seq = self.check_seq(seq)
         if self.before_digest:
             self.before_digest(seq)
         if self.memory:
             return self.memory.digest(seq)
         return self.lengths[seq].to_bytes(16, "little")
 
-    def check_seq(self, seq: int) -> None:
-        """Raise BatchError where there is no such sequence."""
-        read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")
+    def check_seq(self, seq: int) -> int:
+        """Return the sequence; raise BatchError where there is none of this number."""
+        return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")

@@ -73,7 +73,7 @@ def check_struct(
 
 def _spell(hint: Any) -> str:
     if get_origin(hint) is Annotated:
-        return hint.__metadata__[0].description
+        return str(hint.__metadata__[0].description)
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("mtpcore.spec.", "")
 
 

@@ -10,23 +10,21 @@ the matrix. The target still chooses among all tokens, so the text is the same (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from mtpcore.arguments import read
+from mtpcore.arguments import expect, read, read_path
 from mtpcore.batch import integers
 from mtpcore.errors import BatchError, LinkError, ModelFileError, spell
-
-if TYPE_CHECKING:
-    from mtpcore.model import Model
+from mtpcore.model import Model
 
 __all__ = ["DraftVocabulary"]
 
@@ -98,11 +96,11 @@ class DraftVocabulary:
         ModelFileError
             The model file has no tokenizer.
         """
-        tokenizer = model.tokenizer
+        tokenizer = _model(model).tokenizer
         if tokenizer is None:
             raise ModelFileError("the model file has no tokenizer", where=str(model.path))
         counts = np.zeros(model.hparams.n_vocab, np.int64)
-        for text in [texts] if isinstance(texts, str) else texts:
+        for text in [texts] if isinstance(texts, str) else _each(texts):
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             counts += np.bincount(ids, minlength=len(counts))[: len(counts)] if ids else 0
         ends = sorted(token for token in tokenizer.end_tokens if token < len(counts))
@@ -119,9 +117,10 @@ class DraftVocabulary:
         ModelFileError
             It cannot be read, or is something else.
         """
+        path = read_path(path, ModelFileError)
         where = str(path)
         try:
-            held = msgspec.json.decode(Path(path).read_bytes(), type=_File)
+            held = msgspec.json.decode(path.read_bytes(), type=_File)
             if held.format != _FORMAT:
                 raise ValueError(held.format)
             return cls(held.tokens, held.tokenizer)
@@ -146,9 +145,10 @@ class DraftVocabulary:
         ModelFileError
             It cannot be written.
         """
+        path = read_path(path, ModelFileError)
         held = _File(_FORMAT, self.tokenizer, self._tokens.tolist())
         try:
-            Path(path).write_bytes(msgspec.json.encode(held) + b"\n")
+            path.write_bytes(msgspec.json.encode(held) + b"\n")
         except OSError as error:
             raise ModelFileError(
                 "cannot write the draft vocabulary",
@@ -160,7 +160,7 @@ class DraftVocabulary:
     @staticmethod
     def beside(model: Model) -> Path:
         """Return where a model's draft vocabulary lies: ``name.vocabulary.json`` beside it."""
-        return model.path.with_suffix(".vocabulary.json")
+        return _model(model).path.with_suffix(".vocabulary.json")
 
     def cut(self, n: int) -> DraftVocabulary:
         """Return the ``n`` most frequent tokens, one or more; all where there are no more.
@@ -199,6 +199,18 @@ class DraftVocabulary:
             )
 
 
+def _model(model: object) -> Model:
+    return expect(model, Model, "a draft vocabulary is of a model's tokens")
+
+
+def _each(texts: Iterable[str]) -> Iterator[str]:
+    """Go through texts; whatever a caller's object raises becomes an error of ours."""
+    try:
+        yield from texts
+    except Exception as error:
+        raise BatchError("no pieces of a text", got=spell(error, str)) from error
+
+
 def _listed(tokens: Iterable[int]) -> list[int]:
     """Return the ids of any iterable; one that never ends is refused as one that is too long."""
     try:
@@ -214,7 +226,7 @@ def _listed(tokens: Iterable[int]) -> list[int]:
 
 def _fingerprint(model: Model) -> str:
     """Return a hash of how a model spells its tokens."""
-    spelled = model.metadata.get("tokenizer.ggml.tokens")
+    spelled = _model(model).metadata.get("tokenizer.ggml.tokens")
     tokens = spelled if isinstance(spelled, list) else []
     found = hashlib.blake2b(f"{model.hparams.n_vocab}\0".encode(), digest_size=16)
     found.update("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass"))

@@ -59,10 +59,11 @@ class MtpcoreError(Exception):
         got: object = None,
         fix: str = "",
     ) -> None:
+        what, where, fix = (x if isinstance(x, str) else spell(x) for x in (what, where, fix))
         self.what, self.where, self.wanted, self.got, self.fix = what, where, wanted, got, fix
         text = f"{where}: {what}" if where else what
         if wanted is not None:
-            text += f"; wanted {wanted}"
+            text += f"; wanted {spell(wanted, str)}"
         if got is not None:
             text += f"; got {spell(got, str)}"
         if fix:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mtpcore.arguments import Flag, read
+from mtpcore.arguments import Flag, read, read_path
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.fit import (
     FittedDrafter,
@@ -105,8 +105,7 @@ def find_model(name: str | PathLike[str]) -> Path:
     ModelFileError
         The package has no model of this name.
     """
-    if not isinstance(name, (str, PathLike)):
-        raise ModelFileError("no path of a file", wanted="a text or a path", got=spell(name))
+    name = read_path(name, ModelFileError) if not isinstance(name, str) else name
     known = str(name) in _PACKAGED
     if str(name).startswith("demo:") and not known:
         raise ModelFileError(

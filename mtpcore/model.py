@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from mtpcore.arguments import read_below
+from mtpcore.arguments import expect, read_below
 from mtpcore.declarations import check_struct
 from mtpcore.errors import (
     GraphError,
@@ -157,8 +157,8 @@ class Model:
         """
         if isinstance(drafter, DrafterSpec):
             check_struct(drafter, "DrafterSpec")
-        elif not isinstance(drafter, str | None):
-            raise PluginError("a drafter is named by a text", got=spell(drafter))
+        elif drafter is not None:
+            drafter = expect(drafter, str, "a drafter is named by a text", error=PluginError)
         name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
         if name is None and self._fitted and not self.drafters[0].variant_of:
             return self.drafters[0]
@@ -187,8 +187,7 @@ class Model:
             The drafter was made for another architecture or width, or it borrows already from
             another model.
         """
-        if not isinstance(target, Model):
-            raise LinkError("a drafter borrows from a model", got=spell(target))
+        expect(target, Model, "a drafter borrows from a model", error=LinkError)
         if self._target is target or target is self:
             return
         where = f"{self.path} and {target.path}"
@@ -250,8 +249,9 @@ class Model:
             spec = self._trunk()
         else:
             fitted = self._fitted[self.find_drafter(drafter).name]
-            spec, n_heads = fitted.spec, fitted.n_heads
-            head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
+            spec = fitted.spec
+        n_heads = fitted.n_heads if fitted else 1
+        head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
         if key not in self._programs:
             with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):

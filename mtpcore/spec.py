@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -93,7 +93,10 @@ class Tap(msgspec.Struct, frozen=True):
 
 
 def _is_tap(tap: Tap) -> bool:
-    return isinstance(tap.point, str) and (tap.layer is None or type(tap.layer) is int)
+    layer = tap.layer
+    return isinstance(tap.point, str) and (
+        layer is None or (type(layer) is int and 0 <= layer < 10**6)
+    )
 
 
 def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
@@ -220,7 +223,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     confidence: str | None = None
 
 
-_Size = Annotated[int, Meta(le=1 << 16, description=f"at most {1 << 16}")]
+_Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description=f"at most {1 << 16}")]
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import Any, Literal
 
@@ -77,8 +78,10 @@ class Cross(Roles):
             A sequence has nothing to continue from.
         """
         p_min = read(p_min, Probability, "p_min is a probability")
-        one_alone = not isinstance(seq, Mapping)
-        wanted = self._read_lengths({seq: 0 if k is None else k} if one_alone else seq)
+        several = isinstance(seq, Mapping)
+        wanted = self._read_lengths(
+            _pairs(seq, "seq") if several else [(seq, 0 if k is None else k)]
+        )
         jobs = []
         for one, n in wanted.items():
             state, settings = self._state(one), _of(sampling, one)
@@ -101,15 +104,15 @@ class Cross(Roles):
                         drafts[one] = self._trust_tree(name, job, draft)
                     else:
                         drafts[one] = self._trust(name, one, draft, job.k)
-        return drafts[seq] if one_alone else drafts
+        return drafts if several else next(iter(drafts.values()))
 
-    def _read_lengths(self, given: Mapping[Any, Any]) -> dict[int, int]:
+    def _read_lengths(self, given: Sequence[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
         return {
             read_below(seq, self.llm.n_seq_max, "no such sequence"): read(
                 n, Length, "a draft's length is a number of tokens", where=f"sequence {seq}"
             )
-            for seq, n in given.items()
+            for seq, n in given
         }
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
@@ -134,7 +137,7 @@ class Cross(Roles):
         for token in ids[:k]:
             if not is_whole(token) or not 0 <= token < n_vocab:
                 self.invalid += 1
-                self._warn(name, seq, f"{token!r} is no token; drafts end before it")
+                self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
                 break
             good.append(int(token))
         return good
@@ -220,7 +223,7 @@ class Cross(Roles):
         if acceptance is not None and not callable(acceptance):
             raise BatchError("acceptance is a callable", got=spell(acceptance))
         drafts = _read_ids(drafts, "drafts")
-        given = _read_ids(prefill or {}, "prefill")
+        given = _read_ids({} if prefill is None else prefill, "prefill")
         unfinished = _read_unfinished(unfinished, given)
         prefill = {seq: ids for seq, ids in given.items() if len(ids)}
         rows = RoundRows()
@@ -365,14 +368,20 @@ def _of(value: Any, seq: int) -> Any:
     return value[seq]
 
 
+def _pairs(given: Any, where: str) -> list[tuple[Any, Any]]:
+    """Return what is given by sequence."""
+    try:
+        if isinstance(given, (dict, Mapping)):
+            return list(given.items())
+    except Exception:  # whatever a caller's mapping raises
+        pass
+    raise BatchError("not given by sequence", where=where, wanted="a mapping", got=spell(given))
+
+
 def _read_ids(given: Any, where: str) -> dict[int, Any]:
     """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
-    if not isinstance(given, (dict, Mapping)):
-        raise BatchError(
-            "token ids come by sequence", where=where, wanted="a mapping", got=spell(given)
-        )
     found = {}
-    for seq, ids in given.items():
+    for seq, ids in _pairs(given, where):
         if not isinstance(ids, (list, DraftTree)):
             array = integers(ids, f"{where} of sequence {seq}")
             if array.ndim != 1:
@@ -384,7 +393,7 @@ def _read_ids(given: Any, where: str) -> dict[int, Any]:
 
 def _read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
     try:
-        found = frozenset(unfinished)
+        found = frozenset(islice(unfinished, len(prefill) + 1))
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(
             "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)

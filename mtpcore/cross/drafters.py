@@ -157,7 +157,8 @@ class ProposerDrafter:
                 drafts[job.seq] = answer
                 continue
             # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-            ids: Iterable[Any] = answer if isinstance(answer, Iterable) else [answer]
+            several = isinstance(answer, Iterable) and getattr(answer, "ndim", 1)
+            ids: Iterable[Any] = answer if several else [answer]
             drafts[job.seq] = list(islice(ids, job.k + 1))
         return drafts
 

@@ -101,7 +101,10 @@ def link(
 
 def _read_drafters(drafter: object) -> list[OneDrafter]:
     """Return one drafter or several as a list; what is none is refused."""
-    given = drafter if isinstance(drafter, (list, tuple)) else [drafter]
+    try:
+        given = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+    except Exception:  # whatever a caller's list raises
+        given = [None]
     for one in given:
         if not isinstance(one, (str, DrafterSpec)) and not offers(one, "propose"):
             raise LinkError(
@@ -109,7 +112,7 @@ def _read_drafters(drafter: object) -> list[OneDrafter]:
                 wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
                 got=type(one).__name__,
             )
-    return list(given)
+    return given
 
 
 def _tokens_of(

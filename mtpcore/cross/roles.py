@@ -210,8 +210,7 @@ class Roles:
     # Sequences
 
     def _state(self, seq: int) -> SequenceState:
-        self.llm.check_seq(seq)
-        return self._states[seq]
+        return self._states[self.llm.check_seq(seq)]
 
     def _decided(self, seq: int) -> SequenceState:
         state = self._state(seq)

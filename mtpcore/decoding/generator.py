@@ -55,15 +55,6 @@ class Generator:
         acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
     ) -> None:
-        if isinstance(source, Context):
-            owner = source.owner
-            source = owner if isinstance(owner, Cross) else Cross(llm=source)
-        if not isinstance(source, Cross):
-            raise LinkError(
-                "a generator runs on a Cross or an LLM context",
-                got=type(source).__name__,
-                fix="make one: Generator(link(Context(model)))",
-            )
         if acceptance is not None and not callable(acceptance):
             raise BatchError("acceptance is a callable", got=spell(acceptance))
         if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
@@ -73,11 +64,20 @@ class Generator:
                 got=type(lengths).__name__,
                 fix="leave it out, or pass a Controller",
             )
-        self.cross = source
         self.sampling = Sampling() if sampling is None else sampling
         check_sampling(self.sampling)
         self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
+        if isinstance(source, Context):
+            owner = source.owner
+            source = owner if isinstance(owner, Cross) else Cross(llm=source)
+        if not isinstance(source, Cross):
+            raise LinkError(
+                "a generator runs on a Cross or an LLM context",
+                got=type(source).__name__,
+                fix="make one: Generator(link(Context(model)))",
+            )
+        self.cross = source
         self.acceptance = acceptance
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
@@ -283,7 +283,7 @@ class Generator:
                 asked[seq] = min(request.draft, left)
         if limits:
             chosen, where = self.lengths.choose(limits, asked), type(self.lengths).__name__
-            if not offers(chosen, "get"):
+            if not isinstance(chosen, Mapping):
                 raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
             for seq, most in limits.items():
                 k = read(chosen.get(seq, 0), Length, "draft is a number of tokens", where=where)

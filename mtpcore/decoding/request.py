@@ -135,7 +135,8 @@ def _read_prompt(prompt: Any) -> list[int]:
         raise BatchError(
             "a prompt has at least one token", fix="begin with some text, or with a token id"
         )
-    return found.tolist()
+    tokens: list[int] = found.tolist()
+    return tokens
 
 
 def _read_stop(stop: Any) -> tuple[str, ...]:

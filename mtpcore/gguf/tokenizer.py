@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
 
 import tokenizers
 
-from mtpcore.arguments import read, read_below
+from mtpcore.arguments import Flag, read, read_below
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
 __all__ = ["TextStream", "Tokenizer", "read_tokenizer"]
+
+
+_MOST = 1 << 24
+"""Tokens of a text; an array with strides of 0 may claim to have any number."""
 
 
 class Tokenizer:
@@ -75,6 +79,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise MtpcoreError("text is not valid Unicode", where="encode", got=error) from None
+        add_special, parse_special = _flag(add_special), _flag(parse_special)
         with self._lock:
             self._encoder.encode_special_tokens = not parse_special
             tokens: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
@@ -98,7 +103,7 @@ class Tokenizer:
         MtpcoreError
             If an id is not in the vocabulary.
         """
-        pieces, after_added = [], True
+        pieces, after_added, special = [], True, _flag(special)
         for token in _each(tokens):
             pieces.append(self._shown_bytes(token, after_added, special))
             after_added = self.vocabulary.types[self._checked(token)] in ADDED
@@ -118,7 +123,7 @@ class Tokenizer:
         start : bool
             Whether a text starts here; False where the tokens continue a prompt.
         """
-        return TextStream(self, special, start)
+        return TextStream(self, _flag(special), _flag(start))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token stands for.
@@ -149,9 +154,15 @@ class Tokenizer:
         return piece
 
 
+def _flag(value: bool) -> bool:
+    return read(value, Flag, "yes or no", where="tokenizer", error=MtpcoreError)  # type: ignore[no-any-return]
+
+
 def _each(tokens: Iterable[int]) -> Iterator[int]:
     """Go through tokens; whatever a caller's object raises becomes an error of ours."""
     try:
+        if isinstance(tokens, Sized) and len(tokens) > _MOST:
+            raise ValueError(f"more than {_MOST} tokens")
         yield from tokens
     except Exception as error:
         raise MtpcoreError(
