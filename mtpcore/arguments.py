@@ -58,7 +58,7 @@ _FLOAT32 = 3.4028234663852886e38
 
 Flag = Annotated[bool, Meta(description="True or False")]
 Text = Annotated[str, Meta(description="a text")]
-Length = Annotated[int, Meta(ge=0, description=">= 0")]
+Length = Annotated[int, Meta(ge=0, le=1 << 53, description=">= 0")]
 Draft = Annotated[Length | Literal["auto"], Meta(description=">= 0, or 'auto'")]
 Probability = Annotated[float, Meta(ge=0, le=1, description="a number in [0, 1]")]
 Share = Annotated[float, Meta(gt=0, le=1, description="a number in (0, 1]")]

@@ -37,8 +37,6 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     given: Any = values
     if type(given) is list and (plain := list_as_int32(given)) is not None:
         return plain
-    if _mixes_bools(given):
-        raise BatchError(f"{what}: integers are wanted", got="bool")  # NumPy takes them for 0 and 1
     found = _array(values, f"{what} are no array of integers")
     if found.size == 0:
         return np.zeros(found.shape, np.int32)
@@ -57,13 +55,6 @@ def numbers(values: Any, what: str) -> F32:
         raise BatchError(f"{what} are numbers", got=found.dtype, fix=_AS_FLOAT32)
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(found, dtype=np.float32)
-
-
-def _mixes_bools(values: Any) -> bool:
-    try:
-        return isinstance(values, (list, tuple)) and any(type(one) is bool for one in values)
-    except Exception:  # whatever a caller's object raises; NumPy will meet it, too
-        return False
 
 
 def flags(values: Any, n: int, what: str) -> NDArray[np.bool_]:

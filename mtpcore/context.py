@@ -98,11 +98,7 @@ class Context:
                 fix="load it: Context(load_model(path))",
             )
         self.n_ctx, self.n_seq_max, self.n_batch, self.threads, self.kv_dtype = read_sizes(
-            n_ctx=n_ctx,
-            n_seq_max=n_seq_max,
-            n_batch=n_batch,
-            threads=default_threads() if threads is None else threads,
-            kv_dtype=kv_dtype,
+            n_ctx, n_seq_max, n_batch, default_threads() if threads is None else threads, kv_dtype
         )
         self.model, self.graph_type = model, GraphType(graph_type)
         self.backend = select_backend(backend)

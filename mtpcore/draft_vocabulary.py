@@ -14,17 +14,19 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from mtpcore.arguments import expect, read, read_path
+from mtpcore.arguments import read, read_path
 from mtpcore.batch import integers
 from mtpcore.errors import BatchError, LinkError, ModelFileError, spell
-from mtpcore.model import Model
+
+if TYPE_CHECKING:
+    from mtpcore.model import Model
 
 __all__ = ["DraftVocabulary"]
 
@@ -199,8 +201,16 @@ class DraftVocabulary:
             )
 
 
-def _model(model: object) -> Model:
-    return expect(model, Model, "a draft vocabulary is of a model's tokens")
+def _model(model: Model) -> Model:
+    """Return a model, or what can be asked as one."""
+    try:
+        if model.hparams.n_vocab:
+            return model
+    except Exception:  # none, and whatever a caller's object raises
+        pass
+    raise BatchError(
+        "a draft vocabulary is of a model's tokens", wanted="a Model", got=type(model).__name__
+    )
 
 
 def _each(texts: Iterable[str]) -> Iterator[str]:

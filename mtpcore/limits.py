@@ -13,28 +13,22 @@ from mtpcore.memory.types import KV_DTYPES
 __all__ = ["read_sizes"]
 
 
+def read_sizes(
+    n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype: str
+) -> tuple[int, int, int, int, str]:
+    """Return settings of a context; raise CapacityError, naming it, where one is none."""
+    return (
+        _read("n_ctx", n_ctx, _upto(1 << 24)),
+        _read("n_seq_max", n_seq_max, _upto(1 << 16)),
+        _read("n_batch", n_batch, _upto(1 << 16)),
+        _read("threads", threads, _upto(1024)),
+        _read("kv_dtype", kv_dtype, one_of(*KV_DTYPES), "unknown type of keys and values"),
+    )
+
+
 def _upto(most: int) -> Any:
     return Annotated[int, Meta(ge=1, le=most, description=f"an int in 1..{most}")]
 
 
-_KINDS = {
-    "n_ctx": _upto(1 << 24),
-    "n_seq_max": _upto(1 << 16),
-    "n_batch": _upto(1 << 16),
-    "threads": _upto(1024),
-    "kv_dtype": one_of(*KV_DTYPES),
-}
-
-
-def read_sizes(**given: Any) -> list[Any]:
-    """Return settings of a context, checked; raise CapacityError, naming it, where one is none."""
-    return [
-        read(
-            value,
-            _KINDS[name],
-            "unknown type of keys and values" if name == "kv_dtype" else "size out of range",
-            where=f"Context({name}=...)",
-            error=CapacityError,
-        )
-        for name, value in given.items()
-    ]
+def _read(name: str, value: object, kind: Any, what: str = "size out of range") -> Any:
+    return read(value, kind, what, where=f"Context({name}=...)", error=CapacityError)

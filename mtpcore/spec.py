@@ -223,7 +223,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     confidence: str | None = None
 
 
-_Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description=f"at most {1 << 16}")]
+_Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description="at most 65536")]
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from time import perf_counter
 from typing import Any, Literal
 
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from mtpcore.arguments import Length, Probability, read, read_below
 from mtpcore.backends.base import Choices
-from mtpcore.batch import Batch, integers, is_whole
+from mtpcore.batch import Batch, is_whole
+from mtpcore.cross.by_sequence import pairs_of, read_ids, read_unfinished, setting_of
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
@@ -80,17 +80,17 @@ class Cross(Roles):
         p_min = read(p_min, Probability, "p_min is a probability")
         several = isinstance(seq, Mapping)
         wanted = self._read_lengths(
-            _pairs(seq, "seq") if several else [(seq, 0 if k is None else k)]
+            pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
         jobs = []
         for one, n in wanted.items():
-            state, settings = self._state(one), _of(sampling, one)
+            state, settings = self._state(one), setting_of(sampling, one)
             self._need_pending(one, settings)
             n = min(n, max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
             elif n:
-                sampler = self._sampler(one, settings, _of(draft_sampler, one))
+                sampler = self._sampler(one, settings, setting_of(draft_sampler, one))
                 jobs.append(
                     DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
                 )
@@ -222,9 +222,9 @@ class Cross(Roles):
         """
         if acceptance is not None and not callable(acceptance):
             raise BatchError("acceptance is a callable", got=spell(acceptance))
-        drafts = _read_ids(drafts, "drafts")
-        given = _read_ids({} if prefill is None else prefill, "prefill")
-        unfinished = _read_unfinished(unfinished, given)
+        drafts = read_ids(drafts, "drafts")
+        given = read_ids({} if prefill is None else prefill, "prefill")
+        unfinished = read_unfinished(unfinished, given)
         prefill = {seq: ids for seq, ids in given.items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
@@ -233,7 +233,7 @@ class Cross(Roles):
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.llm.memory:
                 self.llm.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self._need_pending(seq, _of(sampling, seq)), draft)
+            rows.add_draft(seq, state.n, self._need_pending(seq, setting_of(sampling, seq)), draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
@@ -247,7 +247,7 @@ class Cross(Roles):
                 begin = perf_counter()
                 verdicts = {
                     seq: self._judge(
-                        seq, batch, span, output, drafts[seq], _of(sampling, seq), acceptance
+                        seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
                     )
                     for seq, span in rows.spans.items()
                 }
@@ -275,7 +275,7 @@ class Cross(Roles):
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
-            sampler = self._sampler(seq, _of(sampling, seq))
+            sampler = self._sampler(seq, setting_of(sampling, seq))
             if sampler.is_race:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
@@ -358,51 +358,3 @@ class Cross(Roles):
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
         return {name: context.digest(seq) for name, context in self.contexts.items()}
-
-
-def _of(value: Any, seq: int) -> Any:
-    if not isinstance(value, (dict, Mapping)):  # dict alone is quick to tell
-        return value
-    if seq not in value:
-        raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")
-    return value[seq]
-
-
-def _pairs(given: Any, where: str) -> list[tuple[Any, Any]]:
-    """Return what is given by sequence."""
-    try:
-        if isinstance(given, (dict, Mapping)):
-            return list(given.items())
-    except Exception:  # whatever a caller's mapping raises
-        pass
-    raise BatchError("not given by sequence", where=where, wanted="a mapping", got=spell(given))
-
-
-def _read_ids(given: Any, where: str) -> dict[int, Any]:
-    """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
-    found = {}
-    for seq, ids in _pairs(given, where):
-        if not isinstance(ids, (list, DraftTree)):
-            array = integers(ids, f"{where} of sequence {seq}")
-            if array.ndim != 1:
-                raise BatchError("token ids have one axis", where=where, got=array.shape)
-            ids = array.tolist()
-        found[seq] = ids
-    return found
-
-
-def _read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
-    try:
-        found = frozenset(islice(unfinished, len(prefill) + 1))
-    except Exception as error:  # whatever a caller's object raises
-        raise BatchError(
-            "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)
-        ) from error
-    if unknown := found - prefill.keys():
-        raise BatchError(
-            "no prompt that could go on",
-            where="unfinished",
-            wanted=f"sequences of prefill: {list(prefill)}",
-            got=spell(list(unknown)),
-        )
-    return found

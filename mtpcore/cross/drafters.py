@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -157,8 +157,8 @@ class ProposerDrafter:
                 drafts[job.seq] = answer
                 continue
             # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-            several = isinstance(answer, Iterable) and getattr(answer, "ndim", 1)
-            ids: Iterable[Any] = answer if several else [answer]
+            is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+            ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
             drafts[job.seq] = list(islice(ids, job.k + 1))
         return drafts
 

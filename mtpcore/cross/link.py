@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -102,7 +102,7 @@ def link(
 def _read_drafters(drafter: object) -> list[OneDrafter]:
     """Return one drafter or several as a list; what is none is refused."""
     try:
-        given = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+        given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
     except Exception:  # whatever a caller's list raises
         given = [None]
     for one in given:

@@ -1,119 +1,33 @@
-"""Call every public door with values that nobody should give, in a process with little memory.
-
-``python -m harness.doors SHARE FIRST`` prints a JSON line for each call that went wrong, and one
-that counts all. Each parameter of each door gets the values of the zoo, one of ``SHARE`` of them
-(1: all); with ``FIRST`` another part. A call may do as it is told, or raise:
-
-- ``MtpcoreError``, always: a caller can tell what went wrong from what is broken in mtpcore;
-- ``Hostile``, where the parameter is a function that the caller wants called: what it raises is the
-  caller's own;
-- ``AssertionError``, where the door is a check of ``mtpcore.testing``.
-
-``TypeError`` is Python's own for parameters that are missing or unknown, and no call here has
-these. After an error everything is as it was: digests, lengths, pending tokens, requests.
-"""
+"""Every public door of mtpcore: what it takes, and how to call it with some of that replaced."""
 
 import inspect
-import itertools
-import json
-import logging
-import os
-import resource
-import signal
-import sys
-import traceback
-from collections import Counter
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import mtpcore
-import mtpcore.plugin
 import mtpcore.testing
-from harness.zoo import ZOO, Hostile
-from mtpcore import Batch, Context, Cross, DraftTree, Generator, Link, Sampling, Tree, link
+from harness.world import GREEDY, Guesser, Policy
+from harness.zoo import Hostile
+from mtpcore import Batch, Cross, Generator, Link, Sampling, Tree, link
 from mtpcore.backends.base import Choices
 from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SyntheticAcceptance
-from mtpcore.plugin import DrafterSpec, Feed, Fit, ModelSpec, hookimpl
+from mtpcore.plugin import (
+    Block,
+    Checkpoint,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Heads,
+    KVPolicy,
+    ModelSpec,
+    Tie,
+    VocabularyMap,
+    hookimpl,
+)
 from mtpcore.registry import Registry
-
-ADDRESS_SPACE = 3 << 30
-SECONDS = 10
-GREEDY = Sampling.greedy()
-WATCHED = "libasan" in os.environ.get("LD_PRELOAD", "")
-
-
-class Policy:
-    """Chooses lengths; its answers are given."""
-
-    def __init__(self, chosen, observed=()):
-        self.chosen, self.observed = chosen, observed
-
-    def choose(self, limits, fixed):
-        return self.chosen
-
-    def observe(self, done):
-        return self.observed
-
-    def forget(self, seq):
-        pass
-
-
-class Guesser(mtpcore.Proposer):
-    """Answers what it was given."""
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def propose(self, seq, tokens, k):
-        return self.answer
-
-
-class World:
-    """One of each thing that has doors, in the midst of its work."""
-
-    def __init__(self, model):
-        self.model = model
-        self.alone = self.context(taps=("hidden",))
-        self.output = self.alone.process(Batch.of([1, 2, 3], outputs="all"))
-        tree = Batch([4, 5, 6], seq=1, pos=[0, 1, 1], parent=[-1, 0, 0])
-        self.alone.process(tree)
-        self.spare = self.context()
-        self.cross = link(self.context())
-        for seq in (0, 1):
-            self.cross.llm.process(Batch.of([1, 2, 3, 4 + seq], seq=seq))
-            self.cross.pending(seq, GREEDY)
-        self.cross.verify({1: [7, 8]}, GREEDY)
-        self.generator = Generator(link(self.context()), sampling=GREEDY, draft=2)
-        self.request = self.generator.add([1, 2, 3], max_tokens=20)
-        self.generator.step()
-        self.generator.step()
-        self.tree = DraftTree([7, 9, 8], [-1, -1, 0])
-        self.vocabulary = mtpcore.DraftVocabulary([1, 2, 3, 4], "")
-        self.stats = mtpcore.Stats()
-        self.subject = mtpcore.testing.Subject("demo", "demo")
-
-    def context(self, **options):
-        return Context(self.model, 48, n_seq_max=3, n_batch=32, threads=1, **options)
-
-    def state(self):
-        """Return everything that a call that fails may not change."""
-        found = [list(self.alone.lengths), dict(self.alone.undecided), list(self.alone.taps)]
-        found += [list(self.spare.lengths), list(self.spare.taps), self.spare.owner is None]
-        found += [self.alone.digest(seq) for seq in (0, 2)]
-        for cross in (self.cross, self.generator.cross):
-            found += [cross.digest(seq) for seq in range(3)]
-            found += [cross.tokens(seq) for seq in range(3)]
-            found += [cross.pending(seq) for seq in range(3)]
-            found += [cross._states[seq].undecided for seq in range(3)]
-            found += [cross.llm.lengths[:], dict(cross.llm.undecided), len(list(cross.links))]
-        one = self.request
-        found += [list(one.tokens), one.text, one.seq, one.n_prefilled, one.finish_reason]
-        found += [len(self.generator._waiting), sorted(self.generator._running)]
-        found += [self.tree.tokens.tolist(), self.vocabulary.tokens.tolist(), str(self.stats)]
-        return found
 
 
 class Door(NamedTuple):
@@ -159,6 +73,7 @@ SOUND = {
     "subject": lambda w: w.subject,
     "factors": lambda w: {"a": (1, 2), "b": (3, 4)},
     "rates": lambda w: (0.5, 0.25),
+    "Batch.tokens": lambda w: [1, 2, 3],
     "Batch.seq": lambda w: 0,
     "Tap.parse.text": lambda w: "layer_input:1",
     "GraphType.register.name": lambda w: "fusion",
@@ -379,15 +294,15 @@ def error(world, what="x", where="", wanted=None, got=None, fix=""):
     str(mtpcore.BatchError(what, where=where, wanted=wanted, got=got, fix=fix))
 
 
-def declare(field):
+def declare(kind, name, **more):
     """Return a door to a field of a drafter's declaration, or of a trunk's."""
-    kind, name = field
 
-    def call(world, value=None):
+    def call(world, value=...):
+        given = {} if value is ... else {name: value}
         sound = {"name": "toy", "fit": Fit(architectures=frozenset({"toy"}), tensors=("x",))}
         if kind is ModelSpec:
             sound |= {"hparams": dict, "build": dict}
-        spec = kind(**(sound | {"build": dict} | {name: value}))
+        spec = kind(**(sound | {"build": dict} | more | given))
         hook = "mtpcore_models" if kind is ModelSpec else "mtpcore_drafters"
         Registry.of(type("Plugin", (), {hook: staticmethod(hookimpl(_named(hook, spec)))})())
 
@@ -402,129 +317,46 @@ def _named(name, spec):
     return hook
 
 
-def declare_feed(
-    world, slot="x", taps=("hidden",), src="target", graph="", recycle=None, width=None
-):
-    feed = Feed(slot=slot, taps=taps, src=src, graph=graph, recycle=recycle, recycle_width=width)
-    declare((DrafterSpec, "feeds")).call(world, value=(feed,))
+INSIDE = (
+    ("fit", Fit),
+    ("feeds", Feed),
+    ("ties", Tie),
+    ("kv", KVPolicy),
+    ("heads", Heads),
+    ("block", Block),
+    ("tree", Tree),
+    ("vocabulary", VocabularyMap),
+    ("checkpoint", Checkpoint),
+)
+REQUIRED = {
+    Feed: {"slot": "x"},
+    Tie: {"tensor": "x", "candidates": ("x",)},
+    Block: {"size": 4, "mask_token": 1},
+    VocabularyMap: {"tensor": "x"},
+    Fit: {"tensors": ("x",)},
+    Tree: {"depth": 2, "width": 2, "n_nodes": 4},
+    Checkpoint: {"heads": "x", "architectures": frozenset({"Toy"})},
+}
+
+
+def declare_inside(home, name):
+    """Return a door to a field of a struct that stands in a drafter's declaration."""
+    kind = dict(INSIDE)[home]
+
+    def call(world, value=...):
+        given = {} if value is ... else {name: value}
+        made = kind(**(REQUIRED.get(kind, {}) | given))
+        more = {"shape": home} if home in ("block", "tree") else {}
+        inside = (made,) if home in ("feeds", "ties") else made
+        declare(DrafterSpec, home, **more).call(world, inside)
+
+    return Door(f"{kind.__name__}.{name}", call, ("value",), {})
 
 
 COMPOSED = [
     *map(composed, (grow, connect, tap, choose, batch, bias, settle, length, cross_of)),
     *map(composed, (synthetic, synthetic_length, backend, plugin, select_plugins, error)),
     composed(guess, (Hostile,)),
-    composed(declare_feed),
-    *(declare((kind, one)) for kind in (ModelSpec, DrafterSpec) for one in kind.__struct_fields__),
+    *(declare_inside(home, one) for home, kind in INSIDE for one in kind.__struct_fields__),
+    *(declare(kind, one) for kind in (ModelSpec, DrafterSpec) for one in kind.__struct_fields__),
 ]
-CALLED = {
-    ("Generator", "acceptance"),
-    ("Generator", "lengths"),
-    ("Cross.verify", "acceptance"),
-    ("Context.process", "choices"),
-    ("guess", "answer"),
-}
-"""Parameters of which something is called, or walked through, that may raise what it likes."""
-
-
-def calls(share, first):
-    """Yield (door, {parameter: value's name}): each parameter with its part of the zoo."""
-    number = itertools.count(first)
-    for one in walk():
-        for name in one.names:
-            for value in ZOO:
-                if (one.name, name) in CALLED and value == "class":
-                    continue  # what a class says of such arguments is its own
-                if next(number) % share == 0:
-                    yield one, {name: value}
-        for name, other in itertools.pairwise(one.names):
-            for value, second in zip(ZOO, reversed(ZOO), strict=True):
-                if next(number) % (8 * share) == 0:
-                    yield one, {name: value, other: second}
-
-
-def attempt(world, one, chosen):
-    """Call a door; return how it ended and whether the world is to be made anew."""
-    arguments = {name: make(world) for name, make in one.sound.items() if name not in chosen}
-    arguments |= {name: ZOO[value]() for name, value in chosen.items()}
-    before = world.state()
-    try:
-        one.call(world, **arguments)
-    except mtpcore.MtpcoreError as error:
-        if not str(error):
-            return "refused without a word", True
-        how = "refused"
-    except one.allows:
-        how = "raised as it may"
-    except Hostile:
-        if not any((one.name, name) in CALLED for name in chosen):
-            return traceback.format_exc(), True
-        how = "raised as it may"
-    except BaseException:
-        return traceback.format_exc(), True
-    else:
-        return "done", True
-    now = world.state()
-    if now != before:
-        changed = [i for i, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1]]
-        return f"{how}, but the state has changed: {changed}", True
-    return how, False
-
-
-def run_child(share, first, begin, said):
-    """Make calls from number ``begin`` on; say of each that it begins, and how it ended."""
-    if not WATCHED:
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    model, world = None, None
-    for number, (one, chosen) in enumerate(calls(share, first)):
-        if number < begin:
-            continue
-        signal.alarm(SECONDS)  # a hang is a failure
-        os.write(said, f"{number}\n".encode())
-        if world is None:
-            model = mtpcore.load_model("demo")
-            world = World(model)
-        how, spoilt = attempt(world, one, chosen)
-        if spoilt:
-            world = None
-        os.write(said, json.dumps(how[-3000:]).encode() + b"\n")
-    os.write(said, b"end\n")
-    os._exit(0)
-
-
-def run(share, first):
-    """Yield (door, arguments, how) of every call; a call that ends its process is told, too."""
-    todo = list(calls(share, first))
-    begin = 0
-    while begin < len(todo):
-        heard, said = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(heard)
-            run_child(share, first, begin, said)
-        os.close(said)
-        with open(heard) as pipe:
-            lines = pipe.read().split("\n")
-        status = os.waitpid(child, 0)[1]
-        for number, how in zip(lines[::2], lines[1::2], strict=False):
-            if number not in ("", "end") and how:
-                yield *todo[int(number)], json.loads(how)
-        numbers = [line for line in lines[::2] if line not in ("", "end")]
-        begin = int(numbers[-1]) + 1
-        if os.WIFSIGNALED(status):
-            yield *todo[begin - 1], signal.Signals(os.WTERMSIG(status)).name
-
-
-def main(share="1", first="0"):
-    logging.disable()
-    np.seterr(all="ignore")
-    endings = Counter()
-    for one, chosen, how in run(int(share), int(first)):
-        ended = how if how in ("done", "refused", "raised as it may") else "wrong"
-        endings[ended] += 1
-        if ended == "wrong":
-            print(json.dumps({"door": one.name, "given": chosen, "how": how}), flush=True)
-    print(json.dumps({"endings": endings}), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
