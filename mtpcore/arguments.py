@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -86,6 +86,30 @@ Bias = Annotated[
 ]
 
 
+class _Kind(NamedTuple):
+    """A kind made ready: msgspec would read its annotations at every call, a struct's once."""
+
+    kind: Any
+    holder: type[Any]
+    rules: tuple[Callable[[Any], bool], ...]
+    wanted: object
+
+
+_prepared: dict[int, _Kind] = {}
+"""By ``id``, of kinds that are kept alive here."""
+
+
+def _prepare(kind: Any) -> _Kind:
+    metadata = getattr(kind, "__metadata__", ())
+    rules = tuple(one.holds for one in metadata if isinstance(one, Also))
+    wanted = next((one.description for one in metadata if isinstance(one, Meta)), kind)
+    holder = msgspec.defstruct("Argument", [("value", kind)])
+    found = _Kind(kind, holder, rules, wanted)
+    if metadata and len(_prepared) < 256:  # those that are declared, not made for one call
+        _prepared[id(kind)] = found
+    return found
+
+
 def read(
     value: object,
     kind: Any,
@@ -109,18 +133,18 @@ def read(
     error : type
         Which error.
     """
-    rules = get_args(kind)[1:] if hasattr(kind, "__metadata__") else ()
+    known = _prepared.get(id(kind)) or _prepare(kind)
     try:
         try:
-            found = msgspec.convert(value, kind)
+            found = msgspec.convert({"value": value}, known.holder).value
         except msgspec.ValidationError:
-            found = msgspec.convert(_plain(value), kind)
-        if all(rule.holds(found) for rule in rules if isinstance(rule, Also)):
+            found = msgspec.convert({"value": _plain(value)}, known.holder).value
+        if all([holds(found) for holds in known.rules]):
             return found
     except Exception:  # a wrong value, and whatever a caller's object raises
         pass
     if wanted is None:
-        wanted = next((one.description for one in rules if isinstance(one, Meta)), kind)
+        wanted = known.wanted
     raise error(what, where=where, wanted=wanted, got=spell(value), fix=fix)
 
 
