@@ -9,13 +9,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import columns_of_chain, list_as_int32
-from mtpcore.errors import BatchError
+from mtpcore.arguments import read
+from mtpcore.errors import BatchError, spell
 
 __all__ = ["Batch"]
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
+
+
+_MOST = 1 << 28
+_AS_FLOAT32 = (
+    "pass float32 on the host; of a torch tensor (bfloat16, on a device) rows.float().cpu()"
+)
 
 
 def is_whole(value: object) -> bool:
@@ -30,10 +37,7 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     given: Any = values
     if type(given) is list and (plain := list_as_int32(given)) is not None:
         return plain
-    try:
-        found = np.asarray(values)
-    except (ValueError, OverflowError) as error:
-        raise BatchError(f"{what} are no array of integers", got=str(error)) from None
+    found = _array(values, f"{what} are no array of integers")
     if found.size == 0:
         return np.zeros(found.shape, np.int32)
     if found.dtype.kind not in "iu":
@@ -46,18 +50,41 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
 
 def numbers(values: Any, what: str) -> F32:
     """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
+    found = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
+    if found.dtype.kind not in "fiu":
+        raise BatchError(f"{what} are numbers", got=found.dtype, fix=_AS_FLOAT32)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(found, dtype=np.float32)
+
+
+def flags(values: Any, n: int, what: str) -> NDArray[np.bool_]:
+    """Return ``values`` as bool[n]; raise BatchError where they are no such array."""
+    found = _array(values, f"{what} are one bool a row")
+    if found.shape == (n,) == (0,):
+        return np.zeros(0, np.bool_)
+    if found.dtype != np.bool_ or found.shape != (n,):
+        got = f"{found.dtype} of shape {found.shape}"
+        raise BatchError(f"{what} are one bool a row", wanted=(n,), got=got)
+    return found
+
+
+def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
+    """Return a caller's array of any type, as it is, if it is not too large to look at."""
     try:
         if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
             values = np.from_dlpack(values)
         found = np.asarray(values)
-        if found.dtype.kind not in "fiu":
-            raise BatchError(f"{what} are numbers", got=found.dtype)
-        with np.errstate(over="ignore"):
-            return np.ascontiguousarray(found, dtype=np.float32)
-    except (ValueError, TypeError, RuntimeError, BufferError) as error:
-        if isinstance(error, BatchError):
-            raise
-        raise BatchError(f"{what} are no array of numbers", got=str(error)) from None
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(refusal, got=spell(error, str), fix=fix) from None
+    if found.size > _MOST:  # with strides of 0 it may be larger than memory
+        raise BatchError(refusal, wanted=f"at most {_MOST} numbers", got=found.shape)
+    return found
+
+
+def _read_slots(slots: Any) -> dict[str, Any]:
+    wanted = "a mapping of slot names to rows"
+    found: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
+    return found
 
 
 def _filled(n: int, value: int) -> I32:
@@ -133,7 +160,7 @@ class Batch:
             raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
         self.parent = None if parent is None else self._parents(parent, n)
         self.slots: dict[str, F32] = {}
-        for name, rows in (slots or {}).items():
+        for name, rows in (_read_slots(slots) if slots is not None else {}).items():
             found = numbers(rows, f"rows of slot {name!r}")
             if found.ndim != 2 or len(found) != n:
                 raise BatchError(
@@ -222,17 +249,13 @@ class Batch:
     def _outputs(self, outputs: Wanted, n: int) -> NDArray[np.bool_]:
         if isinstance(outputs, str):
             if outputs not in ("all", "last", "none"):
-                raise BatchError("outputs", wanted="all, last, none or bools", got=outputs)
+                raise BatchError(
+                    "unknown outputs", wanted="all, last, none or bools", got=spell(outputs)
+                )
             if outputs != "last":
                 return np.full(n, outputs == "all")
             wanted = np.zeros(n, bool)
             for row in dict(zip(self.seq.tolist(), range(n), strict=True)).values():
                 wanted[row] = True
             return wanted
-        try:
-            found = np.asarray(outputs)
-        except ValueError as error:
-            raise BatchError("outputs are one bool a row", wanted=(n,), got=str(error)) from None
-        if found.dtype != np.bool_ or found.shape != (n,):
-            raise BatchError("outputs are one bool a row", wanted=(n,), got=found.shape)
-        return found
+        return flags(outputs, n, "outputs")

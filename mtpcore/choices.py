@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import Choices
 from mtpcore.batch import is_whole
-from mtpcore.errors import BatchError, SamplingError
+from mtpcore.errors import BatchError, SamplingError, spell
 
 __all__ = ["choose_rows", "read_choices"]
 
@@ -31,8 +31,9 @@ def read_choices(choices: Choices, n_outputs: int) -> Choices:
         raise BatchError("process() takes Choices", where="choices", got=type(choices).__name__)
     try:
         samplers, indices = tuple(choices.samplers), list(choices.indices)
-    except TypeError as error:
-        raise BatchError("no sequences of entries", where="choices", got=str(error)) from error
+    except Exception as error:  # whatever a caller's object raises
+        got = spell(error, str)
+        raise BatchError("no sequences of entries", where="choices", got=got) from error
     if not len(samplers) == len(indices) == n_outputs:
         raise BatchError(
             "one choice an output",
@@ -67,9 +68,9 @@ def _check_ids(ids: Any) -> None:
 
 def _check_race(sampler: Any, index: Any, where: str) -> None:
     if not isinstance(sampler, Sampler):
-        raise BatchError("no Sampler, nor None", where=where, got=repr(sampler))
+        raise BatchError("no Sampler, nor None", where=where, got=spell(sampler))
     if not is_whole(index):
-        raise BatchError("no index of a token", where=where, got=repr(index))
+        raise BatchError("no index of a token", where=where, got=spell(index))
     if not 0 <= index < 2**32:
         raise SamplingError(
             "index of a token out of range", where=where, wanted="0 to 2**32 - 1", got=int(index)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import offers, read, read_below
 from mtpcore.backends.base import Backend, Choices, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
-from mtpcore.batch import Batch, integers, is_whole
+from mtpcore.batch import Batch, integers
 from mtpcore.draft_passes import run_drafts
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType
-from mtpcore.limits import check_sizes
+from mtpcore.limits import read_sizes
 from mtpcore.logit_rows import slice_logits
 from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
 from mtpcore.output import Output
 from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
-from mtpcore.spec import DrafterSpec, Tap
+from mtpcore.spec import DrafterSpec, Tap, read_taps
 
 if TYPE_CHECKING:
     from mtpcore.model import Model
@@ -89,7 +89,7 @@ class Context:
         head: int = 0,
         logit_rows: I32 | None = None,
     ) -> None:
-        if isinstance(model, (str, PathLike)):
+        if not offers(model, "program", "find_drafter"):
             raise BatchError(
                 "a context takes a model",
                 where="Context(model)",
@@ -97,20 +97,21 @@ class Context:
                 got=type(model).__name__,
                 fix="load it: Context(load_model(path))",
             )
-        check_sizes(n_ctx, n_seq_max, n_batch, threads, kv_dtype)
+        self.n_ctx, self.n_seq_max, self.n_batch, self.threads, self.kv_dtype = read_sizes(
+            n_ctx, n_seq_max, n_batch, default_threads() if threads is None else threads, kv_dtype
+        )
         self.model, self.graph_type = model, GraphType(graph_type)
-        self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
-        self.kv_dtype, self.threads = kv_dtype, threads or default_threads()
         self.backend = select_backend(backend)
         plain = drafter is None and self.graph_type is not GraphType.DRAFT
-        self.drafter, self.head = None if plain else model.find_drafter(drafter), head
+        self.drafter = None if plain else model.find_drafter(drafter)
+        self.head = read(head, int, "no such head", where="Context(head=...)", error=GraphError)
         self.logit_rows = None if logit_rows is None else integers(logit_rows, "logit_rows")
         self.sources: dict[str, RowSource] = {}
         self.watchers: list[Watcher] = []
         self.deliver: Watcher | None = None
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
-        self.set_taps(tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps)))
+        self.set_taps(read_taps(taps))
 
     def set_taps(self, taps: tuple[Tap, ...]) -> None:
         """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
@@ -150,7 +151,7 @@ class Context:
         LinkError
             The context holds tokens already: rows of these taps would be missing.
         """
-        wanted = tuple(dict.fromkeys((*self.taps, *taps)))
+        wanted = tuple(dict.fromkeys((*self.taps, *read_taps(taps))))
         if wanted == self.taps:
             return
         if any(self.length(seq) for seq in range(self.n_seq_max)):
@@ -181,8 +182,7 @@ class Context:
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
-        self.check_seq(seq)
-        return self.lengths[seq]
+        return self.lengths[self.check_seq(seq)]
 
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
@@ -315,33 +315,31 @@ class Context:
 
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
-        self.check_forget(seq, length)
+        seq = self.check_seq(seq)
+        length = self.check_forget(seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
-        self.lengths[seq] = self.memory.length(seq) if self.memory else int(length)
+        self.lengths[seq] = self.memory.length(seq) if self.memory else length
         self.undecided.pop(seq, None)
 
-    def check_forget(self, seq: int, length: int) -> None:
-        """Raise BatchError or CapacityError where ``forget`` would."""
-        now = self.length(seq)
-        if not is_whole(length) or not 0 <= length <= now:
-            raise BatchError(
-                "rewinds to a place that is not there",
-                where=f"sequence {seq}",
-                wanted=f"0..{now}",
-                got=length,
-            )
+    def check_forget(self, seq: int, length: int) -> int:
+        """Return the length; raise BatchError or CapacityError where ``forget`` would."""
+        seq = self.check_seq(seq)
+        end, where = self.lengths[seq] + 1, f"sequence {seq}"
+        length = read_below(length, end, "rewinds to a place that is not there", where=where)
         if length > self.undecided.get(seq, (length, length))[0]:
             raise undecided_tree(seq)
         if self.memory:
             self.memory.check_rewind(seq, length)
+        return length
 
     def follow(self, seq: int, path: Sequence[int]) -> None:
         """Keep a path in this context alone; for the Cross that owns it."""
+        seq = self.check_seq(seq)
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = integers(list(path), "path").tolist()
+        steps = integers(path, "path").tolist()
         if (
             np.ndim(steps) != 1
             or sorted(set(steps)) != steps
@@ -360,8 +358,7 @@ class Context:
 
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""
-        self.check_seq(seq)
-        self.check_seq(new)
+        seq, new = self.check_seq(seq), self.check_seq(new)
         if seq in self.undecided:
             raise undecided_tree(seq)
         if self.length(new) or seq == new:
@@ -377,19 +374,13 @@ class Context:
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
-        self.check_seq(seq)
+        seq = self.check_seq(seq)
         if self.before_digest:
             self.before_digest(seq)
         if self.memory:
             return self.memory.digest(seq)
         return self.lengths[seq].to_bytes(16, "little")
 
-    def check_seq(self, seq: int) -> None:
-        """Raise BatchError where there is no such sequence."""
-        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
-            raise BatchError(
-                "no such sequence",
-                wanted=f"0..{self.n_seq_max - 1}",
-                got=seq,
-                fix="make n_seq_max larger",
-            )
+    def check_seq(self, seq: int) -> int:
+        """Return the sequence; raise BatchError where there is none of this number."""
+        return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")

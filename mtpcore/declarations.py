@@ -10,15 +10,15 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import msgspec
 from msgspec.structs import fields
 
-from mtpcore.errors import PluginError
+from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.spec import DrafterSpec, ModelSpec, Tap, Tree
 
-__all__ = ["check_spec", "check_tree"]
+__all__ = ["check_spec", "check_struct", "check_tree"]
 
 Matcher: TypeAlias = Callable[[Any, str], bool]
 """Says whether a value, found at a place, is of a type."""
@@ -31,7 +31,7 @@ def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Matcher]]:
 
 
 def check_spec(spec: ModelSpec | DrafterSpec) -> None:
-    """Check a declaration.
+    """Check a declaration; see ``check_struct`` for structs that callers fill in.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         Naming the field; ``where`` starts with the declaration's name.
     """
     try:
-        _check_types(spec, type(spec).__name__)
+        check_struct(spec, type(spec).__name__)
         _check_names(spec)
         _check_feeds(spec)
         if isinstance(spec, DrafterSpec):
@@ -47,22 +47,33 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         elif not spec.fit.architectures:
             raise PluginError("a trunk names its architectures", where="fit.architectures")
     except PluginError as error:
-        where = f"{spec.name!r}: {error.where}"
+        where = f"{spell(spec.name)}: {error.where}"
         raise PluginError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=error.fix
         ) from None
 
 
-def _check_types(struct: msgspec.Struct, where: str) -> bool:
+def check_struct(
+    struct: msgspec.Struct, where: str, error: type[MtpcoreError] = PluginError
+) -> bool:
+    """Return True where all fields are of their types, those of structs inside too.
+
+    Raises
+    ------
+    error
+        Naming the field.
+    """
     for name, hint, matches in _fields(type(struct)):
         value = getattr(struct, name)
         inside = f"{where}.{name}"
         if not matches(value, inside):
-            raise PluginError("wrong type", where=inside, wanted=_spell(hint), got=repr(value)[:80])
+            raise error("wrong type", where=inside, wanted=_spell(hint), got=spell(value)[:80])
     return True
 
 
 def _spell(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        return str(hint.__metadata__[0].description)
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("mtpcore.spec.", "")
 
 
@@ -76,8 +87,11 @@ def _matcher(hint: Any) -> Matcher:
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value, where: True
+    if origin is Annotated:
+        is_one = _matcher(args[0])
+        return lambda value, where: is_one(value, where) and _in_bounds(value, hint)
     if origin is Literal:
-        return lambda value, where: value in args
+        return lambda value, where: isinstance(value, str) and value in args
     if origin in (Union, types.UnionType):
         matchers = [_matcher(one) for one in args]
         return lambda value, where: any(matches(value, where) for matches in matchers)
@@ -94,8 +108,16 @@ def _matcher(hint: Any) -> Matcher:
         kinds = (int,) if hint is int else (int, float)
         return lambda value, where: isinstance(value, kinds) and not isinstance(value, bool)
     if issubclass(hint, msgspec.Struct):
-        return lambda value, where: isinstance(value, hint) and _check_types(value, where)
+        return lambda value, where: isinstance(value, hint) and check_struct(value, where)
     return lambda value, where: isinstance(value, hint)
+
+
+def _in_bounds(value: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
@@ -204,6 +226,7 @@ def _check_drafter(spec: DrafterSpec) -> None:
 
 def check_tree(tree: Tree) -> None:
     """Raise PluginError where a tree is neither fixed nor grown."""
+    check_struct(tree, "Tree")
     grown = (tree.depth, tree.width, tree.n_nodes)
     if tree.paths:
         fits = not any(grown) and all(path and min(path) >= 0 for path in tree.paths)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mtpcore.batch import integers
+from mtpcore.arguments import read
+from mtpcore.batch import flags, integers
 from mtpcore.errors import BatchError
 
 __all__ = ["DraftTree"]
@@ -110,12 +111,27 @@ class DraftTree:
         return np.array_equal(self.parent, np.arange(-1, len(self) - 1))
 
     def children(self, node: int) -> list[int]:
-        """Return the nodes that follow a node, or for -1 the pending token."""
+        """Return the nodes that follow a node, or for -1 the pending token.
+
+        Raises
+        ------
+        BatchError
+            There is no such node.
+        """
+        node = read(node, int, "no such node", wanted=f"-1..{len(self) - 1}")
+        if not -1 <= node < len(self):
+            raise BatchError("no such node", wanted=f"-1..{len(self) - 1}", got=node)
         return np.flatnonzero(self.parent == node).tolist()
 
     def select(self, kept: ArrayLike) -> DraftTree:
-        """Return the tree of some nodes, bool[n]; what follows other nodes goes with them."""
-        wanted = np.asarray(kept, bool).tolist()
+        """Return the tree of some nodes, bool[n]; what follows other nodes goes with them.
+
+        Raises
+        ------
+        BatchError
+            Not one bool a node.
+        """
+        wanted = flags(kept, len(self), "kept nodes").tolist()
         number: dict[int, int] = {-1: -1}
         for node, above in enumerate(self.parent.tolist()):
             if wanted[node] and above in number:

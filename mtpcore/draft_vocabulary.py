@@ -10,18 +10,21 @@ the matrix. The target still chooses among all tokens, so the text is the same (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from mtpcore.arguments import read
 from mtpcore.atomic import replacing
 from mtpcore.batch import integers
-from mtpcore.errors import BatchError, LinkError, ModelFileError
+from mtpcore.errors import BatchError, LinkError, ModelFileError, spell
 from mtpcore.paths import read_regular, take_path
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftVocabulary"]
 
+_MOST = 1 << 22
 _FORMAT = "mtpcore draft vocabulary 1"
 _LONGEST = 32 << 20  # bytes of a file
 _HOW = "make one of a text: mtpcore vocabulary MODEL -f TEXT"
@@ -64,8 +68,9 @@ class DraftVocabulary:
     """
 
     def __init__(self, tokens: Iterable[int] | NDArray[np.integer], tokenizer: str) -> None:
-        ids = tokens if isinstance(tokens, np.ndarray) else list(tokens)
-        self._tokens, self.tokenizer = integers(ids, "tokens of a draft vocabulary"), tokenizer
+        ids = tokens if isinstance(tokens, np.ndarray) else _listed(tokens)
+        self._tokens = integers(ids, "tokens of a draft vocabulary")
+        self.tokenizer: str = read(tokenizer, str, "a tokenizer's fingerprint", wanted="a text")
         self._tokens.flags.writeable = False
         found = self._tokens
         if found.ndim != 1 or not len(found) or found.min() < 0:
@@ -97,11 +102,11 @@ class DraftVocabulary:
         ModelFileError
             The model file has no tokenizer.
         """
-        tokenizer = model.tokenizer
+        tokenizer = _model(model).tokenizer
         if tokenizer is None:
             raise ModelFileError("the model file has no tokenizer", where=str(model.path))
         counts = np.zeros(model.hparams.n_vocab, np.int64)
-        for text in [texts] if isinstance(texts, str) else texts:
+        for text in [texts] if isinstance(texts, str) else _each(texts):
             ids = tokenizer.encode(text, add_special=False, parse_special=True)
             counts += np.bincount(ids, minlength=len(counts))[: len(counts)] if ids else 0
         ends = sorted(token for token in tokenizer.end_tokens if token < len(counts))
@@ -118,8 +123,9 @@ class DraftVocabulary:
         ModelFileError
             It cannot be read, or is something else.
         """
+        path = take_path(path)
         where = str(path)
-        data = read_regular(take_path(path), _LONGEST, fix=_HOW)
+        data = read_regular(path, _LONGEST, fix=_HOW)
         try:
             held = msgspec.json.decode(data, type=_File)
             if held.format != _FORMAT:
@@ -160,11 +166,18 @@ class DraftVocabulary:
         That of a model in the package, which may not be writable and goes with the next version,
         lies in the current folder.
         """
-        beside = model.path.with_suffix(".vocabulary.json")
+        beside = _model(model).path.with_suffix(".vocabulary.json")
         return Path(beside.name) if Path(__file__).parent in beside.parents else beside
 
     def cut(self, n: int) -> DraftVocabulary:
-        """Return the ``n`` most frequent tokens; all where there are no more."""
+        """Return the ``n`` most frequent tokens, one or more; all where there are no more.
+
+        Raises
+        ------
+        BatchError
+            No number of tokens.
+        """
+        n = read(n, Annotated[int, Meta(ge=1)], "a number of tokens to keep", wanted=">= 1")
         return DraftVocabulary(self._tokens[:n], self.tokenizer)
 
     def check(self, model: Model) -> None:
@@ -193,9 +206,42 @@ class DraftVocabulary:
             )
 
 
+def _model(model: Model) -> Model:
+    """Return a model, or what can be asked as one."""
+    try:
+        if model.hparams.n_vocab:
+            return model
+    except Exception:  # none, and whatever a caller's object raises
+        pass
+    raise BatchError(
+        "a draft vocabulary is of a model's tokens", wanted="a Model", got=type(model).__name__
+    )
+
+
+def _each(texts: Iterable[str]) -> Iterator[str]:
+    """Go through texts; whatever a caller's object raises becomes an error of ours."""
+    try:
+        yield from texts
+    except Exception as error:
+        raise BatchError("no pieces of a text", got=spell(error, str)) from error
+
+
+def _listed(tokens: Iterable[int]) -> list[int]:
+    """Return the ids of any iterable; one that never ends is refused as one that is too long."""
+    try:
+        found = list(islice(tokens, _MOST + 1))
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(
+            "a draft vocabulary is a list of token ids", got=spell(error, str)
+        ) from error
+    if len(found) > _MOST:
+        raise BatchError("a draft vocabulary is too long", wanted=f"at most {_MOST} tokens")
+    return found
+
+
 def _fingerprint(model: Model) -> str:
     """Return a hash of how a model spells its tokens."""
-    spelled = model.metadata.get("tokenizer.ggml.tokens")
+    spelled = _model(model).metadata.get("tokenizer.ggml.tokens")
     tokens = spelled if isinstance(spelled, list) else []
     found = hashlib.blake2b(f"{model.hparams.n_vocab}\0".encode(), digest_size=16)
     found.update("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass"))

@@ -6,6 +6,9 @@ Each error carries facts as attributes: *what* went wrong, *where*, what was *wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 __all__ = [
     "BackendError",
     "BatchError",
@@ -16,7 +19,20 @@ __all__ = [
     "MtpcoreError",
     "PluginError",
     "SamplingError",
+    "spell",
 ]
+
+_LONGEST = 400
+"""Characters of a value in a message."""
+
+
+def spell(value: object, write: Callable[[Any], str] = repr) -> str:
+    """Return a value as an error shows it, cut where it is long; raises nothing of the value's."""
+    try:
+        text = write(value)
+    except Exception:  # numbers of more than 4300 digits, and whatever an object's own method does
+        text = f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 class MtpcoreError(Exception):
@@ -43,12 +59,13 @@ class MtpcoreError(Exception):
         got: object = None,
         fix: str = "",
     ) -> None:
+        what, where, fix = (x if isinstance(x, str) else spell(x) for x in (what, where, fix))
         self.what, self.where, self.wanted, self.got, self.fix = what, where, wanted, got, fix
         text = f"{where}: {what}" if where else what
         if wanted is not None:
-            text += f"; wanted {wanted}"
+            text += f"; wanted {spell(wanted, str)}"
         if got is not None:
-            text += f"; got {got}"
+            text += f"; got {spell(got, str)}"
         if fix:
             text += f"\n  fix: {fix}"
         super().__init__(text)

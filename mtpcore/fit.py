@@ -9,15 +9,29 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
+from mtpcore.arguments import read
 from mtpcore.checkpoint import Key
+from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 from mtpcore.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec, Number
 
-__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking"]
+__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking", "read_hparams"]
 
 log = logging.getLogger("mtpcore")
 
 _Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
+_Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
+_SIZES = {
+    "n_vocab": _One,
+    "width": _One,
+    "n_layers": _Some,
+    "n_drafter_blocks": _Some,
+    "rotary_axes": _One,
+    "target_width": _One,
+}
+"""What is read of hyper-parameters outside of a family's own graphs."""
+
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
@@ -82,6 +96,33 @@ def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
     return n
 
 
+def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping[str, Any]) -> Any:
+    """Ask a declaration for a file's hyper-parameters, and check what everybody reads of them.
+
+    Raises
+    ------
+    ModelFileError
+        What the plugin says of the file.
+    PluginError
+        It raised something else, or returned what are no hyper-parameters; names the plugin.
+    """
+    where = f"{fields.file}: hparams of {spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+    assert spec.hparams is not None
+    try:
+        found = spec.hparams(fields, tensors)
+        sizes = {name: getattr(found, name, None) for name in _SIZES}
+    except MtpcoreError:
+        raise
+    except Exception as error:  # whatever a plugin raises
+        said = spell(error, str)
+        raise PluginError(f"raised {type(error).__name__}: {said}", where=where) from error
+    needed = {"n_vocab", "width"} | ({"n_layers"} if isinstance(spec, ModelSpec) else set())
+    for name, kind in _SIZES.items():
+        if sizes[name] is not None or name in needed:
+            read(sizes[name], kind, "no such size", where=f"{where}: {name}", error=PluginError)
+    return found
+
+
 def fit_drafter(
     spec: DrafterSpec, fields: Fields, tensors: Mapping[str, Any], first_block: int, hparams: Any
 ) -> FittedDrafter | None:
@@ -101,6 +142,8 @@ def fit_drafter(
     ------
     ModelFileError
         A metadata key that the declaration names is missing or wrong.
+    PluginError
+        As ``read_hparams``.
     """
     if not fits(spec, fields.architecture, tensors):
         return None
@@ -110,7 +153,7 @@ def fit_drafter(
     if not holds(spec, fields.architecture, tensors, first_block):
         return None
     if spec.hparams is not None:
-        hparams = spec.hparams(fields, tensors)
+        hparams = read_hparams(spec, fields, tensors)
     return FittedDrafter(_resolve(spec, fields, n_heads), first_block, hparams)
 
 

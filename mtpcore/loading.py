@@ -7,8 +7,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from mtpcore.errors import ModelFileError, MtpcoreError
-from mtpcore.fit import FittedDrafter, block_of, fit_drafter, fits, holds, lacking
+from mtpcore.arguments import Flag, read
+from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
+from mtpcore.fit import (
+    FittedDrafter,
+    block_of,
+    fit_drafter,
+    fits,
+    holds,
+    lacking,
+    read_hparams,
+)
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.model import Layout, Model
 from mtpcore.paths import take_path
@@ -61,6 +70,11 @@ def load_model(
     PluginError
         As ``registry``.
     """
+    mtp, repack = (read(one, Flag, "mtp and repack are yes or no") for one in (mtp, repack))
+    if plugins is not None and not isinstance(plugins, Registry):
+        raise PluginError(
+            "plugins is a Registry", got=spell(plugins), fix="make one: Registry.of(module)"
+        )
     known = registry() if plugins is None else plugins
     if mtp_path is not None and not mtp:
         raise ModelFileError("mtp=False and mtp_path contradict each other", where=str(mtp_path))
@@ -92,6 +106,7 @@ def find_model(name: str | PathLike[str]) -> Path:
     ModelFileError
         The package has no model of this name.
     """
+    name = take_path(name) if not isinstance(name, str) else name
     known = str(name) in _PACKAGED
     if str(name).startswith("demo:") and not known:
         raise ModelFileError(
@@ -126,7 +141,7 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
             where=str(file.path),
             got=", ".join(unknown),
         )
-    hparams = spec.hparams(fields, file.tensors)
+    hparams = read_hparams(spec, fields, file.tensors)
     fitted = _fit(known, fields, file, hparams) if mtp else []
     blocks = {name: block for name in file.tensors if (block := block_of(name)) is not None}
     in_head = {name for name, block in blocks.items() if block >= hparams.n_layers}
@@ -152,7 +167,7 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
                 file.path,
                 spec.name,
                 spec.plugin,
-                error if isinstance(error, MtpcoreError) else repr(error),
+                error if isinstance(error, MtpcoreError) else spell(error),
             )
             continue
         if one is not None:
@@ -170,8 +185,7 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
     for spec in mine:
         if spec.hparams is None or not fits(spec, file.architecture, file.tensors):
             continue
-        hparams = spec.hparams(fields, file.tensors)
-        one = fit_drafter(spec, fields, file.tensors, 0, hparams)
+        one = fit_drafter(spec, fields, file.tensors, 0, None)
         if one is not None:
             fitted.append(one)
     if fitted:
@@ -191,7 +205,7 @@ def _refuse_second_head(file: ModelFile, known: Registry) -> None:
     spec = known.architectures.get(file.architecture)
     if spec is None:
         return
-    n_layers = spec.hparams(Fields.of(file), file.tensors).n_layers
+    n_layers = read_hparams(spec, Fields.of(file), file.tensors).n_layers
     for drafter in known.drafters:
         graph = drafter.shape != "proposer"
         if graph and holds(drafter, file.architecture, file.tensors, n_layers):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -10,7 +12,16 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from mtpcore.errors import GraphError, LinkError, ModelFileError, MtpcoreError, PluginError
+from mtpcore.arguments import expect, read_below
+from mtpcore.declarations import check_struct
+from mtpcore.errors import (
+    GraphError,
+    LinkError,
+    ModelFileError,
+    MtpcoreError,
+    PluginError,
+    spell,
+)
 from mtpcore.fit import FittedDrafter
 from mtpcore.gguf import (
     ChatTemplate,
@@ -21,13 +32,33 @@ from mtpcore.gguf import (
     read_tokenizer,
 )
 from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
-from mtpcore.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap
+from mtpcore.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap, read_taps
 from mtpcore.ties import PackedWeights, TieUse, borrow, check_target, report_ties
 
 __all__ = ["Layout", "Model"]
 
 Layout = Literal["combined", "trunk-only", "mtp-only"]
 """What a file holds: a trunk with a head, a trunk alone, or a drafter alone."""
+
+
+_asked: ContextVar[tuple[Any, ...]] = ContextVar("programs that are being built", default=())
+
+
+@contextmanager
+def _asked_once(key: Any, where: str) -> Iterator[None]:
+    """Build a program; refuse one that is asked for its own width while it is built."""
+    if key in _asked.get():
+        raise GraphError(
+            "a feed reads what its own graph makes",
+            where=where,
+            wanted="taps of a graph that can be built before the one with the slot",
+            fix="declare a graph of its own for what the feed reads: graphs=, and Feed(graph=)",
+        )
+    before = _asked.set((*_asked.get(), key))
+    try:
+        yield
+    finally:
+        _asked.reset(before)
 
 
 class Model:
@@ -124,6 +155,10 @@ class Model:
         PluginError
             The model has none, or none of that name.
         """
+        if isinstance(drafter, DrafterSpec):
+            check_struct(drafter, "DrafterSpec")
+        elif drafter is not None:
+            drafter = expect(drafter, str, "a drafter is named by a text", error=PluginError)
         name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
         if name is None and self._fitted and not self.drafters[0].variant_of:
             return self.drafters[0]
@@ -152,6 +187,7 @@ class Model:
             The drafter was made for another architecture or width, or it borrows already from
             another model.
         """
+        expect(target, Model, "a drafter borrows from a model", error=LinkError)
         if self._target is target or target is self:
             return
         where = f"{self.path} and {target.path}"
@@ -206,21 +242,20 @@ class Model:
         GraphError, PluginError, ModelFileError
             No such graph, or it breaks the grammar, or the plugin fails; names the plugin.
         """
-        kind, points = GraphType(graph_type), tuple(map(Tap.parse, taps))
+        kind, points = GraphType(graph_type), read_taps(taps)
         fitted: FittedDrafter | None = None
         spec: ModelSpec | DrafterSpec
         if drafter is None and kind is not GraphType.DRAFT:
             spec = self._trunk()
         else:
             fitted = self._fitted[self.find_drafter(drafter).name]
-            spec, n_heads = fitted.spec, fitted.n_heads
-            if not 0 <= head < n_heads:
-                raise GraphError(
-                    "no such head", where=spec.name, wanted=f"0..{n_heads - 1}", got=head
-                )
+            spec = fitted.spec
+        n_heads = fitted.n_heads if fitted else 1
+        head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
         if key not in self._programs:
-            self._programs[key] = self._build(kind, points, spec, fitted, head)
+            with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
+                self._programs[key] = self._build(kind, points, spec, fitted, head)
         return self._programs[key]
 
     def _trunk(self) -> ModelSpec:
@@ -274,7 +309,7 @@ class Model:
             ) from error
         except Exception as error:  # whatever a plugin's build raises
             raise PluginError(
-                f"build raised {type(error).__name__}: {error}", where=where
+                f"build raised {type(error).__name__}: {spell(error, str)}", where=where
             ) from error
 
     def _check_logits(self, program: Program, spec: ModelSpec | DrafterSpec) -> None:

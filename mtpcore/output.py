@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.batch import is_whole
-from mtpcore.errors import BatchError
+from mtpcore.arguments import read, read_below
+from mtpcore.errors import BatchError, spell
 
 __all__ = ["Output"]
 
@@ -64,7 +64,7 @@ class Output:
 
     def chosen_at(self, output: int) -> int | None:
         """Return the token that one output chose; None where it chose none."""
-        token = -1 if self.chosen is None else int(self.chosen[output])
+        token = -1 if self.chosen is None else int(self.chosen[self._checked(output)])
         return None if token < 0 else token
 
     def logits_at(self, output: int) -> F32:
@@ -76,10 +76,7 @@ class Output:
             There is none, or it chose a token in place of them.
         """
         logits, chosen = self._arrays.get("logits"), self.chosen
-        if not is_whole(output) or not 0 <= output < len(self.outputs):
-            raise BatchError(
-                "no such output", wanted=f"0..{len(self.outputs) - 1}", got=repr(output)
-            )
+        output = self._checked(output)
         if chosen is None or (logits is not None and len(logits) == len(chosen)):
             return self.logits[output]  # type: ignore[no-any-return]
         if chosen[output] >= 0:
@@ -104,20 +101,25 @@ class Output:
     def logits_of(self, seq: int, pos: int) -> F32:
         """Return float32[n_vocab] of one row; raise BatchError where it was not asked for."""
         rows = self.outputs
+        seq = read(seq, int, "no number of a sequence", wanted="an int")
+        pos = read(pos, int, "no position", wanted="an int")
         found = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
         if not len(found):
             raise BatchError(
                 "no logits of this row",
-                where=f"sequence {seq}, position {pos}",
+                where=f"sequence {spell(seq)}, position {spell(pos)}",
                 fix="ask for its output in the batch",
             )
         return self.logits_at(int(found[-1]))
 
+    def _checked(self, output: int) -> int:
+        return read_below(output, len(self.outputs), "no such output")
+
     def _array(self, name: str) -> NDArray[Any]:
-        if name not in self._arrays:
+        if not isinstance(name, str) or name not in self._arrays:
             raise BatchError(
                 "no such output",
-                where=repr(name),
+                where=spell(name),
                 got=", ".join(self._arrays),
                 fix="name it in Context(taps=...); logits: leave choices= out",
             )

@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO
 
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, spell
 
 __all__ = ["open_regular", "open_stream", "read_regular", "take_path"]
 
@@ -25,9 +25,9 @@ def take_path(path: str | PathLike[str]) -> Path:
         found = Path(path)
         if b"\0" in os.fsencode(found):
             raise ValueError("a zero byte")
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # not a path, and whatever a caller's object raises
         raise ModelFileError(
-            "not a path", wanted="a text without zero bytes, or a path", got=_shown(path)
+            "not a path", wanted="a text without zero bytes, or a path", got=spell(path)
         ) from error
     return found
 
@@ -93,9 +93,4 @@ def _open(path: Path, kinds: tuple[int, ...], wanted: str, fix: str) -> BinaryIO
 
 def _unreadable(path: Path, error: Exception, fix: str) -> ModelFileError:
     reason = getattr(error, "strerror", None) or error
-    return ModelFileError("cannot read the file", where=_shown(path), got=reason, fix=fix)
-
-
-def _shown(path: object) -> str:
-    text = str(path)
-    return repr(path)[:80] if "\0" in text or not isinstance(path, Path) else text
+    return ModelFileError("cannot read the file", where=str(path), got=reason, fix=fix)

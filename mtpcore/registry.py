@@ -18,8 +18,9 @@ import msgspec
 import pluggy
 
 from mtpcore import hookspecs
+from mtpcore.arguments import read
 from mtpcore.declarations import check_spec
-from mtpcore.errors import PluginError
+from mtpcore.errors import PluginError, spell
 from mtpcore.graph.types import GraphType
 from mtpcore.spec import DrafterSpec, ModelSpec
 
@@ -127,6 +128,7 @@ def load_registry(selected: str | None = None) -> Registry:
         A misspelt hook, something else than declarations, two claims of one model or name, or a
         selected plugin that is not installed; names the plugins.
     """
+    selected = read(selected, str | None, "no names of plugins", error=PluginError)
     entries = entry_points(group=_GROUP)
     found = _checked(_find(entries, selected))
     for plugin in found.broken:
@@ -231,7 +233,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
             plugin,
             imported=False,
             error=PluginError(
-                f"cannot be imported: {type(error).__name__}: {error}",
+                f"cannot be imported: {type(error).__name__}: {spell(error, str)}",
                 where=f"plugin {entry.name!r} of {_distribution(entry)}",
                 fix=f"update or uninstall it; {SWITCH}= starts without other people's plugins",
             ),
@@ -242,7 +244,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
 def _ask(plugin: Plugin, module: Any) -> Plugin:
     """Register one plugin and ask its hooks; what is wrong is noted in it."""
     try:
-        return msgspec.structs.replace(plugin, **_declared(plugin.name, module))
+        return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
         named = PluginError(
             error.what,
@@ -252,6 +254,15 @@ def _ask(plugin: Plugin, module: Any) -> Plugin:
             fix=error.fix or f"{SWITCH}= starts without other people's plugins",
         )
         return msgspec.structs.replace(plugin, error=named)
+
+
+def _looked_at(name: str, module: Any) -> dict[str, Any]:
+    try:
+        return _declared(name, module)
+    except PluginError:
+        raise
+    except Exception as error:  # whatever a plugin's own objects raise when they are looked at
+        raise PluginError(f"raised {type(error).__name__}: {spell(error, str)}") from error
 
 
 def _declared(name: str, module: Any) -> dict[str, Any]:
@@ -277,7 +288,7 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
                 specs = implementation.function()
             except Exception as error:  # whatever a plugin's hook raises
                 raise PluginError(
-                    f"the hook raised {type(error).__name__}: {error}", where=hook
+                    f"the hook raised {type(error).__name__}: {spell(error, str)}", where=hook
                 ) from error
             wrong = [s for s in specs if type(s) is not kind] if _is_list(specs) else [specs]
             if wrong:
@@ -285,7 +296,7 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
                     "the hook returned something else",
                     where=hook,
                     wanted=f"a list of {kind.__name__}",
-                    got=repr(wrong[0])[:80],
+                    got=spell(wrong[0])[:80],
                 )
             for spec in specs:
                 check_spec(spec)
@@ -314,7 +325,10 @@ def _is_list(value: object) -> bool:
 
 
 def _name(module: Any) -> str:
-    return str(getattr(module, "__name__", type(module).__name__))
+    try:
+        return str(getattr(module, "__name__", type(module).__name__))
+    except Exception:  # whatever a caller's object raises
+        return type(module).__name__
 
 
 def _normal(name: str) -> str:

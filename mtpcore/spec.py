@@ -13,13 +13,15 @@ for the file's architecture. Contexts and links see the numbers: keys are read o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from mtpcore.arguments import read
 from mtpcore.checkpoint import Checkpoint, Key
-from mtpcore.errors import PluginError
+from mtpcore.errors import PluginError, spell
 
 __all__ = [
     "Block",
@@ -37,6 +39,7 @@ __all__ = [
     "VocabularyMap",
     "as_variant",
     "first_of",
+    "read_taps",
 ]
 
 Pairing = Literal["next-token", "same-token", "none"]
@@ -51,6 +54,8 @@ position, which turns every RoPE by one more step and so changes no attention sc
 Builder = Callable[..., Any]
 """A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
 
+
+_TAP = re.compile(r"([a-z_][a-z0-9_.]{0,99})(?::(\d{1,6}))?", re.ASCII)
 
 Number = int | str | Key | None
 Flag = bool | str | Key
@@ -70,22 +75,37 @@ class Tap(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str | Tap) -> Tap:
         """Return the tap spelled by ``text``; raise PluginError where it is no spelling."""
-        if isinstance(text, Tap):
-            return text
-        found = re.fullmatch(r"([a-z_][a-z0-9_.]*)(?::(\d+))?", text)
+        spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
+        found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
         if not found:
             raise PluginError(
                 "not a tap",
-                where=repr(text),
+                where=spell(text),
                 wanted="'hidden', 'residual', 'layer_input:3' or a name the graph gives",
             )
         point, layer = found[1], None if found[2] is None else int(found[2])
         if (point == "layer_input") != (layer is not None):
-            raise PluginError("layer_input takes a layer, no other tap does", where=repr(text))
-        return cls(point, layer)
+            raise PluginError("layer_input takes a layer, no other tap does", where=spell(text))
+        return text if isinstance(text, Tap) else cls(point, layer)
 
     def __str__(self) -> str:
         return self.point if self.layer is None else f"{self.point}:{self.layer}"
+
+
+def _is_tap(tap: Tap) -> bool:
+    layer = tap.layer
+    return isinstance(tap.point, str) and (
+        layer is None or (type(layer) is int and 0 <= layer < 10**6)
+    )
+
+
+def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
+    """Return the taps that are spelled, one or several; raise PluginError for what is none."""
+    if isinstance(taps, (str, Tap)):
+        return (Tap.parse(taps),)
+    wanted = "a sequence of taps"
+    several: list[Any] = read(taps, list[Any], "no taps", wanted=wanted, error=PluginError)
+    return tuple(map(Tap.parse, several))
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,6 +223,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     confidence: str | None = None
 
 
+_Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description="at most 65536")]
+
+
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a draft tree.
 
@@ -211,10 +234,10 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     of the ``width`` best nodes, of which the ``n_nodes`` best by probability are verified.
     """
 
-    paths: tuple[tuple[int, ...], ...] = ()
-    depth: int = 0
-    width: int = 0
-    n_nodes: int = 0
+    paths: tuple[tuple[_Size, ...], ...] = ()
+    depth: _Size = 0
+    width: _Size = 0
+    n_nodes: _Size = 0
 
 
 class VocabularyMap(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,7 +364,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     block: Block | None = None
     tree: Tree | None = None
     vocabulary: VocabularyMap | None = None
-    limit: int = 8
+    limit: _Size = 8
     positions: Literal["advance", "same"] = "advance"
     first_embedding: Literal["kept", "zeros"] = "kept"
     acceptance: tuple[float, float] = (0.0, 1.0)

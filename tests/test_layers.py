@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "mtpcore"
 
 STOREYS = [
-    "version errors sizes paths atomic spec checkpoint",
+    "version errors arguments sizes paths atomic spec checkpoint",
     "declarations",
     "_ext",
     "gguf",

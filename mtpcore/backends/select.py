@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
+from mtpcore.arguments import offers, read
 from mtpcore.backends.base import Backend
-from mtpcore.errors import BackendError
+from mtpcore.errors import BackendError, spell
 
 __all__ = ["BACKENDS", "select_backend"]
 
@@ -26,10 +27,11 @@ def select_backend(backend: str | Backend) -> Backend:
     BackendError
         Unknown name, or the backend cannot run here (says what is missing).
     """
-    if not isinstance(backend, str):
-        return backend
+    if offers(backend, "store", "plan"):
+        return cast(Backend, backend)
+    backend = read(backend, str, "unknown backend", wanted=", ".join(BACKENDS), error=BackendError)
     if backend not in BACKENDS:
-        raise BackendError("unknown backend", wanted=", ".join(BACKENDS), got=repr(backend))
+        raise BackendError("unknown backend", wanted=", ".join(BACKENDS), got=spell(backend))
     if backend not in _made:
         module, name = BACKENDS[backend]
         _made[backend] = cast(Backend, getattr(importlib.import_module(module), name)())

@@ -18,6 +18,7 @@ from mtpcore._ext._matmul import (
     isa,
 )
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
+from mtpcore.cross.head_drafter import n_heads
 from mtpcore.errors import MtpcoreError
 from mtpcore.fit import block_of
 from mtpcore.graph import GraphType, Program
@@ -163,19 +164,31 @@ def drafter_program(model: Model, name: str | None = None, graph: str = "") -> P
     return model.program(GraphType(graph or spec.graph_type), drafter=spec)
 
 
-def _programs(model: Model) -> dict[str, Callable[[], Program]]:
-    """Return what builds each graph, by the trunk's or the drafter's name, without variants."""
-    made: dict[str, Callable[[], Program]] = {}
+def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
+    """Return what builds a graph, or one for each head, by the trunk's or the drafter's name.
+
+    Variants are left out.
+    """
+    made: dict[str, Callable[[], list[Program]]] = {}
     if model.spec is not None:
-        made["llm"] = model.program
+        made["llm"] = lambda: [model.program()]
     for spec in model.drafters:
         if spec.variant_of:
             continue
         if spec.shape != "proposer":
-            made[spec.name] = partial(drafter_program, model, spec.name)
+            made[spec.name] = partial(_heads, model, spec)
         for graph, _ in spec.graphs:
-            made[f"{spec.name}_{graph}"] = partial(drafter_program, model, spec.name, graph)
+            made[f"{spec.name}_{graph}"] = partial(_further, model, spec, graph)
     return made
+
+
+def _heads(model: Model, spec: DrafterSpec) -> list[Program]:
+    graph_type = GraphType(spec.graph_type)
+    return [model.program(graph_type, drafter=spec, head=head) for head in range(n_heads(spec))]
+
+
+def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:
+    return [drafter_program(model, spec.name, graph)]
 
 
 def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
@@ -188,12 +201,13 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
     counted: set[tuple[Path, str]] = set()
     for model, name, build in [(m, *one) for m in models for one in _programs(m).items()]:
         try:
-            program = build()
-            weights = estimate_packed_bytes([program], model.tensors, repack=model.repack)
+            programs = build()
+            weights = estimate_packed_bytes(programs, model.tensors, repack=model.repack)
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        values = {layer: bytes_of_place(layer, kv_dtype) for layer in program.memory}
+        layers = [layer for program in programs for layer in program.memory]
+        values = [(layer, bytes_of_place(layer, kv_dtype)) for layer in layers]
         places = {tensor: _place(model, tensor) for tensor in weights}
         parts.append(
             {
@@ -205,10 +219,10 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
                     if not n and places[t] not in counted
                 ),
                 "shared": sum(n for t, n in weights.items() if places[t] in counted),
-                "kv_per_token": sum(n for layer, n in values.items() if not layer.window),
+                "kv_per_token": sum(n for layer, n in values if not layer.window),
                 "kv_per_sequence": sum(
                     pages_for(layer.window, 1, n_ctx, min(n_ctx, _N_BATCH)) * PAGE * n
-                    for layer, n in values.items()
+                    for layer, n in values
                 ),
             }
         )

@@ -63,6 +63,8 @@ def execute(options: argparse.Namespace) -> int:
     path, repack = shared.model_path(options), options.repack
     if not options.graph and (options.drafter or options.format != "text"):
         options.parser.error("--drafter and --format say how to draw: give --graph NAME as well")
+    if options.graph and (options.json or options.tensors or options.ctx_size):
+        options.parser.error("--graph draws a graph instead: leave --json, --tensors and -c out")
     with ExitStack() as files:
         model = files.enter_context(load_model(path, mtp_path=options.mtp_path, repack=repack))
         draft_model = open_draft_model(options, insists=options.model_draft is not None)

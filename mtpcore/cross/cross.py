@@ -10,14 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import Length, Probability, read, read_below
 from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch, is_whole
+from mtpcore.cross.by_sequence import pairs_of, read_ids, read_unfinished, setting_of
 from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.walk import Draft, RoundRows, tree_rows, walk
 from mtpcore.draft_tree import DraftTree
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.output import Output
 from mtpcore.sampling import Sampler, Sampling
 
@@ -75,23 +77,20 @@ class Cross(Roles):
         BatchError
             A sequence has nothing to continue from.
         """
-        wanted = dict(seq) if isinstance(seq, Mapping) else {seq: 0 if k is None else k}
+        p_min = read(p_min, Probability, "p_min is a probability")
+        several = isinstance(seq, Mapping)
+        wanted = self._read_lengths(
+            pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
+        )
         jobs = []
         for one, n in wanted.items():
-            state, settings = self._state(one), _of(sampling, one)
-            if not is_whole(n) or n < 0:
-                raise BatchError(
-                    "a draft's length is a number of tokens",
-                    where=f"sequence {one}",
-                    wanted=">= 0",
-                    got=repr(n),
-                )
+            state, settings = self._state(one), setting_of(sampling, one)
             self._need_pending(one, settings)
-            n = min(int(n), max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
+            n = min(n, max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
             elif n:
-                sampler = self._sampler(one, settings, _of(draft_sampler, one))
+                sampler = self._sampler(one, settings, setting_of(draft_sampler, one))
                 jobs.append(
                     DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
                 )
@@ -105,7 +104,16 @@ class Cross(Roles):
                         drafts[one] = self._trust_tree(name, job, draft)
                     else:
                         drafts[one] = self._trust(name, one, draft, job.k)
-        return drafts if isinstance(seq, Mapping) else drafts[seq]
+        return drafts if several else next(iter(drafts.values()))
+
+    def _read_lengths(self, given: Sequence[tuple[Any, Any]]) -> dict[int, int]:
+        """Return how much to draft for each sequence, checked."""
+        return {
+            read_below(seq, self.llm.n_seq_max, "no such sequence"): read(
+                n, Length, "a draft's length is a number of tokens", where=f"sequence {seq}"
+            )
+            for seq, n in given
+        }
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
         """Return the pending token, choosing it where the newest row has logits."""
@@ -129,7 +137,7 @@ class Cross(Roles):
         for token in ids[:k]:
             if not is_whole(token) or not 0 <= token < n_vocab:
                 self.invalid += 1
-                self._warn(name, seq, f"{token!r} is no token; drafts end before it")
+                self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
                 break
             good.append(int(token))
         return good
@@ -212,9 +220,12 @@ class Cross(Roles):
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
-        prefill = prefill or {}
-        unfinished = _read_unfinished(unfinished, prefill)
-        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
+        if acceptance is not None and not callable(acceptance):
+            raise BatchError("acceptance is a callable", got=spell(acceptance))
+        drafts = read_ids(drafts, "drafts")
+        given = read_ids({} if prefill is None else prefill, "prefill")
+        unfinished = read_unfinished(unfinished, given)
+        prefill = {seq: ids for seq, ids in given.items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
             state = self._decided(seq)
@@ -222,7 +233,7 @@ class Cross(Roles):
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.llm.memory:
                 self.llm.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self._need_pending(seq, _of(sampling, seq)), draft)
+            rows.add_draft(seq, state.n, self._need_pending(seq, setting_of(sampling, seq)), draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
@@ -236,7 +247,7 @@ class Cross(Roles):
                 begin = perf_counter()
                 verdicts = {
                     seq: self._judge(
-                        seq, batch, span, output, drafts[seq], _of(sampling, seq), acceptance
+                        seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
                     )
                     for seq, span in rows.spans.items()
                 }
@@ -264,7 +275,7 @@ class Cross(Roles):
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
-            sampler = self._sampler(seq, _of(sampling, seq))
+            sampler = self._sampler(seq, setting_of(sampling, seq))
             if sampler.is_race:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
@@ -326,14 +337,13 @@ class Cross(Roles):
             raise LinkError(
                 "nothing was verified", where=f"sequence {seq}", fix="call verify() first"
             )
-        n = verdict.accepted if n is None else n
-        if not 0 <= n <= verdict.accepted:
-            raise LinkError(
-                "drafts the target did not accept",
-                where=f"sequence {seq}",
-                wanted=f"0..{verdict.accepted}",
-                got=n,
-            )
+        n = read_below(
+            verdict.accepted if n is None else n,
+            verdict.accepted + 1,
+            "drafts the target did not accept",
+            where=f"sequence {seq}",
+            error=LinkError,
+        )
         length = state.n + 1 + n
         if seq in self.llm.undecided:
             self.llm.follow(seq, tree_rows(verdict.path[:n]))
@@ -348,28 +358,3 @@ class Cross(Roles):
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
         return {name: context.digest(seq) for name, context in self.contexts.items()}
-
-
-def _of(value: Any, seq: int) -> Any:
-    if not isinstance(value, (dict, Mapping)):  # dict alone is quick to tell
-        return value
-    if seq not in value:
-        raise BatchError("settings of a sequence are missing", where=f"sequence {seq}")
-    return value[seq]
-
-
-def _read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
-    try:
-        found = frozenset(unfinished)
-    except TypeError as error:
-        raise BatchError(
-            "not sequences whose prompts go on", where="unfinished", got=repr(unfinished)
-        ) from error
-    if unknown := found - prefill.keys():
-        raise BatchError(
-            "no prompt that could go on",
-            where="unfinished",
-            wanted=f"sequences of prefill: {list(prefill)}",
-            got=list(unknown),
-        )
-    return found

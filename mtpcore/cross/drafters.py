@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.cross.walk import Draft
 from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import PluginError, spell
 from mtpcore.graph.program import Program
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, KVPolicy
 
 __all__ = [
+    "DeclaredProposer",
     "DraftJob",
     "Drafter",
     "ProposerDrafter",
@@ -114,6 +116,29 @@ def warn_not_finite(drafter: str, seq: int, place: int) -> None:
     )
 
 
+class DeclaredProposer(Proposer):
+    """A plugin's proposer: what it raises names the plugin."""
+
+    def __init__(self, proposer: Proposer, where: str) -> None:
+        self._proposer, self._where = proposer, where
+
+    def propose(self, seq: int, tokens: I32, k: int) -> Any:
+        """Return what the plugin's proposer guesses; see ``Proposer``.
+
+        Raises
+        ------
+        PluginError
+            It raised something.
+        """
+        try:
+            answer = self._proposer.propose(seq, tokens, k)
+            return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
+        except Exception as error:  # whatever a plugin raises
+            raise PluginError(
+                f"propose raised {type(error).__name__}: {spell(error, str)}", where=self._where
+            ) from error
+
+
 class ProposerDrafter:
     """A drafter without a graph."""
 
@@ -132,7 +157,8 @@ class ProposerDrafter:
                 drafts[job.seq] = answer
                 continue
             # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-            ids: Iterable[Any] = answer if isinstance(answer, Iterable) else [answer]
+            is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+            ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
             drafts[job.seq] = list(islice(ids, job.k + 1))
         return drafts
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import offers
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
+from mtpcore.cross.drafters import DeclaredProposer
 from mtpcore.cross.feeders import order_graphs
 from mtpcore.cross.head_drafter import head_role, n_heads
 from mtpcore.cross.links import role_of
 from mtpcore.cross.vocabulary import find_rows
 from mtpcore.declarations import check_tree
 from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.errors import GraphError, LinkError, PluginError
+from mtpcore.errors import GraphError, LinkError, PluginError, spell
 from mtpcore.graph import GraphType, Program
 from mtpcore.proposer import Proposer
 from mtpcore.spec import DrafterSpec, Tap, Tree
@@ -66,16 +68,7 @@ def link(
     ModelFileError
         The draft vocabulary's file cannot be read.
     """
-    if isinstance(drafter, (str, DrafterSpec, Proposer)):
-        several: list[OneDrafter] = [drafter]
-    elif isinstance(drafter, Sequence):
-        several = list(drafter)
-    else:
-        raise LinkError(
-            "no drafter is named by this",
-            wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
-            got=type(drafter).__name__,
-        )
+    several = _read_drafters(drafter)
     if not isinstance(llm, Context):
         raise LinkError(
             "link() takes an LLM context",
@@ -84,6 +77,15 @@ def link(
         )
     if llm.owner is not None:
         raise LinkError("context belongs to another Cross", fix="make a new context")
+    if draft_model is not None and not offers(draft_model, "find_drafter", "borrow_from"):
+        raise LinkError(
+            "the drafter's weights are a model",
+            where="draft_model",
+            got=type(draft_model).__name__,
+            fix="load it: draft_model=load_model(path)",
+        )
+    if tree is not None and not isinstance(tree, Tree):
+        raise LinkError("the shape of a tree is a Tree", where="tree", got=type(tree).__name__)
     tokens = _tokens_of(llm, draft_vocabulary)
     borrows = draft_model is not None and draft_model.target is None
     taps = llm.taps
@@ -95,6 +97,22 @@ def link(
         if draft_model is not None and borrows:
             draft_model.give_back()
         raise
+
+
+def _read_drafters(drafter: object) -> list[OneDrafter]:
+    """Return one drafter or several as a list; what is none is refused."""
+    try:
+        given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
+    except Exception:  # whatever a caller's list raises
+        given = [None]
+    for one in given:
+        if not isinstance(one, (str, DrafterSpec)) and not offers(one, "propose"):
+            raise LinkError(
+                "no drafter is named by this",
+                wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
+                got=type(one).__name__,
+            )
+    return given
 
 
 def _tokens_of(
@@ -171,12 +189,13 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
         made = spec.proposer(llm.model)
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
-            f"no proposer could be made: {type(error).__name__}: {error}", where=where
+            f"no proposer could be made: {type(error).__name__}: {spell(error, str)}",
+            where=where,
         ) from error
-    if not isinstance(made, Proposer):
+    if not offers(made, "propose"):
         raise PluginError("made no Proposer", where=where, got=type(made).__name__)
     logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
-    return made
+    return DeclaredProposer(made, where)
 
 
 def _compare_tokens(target: Model, source: Model) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.batch import is_whole, numbers
+from mtpcore.arguments import read, read_below
+from mtpcore.batch import numbers
 from mtpcore.context import Context
 from mtpcore.cross.inbox import Inbox
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.output import Output
 from mtpcore.spec import DrafterSpec, Link, Tap
 
@@ -142,18 +143,15 @@ class Links:
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
         found = numbers(rows, "fed rows")
-        taps = [tap] if isinstance(tap, str) else list(tap)
-        where = f"{role}.{', '.join(taps)}, sequence {seq}, position {pos}"
+        role = read(role, str, "a role is a name", wanted="a text")
+        one_or_more: str | list[str] = read(tap, str | list[str], "no taps", wanted="their names")
+        taps = [one_or_more] if isinstance(one_or_more, str) else one_or_more
+        where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
         if found.ndim != 2 or not np.isfinite(found).all():
             raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
         n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
-        if not is_whole(pos) or not 0 <= pos <= n_ctx - len(found):
-            raise BatchError(
-                "fed rows lie outside the context",
-                where=where,
-                wanted=f"a position in 0..{n_ctx - len(found)}",
-                got=repr(pos),
-            )
+        end = n_ctx - len(found) + 1
+        pos = read_below(pos, end, "fed rows lie outside the context", where=where)
         boxes = [
             self._inboxes[key]
             for key, joined in self._joined.items()
@@ -166,7 +164,7 @@ class Links:
                 got=", ".join(f"{one.src}.{one.tap}" for one in self) or "no links",
             )
         for box in boxes:
-            box.put(seq, int(pos), found)
+            box.put(seq, pos, found)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""

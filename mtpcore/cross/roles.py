@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.batch import Batch, is_whole
+from mtpcore.arguments import offers, read_below
+from mtpcore.batch import Batch
 from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, ProposerDrafter
 from mtpcore.cross.feeders import Feeders, find_feeders
@@ -19,10 +20,11 @@ from mtpcore.cross.head_drafter import HeadDrafter, find_heads, head_role, n_hea
 from mtpcore.cross.links import Links
 from mtpcore.cross.sequence import SequenceState
 from mtpcore.cross.tree_drafter import TreeDrafter
-from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.declarations import check_struct
+from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import Sampling, check_sampling
 from mtpcore.spec import DrafterSpec, Link
 
 __all__ = ["Roles"]
@@ -91,7 +93,7 @@ class Roles:
                     self._add_heads(name, role)
                 else:
                     self._add_drafter(name, role)
-            elif callable(getattr(role, "propose", None)):
+            elif offers(role, "propose"):
                 self.drafters[name] = ProposerDrafter(role)
             else:
                 raise LinkError(
@@ -141,6 +143,9 @@ class Roles:
 
     def connect(self, link: Link) -> None:
         """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
+        if not isinstance(link, Link):
+            raise LinkError("connect() takes a Link", got=spell(link))
+        check_struct(link, "Link", LinkError)
         self.links.connect(link)
 
     def _deliverer(self, role: str) -> Watcher:
@@ -205,8 +210,7 @@ class Roles:
     # Sequences
 
     def _state(self, seq: int) -> SequenceState:
-        self.llm.check_seq(seq)
-        return self._states[seq]
+        return self._states[self.llm.check_seq(seq)]
 
     def _decided(self, seq: int) -> SequenceState:
         state = self._state(seq)
@@ -239,6 +243,8 @@ class Roles:
         (None: only look).
         """
         state = self._state(seq)
+        if sampling is not None:
+            check_sampling(sampling)
         if state.pending is None and sampling is not None and state.last_logits is not None:
             token = self._sampler(seq, sampling).choose(
                 state.last_logits, self._history(seq), state.n_prompt, state.n
@@ -258,14 +264,10 @@ class Roles:
             No such place, or a role with a sliding window keeps too little; nothing changed.
         """
         state = self._state(seq)
-        if not is_whole(pos) or not 0 <= pos <= state.n:
-            raise BatchError(
-                "rolls back to a place that is not there",
-                where=f"sequence {seq}",
-                wanted=f"0..{state.n}",
-                got=pos,
-            )
-        self._rewind(seq, int(pos))
+        pos = read_below(
+            pos, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
+        )
+        self._rewind(seq, pos)
         state.rewind(self.llm.length(seq))
 
     def _rewind(self, seq: int, n: int) -> None:
@@ -351,8 +353,9 @@ class Roles:
 
     def _sampler(self, seq: int, sampling: Sampling, kind: str = "coupled") -> Sampler:
         """Return a sequence's sampler; the newest one of each kind is kept."""
-        if kind not in ("coupled", "argmax"):
-            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=repr(kind))
+        if type(kind) is not str or kind not in ("coupled", "argmax"):
+            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
+        check_sampling(sampling)
         state = self._states[seq]
         kept = state.samplers
         if kind not in kept or kept[kind][0] is not sampling:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Literal
 
+from mtpcore.arguments import Length, offers, read
 from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, Draft, DraftSampler, Verdict
 from mtpcore.decoding.length import controller_for
 from mtpcore.decoding.policy import LengthPolicy, Round
-from mtpcore.decoding.request import Request, check_draft
+from mtpcore.decoding.request import Request, read_draft, read_draft_sampler, read_p_min
 from mtpcore.decoding.stats import Stats
 from mtpcore.draft_tree import DraftTree
-from mtpcore.errors import BatchError, CapacityError, LinkError
-from mtpcore.sampling import Sampling
+from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]
 
@@ -54,6 +55,19 @@ class Generator:
         acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
     ) -> None:
+        if acceptance is not None and not callable(acceptance):
+            raise BatchError("acceptance is a callable", got=spell(acceptance))
+        if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
+            raise BatchError(
+                "lengths are chosen by a LengthPolicy",
+                wanted="choose, observe and forget",
+                got=type(lengths).__name__,
+                fix="leave it out, or pass a Controller",
+            )
+        self.sampling = Sampling() if sampling is None else sampling
+        check_sampling(self.sampling)
+        self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
+        self.p_min = read_p_min(p_min)
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
@@ -63,21 +77,7 @@ class Generator:
                 got=type(source).__name__,
                 fix="make one: Generator(link(Context(model)))",
             )
-        if draft_sampler not in ("coupled", "argmax"):
-            raise BatchError(
-                "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
-            )
-        check_draft(draft)
-        if lengths is not None and not isinstance(lengths, LengthPolicy):
-            raise BatchError(
-                "lengths are chosen by a LengthPolicy",
-                wanted="choose, observe and forget",
-                got=type(lengths).__name__,
-                fix="leave it out, or pass a Controller",
-            )
         self.cross = source
-        self.sampling = Sampling() if sampling is None else sampling
-        self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
         self.acceptance = acceptance
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
@@ -121,7 +121,7 @@ class Generator:
             max_tokens=max_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
-            draft_sampler=draft_sampler or self.draft_sampler,
+            draft_sampler=self.draft_sampler if draft_sampler is None else draft_sampler,
             p_min=self.p_min if p_min is None else p_min,
             tokenizer=llm.model.tokenizer,
         )
@@ -138,7 +138,7 @@ class Generator:
                 got=len(request.prompt),
                 fix="make n_ctx= (-c) larger",
             )
-        if max_tokens == 0:
+        if request.max_tokens == 0:
             request.end("length")
         else:
             self._waiting.append(request)
@@ -157,6 +157,8 @@ class Generator:
         BatchError
             Another generator works on it.
         """
+        if not isinstance(request, Request):
+            raise BatchError("cancel() takes a request", got=spell(request))
         if not request.done:
             if request not in self._waiting and request not in self._running.values():
                 raise BatchError(
@@ -280,10 +282,11 @@ class Generator:
             else:
                 asked[seq] = min(request.draft, left)
         if limits:
-            chosen = self.lengths.choose(limits, asked)
+            chosen, where = self.lengths.choose(limits, asked), type(self.lengths).__name__
+            if not isinstance(chosen, Mapping):
+                raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
             for seq, most in limits.items():
-                k = chosen.get(seq, 0)
-                check_draft(k, auto=False)
+                k = read(chosen.get(seq, 0), Length, "draft is a number of tokens", where=where)
                 asked[seq] = min(k, most)
         return asked
 

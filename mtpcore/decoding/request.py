@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta
+
+from mtpcore.arguments import Draft, Flag, Length, Probability, one_of, read
 from mtpcore.batch import integers
 from mtpcore.cross import DraftSampler
-from mtpcore.errors import BatchError, SamplingError
+from mtpcore.errors import BatchError
 from mtpcore.gguf import Tokenizer
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import Sampling, check_sampling
 
-__all__ = ["FinishReason", "Request", "check_draft"]
+__all__ = ["FinishReason", "Request", "read_draft", "read_draft_sampler", "read_p_min"]
+
+_DRAFT_SAMPLER = one_of("coupled", "argmax")
 
 FinishReason = Literal["stop", "length", "end", "cancelled"]
 
@@ -37,47 +42,19 @@ class Request:
         p_min: float,
         tokenizer: Tokenizer | None,
     ) -> None:
-        if isinstance(prompt, str):
-            raise BatchError(
-                "a prompt is a list of token ids",
-                got="text",
-                fix="encode it: model.tokenizer.encode(text)",
-            )
-        if not len(prompt):
-            raise BatchError(
-                "a prompt has at least one token", fix="begin with some text, or with a token id"
-            )
-        check_draft(draft)
-        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 0:
-            raise BatchError(
-                "max_tokens is a number of tokens", wanted=">= 0", got=repr(max_tokens)
-            )
-        if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
-            raise BatchError(
-                "stop is a sequence of texts, none of them empty",
-                got=repr(stop),
-                fix='stop=("\\n\\n",), or leave it out',
-            )
-        if stop and tokenizer is None:
+        self.prompt = _read_prompt(prompt)
+        self.draft = read_draft(draft)
+        self.max_tokens: int = read(max_tokens, Length, "max_tokens is a number of tokens")
+        self.stop = _read_stop(stop)
+        if self.stop and tokenizer is None:
             raise BatchError(
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
             )
-        if not isinstance(sampling, Sampling):
-            raise SamplingError(
-                "settings are a Sampling",
-                got=repr(sampling),
-                fix="make one: Sampling(temperature=0.8, seed=7)",
-            )
-        if draft_sampler not in ("coupled", "argmax"):
-            raise BatchError(
-                "unknown draft sampler", wanted="coupled, argmax", got=repr(draft_sampler)
-            )
-        if isinstance(p_min, bool) or not isinstance(p_min, (int, float)) or not 0 <= p_min <= 1:
-            raise BatchError("p_min is a probability", wanted="0..1", got=repr(p_min))
-        self.prompt = integers(prompt, "prompt").tolist()
-        self.sampling, self.draft, self.max_tokens = sampling, draft, max_tokens
-        self.stop, self.ignore_eos = tuple(stop), ignore_eos
-        self.draft_sampler, self.p_min = draft_sampler, p_min
+        check_sampling(sampling)
+        self.sampling = sampling
+        self.ignore_eos: bool = read(ignore_eos, Flag, "ignore_eos is yes or no")
+        self.draft_sampler = read_draft_sampler(draft_sampler)
+        self.p_min = read_p_min(p_min)
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.finish_reason: FinishReason | None = None
@@ -144,17 +121,44 @@ class Request:
         return False
 
 
-def check_draft(draft: object, *, auto: bool = True) -> None:
-    """Refuse what is no draft length; ``auto`` says whether "auto" may stand for one.
-
-    Raises
-    ------
-    BatchError
-    """
-    if auto and isinstance(draft, str) and draft == "auto":
-        return
-    if isinstance(draft, bool) or not isinstance(draft, int) or draft < 0:
-        also = ", or 'auto'" if auto else ""
+def _read_prompt(prompt: Any) -> list[int]:
+    if isinstance(prompt, str):
         raise BatchError(
-            f"draft is a number of tokens{also}", wanted=f">= 0{also}", got=repr(draft)
+            "a prompt is a list of token ids",
+            got="text",
+            fix="encode it: model.tokenizer.encode(text)",
         )
+    found = integers(prompt, "prompt")
+    if found.ndim != 1:
+        raise BatchError("a prompt is a list of token ids", got=f"shape {found.shape}")
+    if not len(found):
+        raise BatchError(
+            "a prompt has at least one token", fix="begin with some text, or with a token id"
+        )
+    tokens: list[int] = found.tolist()
+    return tokens
+
+
+def _read_stop(stop: Any) -> tuple[str, ...]:
+    return read(  # type: ignore[no-any-return]
+        None if isinstance(stop, str) else stop,
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        "stop is a sequence of texts, none of them empty",
+        wanted="a sequence of texts",
+        fix='stop=("\\n\\n",), or leave it out',
+    )
+
+
+def read_draft(draft: object) -> int | Literal["auto"]:
+    """Return a draft length or "auto"; raise BatchError for anything else."""
+    return read(draft, Draft, "draft is a number of tokens, or 'auto'")  # type: ignore[no-any-return]
+
+
+def read_draft_sampler(kind: object) -> DraftSampler:
+    """Return how drafts are chosen; raise BatchError for what is no such name."""
+    return read(kind, _DRAFT_SAMPLER, "unknown draft sampler")  # type: ignore[no-any-return]
+
+
+def read_p_min(p_min: object) -> float:
+    """Return a draft's least probability; raise BatchError for what is none."""
+    return read(p_min, Probability, "p_min is a probability")  # type: ignore[no-any-return]

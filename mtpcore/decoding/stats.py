@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from mtpcore.arguments import read
 from mtpcore.decoding.policy import Choice
 
 __all__ = ["Stats"]
@@ -55,8 +56,8 @@ class Stats(msgspec.Struct):
     choices: list[Choice] = msgspec.field(default_factory=list)
 
     def note(self, choices: Sequence[Choice]) -> None:
-        """Keep decisions about lengths."""
-        self.choices += choices
+        """Keep decisions about lengths; raise BatchError where they are something else."""
+        self.choices += read(choices, list[Choice], "no decisions about lengths", wanted="Choices")
         del self.choices[:-_KEPT]
 
     def count(self, drafted: int, depth: int, accepted: int) -> None:

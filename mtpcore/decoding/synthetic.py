@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from mtpcore.arguments import Finite, read
 from mtpcore.errors import SamplingError
 
 __all__ = ["SyntheticAcceptance"]
+
+
+_Draft = Annotated[int, Meta(ge=0, le=1 << 16)]
+
+
+def _read(value: object, kind: Any, what: str, wanted: str) -> Any:
+    where = "SyntheticAcceptance"
+    return read(value, kind, what, where=where, wanted=wanted, error=SamplingError)
 
 
 class SyntheticAcceptance:
@@ -30,12 +42,13 @@ class SyntheticAcceptance:
     def __init__(
         self, rates: Sequence[float], *, never: Collection[int] = (), seed: int = 0
     ) -> None:
-        self.rates = tuple(map(float, rates))
+        self.rates: tuple[float, ...] = _read(rates, tuple[Finite, ...], "no rates", "numbers")
         if not all(0 <= b <= a <= 1 for a, b in zip((1.0, *self.rates), self.rates, strict=False)):
             raise SamplingError(
                 "rates do not rise", where="SyntheticAcceptance", wanted="0..1", got=self.rates
             )
-        self._never, self._random = frozenset(never), random.Random(seed)
+        self._never: frozenset[int] = _read(never, frozenset[int], "no token ids", "token ids")
+        self._random = random.Random(_read(seed, int, "no seed", "an int"))
 
     @classmethod
     def of_length(
@@ -63,6 +76,9 @@ class SyntheticAcceptance:
         SamplingError
             The length is out of range.
         """
+        n = _read(n, _Draft, "bad draft length", "1..65536")
+        longest = _read(longest, _Draft, "bad draft length", "0..65536")
+        length = _read(length, Finite, "bad length", f"1..{n + 1}")
         if not 1 <= length <= n + 1:
             raise SamplingError(
                 "bad length", where="SyntheticAcceptance", wanted=f"1..{n + 1}", got=length

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import codecs
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
-from operator import index
 
 import tokenizers
 
-from mtpcore.errors import ModelFileError, MtpcoreError
+from mtpcore.arguments import Flag, read, read_below
+from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
 __all__ = ["TextStream", "Tokenizer", "read_tokenizer"]
+
+
+_MOST = 1 << 24
+"""Tokens of a text; an array with strides of 0 may claim to have any number."""
 
 
 class Tokenizer:
@@ -70,10 +74,12 @@ class Tokenizer:
         MtpcoreError
             If the text is not valid Unicode.
         """
+        text = read(text, str, "no text", where="encode", wanted="a text", error=MtpcoreError)
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise MtpcoreError("text is not valid Unicode", where="encode", got=error) from None
+        add_special, parse_special = _flag(add_special), _flag(parse_special)
         with self._lock:
             self._encoder.encode_special_tokens = not parse_special
             tokens: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
@@ -97,10 +103,10 @@ class Tokenizer:
         MtpcoreError
             If an id is not in the vocabulary.
         """
-        pieces, after_added = [], True
-        for token in tokens:
+        pieces, after_added, special = [], True, _flag(special)
+        for token in _each(tokens):
             pieces.append(self._shown_bytes(token, after_added, special))
-            after_added = self.vocabulary.types[token] in ADDED
+            after_added = self.vocabulary.types[self._checked(token)] in ADDED
         return b"".join(pieces)
 
     def decode(self, tokens: Iterable[int], special: bool = False) -> str:
@@ -117,7 +123,7 @@ class Tokenizer:
         start : bool
             Whether a text starts here; False where the tokens continue a prompt.
         """
-        return TextStream(self, special, start)
+        return TextStream(self, _flag(special), _flag(start))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that one token stands for.
@@ -130,15 +136,9 @@ class Tokenizer:
         return self.vocabulary.token_bytes(self._checked(token))
 
     def _checked(self, token: int) -> int:
-        try:
-            found = index(token)
-        except TypeError:
-            found = -1
-        if not 0 <= found < self.n_vocab:
-            raise MtpcoreError(
-                "no such token", where="tokenizer", wanted=f"0..{self.n_vocab - 1}", got=token
-            )
-        return found
+        return read_below(
+            token, self.n_vocab, "no such token", where="tokenizer", error=MtpcoreError
+        )
 
     def _shown_bytes(self, token: int, after_added: bool, special: bool) -> bytes:
         """Return the bytes of a token where it stands.
@@ -146,12 +146,28 @@ class Tokenizer:
         ``encode`` puts a space before each text that starts or follows an added token, so the
         first token there has one too many.
         """
-        piece, kind = self.token_bytes(token), self.vocabulary.types[token]
+        piece, kind = self.token_bytes(token), self.vocabulary.types[self._checked(token)]
         if kind in SPECIAL and not special:
             return b""
         if after_added and kind not in ADDED and self.vocabulary.add_space_prefix:
             return piece.removeprefix(b" ")
         return piece
+
+
+def _flag(value: bool) -> bool:
+    return read(value, Flag, "yes or no", where="tokenizer", error=MtpcoreError)  # type: ignore[no-any-return]
+
+
+def _each(tokens: Iterable[int]) -> Iterator[int]:
+    """Go through tokens; whatever a caller's object raises becomes an error of ours."""
+    try:
+        if isinstance(tokens, Sized) and len(tokens) > _MOST:
+            raise ValueError(f"more than {_MOST} tokens")
+        yield from tokens
+    except Exception as error:
+        raise MtpcoreError(
+            "no sequence of tokens", where="tokenizer", got=spell(error, str)
+        ) from error
 
 
 class TextStream:
@@ -164,7 +180,8 @@ class TextStream:
     def push(self, token: int) -> str:
         """Take one token and return the text that is certain now."""
         piece = self._tokenizer._shown_bytes(token, self._after_added, self._special)
-        self._after_added = self._tokenizer.vocabulary.types[token] in ADDED
+        kind = self._tokenizer.vocabulary.types[self._tokenizer._checked(token)]
+        self._after_added = kind in ADDED
         return self._decoder.decode(piece)
 
     def flush(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mtpcore.errors import GraphError
+from mtpcore.errors import GraphError, spell
 
 __all__ = ["GraphType"]
 
@@ -32,18 +32,17 @@ class GraphType:
         """Return the graph type called ``name``."""
         if isinstance(name, GraphType):
             return name
-        try:
-            return cls._known[name]
-        except KeyError:
+        if not isinstance(name, str) or name not in cls._known:
             raise GraphError(
-                "unknown graph type", where=repr(name), wanted=", ".join(sorted(cls._known))
-            ) from None
+                "unknown graph type", where=spell(name), wanted=", ".join(sorted(cls._known))
+            )
+        return cls._known[name]
 
     @classmethod
     def register(cls, name: str) -> GraphType:
         """Return the graph type called ``name``, adding it where it is new."""
-        if not name.isidentifier():
-            raise GraphError("a graph type is named by an identifier", got=repr(name))
+        if not isinstance(name, str) or not name.isidentifier():
+            raise GraphError("a graph type is named by an identifier", got=spell(name))
         if name not in cls._known:
             graph_type = object.__new__(cls)
             graph_type.name = name

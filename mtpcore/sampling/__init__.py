@@ -1,6 +1,6 @@
 """What a row of logits chooses: settings, the compiled sampler, and its definition in NumPy."""
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.sampling.settings import Sampling
+from mtpcore.sampling.settings import Sampling, check_sampling
 
-__all__ = ["Sampler", "Sampling", "Scratch"]
+__all__ = ["Sampler", "Sampling", "Scratch", "check_sampling"]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from mtpcore.errors import SamplingError
+from mtpcore.arguments import (
+    Bias,
+    Penalty,
+    Probability,
+    Repetition,
+    Share,
+    Temperature,
+    Whole31,
+    Whole64,
+    read,
+)
+from mtpcore.errors import SamplingError, spell
 
-__all__ = ["Sampling"]
-
-FINITE = (math.isfinite, "a finite number")
-REALS: dict[str, tuple[Callable[[float], bool], str]] = {
-    # 1 / temperature times any logit must be finite.
-    "temperature": (lambda x: x == 0 or 1e-30 <= x < math.inf, "0, or a finite number >= 1e-30"),
-    "top_p": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
-    "min_p": (lambda x: 0 <= x <= 1, "a number in [0, 1]"),
-    "repetition_penalty": (lambda x: 0 < x < math.inf, "a finite number above 0"),
-    "frequency_penalty": FINITE,
-    "presence_penalty": FINITE,
-}
-LARGEST = {"top_k": 2**31 - 1, "seed": 2**64 - 1, "stream": 2**64 - 1, "token id": 2**31 - 1}
+__all__ = ["Sampling", "check_sampling"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,14 +81,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check every field and store it as a plain Python number."""
-        checked: dict[str, object] = {
-            name: real(name, getattr(self, name), *rule) for name, rule in REALS.items()
-        }
-        seed = secrets.randbits(53) if self.seed is None else self.seed  # JSON keeps 53 bits
-        checked["seed"] = whole("seed", seed)
-        checked["top_k"] = whole("top_k", self.top_k)
-        checked["stream"] = whole("stream", self.stream)
-        checked["logit_bias"] = biases(self.logit_bias)
+        drawn = {"seed": secrets.randbits(53)} if self.seed is None else {}  # JSON keeps 53 bits
+        given = msgspec.structs.asdict(self) | drawn
+        checked = {name: _read(name, given[name], kind) for name, kind in _KINDS.items()}
+        checked["logit_bias"] = _read_biases(self.logit_bias)
         for name, value in checked.items():
             msgspec.structs.force_setattr(self, name, value)
 
@@ -100,33 +94,48 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return cls(temperature=0.0, seed=0)
 
 
-def real(name: str, value: object, allows: Callable[[float], bool], wanted: str) -> float:
-    """Return a checked number as a float."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not allows(float(value)):
-        raise SamplingError(f"bad {name}", where="Sampling", wanted=wanted, got=repr(value))
-    return float(value)
-
-
-def whole(name: str, value: object) -> int:
-    """Return a checked whole number as an int."""
-    number = int(value) if isinstance(value, numbers.Integral) else -1
-    if isinstance(value, bool) or not 0 <= number <= LARGEST[name]:
-        wanted = f"a whole number from 0 to {LARGEST[name]}"
-        raise SamplingError(f"bad {name}", where="Sampling", wanted=wanted, got=repr(value))
-    return number
-
-
-def biases(value: object) -> dict[int, float] | None:
-    """Return a checked copy of the biases, in the order of token ids; None if there are none."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        wanted = "a mapping of token ids to numbers"
-        raise SamplingError("bad logit_bias", where="Sampling", wanted=wanted, got=repr(value))
-    checked = {
-        whole("token id", token_id): real(
-            f"logit_bias[{token_id}]", bias, lambda x: x < math.inf, "a finite number or -inf"
+def check_sampling(sampling: object) -> None:
+    """Raise SamplingError where settings are something else."""
+    if not isinstance(sampling, Sampling):
+        raise SamplingError(
+            "settings are a Sampling",
+            got=spell(sampling),
+            fix="make one: Sampling(temperature=0.8, seed=7)",
         )
-        for token_id, bias in value.items()
+
+
+_KINDS = {
+    "temperature": Temperature,
+    "top_k": Whole31,
+    "top_p": Share,
+    "min_p": Probability,
+    "repetition_penalty": Repetition,
+    "frequency_penalty": Penalty,
+    "presence_penalty": Penalty,
+    "seed": Whole64,
+    "stream": Whole64,
+}
+
+
+def _read(name: str, value: object, kind: Any) -> Any:
+    return read(value, kind, f"bad {name}", where="Sampling", error=SamplingError)
+
+
+def _read_biases(given: object) -> dict[int, float] | None:
+    """Return a checked copy of the biases, in the order of token ids; None if there are none."""
+    wanted = "a mapping of token ids to numbers"
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise SamplingError("bad logit_bias", where="Sampling", wanted=wanted, got=spell(given))
+    try:
+        pairs = list(given.items())
+    except Exception as error:  # whatever a caller's mapping raises
+        raise SamplingError(
+            "bad logit_bias", where="Sampling", wanted=wanted, got=spell(error)
+        ) from error
+    checked = {
+        _read("token id", token, Whole31): _read(f"logit_bias[{spell(token)}]", bias, Bias)
+        for token, bias in pairs
     }
     return dict(sorted(checked.items())) or None

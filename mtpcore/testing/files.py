@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import expect
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import link
@@ -34,7 +35,7 @@ def check_layouts(subject: Subject, folder: Path) -> None:
     ------
     AssertionError
     """
-    model = subject.model
+    model = expect(subject, Subject, "a family under test").model
     in_head = {n for n in model.tensors if (block_of(n) or 0) >= model.hparams.n_layers}
     outer = {n for n in model.tensors if block_of(n) is None}
     trunk = _write(folder / "trunk.gguf", model, set(model.tensors) - in_head)
@@ -63,6 +64,7 @@ def check_ties(subject: Subject, folder: Path) -> int:
     ------
     AssertionError
     """
+    expect(subject, Subject, "a family under test")
     source = subject.draft_model or subject.model
     if subject.draft_model is not None:
         source.borrow_from(subject.model)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from mtpcore.arguments import Length, read
+from mtpcore.errors import BatchError, spell
 
 __all__ = ["cover_pairs"]
 
+_Candidates = Annotated[int, Meta(ge=1, le=1 << 16, description="an int in 1..65536")]
 Point = dict[str, Any]
 
 
@@ -25,7 +31,15 @@ def cover_pairs(
     factors : mapping of str to hashable values
     n_candidates : int
         Completions to choose among; more make fewer points.
+
+    Raises
+    ------
+    BatchError
+        Factors without hashable values, or arguments that are no numbers.
     """
+    factors = _read_factors(factors)
+    seed = read(seed, Length, "a seed", where="cover_pairs")
+    n_candidates = read(n_candidates, _Candidates, "a number of points", where="cover_pairs")
     chance, names = random.Random(seed), list(factors)
     missing = dict.fromkeys(
         ((a, x), (b, y))
@@ -45,6 +59,18 @@ def cover_pairs(
             missing.pop(pair, None)
         points.append(best)
     return points
+
+
+def _read_factors(given: Any) -> dict[str, tuple[Any, ...]]:
+    wanted = "a mapping of names to hashable values"
+    factors: dict[str, Any] = read(given, dict[str, Any], "no factors", wanted=wanted)
+    try:
+        found = {name: tuple(dict.fromkeys(values)) for name, values in factors.items()}
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError("no factors", wanted=wanted, got=spell(error, str)) from error
+    if not all(found.values()):
+        raise BatchError("a factor has values", wanted=wanted, got=spell(given))
+    return found
 
 
 def _pairs(point: Point) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mtpcore.arguments import expect
 from mtpcore.batch import Batch
 from mtpcore.context import Context
 from mtpcore.cross import Cross
@@ -49,6 +50,8 @@ def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> Non
     AssertionError
         Names the graph and the output that differs.
     """
+    expect(subject, Subject, "a family under test")
+    expect(company, Company, "how rows reach a context")
     wanted = _trace(subject, Company(), kv_dtype)
     found = _trace(subject, company, kv_dtype)
     different = [name for name in wanted if wanted[name] != found[name]]

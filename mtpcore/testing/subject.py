@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import Length, Whole31, read
 from mtpcore.context import Context
 from mtpcore.cross import Cross, link
 from mtpcore.draft_vocabulary import DraftVocabulary
@@ -78,7 +79,7 @@ class Subject(msgspec.Struct, frozen=True):
 
         ``before`` is a Proposer that is asked first, and the drafter where it has no guess.
         """
-        head = drafter or self.drafter
+        head = self.drafter if drafter is None else drafter
         return link(
             self.context(n_ctx, **options),
             head if before is None else [before, head],
@@ -89,6 +90,8 @@ class Subject(msgspec.Struct, frozen=True):
     def text(self, n: int, seed: int = 0) -> I32:
         """Return n tokens, int32[n], drawn evenly from the vocabulary."""
         n_vocab = self.model.hparams.n_vocab
+        n = read(n, Whole31, "a number of tokens", where="Subject.text")
+        seed = read(seed, Length, "a seed", where="Subject.text")
         return np.random.default_rng(seed).integers(0, n_vocab, n).astype(np.int32)
 
 

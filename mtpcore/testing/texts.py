@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mtpcore.arguments import Whole31, expect, read
 from mtpcore.batch import Batch
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding import Generator, Stats
@@ -89,6 +90,8 @@ def check_texts(
     AssertionError
         A text differs.
     """
+    expect(subject, Subject, "a family under test")
+    expect(texts, Texts, "texts to compare")
     options: dict[str, Any] = {"n_seq_max": texts.n_texts, "n_batch": texts.n_batch}
     cross = subject.link(drafter=drafter, draft_vocabulary=draft_vocabulary, **options)
     return _compare(cross, subject, texts).acceptance
@@ -115,6 +118,7 @@ def cover_texts(n_tokens: int = 16) -> list[Texts]:
     n_tokens : int
         New tokens of each text.
     """
+    n_tokens = read(n_tokens, Whole31, "a number of tokens", where="cover_texts")
     made = []
     for point in cover_pairs(_KINDS, n_candidates=50):
         ours = {name: point.pop(name) for name in ("k", "draft_sampler", "n_texts", "n_batch")}
@@ -144,6 +148,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     AssertionError
         A text differs, or something was drafted of broken rows.
     """
+    expect(subject, Subject, "a family under test")
     texts = Texts(sampling=sampling or Sampling.greedy(), n_texts=2, n_tokens=24)
     cross = subject.link(n_seq_max=texts.n_texts, n_batch=texts.n_batch)
     taps = [tap for feed in subject.spec.feeds if feed.src == "target" for tap in feed.taps]

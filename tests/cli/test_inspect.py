@@ -56,6 +56,29 @@ def test_the_memory_plan_is_what_contexts_take(command, glm, kv_dtype):
     assert parts["glm_nextn"]["shared"] >= sum(n for key, n in packed.items() if key[2] in shared)
 
 
+def test_the_memory_plan_counts_every_head(command):
+    """Three heads, each with a memory and weights of its own, and an embedding that they share."""
+    found = json.loads(command("inspect", "demo:mimo2", "--json", "-c", 1000)[1])
+    parts = {part["role"]: part for part in found["plan"]["parts"]}
+    model = mtpcore.load_model("demo:mimo2")
+    contexts = mtpcore.link(mtpcore.Context(model, 1000)).contexts
+    heads = [one for role, one in contexts.items() if role != "llm"]
+    assert len(heads) == 3
+    packed = [made if isinstance(made, list) else [made] for made in model.packed.values()]
+    assert sum(part["weights"] for part in parts.values()) == sum(
+        one.nbytes for made in packed for one in made
+    )
+    alone = mtpcore.Context(model, 1000, graph_type="draft", drafter="mimo2_mtp").memory
+    assert parts["mimo2_mtp"]["kv_per_sequence"] == 3 * sum(g.store.n_bytes for g in alone.groups)
+
+
+@pytest.mark.parametrize("option", ["--json", "--tensors"])
+def test_a_drawing_is_nothing_else(command, glm, option):
+    code, out, err = command("inspect", glm, "--graph", "llm", option)
+    assert (code, out) == (2, "")
+    assert "leave --json" in err
+
+
 def test_the_plan_without_packing_counts_the_file_apart(command, glm):
     found = json.loads(command("inspect", glm, "--json", "--no-repack")[1])
     packed = json.loads(command("inspect", glm, "--json")[1])

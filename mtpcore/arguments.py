@@ -1,0 +1,199 @@
+"""The one reader of arguments: msgspec converts and checks, an error of ours says what is wrong.
+
+A kind of argument is a type with its bounds, declared once; its description is what errors say was
+wanted. Numbers of NumPy and of other libraries become plain ones; booleans are no numbers. Whatever
+a caller's object raises while it is looked at becomes the same error.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from mtpcore.errors import BatchError, MtpcoreError, spell
+
+__all__ = [
+    "Bias",
+    "Draft",
+    "Finite",
+    "Flag",
+    "Length",
+    "Penalty",
+    "Probability",
+    "Repetition",
+    "Share",
+    "Temperature",
+    "Text",
+    "Whole31",
+    "Whole64",
+    "expect",
+    "offers",
+    "one_of",
+    "read",
+    "read_below",
+]
+
+
+T = TypeVar("T")
+
+
+class Also(NamedTuple):
+    """A rule that bounds cannot say."""
+
+    holds: Callable[[Any], bool]
+
+
+_TOP31, _TOP64 = 2**31 - 1, 2**64 - 1
+_FLOAT32 = 3.4028234663852886e38
+"""The largest number of float32."""
+
+Flag = Annotated[bool, Meta(description="True or False")]
+Text = Annotated[str, Meta(description="a text")]
+Length = Annotated[int, Meta(ge=0, le=1 << 53, description=">= 0")]
+Draft = Annotated[Length | Literal["auto"], Meta(description=">= 0, or 'auto'")]
+Probability = Annotated[float, Meta(ge=0, le=1, description="a number in [0, 1]")]
+Share = Annotated[float, Meta(gt=0, le=1, description="a number in (0, 1]")]
+Finite = Annotated[
+    float, Meta(ge=-sys.float_info.max, le=sys.float_info.max, description="a finite number")
+]
+Whole31 = Annotated[int, Meta(ge=0, le=_TOP31, description=f"a whole number from 0 to {_TOP31}")]
+Whole64 = Annotated[
+    int,
+    Meta(ge=0, description=f"a whole number from 0 to {_TOP64}"),
+    Also(lambda x: x <= _TOP64),  # more than bounds of msgspec can say
+]
+# Whatever is added, multiplied or divided, no logit of ordinary size leaves float32.
+Penalty = Annotated[float, Meta(ge=-1e30, le=1e30, description="a number in [-1e30, 1e30]")]
+Repetition = Annotated[float, Meta(ge=1e-30, le=1e30, description="a number in [1e-30, 1e30]")]
+Temperature = Annotated[
+    float,
+    Meta(ge=0, le=sys.float_info.max, description="0, or a finite number >= 1e-30"),
+    Also(lambda x: x == 0 or x >= 1e-30),  # its inverse times any logit is finite
+]
+Bias = Annotated[
+    float,
+    Meta(le=_FLOAT32, description="-inf, or a finite number of float32"),
+    Also(lambda x: x >= -_FLOAT32 or x == -math.inf),
+]
+
+
+class _Kind(NamedTuple):
+    """A kind made ready: msgspec would read its annotations at every call, a struct's once."""
+
+    kind: Any
+    holder: type[Any]
+    rules: tuple[Callable[[Any], bool], ...]
+    wanted: object
+
+
+_prepared: dict[int, _Kind] = {}
+"""By ``id``, of kinds that are kept alive here."""
+
+
+def _prepare(kind: Any) -> _Kind:
+    metadata = getattr(kind, "__metadata__", ())
+    rules = tuple(one.holds for one in metadata if isinstance(one, Also))
+    wanted = next((one.description for one in metadata if isinstance(one, Meta)), kind)
+    holder = msgspec.defstruct("Argument", [("value", kind)])
+    found = _Kind(kind, holder, rules, wanted)
+    if metadata and len(_prepared) < 256:  # those that are declared, not made for one call
+        _prepared[id(kind)] = found
+    return found
+
+
+def read(
+    value: object,
+    kind: Any,
+    what: str,
+    *,
+    where: str = "",
+    wanted: object = None,
+    fix: str = "",
+    error: type[MtpcoreError] = BatchError,
+) -> Any:
+    """Return an argument as a value of its kind.
+
+    Parameters
+    ----------
+    value : object
+        What the caller gave.
+    kind : type
+        Whatever ``msgspec.convert`` takes; most are declared in this module.
+    what, where, wanted, fix : str
+        Of the error; ``wanted`` is the kind's description where it is left out.
+    error : type
+        Which error.
+    """
+    known = _prepared.get(id(kind)) or _prepare(kind)
+    try:
+        try:
+            found = msgspec.convert({"value": value}, known.holder).value
+        except msgspec.ValidationError:
+            found = msgspec.convert({"value": _plain(value)}, known.holder).value
+        if all([holds(found) for holds in known.rules]):
+            return found
+    except Exception:  # a wrong value, and whatever a caller's object raises
+        pass
+    if wanted is None:
+        wanted = known.wanted
+    raise error(what, where=where, wanted=wanted, got=spell(value), fix=fix)
+
+
+def read_below(
+    value: object,
+    end: int,
+    what: str,
+    *,
+    where: str = "",
+    fix: str = "",
+    error: type[MtpcoreError] = BatchError,
+) -> int:
+    """Return an argument that is a whole number from 0 on and below ``end``."""
+    if type(value) is int and 0 <= value < end:  # each round asks this several times
+        return value
+    wanted = f"0..{end - 1}"
+    found: int = read(value, Length, what, where=where, wanted=wanted, fix=fix, error=error)
+    if not 0 <= found < end:
+        raise error(what, where=where, wanted=wanted, got=found, fix=fix)
+    return found
+
+
+def one_of(*names: str) -> Any:
+    """Return the kind of an argument that is one of these texts."""
+    return Annotated[Literal[names], Meta(description=", ".join(names))]
+
+
+def expect(
+    value: object,
+    kind: type[T],
+    what: str,
+    *,
+    where: str = "",
+    fix: str = "",
+    error: type[MtpcoreError] = BatchError,
+) -> T:
+    """Return an argument that is an object of a class."""
+    if isinstance(value, kind):
+        return value
+    raise error(what, where=where, wanted=kind.__name__, got=type(value).__name__, fix=fix)
+
+
+def offers(value: object, *methods: str) -> bool:
+    """Say whether an object has these methods; one that raises when it is asked has none."""
+    try:
+        return all(callable(getattr(value, name, None)) for name in methods)
+    except Exception:  # whatever a caller's object raises
+        return False
+
+
+def _plain(value: object) -> object:
+    """Return a number of another library as Python's."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)

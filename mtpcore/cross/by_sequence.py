@@ -1,0 +1,65 @@
+"""Arguments of a round that come by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Any
+
+from mtpcore.batch import integers
+from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import BatchError, spell
+
+__all__ = ["pairs_of", "read_ids", "read_unfinished", "setting_of"]
+
+
+def setting_of(value: Any, seq: int) -> Any:
+    """Return what holds for a sequence: one value for all, or its entry of a mapping."""
+    if not isinstance(value, (dict, Mapping)):  # dict alone is quick to tell
+        return value
+    try:
+        return value[seq]
+    except Exception as error:  # not there, or whatever a caller's mapping raises
+        where = f"sequence {seq}"
+        raise BatchError("settings of a sequence are missing", where=where) from error
+
+
+def pairs_of(given: Any, where: str) -> list[tuple[Any, Any]]:
+    """Return what is given by sequence."""
+    try:
+        if isinstance(given, (dict, Mapping)):
+            return list(given.items())
+    except Exception:  # whatever a caller's mapping raises
+        pass
+    raise BatchError("not given by sequence", where=where, wanted="a mapping", got=spell(given))
+
+
+def read_ids(given: Any, where: str) -> dict[int, Any]:
+    """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
+    found = {}
+    for seq, ids in pairs_of(given, where):
+        if not isinstance(ids, (list, DraftTree)):
+            array = integers(ids, f"{where} of sequence {spell(seq)}")
+            if array.ndim != 1:
+                raise BatchError("token ids have one axis", where=where, got=array.shape)
+            ids = array.tolist()
+        found[seq] = ids
+    return found
+
+
+def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
+    """Return which prompts go on in a later batch."""
+    try:
+        found = frozenset(islice(unfinished, len(prefill) + 1))
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(
+            "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)
+        ) from error
+    if unknown := found - prefill.keys():
+        raise BatchError(
+            "no prompt that could go on",
+            where="unfinished",
+            wanted=f"sequences of prefill: {list(prefill)}",
+            got=spell(list(unknown)),
+        )
+    return found
