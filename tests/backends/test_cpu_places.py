@@ -129,6 +129,14 @@ def ranks_of_a_slice(g, x):
     return {"a": g.expert_matmul(g.heads(g.slice(wide, 4, 4 + W), 2), ids, "half.weight")}
 
 
+def ranks_side_by_side(g, x):
+    """Experts write rows that follow each other, a part of a concat has others between."""
+    ids, _ = g.route(x, "router.weight", n_used=2)
+    y = g.expert_matmul(x, ids, "stack.weight")
+    z = g.head_matmul(g.heads(x, 2), "heads.weight")
+    return {"a": g.concat(y, z, g.heads(x, 2))}
+
+
 def experts_of_output_rows(g, x):
     kept = norm(g, g.output_rows(x))
     _, shares, up, mixed = experts(g, kept)
@@ -145,8 +153,8 @@ def heads_of_output_rows(g, x):
 GRAPHS = [
     whole_slice, whole_slice_read_before, other_names, one_head, the_same_twice, in_two_concats,
     concat_of_concat, slice_of_slice, output_and_operand, input_as_output, heads_side_by_side,
-    rows_of_one_head, shares_side_by_side, shares_alone, ranks_of_a_slice, experts_of_output_rows,
-    heads_of_output_rows,
+    rows_of_one_head, shares_side_by_side, shares_alone, ranks_of_a_slice, ranks_side_by_side,
+    experts_of_output_rows, heads_of_output_rows,
 ]  # fmt: skip
 
 

@@ -29,11 +29,16 @@ class Grower(Writer):
     # What is there
 
     def pick(self, fits=lambda value: True):
-        """Draw a value that fits, the newest ones likelier; None where there is none."""
+        """Draw a value that fits, the newest and the unread likelier; None where there is none."""
         found = [value for value in self.values if fits(value)]
         if not found:
             return None
-        return self.draw(st.sampled_from(found[-3:]) | st.sampled_from(found))
+        unread = [value for value in self.unread() if fits(value)]
+        return self.draw(st.sampled_from([*found, *found[-2:] * 2, *unread * 3]))
+
+    def unread(self):
+        read = {i for node in self.g._nodes for i in node.inputs}
+        return [value for value in self.values if value.id not in read]
 
     def flat(self, axis=None):
         return self.pick(lambda v: len(v.shape) == 2 and axis in (None, v.shape[0]))
@@ -133,16 +138,18 @@ class Grower(Writer):
         return shares
 
     def expert_matmul(self):
+        """Multiply a row for all ranks or, at times in heads made for it, one for each."""
         if not self.ids:
             self.values.append(self.route())
         ids = self.draw(st.sampled_from(self.ids))
+        n_rows, n_used = ids.shape
         x = self.pick(
-            lambda v: (
-                v.shape[:-1] == ids.shape or (len(v.shape) == 2 and v.shape[0] == ids.shape[0])
-            )
+            lambda v: v.shape[:-1] == ids.shape or (len(v.shape) == 2 and v.shape[0] == n_rows)
         )
         if x is None:
             return None
+        if len(x.shape) == 2 and x.shape[1] % n_used == 0 and self.draw(st.booleans()):
+            x = self.g.heads(x, n_used)
         stack = self.matrix(N_EXPERTS, self.draw(self.WIDTHS), x.shape[-1])
         return self.g.expert_matmul(x, ids, stack)
 
@@ -173,17 +180,16 @@ class Grower(Writer):
         """Start from an embedding and the slots, and add what some verbs make."""
         self.values.append(self.embed())
         self.values += [self.g.inputs[slot] for slot in self.slots]
-        for verb in self.draw(st.lists(st.sampled_from(self.VERBS), min_size=1, max_size=16)):
+        verbs = st.lists(st.sampled_from(self.VERBS), max_size=10)
+        for verb in self.draw(verbs) + self.draw(verbs):
             made = verb(self)
             if made is not None:
                 self.values.append(made)
 
     def outputs(self):
         """Return what nobody reads, and some values that are read, perhaps twice."""
-        read = {i for node in self.g._nodes for i in node.inputs}
-        unread = [value for value in self.values if value.id not in read]
         some = self.draw(st.lists(st.sampled_from(self.values), max_size=3))
-        return {f"y{i}": value for i, value in enumerate(some + unread)}
+        return {f"y{i}": value for i, value in enumerate(some + self.unread())}
 
     def logits(self):
         """Return a product of output rows; at times a view of it, or of a part."""
