@@ -101,7 +101,7 @@ def input_as_output(g, x):
 
 
 def heads_side_by_side(g, x):
-    y = g.heads(g.matmul(x, "square.weight"), 2)
+    y = g.heads(g.matmul(x, "square.weight"), 4)  # of half a line
     wide = g.concat(g.scale(y, 2.0), g.activation(g.slice(y, 0, 5), "silu"), y)
     return {"a": wide, "b": g.rows(g.slice(wide, 3, 20))}
 
@@ -134,7 +134,9 @@ def ranks_side_by_side(g, x):
     ids, _ = g.route(x, "router.weight", n_used=2)
     y = g.expert_matmul(x, ids, "stack.weight")
     z = g.head_matmul(g.heads(x, 2), "heads.weight")
-    return {"a": g.concat(y, z, g.heads(x, 2))}
+    one, _ = g.route(x, "router.weight", n_used=1)
+    rows = g.rows(g.expert_matmul(x, one, "stack.weight"))
+    return {"a": g.concat(y, z, g.heads(x, 2)), "b": g.concat(x, rows)}
 
 
 def experts_of_output_rows(g, x):
