@@ -14,9 +14,9 @@ from harness.zoo import HUGE, raising
 import mtpcore
 import mtpcore.models
 from mtpcore.arguments import Length, Probability, Temperature, Whole64, read, read_below
-from mtpcore.paths import take_path
 from mtpcore.backends.base import Choices
 from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.paths import take_path
 from mtpcore.plugin import DrafterSpec, Feed, Fit, Outputs, hookimpl
 from mtpcore.registry import Registry
 

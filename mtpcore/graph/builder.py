@@ -389,6 +389,7 @@ class GraphBuilder:
             dict(self._inputs),
             outputs,
             tuple(self._memory[i] for i in sorted(self._memory)),
+            tuple(dict.fromkeys(self._offered)),
         )
         check(program)
         return program

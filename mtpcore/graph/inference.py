@@ -93,7 +93,8 @@ def check(program: Program) -> None:
     ------
     GraphError
         A node reads a value that no earlier node made, a shape differs from what the rule gives,
-        an input is none that a batch has, or an output names nothing.
+        an input is none that a batch has, an output names nothing, or embedding rows are not read
+        by every ``embed`` and by it alone.
     """
     for name, i in program.inputs.items():
         _check_input(name, program.values[i])
@@ -120,6 +121,7 @@ def check(program: Program) -> None:
     lost = [name for name, i in program.outputs.items() if i not in known]
     if lost:
         raise GraphError("outputs that nothing made", where=program.name, got=lost)
+    _check_embeddings(program)
 
 
 def _check_input(name: str, value: Value) -> None:
@@ -133,4 +135,31 @@ def _check_input(name: str, value: Value) -> None:
             where=name,
             wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], or f32[n_tokens, width]",
             got=f"{value.dtype}{list(value.shape)}",
+        )
+
+
+def _check_embeddings(program: Program) -> None:
+    """Refuse a graph that needs more of embedding rows than the rows of tokens that are -1."""
+    rows = program.inputs.get("embeddings")
+    if rows is None:
+        return
+    for node in program.nodes:
+        if node.op == "embed" and len(node.inputs) < 2:
+            raise GraphError(
+                "a token may be -1, for an embedding row stands in its place",
+                where=node.name,
+                wanted="embed(..., rows=True), as elsewhere in this graph",
+            )
+        if rows in node.inputs and node.op != "embed":
+            raise GraphError(
+                "embedding rows are there for some tokens only",
+                where=node.name,
+                wanted="what embed(..., rows=True) returns",
+            )
+    named = [name for name, i in program.outputs.items() if i == rows]
+    if named:
+        raise GraphError(
+            "embedding rows are there for some tokens only",
+            where=f"{program.name}, outputs {', '.join(named)}",
+            wanted="what embed(..., rows=True) returns",
         )

@@ -85,7 +85,7 @@ class Program(msgspec.Struct, frozen=True):
     Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
     i32[n_tokens, axes], ``embeddings`` f32[n_tokens, width] where the graph takes them, and one
     ``f32[n_tokens, width]`` for each slot. Outputs: ``logits`` f32[n_outputs, n_vocab], taps and
-    recycled states f32[n_tokens, width].
+    recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or not.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Program(msgspec.Struct, frozen=True):
     inputs: dict[str, int]
     outputs: dict[str, int]
     memory: tuple[MemoryLayer, ...] = ()
+    taps: tuple[str, ...] = ()
 
     def shape(self, output: str) -> Shape:
         """Return the shape of a named output."""

@@ -3,7 +3,9 @@
 ``mtpcore.testing.machine`` needs ``hypothesis`` and is imported by itself.
 """
 
+from mtpcore.testing.drafts import check_drafts
 from mtpcore.testing.files import check_layouts, check_ties
+from mtpcore.testing.graphs import check_graphs
 from mtpcore.testing.pairs import cover_pairs
 from mtpcore.testing.rows import Company, check_rows
 from mtpcore.testing.runner import Runner, Weights
@@ -17,6 +19,8 @@ __all__ = [
     "Texts",
     "Weights",
     "check_broken_rows",
+    "check_drafts",
+    "check_graphs",
     "check_layouts",
     "check_rows",
     "check_texts",

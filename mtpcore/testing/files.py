@@ -41,16 +41,16 @@ def check_layouts(subject: Subject, folder: Path) -> None:
     trunk = _write(folder / "trunk.gguf", model, set(model.tensors) - in_head)
     head = _write(folder / "head.gguf", model, in_head | outer)
 
-    alone = load_model(trunk)
+    alone = load_model(trunk, plugins=subject.plugins)
     assert alone.file_layout == "trunk-only"
     assert alone.drafters == (), f"{subject}: a trunk without its head has drafters"
     wanted, drafted = _decode(model, subject, subject.drafter)
     assert drafted > 0, f"{subject}: nothing is drafted"
     assert _decode(alone, subject, "auto") == (wanted, 0)
-    assert load_model(head).file_layout == "mtp-only"
-    completed = load_model(trunk, mtp_path=head)
+    assert load_model(head, plugins=subject.plugins).file_layout == "mtp-only"
+    completed = load_model(trunk, mtp_path=head, plugins=subject.plugins)
     assert _decode(completed, subject, subject.drafter) == (wanted, drafted)
-    without = load_model(subject.path, mtp=False)
+    without = load_model(subject.path, mtp=False, plugins=subject.plugins)
     assert not in_head & set(without.tensors)
 
 
@@ -77,11 +77,15 @@ def check_ties(subject: Subject, folder: Path) -> int:
         path = folder / f"copy-{number}.gguf"
         own = {n for n in source.tensors if not n.startswith("target:")}
         _write(path, source, own, {use.wanted: (raw, kind)})
-        assert _drafts(load_model(path), subject) == wanted, f"{use.wanted}: a copy differs"
+        assert _drafts(load_model(path, plugins=subject.plugins), subject) == wanted, (
+            f"{use.wanted}: a copy differs"
+        )
         path = folder / f"other-{number}.gguf"
         other = np.ascontiguousarray(_other(raw))
         _write(path, source, own, {use.wanted: (other, kind)})
-        assert _drafts(load_model(path), subject) != wanted, f"{use.wanted}: is not used"
+        assert _drafts(load_model(path, plugins=subject.plugins), subject) != wanted, (
+            f"{use.wanted}: is not used"
+        )
     return len(borrowed)
 
 

@@ -17,6 +17,7 @@ from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.loading import load_model
 from mtpcore.model import Model
 from mtpcore.proposer import Proposer
+from mtpcore.registry import Registry
 from mtpcore.spec import DrafterSpec
 
 __all__ = ["Subject"]
@@ -36,12 +37,15 @@ class Subject(msgspec.Struct, frozen=True):
         The drafter's file, where it is one of its own.
     drafter : str
         Which of the drafters; "auto" takes the best.
+    plugins : Registry, optional
+        Plugins to load with; the installed ones, if left out.
     """
 
     name: str
     path: str
     draft_path: str | None = None
     drafter: str = "auto"
+    plugins: Registry | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -49,12 +53,12 @@ class Subject(msgspec.Struct, frozen=True):
     @property
     def model(self) -> Model:
         """The target; loaded once, so that packed weights are shared."""
-        return _load(self.path)
+        return _load(self.path, self.plugins)
 
     @property
     def draft_model(self) -> Model | None:
         """The model of a drafter in a file of its own."""
-        return None if self.draft_path is None else _load(self.draft_path)
+        return None if self.draft_path is None else _load(self.draft_path, self.plugins)
 
     @property
     def spec(self) -> DrafterSpec:
@@ -96,5 +100,5 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 @lru_cache(maxsize=16)
-def _load(path: str | PathLike[str]) -> Model:
-    return load_model(fspath(path))
+def _load(path: str | PathLike[str], plugins: Registry | None) -> Model:
+    return load_model(fspath(path), plugins=plugins)

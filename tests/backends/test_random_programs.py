@@ -2,62 +2,19 @@
 
 import numpy as np
 import pytest
-from harness.random_programs import N_VOCAB, random_batches, random_programs
+from harness.random_programs import random_batches, random_programs
+from harness.random_text import N_CTX, Text, assert_same_bits, feed
 from harness.search import searching
 from hypothesis import given, note
 from hypothesis import strategies as st
 
 from mtpcore._ext._matmul import available_fetches, available_isas
 from mtpcore._ext._plan import ORDERS, use_fetch, use_isa, use_order
-from mtpcore.backends.base import Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.testing import Runner, Weights
 
 pytestmark = pytest.mark.usefixtures("share_small_plans")
-
-N_CTX = 512
-
-
-class Text:
-    """What each place of each sequence holds, whatever batch it comes in."""
-
-    def __init__(self, drawn, seed):
-        rng = np.random.default_rng(seed)
-        shape = (3, N_CTX)
-        self.tokens = rng.integers(0, N_VOCAB, shape).astype(np.int32)
-        self.positions = rng.integers(0, 5000, (*shape, drawn.n_axes)).astype(np.int32)
-        self.slots = {
-            name: rng.normal(0, 2, (*shape, width)).astype(np.float32)
-            for name, width in drawn.slots.items()
-        }
-        self.embeddings = None
-        if drawn.has_embeddings:
-            width = drawn.program.values[drawn.program.inputs["embeddings"]].shape[1]
-            self.embeddings = rng.normal(0, 1, (*shape, width)).astype(np.float32)
-            self.tokens[rng.random(shape) < 0.3] = -1
-
-    def rows(self, batch):
-        at = batch.seq, batch.place
-        return Rows(
-            tokens=self.tokens[at],
-            positions=self.positions[at],
-            seq=batch.seq,
-            place=batch.place,
-            outputs=batch.outputs,
-            parent=batch.parent,
-            embeddings=None if self.embeddings is None else self.embeddings[at],
-            slots={name: rows[at] for name, rows in self.slots.items()},
-        )
-
-
-def feed(runner, text, batch):
-    rows = {}
-    for seq in np.unique(batch.seq):
-        mine = batch.place[batch.seq == seq]
-        rows[int(seq)] = (int(mine[0]), int(mine[-1]) + 1)
-    runner.memory.reserve(rows)
-    return runner.plan.run(text.rows(batch), runner.memory)
 
 
 def pick(batch, mine):
@@ -91,17 +48,6 @@ def feed_in_parts(runner, text, batch, by_sequence):
         ]
         for name in found[0]
     }
-
-
-def assert_same_bits(made, wanted, what):
-    """Values that are not numbers count as equal, whatever their bits."""
-    assert made.keys() == wanted.keys()
-    for name in wanted:
-        a, b = made[name], wanted[name]
-        assert a.shape == b.shape
-        differs = (a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b))
-        at = tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None
-        assert at is None, f"{what}: {name}{list(at)}: {a[at]} instead of {b[at]}"
 
 
 @searching(60)

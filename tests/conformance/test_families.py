@@ -16,6 +16,8 @@ from mtpcore.testing import (
     Company,
     Texts,
     check_broken_rows,
+    check_drafts,
+    check_graphs,
     check_layouts,
     check_rows,
     check_texts,
@@ -55,6 +57,17 @@ def test_every_plugin_that_comes_along_is_a_subject():
 def test_rows_do_not_depend_on_their_company(family, kv_dtype):
     for point in COMPANIES:
         check_rows(family, Company(**point), kv_dtype)
+
+
+@families
+@pytest.mark.parametrize(("kv_dtype", "threads"), [("f16", 1), ("f32", 2), ("q8_0", 3)])
+def test_graphs_are_their_definition(family, kv_dtype, threads):
+    assert check_graphs(family, kv_dtype=kv_dtype, threads=threads) > 700
+
+
+@families
+def test_drafts_are_those_of_the_definition(family):
+    assert check_drafts(family, n_tokens=12) == 72
 
 
 @families

@@ -265,6 +265,21 @@ def test_programs_are_checked_whatever_made_them():
             check(broken)
 
 
+def test_embedding_rows_are_for_every_embed_and_for_it_alone():
+    """They are there for tokens of -1, and for no others."""
+    g = builder()[0]
+    x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    with pytest.raises(GraphError, match="may be -1") as caught:
+        g.finish(Outputs(y=x))
+    assert caught.value.where == "embd"
+    for of_all in (True, False):
+        g = GraphBuilder("toy", TENSORS)
+        g.embed(g.inputs.tokens, "embd.weight", rows=True)
+        rows = g.add_input("embeddings", ("n_tokens", W))
+        with pytest.raises(GraphError, match="for some tokens only"):
+            g.finish(Outputs(y=g.scale(rows, 2.0) if of_all else rows))
+
+
 def test_printed_program():
     g, x = builder()
     text = str(g.finish(Outputs(logits=g.matmul(g.output_rows(x), "embd.weight"))))

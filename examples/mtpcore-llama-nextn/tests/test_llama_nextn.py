@@ -9,7 +9,7 @@ from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.gguf import write_model_file
 from mtpcore.loading import load_model
 from mtpcore.registry import describe_plugins
-from mtpcore.testing import Runner
+from mtpcore.testing import Runner, Subject, check_drafts, check_graphs
 
 WIDTH, N_VOCAB, N_HEADS, N_KV_HEADS, HEAD_WIDTH, FFN, N_LAYERS = 32, 48, 4, 2, 8, 64, 2
 NEXTN = f"blk.{N_LAYERS}.nextn"
@@ -110,6 +110,30 @@ def test_head_computes_the_formula(tmp_path, seed):
     u = rms(x, w["output_norm.weight"])
     assert np.abs(made["hidden"] - u).max() < 1e-5
     assert np.abs(made["logits"] - u @ w["output.weight"].T).max() < 1e-4
+
+
+def test_the_backend_computes_the_graph(tmp_path):
+    load(tmp_path, tensors())
+    subject = Subject("tiny", str(tmp_path / "tiny.gguf"), drafter="llama_nextn")
+    assert check_graphs(subject) > 0
+
+
+def test_drafts_are_those_of_the_formula(tmp_path):
+    """Without its layer the head is its formula alone."""
+    w = tensors(quiet_layer=True)
+    load(tmp_path, w)
+
+    def scores(tokens, rows, drafts):
+        row, found = rows["hidden"][-1], []
+        for token in [tokens[-1], *drafts[:-1]]:
+            x = rms(w["token_embd.weight"][token], w[f"{NEXTN}.enorm.weight"])
+            x = np.concatenate([x, rms(row, w[f"{NEXTN}.hnorm.weight"])])
+            row = rms(w[f"{NEXTN}.eh_proj.weight"] @ x, w["output_norm.weight"])
+            found.append(w["output.weight"] @ row)
+        return found
+
+    subject = Subject("tiny", str(tmp_path / "tiny.gguf"), drafter="llama_nextn")
+    assert check_drafts(subject, scores) > 0
 
 
 def test_layer_of_the_head_sees_earlier_rows(tmp_path):

@@ -7,11 +7,12 @@ typedef struct {
     int32_t *begin, *slots, *rows; /* [n_experts + 1], then by expert */
 } expert_lists;
 
-static expert_lists lists_in(const mtp_run *run, const mtp_view *view, int64_t n_experts)
+static expert_lists lists_in(const mtp_op *op, const mtp_run *run, const mtp_view *view,
+                             int64_t n_experts)
 {
     int32_t *words = run->buffers[view->buffer];
     int32_t *slots = words + n_experts + 1;
-    return (expert_lists){words, slots, slots + run->n_rows[MTP_TOKENS] * view->width};
+    return (expert_lists){words, slots, slots + run->n_rows[op->axis] * view->width};
 }
 
 /* A counting sort, so rows of one expert keep their order. */
@@ -20,8 +21,8 @@ void mtp_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_
     (void)n_threads;
     if (thread != 0 && !mtp_is_copied(op, run))
         return;
-    const int64_t n_experts = op->n[0], n_used = op->in[0].width, n = run->n_rows[MTP_TOKENS];
-    expert_lists lists = lists_in(run, &op->out[0], n_experts);
+    const int64_t n_experts = op->n[0], n_used = op->in[0].width, n = run->n_rows[op->axis];
+    expert_lists lists = lists_in(op, run, &op->out[0], n_experts);
     memset(lists.begin, 0, (size_t)(n_experts + 1) * sizeof(int32_t));
     for (int64_t t = 0; t < n; t++) {
         const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
@@ -47,8 +48,8 @@ void mtp_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n_th
     (void)n_threads;
     if (thread != 0 && !mtp_is_copied(op, run))
         return;
-    const int64_t n_heads = op->out[0].width, n = run->n_rows[MTP_TOKENS];
-    expert_lists lists = lists_in(run, &op->out[0], n_heads);
+    const int64_t n_heads = op->out[0].width, n = run->n_rows[op->axis];
+    expert_lists lists = lists_in(op, run, &op->out[0], n_heads);
     for (int64_t h = 0; h <= n_heads; h++)
         lists.begin[h] = (int32_t)(h * n);
     for (int64_t h = 0; h < n_heads; h++)
@@ -61,7 +62,7 @@ void mtp_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n_th
 void mtp_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_view *x = &op->in[0];
-    const expert_lists lists = lists_in(run, &op->in[1], op->n[0]);
+    const expert_lists lists = lists_in(op, run, &op->in[1], op->n[0]);
     const int activation = (int)op->n[1];
     const int64_t stride = op->n[2] ? x->head_stride : x->row_stride;
     const mtp_range own = mtp_columns_of(op, x->width, thread, n_threads);
@@ -84,7 +85,7 @@ void mtp_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int
  * groups of outputs of the experts in use, one expert's after the other's, are cut in equal parts. */
 void mtp_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
-    const expert_lists lists = lists_in(run, &op->in[1], op->n[0]);
+    const expert_lists lists = lists_in(op, run, &op->in[1], op->n[0]);
     const int64_t n_outputs = op->matrices->n_rows, units = (n_outputs + 31) / 32;
     const int activation = mtp_type_activation(op->matrices->type);
     const mtp_range own = mtp_columns_of(op, n_outputs, thread, n_threads);

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from mtpcore._ext._matmul import PackedMatrix
 from mtpcore._ext._plan import UNIT, expert_list_words
+from mtpcore.backends.cpu.places import find_places
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
@@ -55,11 +54,10 @@ class Lowering:
         self.outputs: dict[str, int] = {}
         self._views: dict[int, View] = {}
         self._made: dict[Any, View] = {}
-        self._n_uses = Counter(i for node in program.nodes for i in node.inputs)
-        self._n_uses.update(program.outputs.values())
+        self._places = find_places(program)
         for name, value_id in program.inputs.items():
             if name not in ("tokens", "positions"):
-                view = self._views[value_id] = self._value(value_id)
+                view = self._make(value_id)
                 self.buffers[view.buffer].external = True
                 self.inputs[name] = view.buffer
         for node in program.nodes:
@@ -83,8 +81,16 @@ class Lowering:
         buffer = self._buffer(lambda rows: 4 * rows * n_heads * width)
         return View(buffer, n_heads, 0, n_heads * width, width, width)
 
-    def _value(self, value_id: int) -> View:
-        return self._new(*(int(n) for n in self.program.values[value_id].shape[1:]))
+    def _make(self, value_id: int) -> View:
+        """Return where a value is made: in its place of another one, or in a new buffer."""
+        if value_id not in self._views:
+            shape = [int(n) for n in self.program.values[value_id].shape[1:]]
+            place = self._places.get(value_id)
+            if place is None:
+                self._views[value_id] = self._new(*shape)
+            else:
+                self._views[value_id] = _part(self._make(place.whole), place.offset, shape[-1])
+        return self._views[value_id]
 
     def _axis(self, value_id: int) -> int:
         return int(self.program.values[value_id].shape[0] == OUTPUTS)
@@ -92,6 +98,14 @@ class Lowering:
     def _whole(self, view: View, axis: int) -> View:
         """Return the same heads following each other, copied if need be."""
         if view.is_whole:
+            return view
+        made = self._new(view.n_heads, view.width)
+        self.steps.append(Step("copy", axis, [view], [made]))
+        return made
+
+    def _close(self, view: View, axis: int) -> View:
+        """Return the same heads, of all rows, following each other, copied if need be."""
+        if view.row_stride == view.n_heads * view.head_stride and view.is_whole:
             return view
         made = self._new(view.n_heads, view.width)
         self.steps.append(Step("copy", axis, [view], [made]))
@@ -121,7 +135,7 @@ class Lowering:
 
     def _add(self, node: Node, kind: str, inputs: list[View], **fields: Any) -> None:
         """Append a step that makes the node's only output."""
-        out = self._views[node.outputs[0]] = self._value(node.outputs[0])
+        out = self._make(node.outputs[0])
         self.steps.append(Step(kind, self._axis(node.outputs[0]), inputs, [out], **fields))
 
     def _once(self, key: Any, make: Callable[[], View]) -> View:
@@ -149,31 +163,16 @@ class Lowering:
 
     def _lower_slice(self, node: Node) -> None:
         view, start = self._views[node.inputs[0]], node.attrs["start"]
-        self._views[node.outputs[0]] = view._replace(
-            offset=view.offset + start, width=node.attrs["stop"] - start
-        )
+        self._views[node.outputs[0]] = _part(view, start, node.attrs["stop"] - start)
 
     def _lower_concat(self, node: Node) -> None:
-        axis = self._axis(node.outputs[0])
-        out = self._views[node.outputs[0]] = self._value(node.outputs[0])
+        axis, out = self._axis(node.outputs[0]), self._make(node.outputs[0])
         offset = 0
-        for value_id, view in zip(node.inputs, self._in(node), strict=True):
-            part = out._replace(offset=offset, width=view.width)
-            if not self._make_in(value_id, part):
+        for view in self._in(node):
+            part = _part(out, offset, view.width)
+            if view != part:
                 self.steps.append(Step("copy", axis, [view], [part]))
             offset += view.width
-
-    def _make_in(self, value_id: int, part: View) -> bool:
-        """Let the step that makes a value write it there at once, if nothing else reads it."""
-        view = self._views[value_id]
-        makers = [i for i, step in enumerate(self.steps) if view.buffer in step.writes]
-        if self._n_uses[value_id] > 1 or len(makers) != 1:
-            return False
-        step = self.steps[makers[0]]
-        if step.kind == "expert_matmul" or step.outputs != [view] or part.n_heads != view.n_heads:
-            return False  # experts write rows that follow each other
-        self.steps[makers[0]] = msgspec.structs.replace(step, outputs=[part], writes=set())
-        return True
 
     def _lower_outputs(self, node: Node) -> None:
         self._add(node, "take", self._in(node))
@@ -186,8 +185,8 @@ class Lowering:
         ints = [] if kind is None else [ACTIVATIONS.index(kind)]
         self._add(node, node.op, inputs, ints=ints, f=node.attrs.get("factor", 0.0))
         width = self._views[node.outputs[0]].width
-        if all(view.is_whole for view in inputs) and width % _LANES:
-            step, axis = self.steps[-1], self._axis(node.outputs[0])
+        step, axis = self.steps[-1], self._axis(node.outputs[0])
+        if all(view.is_whole for view in (*inputs, *step.outputs)) and width % _LANES:
             step.inputs = [self._flat(view, axis) for view in inputs]
             step.outputs = [self._flat(step.outputs[0], axis)]
 
@@ -233,7 +232,7 @@ class Lowering:
         weight = node.weights[0]
         assert weight is not None
         bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
-        out = self._views[node.outputs[0]] = self._value(node.outputs[0])
+        out = self._make(node.outputs[0])
         self._product(node, self.weights.matrix(weight), bias, out)
 
     def _lower_route(self, node: Node) -> None:
@@ -242,8 +241,7 @@ class Lowering:
         correction = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
         logits = self._new(weight.shape[0])
         self._product(node, self.weights.exact_matrix(weight), None, logits)
-        outs = [self._value(i) for i in node.outputs]
-        self._views.update(zip(node.outputs, outs, strict=True))
+        outs = [self._make(i) for i in node.outputs]
         ints = [
             attrs["n_used"],
             int(attrs["gate"] == "softmax"),
@@ -252,21 +250,23 @@ class Lowering:
             attrs["n_groups_used"],
             attrs["n_best_of_group"],
         ]
+        axis = self._axis(node.inputs[0])
         self.steps.append(
-            Step("route", 0, [logits], outs, weights=[correction], ints=ints, f=attrs["scale"])
+            Step("route", axis, [logits], outs, weights=[correction], ints=ints, f=attrs["scale"])
         )
 
     def _lower_expert_matmul(self, node: Node) -> None:
-        x, ids = self._in(node)
+        (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]
         assert weight is not None
         n_experts, n_used = weight.shape[0], ids.width
-        x = self._whole(x, 0)
+        if self._is_by_rank(node):
+            x = self._close(x, axis)
 
         def sort() -> View:
             made = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
             lists = View(made, 1, 0, 0, 0, n_used)
-            self.steps.append(Step("sort_by_expert", 0, [ids], [lists], ints=[n_experts]))
+            self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
             return lists
 
         lists = self._once(("lists", ids, n_experts), sort)
@@ -276,20 +276,16 @@ class Lowering:
         """Multiply as if head h were an expert that each row uses at rank h."""
         axis, weight = self._axis(node.inputs[0]), node.weights[0]
         assert weight is not None
-        if axis:
-            raise BackendError("heads are multiplied in rows of the batch", where=node.name)
-        x, n_heads = self._views[node.inputs[0]], weight.shape[0]
-        if not x.is_whole or x.row_stride != n_heads * x.width:
-            x, view = self._new(n_heads, x.width), x
-            self.steps.append(Step("copy", axis, [view], [x]))
+        n_heads = weight.shape[0]
 
         def sort() -> View:
             made = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
             lists = View(made, 1, 0, 0, 0, n_heads)
-            self.steps.append(Step("sort_by_head", 0, [], [lists]))
+            self.steps.append(Step("sort_by_head", axis, [], [lists]))
             return lists
 
-        lists = self._once(("lists of heads", n_heads), sort)
+        x = self._close(self._views[node.inputs[0]], axis)
+        lists = self._once(("lists of heads", n_heads, axis), sort)
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _products_by_lists(
@@ -301,12 +297,17 @@ class Lowering:
         def prepare() -> View:
             width = _BYTES_PER_VALUE * n_used * x.width
             made = View(self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1)
-            ints = [n_matrices, kind, int(len(self._shape(node.inputs[0])) == 3)]
-            self.steps.append(Step("prepare_by_expert", 0, [x, lists], [made], ints=ints))
+            ints = [n_matrices, kind, int(self._is_by_rank(node))]
+            axis = self._axis(node.inputs[0])
+            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [made], ints=ints))
             return made
 
         prepared = self._once(("by expert", x, lists, kind), prepare)
         self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
+
+    def _is_by_rank(self, node: Node) -> bool:
+        """Say whether each rank has a row of its own, or all of them the same."""
+        return len(self._shape(node.inputs[0])) == 3
 
     def _shape(self, value_id: int) -> tuple[Any, ...]:
         return self.program.values[value_id].shape
@@ -378,3 +379,9 @@ class Lowering:
 
     def _lower_cross_attention(self, node: Node) -> None:
         self._add(node, "cross_attention", self._in(node), f=node.attrs["scale"])
+
+
+def _part(view: View, offset: int, width: int) -> View:
+    """Return some entries of each head."""
+    head_stride = view.head_stride if view.n_heads > 1 else width
+    return view._replace(offset=view.offset + offset, head_stride=head_stride, width=width)

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, IS_WATCHED
 from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
+from mtpcore.errors import BackendError
 
 __all__ = ["allocate", "arrange", "copy_bytes", "share_products"]
 
@@ -19,8 +20,13 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
 
     Of the steps whose inputs are made, the first one that waits for nobody is next; only where
     there is none, all threads wait.
+
+    Raises
+    ------
+    BackendError
+        A step reads what no step makes, or what needs its own result: the lowering is wrong.
     """
-    waits_for, readers = _dependences(steps)
+    waits_for, readers = _dependences(steps, buffers)
     ready = [i for i, found in enumerate(waits_for) if not found]
     touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
     arranged: list[Step] = []
@@ -40,10 +46,15 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
             waits_for[later].remove(i)
             if not waits_for[later]:
                 ready.append(later)
+    if len(arranged) < len(steps):
+        left = ", ".join(step.kind for step, others in zip(steps, waits_for, strict=True) if others)
+        raise BackendError("steps wait for their own results", got=left)
     return arranged
 
 
-def _dependences(steps: Sequence[Step]) -> tuple[list[set[int]], list[set[int]]]:
+def _dependences(
+    steps: Sequence[Step], buffers: Sequence[Buffer]
+) -> tuple[list[set[int]], list[set[int]]]:
     """Return for each step those whose results it reads, and those that read its own."""
     writers: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
@@ -52,6 +63,9 @@ def _dependences(steps: Sequence[Step]) -> tuple[list[set[int]], list[set[int]]]
     waits_for: list[set[int]] = []
     readers: list[set[int]] = [set() for _ in steps]
     for i, step in enumerate(steps):
+        for view in step.inputs:
+            if view.buffer not in writers and not buffers[view.buffer].external:
+                raise BackendError("a step reads what no step makes", got=f"step {i}, {step.kind}")
         waits_for.append({w for buffer in step.reads for w in writers.get(buffer, ())})
         for w in waits_for[-1]:
             readers[w].add(i)

@@ -1,0 +1,66 @@
+"""Which values are made where a concat wants them, so that nothing is copied for it.
+
+The plan rests on one rule: a value has one view of one buffer, which is settled before the first
+step that touches it and never changes; each place of a buffer is written once, before it is read.
+
+``slice``, ``heads``, ``rows`` and ``repeat`` make no array of their own: they return another name
+for what they read. So an array is read wherever one of its names is. Only one that is read in a
+single place, whole, by a concat, may be made inside the concat's rows: then nobody else looks for
+it, and no step reads from the buffer that it writes to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from mtpcore.graph.program import Program
+
+__all__ = ["Place", "find_places"]
+
+_NAMES = frozenset({"slice", "heads", "rows", "repeat"})
+_OF_ALL = frozenset({"heads", "rows"})
+"""Names for a whole array."""
+_CLOSE = frozenset({"expert_matmul", "head_matmul"})
+"""Operations that write rows which follow each other."""
+
+
+class Place(NamedTuple):
+    """Where a value is made: in the rows of value ``whole``, from entry ``offset`` on."""
+
+    whole: int
+    offset: int
+
+
+def find_places(program: Program) -> dict[int, Place]:
+    """Return the places of the values that are made inside another one."""
+    array_of = {value.id: value.id for value in program.values}
+    is_part: set[int] = set()  # names for less than an array, or for more
+    is_close = set(program.inputs.values())
+    n_readings: Counter[int] = Counter()
+    for node in program.nodes:
+        if node.op in _NAMES:
+            (made,), (source,) = node.outputs, node.inputs
+            array_of[made] = array_of[source]
+            if node.op not in _OF_ALL or source in is_part:
+                is_part.add(made)
+        else:
+            n_readings.update(array_of[i] for i in node.inputs)
+        if node.op in _CLOSE:
+            is_close.update(node.outputs)
+    n_readings.update(array_of[i] for i in program.outputs.values())
+    places: dict[int, Place] = {}
+    for node in program.nodes:
+        offset = 0
+        for i in node.inputs if node.op == "concat" else ():
+            array = array_of[i]
+            is_alone = n_readings[array] == 1 and array not in is_close
+            if is_alone and i not in is_part and (i == array or _has_one_head(program, array, i)):
+                places[array] = Place(node.outputs[0], offset)
+            offset += int(program.values[i].shape[-1])
+    return places
+
+
+def _has_one_head(program: Program, *values: int) -> bool:
+    """Say whether rows of all these values are one head's, or have no heads."""
+    return all(program.values[i].shape[1:-1] in ((), (1,)) for i in values)

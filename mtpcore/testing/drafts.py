@@ -1,0 +1,122 @@
+"""Conformance: drafts are those that the graphs say, and those that their author says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mtpcore.backends.base import Backend
+from mtpcore.batch import Batch
+from mtpcore.cross import Cross
+from mtpcore.draft_tree import DraftTree
+from mtpcore.graph import GraphType
+from mtpcore.sampling import Sampling
+from mtpcore.testing.graphs import DEFINITION
+from mtpcore.testing.subject import Subject
+
+__all__ = ["Scores", "check_drafts"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Scores = Callable[[I32, Mapping[str, F32], Sequence[int]], ArrayLike]
+"""An author's own head: ``scores(tokens, rows, drafts)``, float[len(drafts), n_vocab].
+
+``tokens`` int32[n + 1] are the text, its pending token last; ``rows`` are the target's rows of all
+tokens but that one, float32[n, width] by tap, every tap that the target offers; ``drafts`` are the
+tokens that were drafted. Row i of what it returns are the logits that draft i was chosen from, with
+the drafts before it in the text: of every token of the target's vocabulary, -inf for those that
+cannot be drafted.
+"""
+
+SAMPLED = Sampling(temperature=1.0, seed=5)
+
+
+def check_drafts(
+    subject: Subject,
+    scores: Scores | None = None,
+    *,
+    k: int = 3,
+    n_tokens: int = 24,
+    backend: str | Backend = "cpu",
+    kv_dtype: str = "f16",
+    bound: float = 0.1,
+    seed: int = 0,
+) -> int:
+    """Compare drafts at every place of a text with the definition's and with an author's own.
+
+    Text never depends on drafts, so that a wrong head is only slow, and no comparison of texts
+    finds it. Here each draft, greedy and sampled, must be the one that the same graphs make on
+    ``mtpcore.backends.reference``; and each greedy one the best by the author's function.
+
+    Parameters
+    ----------
+    scores : callable, optional
+        The head in plain NumPy or PyTorch, written without mtpcore; see ``Scores``.
+    k : int
+        Drafts after each token.
+    n_tokens : int
+        Of the text, which is drawn at random.
+    backend, kv_dtype
+        Of all contexts.
+    bound : float
+        How far below the best a draft's score may be, in standard deviations of the row's: other
+        orders of sums, quantised activations and stored keys move a score by some hundredths.
+    seed : int
+        Of the text.
+
+    Returns
+    -------
+    int
+        How many drafts were compared.
+
+    Raises
+    ------
+    AssertionError
+        Nothing was drafted, or drafts differ: names place, drafts and scores.
+    """
+    taps = subject.model.program(GraphType.LLM).taps
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}
+    made = subject.link(backend=backend, **options)
+    wanted = subject.link(backend=DEFINITION, **options)
+    tokens = subject.text(n_tokens, seed)
+    rows: dict[str, list[F32]] = {tap: [] for tap in taps}
+    n_drafts = 0
+    for place, token in enumerate(tokens.tolist()):
+        outputs = [cross.llm.process(Batch.of([token], pos=place)) for cross in (made, wanted)]
+        for tap in rows:
+            rows[tap].append(outputs[0].tap(tap))
+        where = f"{subject}, after token {place}"
+        for sampling in (Sampling.greedy(), SAMPLED):
+            found, right = (_draft(cross, k, sampling) for cross in (made, wanted))
+            assert found == right, f"{where}: drafts are {found}, by definition {right}"
+            n_drafts += len(found)
+            if scores is not None and found and not sampling.temperature:
+                pending = made.pending(0, sampling)
+                text = np.array([*tokens[: place + 1], pending], np.int32)
+                given = {tap: np.concatenate(parts) for tap, parts in rows.items()}
+                _check_best(scores(text, given, found), found, bound, where)
+    assert n_drafts, f"{subject}: nothing was drafted"
+    return n_drafts
+
+
+def _draft(cross: Cross, k: int, sampling: Sampling) -> list[int]:
+    drafted = cross.draft(0, k, sampling)
+    assert not isinstance(drafted, DraftTree), "the drafter drafts trees: give its chain"
+    return list(drafted)
+
+
+def _check_best(scores: ArrayLike, drafts: list[int], bound: float, where: str) -> None:
+    """Raise AssertionError where a draft is not about the best of its row."""
+    found = np.asarray(scores, np.float64)
+    shape = f"{list(found.shape)} scores for {len(drafts)} drafts"
+    assert found.shape[:-1] == (len(drafts),), f"{where}: {shape}"
+    for i, (row, draft) in enumerate(zip(found, drafts, strict=True)):
+        assert draft < len(row), f"{where}: {shape}, of which one is token {draft}"
+        best, spread = int(np.argmax(row)), float(np.std(row[np.isfinite(row)]))
+        assert row[draft] >= row[best] - bound * spread, (
+            f"{where}: draft {i} is {draft} with score {row[draft]:.4g} by the author's function, "
+            f"which prefers {best} with {row[best]:.4g}"
+        )

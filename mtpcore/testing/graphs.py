@@ -1,0 +1,182 @@
+"""Conformance: what a backend computes of a family's graphs is what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import F32, Backend, Rows
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.select import select_backend
+from mtpcore.context import Context
+from mtpcore.graph.program import Program
+from mtpcore.testing.runner import Runner
+from mtpcore.testing.subject import Subject
+
+__all__ = ["DEFINITION", "check_graphs"]
+
+DEFINITION = ReferenceBackend(quantise_activations=True)
+"""Computes as ``mtpcore.backends.reference.arithmetic`` writes down, to the last bit."""
+
+N_SEQ, N_CTX = 2, 128
+BATCHES = (
+    ((0, 5),),
+    ((1, 1),),
+    ((0, 2), (1, 3)),
+    ((1, 12), (0, 60), (1, 1)),  # more than a unit of rows, and over the end of a page
+    ((0, 1),),
+)
+"""Batches as (sequence, rows) after each other."""
+
+
+def check_graphs(
+    subject: Subject,
+    *,
+    backend: str | Backend = "cpu",
+    kv_dtype: str = "f16",
+    threads: int = 2,
+    bound: float = 0.0,
+    seed: int = 0,
+) -> int:
+    """Compare every graph of the family on a backend with its definition, at every output.
+
+    The trunk and each graph of the drafter are fed tokens, slots and embedding rows drawn at
+    random, in batches of one row, of a few and of many. Each is run as the drafter's link runs it,
+    and with every tap that it offers. Outputs, and what is stored in memory where bits are
+    compared, must be those of the plain NumPy of ``mtpcore.backends.reference``.
+
+    Parameters
+    ----------
+    backend : str or Backend
+    kv_dtype : {"f16", "f32", "q8_0"}
+    threads : int
+    bound : float
+        0: the same bits, as the ``cpu`` backend promises; values that are not numbers count as
+        equal. Else how far a value may be from the definition's, as a part of the root mean square
+        of all values of this output in this batch.
+    seed : int
+        Of what is drawn.
+
+    Returns
+    -------
+    int
+        How many rows were compared.
+
+    Raises
+    ------
+    AssertionError
+        Names the graph, the output, its first entry that differs, and both values.
+    """
+    n_compared = 0
+    for where, context, program in _programs(subject, backend, kv_dtype, threads):
+        made, wanted = (
+            Runner(
+                one,
+                program,
+                context.model,
+                n_seq=N_SEQ,
+                n_ctx=N_CTX,
+                n_batch=N_CTX,
+                threads=threads,
+                kv_dtype=kv_dtype,
+            )
+            for one in (select_backend(backend), DEFINITION)
+        )
+        rng = np.random.default_rng(seed)
+        lengths = [0] * N_SEQ
+        for number, batch in enumerate(BATCHES):
+            rows = _rows(program, batch, lengths, rng)
+            found, right = (_run(runner, rows) for runner in (made, wanted))
+            for name, values in right.items():
+                at = f"{subject}, {where}, batch {number}: {name}"
+                _compare(found[name], values, bound, at)
+                n_compared += len(values)
+        for seq in range(N_SEQ if not bound else 0):
+            same = made.memory.digest(seq) == wanted.memory.digest(seq)
+            assert same, f"{subject}, {where}: memory of sequence {seq} differs from the definition"
+    return n_compared
+
+
+def _programs(
+    subject: Subject, backend: str | Backend, kv_dtype: str, threads: int
+) -> Iterator[tuple[str, Context, Program]]:
+    """Yield every graph of the family: as it is run, and with all taps it offers."""
+    cross = subject.link(N_CTX, backend=backend, kv_dtype=kv_dtype, threads=threads)
+    for role, one in cross.contexts.items():
+        yield role, one, one.program
+        taps = one.program.taps
+        if set(taps) - one.program.outputs.keys():
+            program = one.model.program(
+                one.graph_type, taps=taps, drafter=one.drafter, head=one.head
+            )
+            yield f"{role} with all taps", one, program
+
+
+def _rows(
+    program: Program,
+    batch: tuple[tuple[int, int], ...],
+    lengths: list[int],
+    rng: np.random.Generator,
+) -> Rows:
+    """Return rows drawn at random for a program, behind those that sequences have."""
+    seq: list[int] = []
+    place: list[int] = []
+    for one, n in batch:
+        seq += [one] * n
+        place += range(lengths[one], lengths[one] + n)
+        lengths[one] += n
+    n = len(seq)
+    tokens = rng.integers(0, _n_tokens(program), n).astype(np.int32)
+    embeddings = None
+    if "embeddings" in program.inputs:
+        embeddings = _normal(rng, n, program, "embeddings")
+        tokens[rng.random(n) < 0.2] = -1
+    return Rows(
+        tokens=tokens,
+        positions=np.repeat(np.array(place, np.int32)[:, None], program.n_axes, axis=1),
+        seq=np.array(seq, np.int32),
+        place=np.array(place, np.int32),
+        outputs=np.flatnonzero(rng.random(n) < 0.5).astype(np.int32),
+        embeddings=embeddings,
+        slots={slot: _normal(rng, n, program, slot) for slot in program.slots()},
+    )
+
+
+def _n_tokens(program: Program) -> int:
+    """Return how many tokens every table of the program has; any number where it reads none."""
+    tables = [node.weights[0] for node in program.nodes if node.op == "embed"]
+    return min((table.shape[0] for table in tables if table is not None), default=1)
+
+
+def _normal(rng: np.random.Generator, n: int, program: Program, name: str) -> F32:
+    width = int(program.values[program.inputs[name]].shape[1])
+    return rng.normal(size=(n, width)).astype(np.float32)
+
+
+def _run(runner: Runner, rows: Rows) -> dict[str, F32]:
+    for seq in np.unique(rows.seq).tolist():
+        mine = rows.place[rows.seq == seq]
+        runner.memory.reserve({seq: (int(mine[0]), int(mine[-1]) + 1)})
+    return runner.plan.run(rows, runner.memory)
+
+
+def _compare(made: NDArray[np.float32], wanted: F32, bound: float, where: str) -> None:
+    """Raise AssertionError at the first value that differs."""
+    assert made.shape == wanted.shape, f"{where} is {made.shape}, by definition {wanted.shape}"
+    both_nan = np.isnan(made) & np.isnan(wanted)
+    if bound:
+        finite = wanted[np.isfinite(wanted)].astype(np.float64)
+        most = bound * float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+        with np.errstate(invalid="ignore"):  # infinite ones less infinite ones
+            is_near = np.abs(made - wanted.astype(np.float64)) <= most
+        differs = ~(is_near | (made == wanted) | both_nan)
+    else:
+        differs = (made.view(np.uint32) != wanted.view(np.uint32)) & ~both_nan
+    for at in np.argwhere(differs)[:1].tolist():
+        i = tuple(at)
+        n = int(differs.sum())
+        raise AssertionError(
+            f"{where}{at} is {made[i]}, by definition {wanted[i]}; {n} of {differs.size} differ"
+        )

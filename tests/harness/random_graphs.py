@@ -1,0 +1,235 @@
+"""Random graphs that no family has: any verb on any values, views of views, values read again.
+
+``random_programs`` has the units of models. Here each verb reads what it likes of all that was made
+before, so that values have several readers and names, and views begin and end anywhere.
+"""
+
+from hypothesis import strategies as st
+
+from harness.random_programs import N_VOCAB, Drawn, Writer
+from mtpcore.graph import Outputs
+from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.graph.program import OUTPUTS, TOKENS
+
+WIDEST, MOST_HEADS = 160, 6
+WIDTHS = [1, 4, 12, 16, 32, 32, 64, 64]  # few, so that values fit each other
+N_EXPERTS = 4
+
+
+class Grower(Writer):
+    """Grows a program verb by verb from all values so far."""
+
+    WIDTHS = st.sampled_from(WIDTHS)
+
+    def __init__(self, draw):
+        super().__init__(draw)
+        self.values, self.ids = [], []
+        self.has_embeddings, self.width = draw(st.booleans()), draw(self.WIDTHS)
+
+    # What is there
+
+    def pick(self, fits=lambda value: True):
+        """Draw a value that fits, the newest and the unread likelier; None where there is none."""
+        found = [value for value in self.values if fits(value)]
+        if not found:
+            return None
+        unread = [value for value in self.unread() if fits(value)]
+        return self.draw(st.sampled_from([*found, *found[-2:] * 2, *unread * 3]))
+
+    def unread(self):
+        read = {i for node in self.g._nodes for i in node.inputs}
+        return [value for value in self.values if value.id not in read]
+
+    def flat(self, axis=None):
+        return self.pick(lambda v: len(v.shape) == 2 and axis in (None, v.shape[0]))
+
+    def in_heads(self, fits=lambda value: True):
+        return self.pick(lambda v: len(v.shape) == 3 and fits(v))
+
+    def like(self, value):
+        return self.pick(lambda v: v.shape == value.shape)
+
+    # Verbs: each returns what it made, or None where nothing fits
+
+    def embed(self):
+        """Look tokens up once more; where rows may stand in their place, those serve here too."""
+        width = self.width if self.has_embeddings else self.draw(self.WIDTHS)
+        table = self.matrix(N_VOCAB, width)
+        return self.g.embed(self.g.inputs.tokens, table, rows=self.has_embeddings)
+
+    def matmul(self):
+        return self.product(self.flat(), self.draw(self.WIDTHS))
+
+    def norm_of_any(self):
+        return self.norm(self.pick())
+
+    def two(self):
+        a = self.pick()
+        how, b = self.draw(st.sampled_from(["plus", "times", "gated"])), self.like(a)
+        if how == "gated":
+            return self.g.gated(a, b, self.draw(st.sampled_from(ACTIVATIONS)))
+        return getattr(self.g, how)(a, b)
+
+    def scale(self):
+        return self.g.scale(self.pick(), self.draw(st.sampled_from([0.5, -1.7])))
+
+    def activate(self):
+        return self.g.activation(self.pick(), self.draw(st.sampled_from(ACTIVATIONS)))
+
+    def concat(self):
+        parts = [self.pick()]
+        for _ in range(self.draw(st.integers(1, 3))):
+            parts.append(self.pick(lambda v: v.shape[:-1] == parts[0].shape[:-1]))
+        return self.g.concat(*parts) if sum(v.shape[-1] for v in parts) <= WIDEST else None
+
+    def slice(self):
+        value = self.pick()
+        width = value.shape[-1]
+        start = self.draw(st.integers(0, width - 1) | st.just(0))
+        return self.g.slice(value, start, self.draw(st.integers(start + 1, width) | st.just(width)))
+
+    def split(self):
+        value = self.flat()
+        fits = [n for n in range(1, MOST_HEADS + 1) if value.shape[1] % n == 0]
+        return self.g.heads(value, self.draw(st.sampled_from(fits)))
+
+    def join(self):
+        value = self.in_heads()
+        return value and self.g.rows(value)
+
+    def repeat(self):
+        value = self.in_heads(lambda v: v.shape[1] == 1)
+        return value and self.g.repeat(value, self.draw(st.integers(1, 3)))
+
+    def turn(self):
+        value = self.in_heads(lambda v: v.shape[0] == TOKENS)
+        return value and self.rope(value)
+
+    def attention(self):
+        q = self.in_heads(lambda v: v.shape[0] == TOKENS)
+        if q is None:
+            return None
+        _, n_heads, width = q.shape
+        k = self.in_heads(
+            lambda v: v.shape[0] == TOKENS and n_heads % v.shape[1] == 0 and v.shape[2] == width
+        )
+        v = self.in_heads(lambda v: v.shape[:2] == k.shape[:2])
+        kind = self.draw(st.sampled_from(["causal", "window", "latent", "block", "cross"]))
+        self.sees_batch |= kind in ("block", "cross")
+        if kind == "cross":
+            return self.g.add("cross_attention", [q, k, v], scale=0.3)[0]
+        self.layer += 1
+        return self.g.attention(
+            q,
+            k,
+            self.draw(st.integers(1, width)) if kind == "latent" else v,
+            layer=self.layer - 1,
+            scale=0.3,
+            mask="block" if kind == "block" else "causal",
+            window=self.draw(st.integers(1, 9)) if kind == "window" else 0,
+            sinks=self.maybe(n_heads),
+        )
+
+    def route(self):
+        x, n_used = self.flat(), self.draw(st.integers(1, 3))
+        router = self.vector(N_EXPERTS, x.shape[1])
+        ids, shares = self.g.route(x, router, self.maybe(N_EXPERTS), n_used=n_used)
+        self.ids.append(ids)
+        return shares
+
+    def expert_matmul(self):
+        """Multiply a row for all ranks or, at times in heads made for it, one for each."""
+        if not self.ids:
+            self.values.append(self.route())
+        ids = self.draw(st.sampled_from(self.ids))
+        n_rows, n_used = ids.shape
+        x = self.pick(
+            lambda v: v.shape[:-1] == ids.shape or (len(v.shape) == 2 and v.shape[0] == n_rows)
+        )
+        if x is None:
+            return None
+        if len(x.shape) == 2 and x.shape[1] % n_used == 0 and self.draw(st.booleans()):
+            x = self.g.heads(x, n_used)
+        stack = self.matrix(N_EXPERTS, self.draw(self.WIDTHS), x.shape[-1])
+        return self.g.expert_matmul(x, ids, stack)
+
+    def mix(self):
+        x = self.in_heads()
+        shares = x and self.pick(lambda v: v.shape == x.shape[:2])
+        return shares and self.g.mix(x, shares)
+
+    def head_matmul(self):
+        x = self.in_heads()
+        return x and self.g.head_matmul(
+            x, self.matrix(x.shape[1], self.draw(self.WIDTHS), x.shape[2])
+        )
+
+    def output_rows(self):
+        value = self.pick(lambda v: v.shape[0] == TOKENS)
+        return value and self.g.output_rows(value)
+
+    VERBS = (
+        embed, matmul, matmul, norm_of_any, two, two, scale, activate, concat, concat, concat,
+        slice, slice, slice, split, split, join, join, repeat, turn, attention, attention, route,
+        expert_matmul, expert_matmul, mix, head_matmul, output_rows,
+    )  # fmt: skip
+
+    # The whole
+
+    def grow(self):
+        """Start from an embedding and the slots, and add what some verbs make."""
+        self.values.append(self.embed())
+        self.values += [self.g.inputs[slot] for slot in self.slots]
+        verbs = st.lists(st.sampled_from(self.VERBS), max_size=10)
+        for verb in self.draw(verbs) + self.draw(verbs):
+            made = verb(self)
+            if made is not None:
+                self.values.append(made)
+
+    def outputs(self):
+        """Return what nobody reads, and some values that are read, perhaps twice."""
+        some = self.draw(st.lists(st.sampled_from(self.values), max_size=3))
+        return {f"y{i}": value for i, value in enumerate(some + self.unread())}
+
+    def logits(self):
+        """Return a product of output rows; at times a view of it, or of a part."""
+        source = self.flat()
+        kept = source if source.shape[0] == OUTPUTS else self.g.output_rows(source)
+        made = self.product(kept, N_VOCAB)
+        self.values.append(made)
+        how = self.draw(st.sampled_from(["alone", "alone", "view", "part", "scaled"]))
+        if how == "view":
+            return self.g.slice(made, 0, N_VOCAB)
+        if how == "part":
+            return self.g.slice(self.g.concat(made, made), 3, 3 + N_VOCAB)
+        return self.g.scale(made, 2.0) if how == "scaled" else made
+
+    def finish(self, logits, rows):
+        program = self.g.finish(Outputs(logits, **rows))
+        return Drawn(
+            program, self.tensors, self.slots, self.n_axes, self.has_embeddings, self.sees_batch
+        )
+
+
+@st.composite
+def random_graphs(draw):
+    """Draw a program of any verbs."""
+    one = Grower(draw)
+    one.grow()
+    return one.finish(one.logits() if draw(st.booleans()) else None, one.outputs())
+
+
+@st.composite
+def random_drafters(draw):
+    """Draw a program that drafts, and which output each of its slots is fed with."""
+    one = Grower(draw)
+    one.grow()
+    logits, rows, recycle = one.logits(), one.outputs(), {}
+    for slot, width in one.slots.items():
+        fits = [value for value in [*one.values, logits] if value.shape[1:] == (width,)]
+        is_new = draw(st.booleans())
+        recycle[slot] = f"next_{slot}"
+        rows[f"next_{slot}"] = (
+            one.product(one.flat(), width) if is_new else draw(st.sampled_from(fits))
+        )
+    return one.finish(logits, rows), recycle
