@@ -18,6 +18,7 @@ from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import (
     BackendError,
     BatchError,
+    BusyError,
     CapacityError,
     GraphError,
     LinkError,
@@ -39,6 +40,7 @@ __all__ = [
     "BackendError",
     "Batch",
     "BatchError",
+    "BusyError",
     "CapacityError",
     "Context",
     "Cross",

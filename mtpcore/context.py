@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts import Guard, Storey, act
 from mtpcore.backends.base import Backend, Choices, Plan, WeightSource
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
@@ -17,11 +17,11 @@ from mtpcore.batch import Batch, integers, is_whole
 from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
-from mtpcore.limits import check_sizes
+from mtpcore.limits import check_model, check_sequence, check_sizes
 from mtpcore.logit_rows import slice_logits
 from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
+from mtpcore.rows import RowSource, admit, read_path, run_parts, undecided_tree
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ Watcher = Callable[[Batch, Output], None]
 
 class Context:
     """One graph of a model with its own memory.
+
+    Contexts of one model may be used in several threads at once; on one context, as on a Cross
+    with all that belongs to it, one call at a time: another one meanwhile is a BusyError.
 
     Parameters
     ----------
@@ -89,14 +92,7 @@ class Context:
         head: int = 0,
         logit_rows: I32 | None = None,
     ) -> None:
-        if isinstance(model, (str, PathLike)):
-            raise BatchError(
-                "a context takes a model",
-                where="Context(model)",
-                wanted="Model",
-                got=type(model).__name__,
-                fix="load it: Context(load_model(path))",
-            )
+        check_model(model)
         check_sizes(n_ctx, n_seq_max, n_batch, threads, kv_dtype)
         self.model, self.graph_type = model, GraphType(graph_type)
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
@@ -110,8 +106,10 @@ class Context:
         self.deliver: Watcher | None = None
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
+        self.guard = Guard()  # a Cross gives its contexts one in common
         self.set_taps(tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps)))
 
+    @act(Storey.PASS)
     def set_taps(self, taps: tuple[Tap, ...]) -> None:
         """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
         program = self.model.program(
@@ -129,19 +127,21 @@ class Context:
                 n_ctx=self.n_ctx,
                 n_batch=self.n_batch,
             )
-        plan: Plan = self.backend.plan(
-            program,
-            source,
-            n_batch=self.n_batch,
-            n_ctx=self.n_ctx,
-            threads=self.threads,
-            stores=[group.store for group in memory.groups] if memory else (),
-        )
+        with self.model.planning():
+            plan: Plan = self.backend.plan(
+                program,
+                source,
+                n_batch=self.n_batch,
+                n_ctx=self.n_ctx,
+                threads=self.threads,
+                stores=[group.store for group in memory.groups] if memory else (),
+            )
         self.taps, self.program, self.memory, self.plan = taps, program, memory, plan
         self.n_axes, self.slots = program.n_axes, program.slots()
         self.lengths = [0] * self.n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
 
+    @act(Storey.CONTEXT)
     def add_taps(self, taps: Sequence[Tap]) -> None:
         """Hand out further taps from now on.
 
@@ -184,6 +184,7 @@ class Context:
         self.check_seq(seq)
         return self.lengths[seq]
 
+    @act(Storey.PASS)
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
 
@@ -212,7 +213,7 @@ class Context:
             arrays = run_parts(self, rows, ranges)
             output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
-                watcher(batch, output)
+                self.guard.lend(watcher, batch, output)
             if self.deliver is not None:
                 self.deliver(batch, output)
             for seq, (begin, end) in ranges.items():
@@ -232,6 +233,7 @@ class Context:
 
         return Undo(undo, self.memory.undoable(rows) if self.memory else None)
 
+    @act(Storey.PASS)
     def draft(
         self,
         batch: Batch,
@@ -256,6 +258,7 @@ class Context:
         """
         return run_drafts([(self, batch), *later], k, choices)
 
+    @act(Storey.PASS)
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them: they reach no link and no watcher.
 
@@ -272,6 +275,7 @@ class Context:
                     self.memory.rewind(seq, begin)
         return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
 
+    @act(Storey.CONTEXT)
     def keep(self, seq: int, path: Sequence[int]) -> None:
         """After a draft tree: keep of its rows only this path, as a chain.
 
@@ -285,6 +289,7 @@ class Context:
         self._check_free("accept")
         self.follow(seq, path)
 
+    @act(Storey.CONTEXT)
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
 
@@ -296,11 +301,13 @@ class Context:
         self._check_free("rollback")
         self.forget(seq, length)
 
+    @act(Storey.CONTEXT)
     def remove(self, seq: int) -> None:
         """Forget a whole sequence."""
         self._check_free("remove")
         self.forget(seq, 0)
 
+    @act(Storey.CONTEXT)
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is."""
         self._check_free("fork")
@@ -313,6 +320,7 @@ class Context:
                 fix=f"call {act}() of its Cross",
             )
 
+    @act(Storey.ROWS)
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
         self.check_forget(seq, length)
@@ -336,28 +344,19 @@ class Context:
         if self.memory:
             self.memory.check_rewind(seq, length)
 
+    @act(Storey.ROWS)
     def follow(self, seq: int, path: Sequence[int]) -> None:
         """Keep a path in this context alone; for the Cross that owns it."""
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = integers(list(path), "path").tolist()
-        if (
-            np.ndim(steps) != 1
-            or sorted(set(steps)) != steps
-            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
-        ):
-            raise BatchError(
-                "a path ascends through the tree's rows",
-                where=f"sequence {seq}",
-                wanted=f"0..{end - begin - 1}",
-                got=steps,
-            )
+        steps = read_path(path, end - begin, seq)
         if self.memory:
             self.memory.keep(seq, begin, steps)
         self.lengths[seq] = begin + len(steps)
         del self.undecided[seq]
 
+    @act(Storey.ROWS)
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""
         self.check_seq(seq)
@@ -375,6 +374,7 @@ class Context:
             self.memory.fork(seq, new)
         self.lengths[new] = self.length(seq)
 
+    @act(Storey.CONTEXT)
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
         self.check_seq(seq)
@@ -386,10 +386,4 @@ class Context:
 
     def check_seq(self, seq: int) -> None:
         """Raise BatchError where there is no such sequence."""
-        if not is_whole(seq) or not 0 <= seq < self.n_seq_max:
-            raise BatchError(
-                "no such sequence",
-                wanted=f"0..{self.n_seq_max - 1}",
-                got=seq,
-                fix="make n_seq_max larger",
-            )
+        check_sequence(seq, self.n_seq_max)

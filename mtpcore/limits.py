@@ -1,11 +1,37 @@
-"""How large a context may be."""
+"""What a context may be made of: its model, its sizes, its sequences."""
 
 from __future__ import annotations
 
-from mtpcore.errors import CapacityError
+from os import PathLike
+
+from mtpcore.batch import is_whole
+from mtpcore.errors import BatchError, CapacityError
 from mtpcore.memory.types import KV_DTYPES
 
-__all__ = ["check_sizes"]
+__all__ = ["check_model", "check_sequence", "check_sizes"]
+
+
+def check_model(model: object) -> None:
+    """Raise BatchError where a path was given in place of the model."""
+    if isinstance(model, (str, PathLike)):
+        raise BatchError(
+            "a context takes a model",
+            where="Context(model)",
+            wanted="Model",
+            got=type(model).__name__,
+            fix="load it: Context(load_model(path))",
+        )
+
+
+def check_sequence(seq: int, n_seq_max: int) -> None:
+    """Raise BatchError where there is no such sequence."""
+    if not is_whole(seq) or not 0 <= seq < n_seq_max:
+        raise BatchError(
+            "no such sequence",
+            wanted=f"0..{n_seq_max - 1}",
+            got=seq,
+            fix="make n_seq_max larger",
+        )
 
 
 def check_sizes(

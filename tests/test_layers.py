@@ -16,6 +16,7 @@ STOREYS = [
     "version errors spec checkpoint",
     "declarations",
     "_ext",
+    "acts",
     "gguf",
     "graph",
     "memory",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Literal
 
+from mtpcore.acts import Storey, act
 from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, Draft, DraftSampler, Verdict
 from mtpcore.decoding.length import controller_for
@@ -14,7 +15,7 @@ from mtpcore.decoding.policy import LengthPolicy, Round
 from mtpcore.decoding.request import Request, check_draft
 from mtpcore.decoding.stats import Stats
 from mtpcore.draft_tree import DraftTree
-from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.errors import BatchError, BusyError, CapacityError, LinkError
 from mtpcore.sampling import Sampling
 
 __all__ = ["Generator"]
@@ -22,6 +23,8 @@ __all__ = ["Generator"]
 
 class Generator:
     """Runs requests on a Cross, or plainly on a bare LLM context.
+
+    Its calls are those of the Cross: one at a time, another one meanwhile is a BusyError.
 
     Parameters
     ----------
@@ -75,13 +78,14 @@ class Generator:
                 got=type(lengths).__name__,
                 fix="leave it out, or pass a Controller",
             )
-        self.cross = source
+        self.cross, self.guard = source, source.guard
         self.sampling = Sampling() if sampling is None else sampling
         self.draft, self.draft_sampler, self.p_min = draft, draft_sampler, p_min
         self.acceptance = acceptance
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._waiting: deque[Request] = deque()
+        self._left: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._finished: list[int] = []
         self._before = self.cross.invalid, self.cross.paused
@@ -94,6 +98,7 @@ class Generator:
             f"{len(self._waiting)} waiting)"
         )
 
+    @act(Storey.GENERATOR)
     def add(
         self,
         prompt: Sequence[int],
@@ -149,6 +154,7 @@ class Generator:
         """Whether requests are queued or running."""
         return bool(self._waiting or self._running)
 
+    @act(Storey.GENERATOR)
     def cancel(self, request: Request) -> None:
         """Stop a request; its sequence is free at once.
 
@@ -163,11 +169,14 @@ class Generator:
                     "this generator does not work on the request",
                     fix="call cancel on the generator whose add() gave it",
                 )
-            request.end("cancelled")
-            if request in self._waiting:
-                self._waiting.remove(request)
-            self._release(request)
-            self._forget_finished()
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.end("cancelled")
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._release(request)
+        self._forget_finished()
 
     def generate(
         self,
@@ -195,8 +204,16 @@ class Generator:
                 yield from request.tokens[given:]
                 given = len(request.tokens)
         finally:
-            self.cancel(request)
+            self._leave(request)
 
+    def _leave(self, request: Request) -> None:
+        """Cancel a request that nobody reads on; iterators are also closed as garbage, any time."""
+        try:
+            self.cancel(request)
+        except BusyError:
+            self._left.append(request)
+
+    @act(Storey.GENERATOR)
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
@@ -257,9 +274,13 @@ class Generator:
     def _forget_finished(self) -> None:
         """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
-            self.lengths.forget(self._finished.pop())
+            self.guard.lend(self.lengths.forget, self._finished.pop())
 
     def _admit(self) -> None:
+        while self._left:
+            request = self._left.popleft()
+            if not request.done:
+                self._end(request)
         self._forget_finished()
         while self._waiting and self._free:
             request = self._waiting.popleft()
@@ -280,7 +301,7 @@ class Generator:
             else:
                 asked[seq] = min(request.draft, left)
         if limits:
-            chosen = self.lengths.choose(limits, asked)
+            chosen = self.guard.lend(self.lengths.choose, limits, asked)
             for seq, most in limits.items():
                 k = chosen.get(seq, 0)
                 check_draft(k, auto=False)
@@ -292,7 +313,7 @@ class Generator:
         for k in done.asked.values():
             self.stats.lengths[k] = self.stats.lengths.get(k, 0) + 1
         if auto:
-            self.stats.note(self.lengths.observe(done))
+            self.stats.note(self.guard.lend(self.lengths.observe, done))
 
     def _draft(
         self, asked: Mapping[int, int], samplings: Mapping[int, Sampling]
