@@ -4,12 +4,22 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier
+from threading import Barrier, Event, Thread
 
 import pytest
 import toy
 
-from mtpcore import Batch, Context, Generator, LinkError, Model, Sampling, link, load_model
+from mtpcore import (
+    Batch,
+    BatchError,
+    Context,
+    Generator,
+    LinkError,
+    Model,
+    Sampling,
+    link,
+    load_model,
+)
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.registry import registry
 
@@ -147,3 +157,35 @@ def test_a_model_that_is_closed_meanwhile_leaves_contexts_whole_or_unmade(tmp_pa
         found.update(made)
     assert len(found) <= 2
     assert {one for one in found if isinstance(one, str)} <= {"ModelFileError"}
+
+
+def test_a_batch_that_its_owner_writes_to_meanwhile_is_read_as_it_was():
+    """The writer is let in where the pass gives up the GIL, when all has been checked."""
+    model, n = load_model("demo"), 2000
+    llm = Context(model, n, n_batch=n, threads=1)
+    wanted = llm.process(Batch.of([7] * n)).logits.tobytes()
+    sys.setswitchinterval(60.0)
+    read = 0
+    for _ in range(20):
+        llm.remove(0)
+        batch, go = Batch.of([7] * n), Event()
+
+        def write(batch=batch, go=go):
+            go.wait()
+            for column in (batch.tokens, batch.seq):
+                column[:] = 10**9
+
+        writer = Thread(target=write)
+        writer.start()
+        go.set()
+        try:
+            output = llm.process(batch)
+        except BatchError:  # it was let in before
+            continue
+        finally:
+            writer.join()
+        assert output.logits.tobytes() == wanted
+        read += 1
+        if read == 3:
+            break
+    assert read
