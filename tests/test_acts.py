@@ -333,7 +333,7 @@ def make_round():
 
 @pytest.mark.parametrize(
     ("make", "step"),
-    [(make_bare, 1), (make_context, 13), (make_round, 211)],
+    [(make_bare, 1), (make_context, 29), (make_round, 307)],
     ids=["bare", "process", "round"],
 )
 def test_an_interrupt_at_any_bytecode_leaves_the_guard_free(make, step):

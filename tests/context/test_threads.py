@@ -108,7 +108,7 @@ def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, 
 
 def test_a_link_that_fails_takes_nothing_from_another_thread_s():
     """Both borrow the target's tables for one draft model; the first to fail gives them back."""
-    for _ in range(8):
+    for _ in range(4):
         target, head = load("demo:eagle3")
 
         def fail(target=target, head=head):
