@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts import Guard, Storey, act
 from mtpcore.arguments import offers, read, read_below
 from mtpcore.backends.base import Backend, Choices, Plan, WeightSource
 from mtpcore.backends.select import select_backend
@@ -21,7 +22,7 @@ from mtpcore.limits import read_sizes
 from mtpcore.logit_rows import slice_logits
 from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
+from mtpcore.rows import RowSource, admit, read_steps, run_parts, undecided_tree
 from mtpcore.spec import DrafterSpec, Tap, read_taps
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ Watcher = Callable[[Batch, Output], None]
 
 class Context:
     """One graph of a model with its own memory.
+
+    Contexts of one model may be used in several threads at once; on one context, as on a Cross
+    with all that belongs to it, one call at a time: another one meanwhile is a BusyError.
 
     Parameters
     ----------
@@ -111,8 +115,10 @@ class Context:
         self.deliver: Watcher | None = None
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
+        self.guard = Guard()  # a Cross gives its contexts one in common
         self.set_taps(read_taps(taps))
 
+    @act(Storey.PASS)
     def set_taps(self, taps: tuple[Tap, ...]) -> None:
         """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
         program = self.model.program(
@@ -130,19 +136,21 @@ class Context:
                 n_ctx=self.n_ctx,
                 n_batch=self.n_batch,
             )
-        plan: Plan = self.backend.plan(
-            program,
-            source,
-            n_batch=self.n_batch,
-            n_ctx=self.n_ctx,
-            threads=self.threads,
-            stores=[group.store for group in memory.groups] if memory else (),
-        )
+        with self.model.planning():
+            plan: Plan = self.backend.plan(
+                program,
+                source,
+                n_batch=self.n_batch,
+                n_ctx=self.n_ctx,
+                threads=self.threads,
+                stores=[group.store for group in memory.groups] if memory else (),
+            )
         self.taps, self.program, self.memory, self.plan = taps, program, memory, plan
         self.n_axes, self.slots = program.n_axes, program.slots()
         self.lengths = [0] * self.n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
 
+    @act(Storey.CONTEXT)
     def add_taps(self, taps: Sequence[Tap]) -> None:
         """Hand out further taps from now on.
 
@@ -184,6 +192,7 @@ class Context:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         return self.lengths[self.check_seq(seq)]
 
+    @act(Storey.PASS)
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
 
@@ -212,7 +221,7 @@ class Context:
             arrays = run_parts(self, rows, ranges)
             output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
             for watcher in self.watchers:
-                watcher(batch, output)
+                self.guard.lend(watcher, batch, output)
             if self.deliver is not None:
                 self.deliver(batch, output)
             for seq, (begin, end) in ranges.items():
@@ -232,6 +241,7 @@ class Context:
 
         return Undo(undo, self.memory.undoable(rows) if self.memory else None)
 
+    @act(Storey.PASS)
     def draft(
         self,
         batch: Batch,
@@ -256,6 +266,7 @@ class Context:
         """
         return run_drafts([(self, batch), *later], k, choices)
 
+    @act(Storey.PASS)
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them: they reach no link and no watcher.
 
@@ -272,6 +283,7 @@ class Context:
                     self.memory.rewind(seq, begin)
         return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
 
+    @act(Storey.CONTEXT)
     def keep(self, seq: int, path: Sequence[int]) -> None:
         """After a draft tree: keep of its rows only this path, as a chain.
 
@@ -285,6 +297,7 @@ class Context:
         self._check_free("accept")
         self.follow(seq, path)
 
+    @act(Storey.CONTEXT)
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
 
@@ -296,11 +309,13 @@ class Context:
         self._check_free("rollback")
         self.forget(seq, length)
 
+    @act(Storey.CONTEXT)
     def remove(self, seq: int) -> None:
         """Forget a whole sequence."""
         self._check_free("remove")
         self.forget(seq, 0)
 
+    @act(Storey.CONTEXT)
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is."""
         self._check_free("fork")
@@ -313,6 +328,7 @@ class Context:
                 fix=f"call {act}() of its Cross",
             )
 
+    @act(Storey.ROWS)
     def forget(self, seq: int, length: int) -> None:
         """Rewind this context alone; for the Cross that owns it."""
         seq = self.check_seq(seq)
@@ -333,29 +349,20 @@ class Context:
             self.memory.check_rewind(seq, length)
         return length
 
+    @act(Storey.ROWS)
     def follow(self, seq: int, path: Sequence[int]) -> None:
         """Keep a path in this context alone; for the Cross that owns it."""
         seq = self.check_seq(seq)
         if seq not in self.undecided:
             raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
         begin, end = self.undecided[seq]
-        steps = integers(path, "path").tolist()
-        if (
-            np.ndim(steps) != 1
-            or sorted(set(steps)) != steps
-            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
-        ):
-            raise BatchError(
-                "a path ascends through the tree's rows",
-                where=f"sequence {seq}",
-                wanted=f"0..{end - begin - 1}",
-                got=steps,
-            )
+        steps = read_steps(path, end - begin, seq)
         if self.memory:
             self.memory.keep(seq, begin, steps)
         self.lengths[seq] = begin + len(steps)
         del self.undecided[seq]
 
+    @act(Storey.ROWS)
     def copy(self, seq: int, new: int) -> None:
         """Fork this context alone; for the Cross that owns it."""
         seq, new = self.check_seq(seq), self.check_seq(new)
@@ -372,6 +379,7 @@ class Context:
             self.memory.fork(seq, new)
         self.lengths[new] = self.length(seq)
 
+    @act(Storey.CONTEXT)
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
         seq = self.check_seq(seq)

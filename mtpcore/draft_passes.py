@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from mtpcore.acts import Storey, perform_together
 from mtpcore.backends.base import DraftPass, DraftRun
 from mtpcore.batch import Batch
 from mtpcore.errors import BatchError
@@ -21,6 +22,20 @@ def run_drafts(
     passes: Sequence[tuple[Context, Batch]], k: Sequence[int], choices: Mapping[str, Any]
 ) -> list[list[int]]:
     """Run a draft for ``Context.draft``; all or nothing, and only rows that ran are kept."""
+    (context, batch), *later = passes
+    guards = {one.guard for one, _ in later} - {context.guard}
+    arguments = context, batch, later, k, choices
+    return perform_together(tuple(guards), _draft, Storey.PASS, arguments, {})
+
+
+def _draft(
+    context: Context,
+    batch: Batch,
+    later: Sequence[tuple[Context, Batch]],
+    k: Sequence[int],
+    choices: Mapping[str, Any],
+) -> list[list[int]]:
+    passes = [(context, batch), *later]
     taken = []
     with ExitStack() as stack:
         for context, batch in passes:
@@ -41,9 +56,9 @@ def run_drafts(
             if context.memory:
                 context.memory.reserve(room)
         (first, rows, _, _), *others = taken
-        later = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
+        further = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
         found, n_run = first.plan.draft(
-            DraftRun(rows=rows, k=k, later=later, **choices), first.memory
+            DraftRun(rows=rows, k=k, later=further, **choices), first.memory
         )
         for number, (context, _, ranges, before) in enumerate(taken):
             for seq, (_, end) in ranges.items():

@@ -12,6 +12,7 @@ from typing import Any
 __all__ = [
     "BackendError",
     "BatchError",
+    "BusyError",
     "CapacityError",
     "GraphError",
     "LinkError",
@@ -81,6 +82,10 @@ class GraphError(MtpcoreError, ValueError):
 
 class BatchError(MtpcoreError, ValueError):
     """A batch names ids, positions, sequences, parents or rows that cannot be processed."""
+
+
+class BusyError(MtpcoreError, RuntimeError):
+    """Another call is running on the context or Cross; this one changed nothing."""
 
 
 class LinkError(MtpcoreError, ValueError):

@@ -1,4 +1,4 @@
-"""How large a context may be."""
+"""What a context may be made of: its model, its sizes, its sequences."""
 
 from __future__ import annotations
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
+from threading import RLock
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal, cast
 
@@ -99,6 +100,7 @@ class Model:
         self._target: Model | None = None
         self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
+        self.lock = RLock()  # who makes programs or packs weights; of several threads one does
         self.file_layout, self.absent_plugins = layout, absent
 
     def __repr__(self) -> str:
@@ -188,7 +190,13 @@ class Model:
             another model.
         """
         expect(target, Model, "a drafter borrows from a model", error=LinkError)
-        if self._target is target or target is self:
+        if target is self:
+            return
+        with self.lock:
+            self._borrow_from(target)
+
+    def _borrow_from(self, target: Model) -> None:
+        if self._target is target:
             return
         where = f"{self.path} and {target.path}"
         if self._target is not None:
@@ -207,10 +215,11 @@ class Model:
 
     def give_back(self) -> None:
         """Undo ``borrow_from``, before a context was made that others can see."""
-        self._target = self.packed.lender = None
-        own = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
-        self.tensors = MappingProxyType(own)
-        self._programs.clear()
+        with self.lock:
+            self._target = self.packed.lender = None
+            own = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
+            self.tensors = MappingProxyType(own)
+            self._programs.clear()
 
     @property
     def target(self) -> Model | None:
@@ -253,10 +262,11 @@ class Model:
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
-        if key not in self._programs:
-            with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
-                self._programs[key] = self._build(kind, points, spec, fitted, head)
-        return self._programs[key]
+        with self.lock:
+            if key not in self._programs:
+                with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
+                    self._programs[key] = self._build(kind, points, spec, fitted, head)
+            return self._programs[key]
 
     def _trunk(self) -> ModelSpec:
         if self.spec is None or self.file_layout == "mtp-only":
@@ -392,10 +402,20 @@ class Model:
             report += report_ties(g, fitted.spec.ties, self.tensors)
         return tuple(dict.fromkeys(report))
 
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Let one thread at a time plan programs: each weight is packed once for all contexts."""
+        with self.lock, self._target.lock if self._target is not None else nullcontext():
+            yield
+
     def close(self) -> None:
-        """Give up the files and packed weights; contexts of this model cannot run afterwards."""
-        self.packed.clear()
-        self._file.close()
+        """Give up the files and packed weights: contexts that were made go on, others cannot be.
+
+        The memory is free when the last of these contexts is gone.
+        """
+        with self.lock:
+            self.packed.clear()
+            self._file.close()
 
     def __enter__(self) -> Model:
         return self

@@ -9,6 +9,7 @@ from mtpcore.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import (
     BackendError,
     BatchError,
+    BusyError,
     CapacityError,
     GraphError,
     LinkError,
@@ -29,6 +30,7 @@ __all__ = [
     "BackendError",
     "Batch",
     "BatchError",
+    "BusyError",
     "CapacityError",
     "Context",
     "Cross",

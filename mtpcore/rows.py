@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
 from mtpcore.backends.base import Choices, Rows
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, integers
 from mtpcore.choices import choose_rows, read_choices
 from mtpcore.errors import BatchError, LinkError
 
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["RowSource", "admit", "run_parts", "undecided_tree"]
+__all__ = ["RowSource", "admit", "read_steps", "run_parts", "undecided_tree"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
@@ -101,6 +102,23 @@ def _look_closer(context: Context, batch: Batch) -> Placed:
 def undecided_tree(seq: int) -> BatchError:
     """Return the error of whoever goes on before one path was chosen."""
     return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
+
+
+def read_steps(path: Sequence[int], n: int, seq: int) -> list[int]:
+    """Return a path through the ``n`` rows of a draft tree; raise BatchError where it is none."""
+    steps: list[int] = integers(path, "path").tolist()
+    if (
+        np.ndim(steps) != 1
+        or sorted(set(steps)) != steps
+        or (steps and not 0 <= steps[0] <= steps[-1] < n)
+    ):
+        raise BatchError(
+            "a path ascends through the tree's rows",
+            where=f"sequence {seq}",
+            wanted=f"0..{n - 1}",
+            got=steps,
+        )
+    return steps
 
 
 def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[Any]]:

@@ -16,6 +16,7 @@ STOREYS = [
     "version errors arguments sizes paths atomic spec checkpoint",
     "declarations",
     "_ext",
+    "acts",
     "gguf",
     "graph",
     "memory",

@@ -222,6 +222,7 @@ cdef class Executor:
     cdef list capacities    # bytes of each buffer
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
     cdef int64_t n_batch
+    cdef int32_t *own_rows  # tokens, sequences and parents of a batch, n_batch of each
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef int64_t n_axes     # that positions have at least

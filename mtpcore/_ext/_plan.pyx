@@ -5,7 +5,7 @@ from cpython.buffer cimport (
 )
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
@@ -103,6 +103,7 @@ cdef class Executor:
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> zeros(4 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
+        self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
         self.choices.choosers = <mtp_chooser *> zeros(self.choices.most, sizeof(mtp_chooser))
         self.choices.leaders = <mtp_leader *> zeros(n_threads * self.choices.most,
@@ -144,6 +145,7 @@ cdef class Executor:
         free(self.copy_bytes)
         free(self.run_state.scratch)
         free(self.run_state.base)
+        free(self.own_rows)
         free(self.run_state.memory)
         free(self.choices.choosers)
         free(self.choices.leaders)
@@ -268,7 +270,10 @@ cdef class Executor:
         return 0
 
     cdef int take_rows(self, rows, pages) except -1:
-        """Point the run at a batch, after checking all that addresses depend on."""
+        """Point the run at a batch, after checking all that addresses depend on.
+
+        What the caller's arrays say of it is copied first: another thread may write to them.
+        """
         cdef int32s tokens = int32s_of(rows.tokens, 1), seq = int32s_of(rows.seq, 1)
         cdef int32s place = int32s_of(rows.place, 1), outputs = int32s_of(rows.outputs, 1)
         cdef int32s positions = int32s_of(rows.positions, 2), parent, tables, first, length
@@ -284,6 +289,8 @@ cdef class Executor:
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
                              got=f"{n} tokens, {m} outputs")
+        tokens.data = <int32_t *> memcpy(self.own_rows, tokens.data, n * sizeof(int32_t))
+        seq.data = <int32_t *> memcpy(self.own_rows + self.n_batch, seq.data, n * sizeof(int32_t))
         self.run_state.n_rows[0], self.run_state.n_rows[1] = n, m
         self.run_state.n_axes = positions.width
         for t in range(n):
@@ -303,6 +310,8 @@ cdef class Executor:
             parent = int32s_of(rows.parent, 1)
             if parent.n != n:
                 raise BatchError("one parent a row", wanted=n, got=parent.n)
+            parent.data = <int32_t *> memcpy(self.own_rows + 2 * self.n_batch, parent.data,
+                                             n * sizeof(int32_t))
             for t in range(n):
                 before = parent.data[t]
                 if not -1 <= before < t or (before >= 0 and seq.data[before] != seq.data[t]):

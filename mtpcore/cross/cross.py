@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts import Storey, act
 from mtpcore.arguments import Length, Probability, read, read_below
 from mtpcore.backends.base import Choices
 from mtpcore.batch import Batch, is_whole
@@ -40,12 +42,16 @@ class Cross(Roles):
     context belongs to one Cross. ``connect`` adds links; a drafter context's links stand in its
     plugin's declaration and are made at once. All acts touch all roles or none.
 
+    One call at a time runs on a Cross, its contexts and its generators; another one meanwhile, of
+    another thread or of something that the first calls back, is a BusyError and changes nothing.
+
     Raises
     ------
     LinkError
         Roles that do not fit together.
     """
 
+    @act(Storey.CROSS)
     def draft(
         self,
         seq: int | Mapping[int, int],
@@ -184,6 +190,7 @@ class Cross(Roles):
             self._warned = True
             logger.warning("drafter %s, sequence %d: %s (said once)", name, seq, what)
 
+    @act(Storey.CROSS)
     def verify(
         self,
         drafts: Mapping[int, Draft],
@@ -304,7 +311,7 @@ class Cross(Roles):
             logits = output.logits_at(begin + row)
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
-        return walk(draft, choose, history, acceptance)
+        return walk(draft, choose, history, acceptance and partial(self.guard.lend, acceptance))
 
     def _deliver_paths(
         self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
@@ -321,6 +328,7 @@ class Cross(Roles):
             {seq: output.rows[seq][tree_rows(verdicts[seq].path)] for seq in rows.branching},
         )
 
+    @act(Storey.CROSS)
     def accept(self, seq: int, n: int | None = None) -> None:
         """Commit the pending token and ``n`` drafts (default: all accepted); forget the rest.
 
@@ -355,6 +363,7 @@ class Cross(Roles):
         state.commit(length)
         state.set_pending(verdict.tokens[n])
 
+    @act(Storey.CROSS)
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
         return {name: context.digest(seq) for name, context in self.contexts.items()}

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
+from mtpcore.acts import Guard
 from mtpcore.cross.walk import Draft
 from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import PluginError, spell
@@ -145,22 +146,21 @@ class ProposerDrafter:
     spec: DrafterSpec | None = None
     paused = 0
 
-    def __init__(self, proposer: Proposer) -> None:
-        self.proposer = proposer
+    def __init__(self, proposer: Proposer, guard: Guard) -> None:
+        self.proposer, self._guard = proposer, guard
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
-        drafts: dict[int, Draft] = {}
-        for job in jobs:
-            answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
-            if isinstance(answer, DraftTree):
-                drafts[job.seq] = answer
-                continue
-            # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-            is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
-            ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
-            drafts[job.seq] = list(islice(ids, job.k + 1))
-        return drafts
+        return {job.seq: self._guard.lend(self._ask, job) for job in jobs}
+
+    def _ask(self, job: DraftJob) -> Draft:
+        answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
+        if isinstance(answer, DraftTree):
+            return answer
+        # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
+        is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+        ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
+        return list(islice(ids, job.k + 1))
 
     def rewind(self, seq: int, n: int) -> None:
         """Do nothing: a proposer is given the whole history each time."""

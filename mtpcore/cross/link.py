@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.acts import Storey, act
 from mtpcore.arguments import offers
 from mtpcore.context import Context
 from mtpcore.cross.cross import Cross
@@ -87,6 +89,18 @@ def link(
     if tree is not None and not isinstance(tree, Tree):
         raise LinkError("the shape of a tree is a Tree", where="tree", got=type(tree).__name__)
     tokens = _tokens_of(llm, draft_vocabulary)
+    with draft_model.lock if draft_model is not None else nullcontext():
+        return _link(llm, several, draft_model, tree, tokens)
+
+
+@act(Storey.GENERATOR)  # above the Cross that it makes
+def _link(
+    llm: Context,
+    several: Sequence[OneDrafter],
+    draft_model: Model | None,
+    tree: Tree | None,
+    tokens: NDArray[np.int32] | None,
+) -> Cross:
     borrows = draft_model is not None and draft_model.target is None
     taps = llm.taps
     try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
+from mtpcore.acts import Guard, Storey, act, act_of_all
 from mtpcore.arguments import offers, read_below
 from mtpcore.batch import Batch
 from mtpcore.context import Context, Watcher
@@ -33,7 +34,9 @@ __all__ = ["Roles"]
 class Roles:
     """Contexts in named roles, their links, and acts on sequences that touch all roles or none."""
 
+    @act_of_all
     def __init__(self, **roles: Context | Proposer) -> None:
+        self.guard = Guard()
         if not isinstance(roles.get("llm"), Context):
             raise LinkError("a Cross has a context in the role llm", got=", ".join(roles))
         contexts = {n: r for n, r in roles.items() if isinstance(r, Context)}
@@ -76,6 +79,8 @@ class Roles:
         for name, context in contexts.items():
             context.owner = self
             context.deliver = self._deliverer(name)
+        for context in contexts.values():
+            context.guard = self.guard
 
     def __repr__(self) -> str:
         roles = ", ".join([*self.contexts, *(n for n in self.drafters if n not in self.contexts)])
@@ -94,7 +99,7 @@ class Roles:
                 else:
                     self._add_drafter(name, role)
             elif offers(role, "propose"):
-                self.drafters[name] = ProposerDrafter(role)
+                self.drafters[name] = ProposerDrafter(role, self.guard)
             else:
                 raise LinkError(
                     "a role is a Context or a Proposer", where=name, got=type(role).__name__
@@ -141,6 +146,7 @@ class Roles:
             if one.memory is not None:
                 one.memory.allow_rewind(spec.limit + 1)
 
+    @act(Storey.CROSS)
     def connect(self, link: Link) -> None:
         """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
         if not isinstance(link, Link):
@@ -189,6 +195,7 @@ class Roles:
             else:
                 state.last_logits = output.logits_at(newest)
 
+    @act(Storey.CROSS)
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from an outside engine as if ``role`` had made them.
 
@@ -236,6 +243,7 @@ class Roles:
         self._state(seq)
         return [int(t) for t in self._history(seq)]
 
+    @act(Storey.CONTEXT)
     def pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
         """Return the token that was chosen and not yet processed.
 
@@ -252,6 +260,7 @@ class Roles:
             state.set_pending(token)
         return state.pending
 
+    @act(Storey.CROSS)
     def rollback(self, seq: int, pos: int) -> None:
         """Forget everything from position ``pos`` on, in every role.
 
@@ -304,6 +313,7 @@ class Roles:
         known = {"llm", *self.drafters}
         return [(name, one) for name, one in self.contexts.items() if name not in known]
 
+    @act(Storey.CROSS)
     def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is, in every role.
 
@@ -340,6 +350,7 @@ class Roles:
         other.copy_from(state)
         other.set_stream(stream)
 
+    @act(Storey.CROSS)
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role."""
         state = self._state(seq)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Literal
 
+from mtpcore.acts import Storey, act
 from mtpcore.arguments import Length, offers, read
 from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, Draft, DraftSampler, Verdict
@@ -15,7 +16,7 @@ from mtpcore.decoding.policy import LengthPolicy, Round
 from mtpcore.decoding.request import Request, read_draft, read_draft_sampler, read_p_min
 from mtpcore.decoding.stats import Stats
 from mtpcore.draft_tree import DraftTree
-from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.errors import BatchError, BusyError, CapacityError, LinkError, spell
 from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]
@@ -23,6 +24,8 @@ __all__ = ["Generator"]
 
 class Generator:
     """Runs requests on a Cross, or plainly on a bare LLM context.
+
+    Its calls are those of the Cross: one at a time, another one meanwhile is a BusyError.
 
     Parameters
     ----------
@@ -77,11 +80,12 @@ class Generator:
                 got=type(source).__name__,
                 fix="make one: Generator(link(Context(model)))",
             )
-        self.cross = source
+        self.cross, self.guard = source, source.guard
         self.acceptance = acceptance
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._waiting: deque[Request] = deque()
+        self._left: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._finished: list[int] = []
         self._before = self.cross.invalid, self.cross.paused
@@ -94,6 +98,7 @@ class Generator:
             f"{len(self._waiting)} waiting)"
         )
 
+    @act(Storey.GENERATOR)
     def add(
         self,
         prompt: Sequence[int],
@@ -149,6 +154,7 @@ class Generator:
         """Whether requests are queued or running."""
         return bool(self._waiting or self._running)
 
+    @act(Storey.GENERATOR)
     def cancel(self, request: Request) -> None:
         """Stop a request; its sequence is free at once.
 
@@ -165,11 +171,14 @@ class Generator:
                     "this generator does not work on the request",
                     fix="call cancel on the generator whose add() gave it",
                 )
-            request.end("cancelled")
-            if request in self._waiting:
-                self._waiting.remove(request)
-            self._release(request)
-            self._forget_finished()
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        request.end("cancelled")
+        if request in self._waiting:
+            self._waiting.remove(request)
+        self._release(request)
+        self._forget_finished()
 
     def generate(
         self,
@@ -197,8 +206,16 @@ class Generator:
                 yield from request.tokens[given:]
                 given = len(request.tokens)
         finally:
-            self.cancel(request)
+            self._leave(request)
 
+    def _leave(self, request: Request) -> None:
+        """Cancel a request that nobody reads on; iterators are also closed as garbage, any time."""
+        try:
+            self.cancel(request)
+        except BusyError:
+            self._left.append(request)
+
+    @act(Storey.GENERATOR)
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
@@ -259,9 +276,13 @@ class Generator:
     def _forget_finished(self) -> None:
         """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
-            self.lengths.forget(self._finished.pop())
+            self.guard.lend(self.lengths.forget, self._finished.pop())
 
     def _admit(self) -> None:
+        while self._left:
+            request = self._left.popleft()
+            if not request.done:
+                self._end(request)
         self._forget_finished()
         while self._waiting and self._free:
             request = self._waiting.popleft()
@@ -282,7 +303,8 @@ class Generator:
             else:
                 asked[seq] = min(request.draft, left)
         if limits:
-            chosen, where = self.lengths.choose(limits, asked), type(self.lengths).__name__
+            chosen = self.guard.lend(self.lengths.choose, limits, asked)
+            where = type(self.lengths).__name__
             if not isinstance(chosen, Mapping):
                 raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
             for seq, most in limits.items():
@@ -295,7 +317,7 @@ class Generator:
         for k in done.asked.values():
             self.stats.lengths[k] = self.stats.lengths.get(k, 0) + 1
         if auto:
-            self.stats.note(self.lengths.observe(done))
+            self.stats.note(self.guard.lend(self.lengths.observe, done))
 
     def _draft(
         self, asked: Mapping[int, int], samplings: Mapping[int, Sampling]

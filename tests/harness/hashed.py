@@ -11,6 +11,7 @@ that both are of its own place, and hands the row on.
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import msgspec
@@ -175,6 +176,7 @@ class HashModel:
     """What contexts need of a model."""
 
     architecture, path, tokenizer = "hashed", "hashed.gguf", None
+    planning = staticmethod(nullcontext)
 
     def __init__(self, spec=SPEC):
         self.drafters = (spec,)

@@ -1,0 +1,88 @@
+"""Every act of a context, a Cross and a generator, ready to be called."""
+
+import numpy as np
+
+from mtpcore import Batch, Context, Cross, Generator, Link, Sampling, Tap, link, load_model
+
+SAMPLING = Sampling(temperature=1.0, seed=3)
+PROMPT = [5, 6, 7]
+NOT_ACTS = {
+    Context: {"length", "check_seq", "check_forget", "undoable"},
+    Cross: {"tokens"},
+    Generator: {"generate"},  # it is made of add, step and cancel
+}
+"""Public methods that only look, or that are made of acts."""
+
+
+class Room:
+    """A Cross with a pending token in sequence 1, and a generator that is in the middle of a text.
+
+    Sequence 0 is the generator's, 2 and 3 are empty.
+    """
+
+    def __init__(self, drafter="auto", **settings):
+        context = Context(load_model("demo"), 128, n_seq_max=4, threads=1)
+        self.cross = link(context, drafter)
+        self.llm, self.head = self.cross.llm, self.cross.contexts.get("draft", context)
+        self.cross.llm.process(Batch.of(PROMPT, seq=1))
+        self.cross.pending(1, SAMPLING)
+        self.generator = Generator(self.cross, draft=2, sampling=SAMPLING, **settings)
+        self.request = self.generator.add([9, 8, 7], max_tokens=40, ignore_eos=True)
+        self.generator.step()
+        self.generator.step()
+
+    def state(self):
+        """Return all that acts change, read without making one."""
+        contexts = [
+            (one.taps, [*one.lengths], {**one.undecided}, [*map(one.memory.digest, range(4))])
+            for one in self.cross.contexts.values()
+        ]
+        sequences = [
+            (one.history[: one.n + 1].tolist(), one.n, one.n_known, one.pending, one.stream)
+            for one in self.cross._states
+        ]
+        inboxes = [[box.length(seq) for seq in range(4)] for box in self.inboxes()]
+        links, active = [*self.cross.links], len(self.generator._waiting)
+        return contexts, sequences, inboxes, links, active, [*self.request.tokens]
+
+    def inboxes(self):
+        return self.cross.links.inboxes("draft").values()
+
+
+CALLS = {
+    Context.process: lambda room: room.llm.process(Batch.of([5], seq=1, pos=3)),
+    Context.draft: lambda room: room.head.draft(Batch.of([5], seq=2, pos=1), [1]),
+    Context.explore: lambda room: room.llm.explore(Batch.of([5], seq=1, pos=3)),
+    Context.set_taps: lambda room: room.llm.set_taps((Tap.parse("residual"),)),
+    Context.add_taps: lambda room: room.llm.add_taps([Tap.parse("residual")]),
+    Context.keep: lambda room: room.llm.keep(1, []),
+    Context.rewind: lambda room: room.llm.rewind(1, 1),
+    Context.remove: lambda room: room.llm.remove(1),
+    Context.fork: lambda room: room.llm.fork(1, 2),
+    Context.forget: lambda room: room.llm.forget(1, 1),
+    Context.follow: lambda room: room.llm.follow(1, []),
+    Context.copy: lambda room: room.llm.copy(1, 2),
+    Context.digest: lambda room: room.head.digest(1),
+    Cross.connect: lambda room: room.cross.connect(
+        Link(src="llm", tap="residual", dst="draft", slot="hidden")
+    ),
+    Cross.feed: lambda room: room.cross.feed("llm", "hidden", 3, 0, np.zeros((1, 64), np.float32)),
+    Cross.pending: lambda room: room.cross.pending(1, SAMPLING),
+    Cross.draft: lambda room: room.cross.draft(1, 2, SAMPLING),
+    Cross.verify: lambda room: room.cross.verify({1: [5]}, SAMPLING),
+    Cross.accept: lambda room: room.cross.accept(1),
+    Cross.rollback: lambda room: room.cross.rollback(1, 1),
+    Cross.fork: lambda room: room.cross.fork(1, 2),
+    Cross.remove: lambda room: room.cross.remove(1),
+    Cross.digest: lambda room: room.cross.digest(1),
+    Generator.add: lambda room: room.generator.add([1, 2]),
+    Generator.step: lambda room: room.generator.step(),
+    Generator.cancel: lambda room: room.generator.cancel(room.request),
+}
+"""A call of each act in a ``Room``."""
+
+
+def spell(act):
+    """Return an act as errors write it; acts of ``Roles`` are those of a Cross."""
+    owner = {"Roles": "Cross"}.get(name := act.__qualname__.partition(".")[0], name)
+    return f"{owner}.{act.__name__}()"
