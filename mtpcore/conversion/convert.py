@@ -132,7 +132,7 @@ def convert(
     check_scales(plan, config)
     first_head = None if family.standalone else config.n_layers
     choice = TypeChoice(outtype, mtp_type, first_head, family.min_types)
-    tokens = _tokenizer(family, config, folder, target)
+    tokens = _tokenizer(family, config, plan, folder, target)
     general = general_metadata(folder, plan.tensors, choice.file_type)
     streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
     found = {**general, **metadata, **tokens}
@@ -180,13 +180,22 @@ def _target_config(target: Path | None) -> Config | None:
 
 
 def _tokenizer(
-    family: Family, config: Config, folder: Path, target: Path | None
+    family: Family, config: Config, plan: Plan, folder: Path, target: Path | None
 ) -> dict[str, Value]:
     source = config if config.target is None else config.target
     special = family.main.special_tokens
     if callable(special):
         special = ask(special, config, what="no special tokens", where=config.file)
     n_vocab = source.get("vocab_size", type=Count)
+    tables = [one.shape[0] for one in plan.tensors if one.name == "token_embd.weight"]
+    if n_vocab is not None and tables and n_vocab > tables[0]:  # before so many texts are made
+        raise ModelFileError(
+            "the tokenizer has more tokens than the model has rows",
+            where=f"{source.file}: vocab_size",
+            wanted=f"at most {tables[0]}",
+            got=n_vocab,
+            fix="take config.json from the published model",
+        )
     return tokenizer_metadata(folder if target is None else target, n_vocab, special)
 
 

@@ -94,3 +94,9 @@ def test_names_that_could_steer_a_terminal_are_escaped(refuse, config, tensors):
 def test_no_such_part(refuse, config, tensors):
     error = refuse(config, tensors, mtp="without")
     assert (error.what, error.got) == ("no such part", "'without'")
+
+
+def test_a_tokenizer_of_more_tokens_than_the_model_has_rows(refuse, config, tensors):
+    error = refuse(config | {"vocab_size": 33}, tensors)
+    assert error.what == "the tokenizer has more tokens than the model has rows"
+    assert (error.wanted, error.got) == ("at most 32", 33)

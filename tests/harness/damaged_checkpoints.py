@@ -240,6 +240,8 @@ def _retell(chance, document):
 def _small(chance, folder, options):
     """Change one of the files that may be missing, or write it."""
     path = folder / chance.choice(SMALL)
+    if os.path.lexists(path) and not path.is_file():
+        return  # it is a pipe by now, or a link to nowhere
     if path.name == "additional_chat_templates":
         path.mkdir(exist_ok=True)
         (path / "x.jinja").write_bytes(chance.choice((b"", b"\xff", b"{{ a }}")))
