@@ -142,14 +142,18 @@ class _Process:
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process, self._connection = process, connection
+        self._owner = os.getpid()
 
     def has_ended(self) -> bool:
         """Say whether somebody ended it."""
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """End it."""
+        """End it; in a fork of its parent let go of it."""
         self._connection.close()
+        if self._owner != os.getpid():
+            self._process.returncode = 0  # or Popen would look after it
+            return
         self._process.kill()
         self._process.wait()
 

@@ -114,7 +114,7 @@ def test_renderings_in_threads_are_not_mixed_up():
     assert found == {name: {name * 1000} for name in "abcd"}
 
 
-def run(program, **options):
+def run(program, quiet=True):
     """Run a program that may import mtpcore; return its standard output."""
     path = os.pathsep.join(part for part in sys.path if part)
     done = subprocess.run(
@@ -123,10 +123,9 @@ def run(program, **options):
         capture_output=True,
         text=True,
         timeout=60,
-        **options,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert not quiet or done.stderr == ""
     return done.stdout
 
 
@@ -230,7 +229,8 @@ while len(running()) > 1 and time.monotonic() - begin < 20:
 assert len(running()) <= 1, running()
 """
     handler = "signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
-    assert int(run(PROLOGUE + handler + program)) > 20
+    # Python itself tells of interrupts that come where it cannot raise them.
+    assert int(run(PROLOGUE + handler + program, quiet=False)) > 20
 
 
 @pytest.mark.parametrize("python", ["/nonexistent", "/bin/true", "/bin/cat", ""])
