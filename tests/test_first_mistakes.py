@@ -50,7 +50,7 @@ def test_the_source_folder_without_compiled_modules_says_so(tmp_path):
     copy = tmp_path / "mtpcore"
     shutil.copytree(Path(mtpcore.__file__).parent, copy, ignore=shutil.ignore_patterns("*.so"))
     ran = subprocess.run(
-        [sys.executable, "-c", "import mtpcore"],
+        [sys.executable, "-c", "from mtpcore import Context"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,

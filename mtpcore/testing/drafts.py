@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
+from mtpcore.arguments import Finite, Length, expect, read
 from mtpcore.backends.base import Backend
 from mtpcore.batch import Batch
 from mtpcore.cross import Cross
 from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import BatchError, spell
 from mtpcore.graph import GraphType
 from mtpcore.sampling import Sampling
 from mtpcore.testing.graphs import DEFINITION
@@ -31,6 +34,7 @@ the drafts before it in the text: of every token of the target's vocabulary, -in
 cannot be drafted.
 """
 
+_Tokens = Annotated[int, Meta(ge=1, le=1 << 16, description="1..65536")]
 SAMPLED = Sampling(temperature=1.0, seed=5)
 
 
@@ -77,6 +81,12 @@ def check_drafts(
     AssertionError
         Nothing was drafted, or drafts differ: names place, drafts and scores.
     """
+    expect(subject, Subject, "a family under test")
+    if scores is not None and not callable(scores):
+        raise BatchError("scores is a function", where="check_drafts", got=spell(scores))
+    k = read(k, Length, "a number of drafts", where="check_drafts")
+    n_tokens = read(n_tokens, _Tokens, "a number of tokens", where="check_drafts")
+    bound = read(bound, Finite, "a number of standard deviations", where="check_drafts")
     taps = subject.model.program(GraphType.LLM).taps
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}
     made = subject.link(backend=backend, **options)

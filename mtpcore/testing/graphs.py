@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.arguments import Finite, Length, expect, read
 from mtpcore.backends.base import F32, Backend, Rows
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
@@ -69,6 +70,9 @@ def check_graphs(
     AssertionError
         Names the graph, the output, its first entry that differs, and both values.
     """
+    expect(subject, Subject, "a family under test")
+    bound = read(bound, Finite, "a bound", where="check_graphs")
+    seed = read(seed, Length, "a seed", where="check_graphs")
     n_compared = 0
     for where, context, program in _programs(subject, backend, kv_dtype, threads):
         made, wanted = (
