@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -107,7 +107,7 @@ class Cross(Roles):
                         drafts[one] = self._trust(name, one, draft, job.k)
         return drafts if several else next(iter(drafts.values()))
 
-    def _read_lengths(self, given: Sequence[tuple[Any, Any]]) -> dict[int, int]:
+    def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
         wanted = {}
         for seq, n in given:
