@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -24,10 +24,12 @@ def setting_of(value: Any, seq: int) -> Any:
         raise BatchError("settings of a sequence are missing", where=where) from error
 
 
-def pairs_of(given: Any, where: str) -> list[tuple[Any, Any]]:
+def pairs_of(given: Any, where: str) -> Iterable[tuple[Any, Any]]:
     """Return what is given by sequence."""
+    if type(given) is dict:  # each round asks this
+        return given.items()
     try:
-        if isinstance(given, (dict, Mapping)):
+        if isinstance(given, Mapping):
             return list(given.items())
     except Exception:  # whatever a caller's mapping raises
         pass
@@ -49,6 +51,8 @@ def read_ids(given: Any, where: str) -> dict[int, Any]:
 
 def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
     """Return which prompts go on in a later batch."""
+    if type(unfinished) in (list, tuple) and not unfinished:
+        return frozenset()
     try:
         found = frozenset(islice(unfinished, len(prefill) + 1))
     except Exception as error:  # whatever a caller's object raises

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -83,7 +83,8 @@ class Cross(Roles):
         BatchError
             A sequence has nothing to continue from.
         """
-        p_min = read(p_min, Probability, "p_min is a probability")
+        if type(p_min) is not float or not 0 <= p_min <= 1:  # each round asks this
+            p_min = read(p_min, Probability, "p_min is a probability")
         several = isinstance(seq, Mapping)
         wanted = self._read_lengths(
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
@@ -112,14 +113,15 @@ class Cross(Roles):
                         drafts[one] = self._trust(name, one, draft, job.k)
         return drafts if several else next(iter(drafts.values()))
 
-    def _read_lengths(self, given: Sequence[tuple[Any, Any]]) -> dict[int, int]:
+    def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
-        return {
-            read_below(seq, self.llm.n_seq_max, "no such sequence"): read(
-                n, Length, "a draft's length is a number of tokens", where=f"sequence {seq}"
-            )
-            for seq, n in given
-        }
+        wanted = {}
+        for seq, n in given:
+            if type(n) is not int or n < 0:  # each round asks this of each sequence
+                what = "a draft's length is a number of tokens"
+                n = read(n, Length, what, where=f"sequence {spell(seq)}")
+            wanted[self.llm.check_seq(seq)] = n
+        return wanted
 
     def _need_pending(self, seq: int, sampling: Sampling) -> int:
         """Return the pending token, choosing it where the newest row has logits."""
