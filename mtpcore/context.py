@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from os import PathLike
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +16,20 @@ from mtpcore.batch import Batch, integers, is_whole
 from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType
-from mtpcore.limits import check_sizes
+from mtpcore.journal import Act, Journal
+from mtpcore.limits import check_model, check_sizes
 from mtpcore.logit_rows import slice_logits
-from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
+from mtpcore.memory import GroupedKV, PagedKV, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import RowSource, admit, run_parts, undecided_tree
+from mtpcore.rows import (
+    Admitted,
+    RowSource,
+    admit,
+    check_path,
+    check_rewind,
+    run_parts,
+    undecided_tree,
+)
 from mtpcore.spec import DrafterSpec, Tap
 
 if TYPE_CHECKING:
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Watcher"]
 
 I32 = NDArray[np.int32]
-F32 = NDArray[np.float32]
 Watcher = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
 
@@ -89,14 +96,7 @@ class Context:
         head: int = 0,
         logit_rows: I32 | None = None,
     ) -> None:
-        if isinstance(model, (str, PathLike)):
-            raise BatchError(
-                "a context takes a model",
-                where="Context(model)",
-                wanted="Model",
-                got=type(model).__name__,
-                fix="load it: Context(load_model(path))",
-            )
+        check_model(model)
         check_sizes(n_ctx, n_seq_max, n_batch, threads, kv_dtype)
         self.model, self.graph_type = model, GraphType(graph_type)
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
@@ -110,6 +110,8 @@ class Context:
         self.deliver: Watcher | None = None
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
+        self.journal = Journal()
+        self.act: Callable[[Iterable[int]], Act] = lambda seqs: self.journal.act((self,))
         self.set_taps(tuple(Tap.parse(t) for t in ([taps] if isinstance(taps, str) else taps)))
 
     def set_taps(self, taps: tuple[Tap, ...]) -> None:
@@ -164,10 +166,8 @@ class Context:
 
     def __repr__(self) -> str:
         taps = ", ".join(map(str, self.taps))
-        return (
-            f"Context({self.model.architecture}, {self.graph_type.name}, n_ctx={self.n_ctx}, "
-            f"n_seq_max={self.n_seq_max}, backend={self.backend.name}, taps=({taps}))"
-        )
+        sizes = f"n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}, backend={self.backend.name}"
+        return f"Context({self.model.architecture}, {self.graph_type.name}, {sizes}, taps=({taps}))"
 
     @property
     def guarantee(self) -> str:
@@ -182,6 +182,7 @@ class Context:
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         self.check_seq(seq)
+        self.journal.settle()
         return self.lengths[seq]
 
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
@@ -207,30 +208,40 @@ class Context:
             Ids, positions, sequences, parents, rows or choices that do not fit; no room; a linked
             row that is missing. The state is what it was.
         """
-        rows, ranges, groups = admit(self, batch, choices)
-        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges)
-            output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
-            for watcher in self.watchers:
-                watcher(batch, output)
-            if self.deliver is not None:
-                self.deliver(batch, output)
-            for seq, (begin, end) in ranges.items():
-                self.lengths[seq] = end
-                if rows.parent is not None:
-                    self.undecided[seq] = (begin, end)
+        self.journal.settle()
+        admitted = admit(self, batch, choices)
+        with self.act(admitted[1]):
+            return self._run(batch, admitted)
+
+    def extend(self, batch: Batch, choices: Choices | None = None) -> Output:
+        """Do what ``process`` does, in an act that is under way."""
+        return self._run(batch, admit(self, batch, choices))
+
+    def _run(self, batch: Batch, admitted: Admitted) -> Output:
+        rows, ranges, groups = admitted
+        arrays = run_parts(self, rows, ranges)
+        output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+        for watcher in self.watchers:
+            watcher(batch, output)
+        if self.deliver is not None:
+            self.deliver(batch, output)
+        for seq, (begin, end) in ranges.items():
+            self.lengths[seq] = end
+            if rows.parent is not None:
+                self.undecided[seq] = (begin, end)
         return output
 
-    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
-        """Take back what the body processes where it raises; ``rows`` counts it by sequence."""
-        lengths = {seq: self.lengths[seq] for seq in rows}
+    def save(self) -> Any:
+        """Return what ``restore`` needs to take back the rows of an act."""
+        memory = self.memory.save() if self.memory else None
+        return self.lengths.copy(), self.undecided.copy(), memory
 
-        def undo() -> None:
-            for seq, length in lengths.items():
-                self.lengths[seq] = length
-                self.undecided.pop(seq, None)
-
-        return Undo(undo, self.memory.undoable(rows) if self.memory else None)
+    def restore(self, saved: Any) -> None:
+        """Hold the rows that there were at the last ``save``."""
+        lengths, undecided, memory = saved
+        if self.memory:
+            self.memory.restore(memory)
+        self.lengths[:], self.undecided = lengths, undecided.copy()
 
     def draft(
         self,
@@ -254,7 +265,9 @@ class Context:
         BatchError, CapacityError, LinkError
             As ``process``; the batch and the passes after it fit ``n_batch`` and ``n_ctx``.
         """
-        return run_drafts([(self, batch), *later], k, choices)
+        self.journal.settle()
+        with self.journal.act([self, *(context for context, _ in later)]):
+            return run_drafts([(self, batch), *later], k, choices)
 
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them: they reach no link and no watcher.
@@ -264,12 +277,16 @@ class Context:
         BatchError, CapacityError, LinkError
             As ``process``.
         """
+        with self.act(()):
+            return self.look_ahead(batch)
+
+    def look_ahead(self, batch: Batch) -> Output:
+        """Do what ``explore`` does, in an act that is under way."""
         rows, ranges, groups = admit(self, batch)
-        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges)
-            if self.memory:
-                for seq, (begin, _) in ranges.items():
-                    self.memory.rewind(seq, begin)
+        arrays = run_parts(self, rows, ranges)
+        if self.memory:
+            for seq, (begin, _) in ranges.items():
+                self.memory.rewind(seq, begin)
         return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
 
     def keep(self, seq: int, path: Sequence[int]) -> None:
@@ -283,7 +300,9 @@ class Context:
             There is no tree, or no such path; the context belongs to a Cross.
         """
         self._check_free("accept")
-        self.follow(seq, path)
+        with self.act(()) as act:
+            begin, steps = check_path(self, seq, path)
+            act.commit(partial(self._keep, seq, begin, steps))
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
@@ -294,17 +313,20 @@ class Context:
             The place lies beyond the sequence; the context belongs to a Cross.
         """
         self._check_free("rollback")
-        self.forget(seq, length)
+        with self.act(()):
+            self.forget(seq, length)
 
     def remove(self, seq: int) -> None:
         """Forget a whole sequence."""
         self._check_free("remove")
-        self.forget(seq, 0)
+        with self.act(()):
+            self.forget(seq, 0)
 
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is."""
         self._check_free("fork")
-        self.copy(seq, new)
+        with self.act(()):
+            self.copy(seq, new)
 
     def _check_free(self, act: str) -> None:
         if self.owner is not None:
@@ -314,70 +336,49 @@ class Context:
             )
 
     def forget(self, seq: int, length: int) -> None:
-        """Rewind this context alone; for the Cross that owns it."""
-        self.check_forget(seq, length)
+        """Rewind this context alone, in an act that is under way."""
+        check_rewind(self, seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
         self.lengths[seq] = self.memory.length(seq) if self.memory else int(length)
         self.undecided.pop(seq, None)
 
-    def check_forget(self, seq: int, length: int) -> None:
-        """Raise BatchError or CapacityError where ``forget`` would."""
-        now = self.length(seq)
-        if not is_whole(length) or not 0 <= length <= now:
-            raise BatchError(
-                "rewinds to a place that is not there",
-                where=f"sequence {seq}",
-                wanted=f"0..{now}",
-                got=length,
-            )
-        if length > self.undecided.get(seq, (length, length))[0]:
-            raise undecided_tree(seq)
-        if self.memory:
-            self.memory.check_rewind(seq, length)
-
     def follow(self, seq: int, path: Sequence[int]) -> None:
-        """Keep a path in this context alone; for the Cross that owns it."""
-        if seq not in self.undecided:
-            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
-        begin, end = self.undecided[seq]
-        steps = integers(list(path), "path").tolist()
-        if (
-            np.ndim(steps) != 1
-            or sorted(set(steps)) != steps
-            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
-        ):
-            raise BatchError(
-                "a path ascends through the tree's rows",
-                where=f"sequence {seq}",
-                wanted=f"0..{end - begin - 1}",
-                got=steps,
-            )
+        """Keep a path in this context alone, in an act that is under way."""
+        self._keep(seq, *check_path(self, seq, path))
+
+    def _keep(self, seq: int, begin: int, steps: list[int]) -> None:
+        """Keep these rows of a tree; what was cut off half-way is ended by the same call."""
         if self.memory:
             self.memory.keep(seq, begin, steps)
         self.lengths[seq] = begin + len(steps)
-        del self.undecided[seq]
+        self.undecided.pop(seq, None)
 
     def copy(self, seq: int, new: int) -> None:
-        """Fork this context alone; for the Cross that owns it."""
+        """Fork this context alone, in an act that is under way."""
         self.check_seq(seq)
         self.check_seq(new)
         if seq in self.undecided:
             raise undecided_tree(seq)
-        if self.length(new) or seq == new:
+        if self.lengths[new] or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence",
                 where=f"sequence {new}",
-                got=f"{self.length(new)} rows",
+                got=f"{self.lengths[new]} rows",
                 fix="remove it first",
             )
         if self.memory:
             self.memory.fork(seq, new)
-        self.lengths[new] = self.length(seq)
+        self.lengths[new] = self.lengths[seq]
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
         self.check_seq(seq)
+        with self.act((seq,)):
+            return self.digest_now(seq)
+
+    def digest_now(self, seq: int) -> bytes:
+        """Do what ``digest`` does, in an act that is under way."""
         if self.before_digest:
             self.before_digest(seq)
         if self.memory:

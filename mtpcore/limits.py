@@ -1,11 +1,25 @@
-"""How large a context may be."""
+"""What a context may be made of."""
 
 from __future__ import annotations
 
-from mtpcore.errors import CapacityError
+from os import PathLike
+
+from mtpcore.errors import BatchError, CapacityError
 from mtpcore.memory.types import KV_DTYPES
 
-__all__ = ["check_sizes"]
+__all__ = ["check_model", "check_sizes"]
+
+
+def check_model(model: object) -> None:
+    """Raise BatchError where a path stands in a model's place."""
+    if isinstance(model, (str, PathLike)):
+        raise BatchError(
+            "a context takes a model",
+            where="Context(model)",
+            wanted="Model",
+            got=type(model).__name__,
+            fix="load it: Context(load_model(path))",
+        )
 
 
 def check_sizes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -10,20 +11,30 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
 from mtpcore.backends.base import Choices, Rows
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, integers, is_whole
 from mtpcore.choices import choose_rows, read_choices
 from mtpcore.errors import BatchError, LinkError
 
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["RowSource", "admit", "run_parts", "undecided_tree"]
+__all__ = [
+    "Admitted",
+    "RowSource",
+    "admit",
+    "check_path",
+    "check_rewind",
+    "run_parts",
+    "undecided_tree",
+]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
 Placed = tuple[I32, Ranges, Groups, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
+Admitted = tuple[Rows, Ranges, Groups]
+"""Checked rows, the places that they take, and whose they are."""
 
 
 class RowSource(Protocol):
@@ -36,9 +47,7 @@ class RowSource(Protocol):
         """Return the first of these places whose row is not finite, or their end."""
 
 
-def admit(
-    context: Context, batch: Batch, choices: Choices | None = None
-) -> tuple[Rows, Ranges, Groups]:
+def admit(context: Context, batch: Batch, choices: Choices | None = None) -> Admitted:
     """Check a batch against a context; return its rows, the places they take, and whose they are.
 
     Raises
@@ -101,6 +110,49 @@ def _look_closer(context: Context, batch: Batch) -> Placed:
 def undecided_tree(seq: int) -> BatchError:
     """Return the error of whoever goes on before one path was chosen."""
     return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
+
+
+def check_rewind(context: Context, seq: int, length: int) -> None:
+    """Raise BatchError or CapacityError where a context cannot go back to a place."""
+    context.check_seq(seq)
+    now = context.lengths[seq]
+    if not is_whole(length) or not 0 <= length <= now:
+        raise BatchError(
+            "rewinds to a place that is not there",
+            where=f"sequence {seq}",
+            wanted=f"0..{now}",
+            got=length,
+        )
+    if length > context.undecided.get(seq, (length, length))[0]:
+        raise undecided_tree(seq)
+    if context.memory:
+        context.memory.check_rewind(seq, length)
+
+
+def check_path(context: Context, seq: int, path: Sequence[int]) -> tuple[int, list[int]]:
+    """Return where a draft tree begins, and a path through it.
+
+    Raises
+    ------
+    BatchError
+        There is no tree, or no such path.
+    """
+    if seq not in context.undecided:
+        raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
+    begin, end = context.undecided[seq]
+    steps: list[int] = integers(list(path), "path").tolist()
+    if (
+        np.ndim(steps) != 1
+        or sorted(set(steps)) != steps
+        or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
+    ):
+        raise BatchError(
+            "a path ascends through the tree's rows",
+            where=f"sequence {seq}",
+            wanted=f"0..{end - begin - 1}",
+            got=steps,
+        )
+    return begin, steps
 
 
 def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[Any]]:

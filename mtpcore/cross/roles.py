@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,11 +16,15 @@ from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.head_drafter import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.cross.links import Links
+from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import SequenceState
 from mtpcore.cross.tree_drafter import TreeDrafter
+from mtpcore.cross.walk import RoundRows
 from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.journal import Act, Journal, Saved
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
+from mtpcore.rows import check_rewind
 from mtpcore.sampling import Sampling
 from mtpcore.spec import DrafterSpec, Link
 
@@ -55,8 +58,8 @@ class Roles:
         self.choose_seconds = 0.0
         self._states = [SequenceState(self.llm.n_ctx) for _ in range(self.llm.n_seq_max)]
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
-        self._verifying = False
-        self._branching: set[int] = set()
+        self.journal, self.owners = Journal(), Owners(self.llm)
+        self._round: RoundRows | None = None  # which is being verified
         self._warned = False
         self._paused = 0
         for seq, state in enumerate(self._states):
@@ -72,7 +75,7 @@ class Roles:
                     one.set_taps(taps)
             raise
         for name, context in contexts.items():
-            context.owner = self
+            context.owner, context.journal, context.act = self, self.journal, self.act
             context.deliver = self._deliverer(name)
 
     def __repr__(self) -> str:
@@ -143,24 +146,49 @@ class Roles:
         """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
         self.links.connect(link)
 
+    # Acts
+
+    def act(self, seqs: Iterable[int], *things: Saved) -> Act:
+        """Return an act that may change these sequences in every role, and further things."""
+        states = [
+            self._states[seq] for seq in seqs if is_whole(seq) and 0 <= seq < len(self._states)
+        ]
+        return self.journal.act(
+            [self, *self.contexts.values(), *self.links.boxes, *states, *things]
+        )
+
+    def save(self) -> Any:
+        """Return what is counted, for ``restore``."""
+        paused = [drafter.paused for drafter in self.drafters.values()]
+        return self.invalid, self.choose_seconds, self._paused, paused
+
+    def restore(self, saved: Any) -> None:
+        """Count what was counted then; no round is under way."""
+        self._round = None
+        self.invalid, self.choose_seconds, self._paused, paused = saved
+        for drafter, n in zip(self.drafters.values(), paused, strict=True):
+            drafter.paused = n
+
     def _deliverer(self, role: str) -> Watcher:
         def deliver(batch: Batch, output: Output) -> None:
-            target = role == "llm"
-            if batch.parent is not None and not self._verifying:
+            target, told = role == "llm", output.rows
+            if target and self._round is not None:  # of a tree the path taken is delivered later
+                branching = self._round.branching
+                told = {seq: mine for seq, mine in told.items() if seq not in branching}
+                self.links.post(role, output, told)
+                return
+            if batch.parent is not None:
                 raise LinkError(
                     "a linked context decides a draft tree at once",
                     where=role,
                     fix="give the tree to verify() of its Cross, or use a context of its own",
                 )
-            if target and not self._verifying:
-                for seq, mine in output.rows.items():
+            if target:
+                for seq, mine in told.items():
                     self._diverge(self._decided(seq), seq, int(batch.tokens[mine[0]]))
-            told = output.rows
-            if self._branching:  # of a tree only the path taken is delivered, once it is known
-                told = {seq: mine for seq, mine in told.items() if seq not in self._branching}
             self.links.post(role, output, told)
-            if target and not self._verifying:
-                self._note(batch, output, output.rows)
+            if target:
+                self._note(batch, output, told)
 
         return deliver
 
@@ -200,7 +228,8 @@ class Roles:
             Nothing reads this tap, or the rows do not fit or are not finite.
         """
         self._state(seq)
-        self.links.feed(role, tap, seq, pos, rows)
+        with self.act((seq,)):
+            self.links.feed(role, tap, seq, pos, rows)
 
     # Sequences
 
@@ -230,6 +259,7 @@ class Roles:
     def tokens(self, seq: int) -> list[int]:
         """Return the tokens that the target has processed."""
         self._state(seq)
+        self.journal.settle()
         return [int(t) for t in self._history(seq)]
 
     def pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
@@ -238,6 +268,11 @@ class Roles:
         Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
         (None: only look).
         """
+        self.journal.settle()
+        return self._pending(seq, sampling)
+
+    def _pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+        """Do what ``pending`` does, in an act that is under way."""
         state = self._state(seq)
         if state.pending is None and sampling is not None and state.last_logits is not None:
             token = self._sampler(seq, sampling).choose(
@@ -258,15 +293,16 @@ class Roles:
             No such place, or a role with a sliding window keeps too little; nothing changed.
         """
         state = self._state(seq)
-        if not is_whole(pos) or not 0 <= pos <= state.n:
-            raise BatchError(
-                "rolls back to a place that is not there",
-                where=f"sequence {seq}",
-                wanted=f"0..{state.n}",
-                got=pos,
-            )
-        self._rewind(seq, int(pos))
-        state.rewind(self.llm.length(seq))
+        with self.act((seq,)):
+            if not is_whole(pos) or not 0 <= pos <= state.n:
+                raise BatchError(
+                    "rolls back to a place that is not there",
+                    where=f"sequence {seq}",
+                    wanted=f"0..{state.n}",
+                    got=pos,
+                )
+            self._rewind(seq, int(pos))
+            state.rewind(self.llm.lengths[seq])
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
@@ -287,7 +323,7 @@ class Roles:
 
     def _check_rewind(self, name: str, context: Context, seq: int, n: int) -> None:
         try:
-            context.check_forget(seq, n)
+            check_rewind(context, seq, n)
         except CapacityError as error:
             raise CapacityError(
                 error.what,
@@ -319,8 +355,12 @@ class Roles:
         SamplingError
             No number of a stream.
         """
-        state, other = self._state(seq), self._state(new)
-        self._decided(seq)
+        self._state(seq), self._state(new)
+        with self.act((seq, new)):
+            self._fork(seq, new, stream)
+
+    def _fork(self, seq: int, new: int, stream: int | None) -> None:
+        state, other = self._decided(seq), self._states[new]
         stream = state.stream if stream is None else Sampling(seed=0, stream=stream).stream
         if other.n or seq == new:
             raise BatchError(
@@ -340,7 +380,13 @@ class Roles:
 
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role."""
-        state = self._state(seq)
+        self._state(seq)
+        with self.act((seq,)):
+            self.clear(seq)
+
+    def clear(self, seq: int) -> None:
+        """Do what ``remove`` does, in an act that is under way; twice is once."""
+        state = self._states[seq]
         self.llm.forget(seq, 0)
         for drafter in self.drafters.values():
             drafter.remove(seq)
@@ -351,14 +397,4 @@ class Roles:
 
     def _sampler(self, seq: int, sampling: Sampling, kind: str = "coupled") -> Sampler:
         """Return a sequence's sampler; the newest one of each kind is kept."""
-        if kind not in ("coupled", "argmax"):
-            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=repr(kind))
-        state = self._states[seq]
-        kept = state.samplers
-        if kind not in kept or kept[kind][0] is not sampling:
-            changed: dict[str, Any] = {} if state.stream is None else {"stream": state.stream}
-            if kind == "argmax":
-                changed["temperature"] = 0.0
-            settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
-            kept[kind] = sampling, Sampler(settings, self._scratch)
-        return kept[kind][1]
+        return self._states[seq].sampler(sampling, kind, self._scratch)

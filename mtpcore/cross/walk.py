@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,9 @@ from numpy.typing import NDArray
 from mtpcore.batch import Batch
 from mtpcore.cross.sequence import Verdict
 from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import BatchError
 
-__all__ = ["Draft", "RoundRows", "draft_batch", "tree_rows", "walk"]
+__all__ = ["Draft", "RoundRows", "draft_batch", "read_unfinished", "tree_rows", "walk"]
 
 Draft = Sequence[int] | DraftTree
 """Guesses after the pending token: a chain of ids, or a tree."""
@@ -155,3 +157,27 @@ def _follow(
 def tree_rows(path: Sequence[int]) -> list[int]:
     """Return the rows of a path, counted in its draft's: the pending token's is row 0."""
     return [0, *(1 + node for node in path)]
+
+
+def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
+    """Return the sequences whose prompts go on after a round.
+
+    Raises
+    ------
+    BatchError
+        They are none of those that are prefilled.
+    """
+    try:
+        found = frozenset(unfinished)
+    except TypeError as error:
+        raise BatchError(
+            "not sequences whose prompts go on", where="unfinished", got=repr(unfinished)
+        ) from error
+    if unknown := found - prefill.keys():
+        raise BatchError(
+            "no prompt that could go on",
+            where="unfinished",
+            wanted=f"sequences of prefill: {list(prefill)}",
+            got=list(unknown),
+        )
+    return found
