@@ -156,35 +156,38 @@ class PageTables:
         self._free = np.flatnonzero(self.uses == 0)[::-1].tolist()
         self._is_trimming = False
 
-    def _loosen(self, seq: int) -> None:
-        """Note that a sequence needs fewer pages; give them up, unless they may be restored."""
-        self._slack.add(seq)
-        if self._before is None:
-            self._trim()
-
     def rewind(self, seq: int, length: int) -> None:
         """Forget the places from ``length`` on."""
         old, first = self.length.item(seq), self.first.item(seq)
         if length >= old:
             return
         if length <= first:
-            self.bounds[:, seq] = 0
+            self._set_bounds(seq, slice(None), 0)
+        elif -(-length // PAGE) < -(-old // PAGE):
+            self._set_bounds(seq, 1, length)
         else:
             self.length[seq] = length
-        if length <= first or -(-length // PAGE) < -(-old // PAGE):
-            self._loosen(seq)
 
     def drop_before(self, seq: int, place: int) -> None:
         """Give up the pages that lie wholly before ``place``; ``first`` moves up."""
-        first = self.first.item(seq)
         end = min(place, self.length.item(seq)) // PAGE * PAGE
-        if end > first:
-            self.first[seq] = end
-            self._loosen(seq)
+        if end > self.first.item(seq):
+            self._set_bounds(seq, 0, end)
+
+    def _set_bounds(self, seq: int, which: int | slice, place: int) -> None:
+        """Let a sequence need fewer pages; they are given up, unless they may be restored.
+
+        It is noted first that there are some: whatever cuts this off, they are found.
+        """
+        self._slack.add(seq)
+        self.bounds[which, seq] = place
+        if self._before is None:
+            self._trim()
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` share all pages of ``seq``; its old places are forgotten."""
         self.rewind(new, 0)
+        self._slack.add(new)
         self._replaced[new] = self.tables[new].copy()
         for entry in np.flatnonzero(self.tables[new] >= 0).tolist():
             self._drop(new, entry)
@@ -192,7 +195,6 @@ class PageTables:
         self.bounds[:, new] = self.bounds[:, seq]
         held = self.tables[new]
         np.add.at(self.uses, held[held >= 0], 1)
-        self._slack.add(new)
 
     def where(self, seq: int, place: int) -> tuple[int, int]:
         """Return (page, row in it) of a place."""
