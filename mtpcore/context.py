@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.acts import Guard, Storey, act
+from mtpcore.acts import Guard, Storey, act, perform_together
 from mtpcore.arguments import offers, read, read_below
 from mtpcore.backends.base import Backend, Choices, Plan, WeightSource
 from mtpcore.backends.select import select_backend
@@ -18,11 +18,20 @@ from mtpcore.batch import Batch, integers
 from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType
+from mtpcore.journal import Journal, Transaction
 from mtpcore.limits import read_sizes
 from mtpcore.logit_rows import slice_logits
-from mtpcore.memory import GroupedKV, PagedKV, Undo, make_memory
+from mtpcore.memory import GroupedKV, PagedKV, make_memory
 from mtpcore.output import Output
-from mtpcore.rows import RowSource, admit, read_steps, run_parts, undecided_tree
+from mtpcore.rows import (
+    Admitted,
+    RowSource,
+    admit,
+    check_path,
+    check_rewind,
+    run_parts,
+    undecided_tree,
+)
 from mtpcore.spec import DrafterSpec, Tap, read_taps
 
 if TYPE_CHECKING:
@@ -31,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Watcher"]
 
 I32 = NDArray[np.int32]
-F32 = NDArray[np.float32]
 Watcher = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
 
@@ -116,6 +124,10 @@ class Context:
         self.before_digest: Callable[[int], None] | None = None
         self.owner: object | None = None
         self.guard = Guard()  # a Cross gives its contexts one in common
+        self.journal = Journal()
+        self.transaction: Callable[[Iterable[int]], Transaction] = lambda seqs: (
+            self.journal.transaction((self,))
+        )
         self.set_taps(read_taps(taps))
 
     @act(Storey.PASS)
@@ -171,12 +183,14 @@ class Context:
             )
         self.set_taps(wanted)
 
+    def _alone(self, seqs: Iterable[int]) -> Transaction:
+        """Return a transaction on this context; one that a Cross owns asks the Cross for it."""
+        return self.journal.transaction((self,))
+
     def __repr__(self) -> str:
         taps = ", ".join(map(str, self.taps))
-        return (
-            f"Context({self.model.architecture}, {self.graph_type.name}, n_ctx={self.n_ctx}, "
-            f"n_seq_max={self.n_seq_max}, backend={self.backend.name}, taps=({taps}))"
-        )
+        sizes = f"n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}, backend={self.backend.name}"
+        return f"Context({self.model.architecture}, {self.graph_type.name}, {sizes}, taps=({taps}))"
 
     @property
     def guarantee(self) -> str:
@@ -190,7 +204,9 @@ class Context:
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
-        return self.lengths[self.check_seq(seq)]
+        seq = self.check_seq(seq)
+        self.journal.settle()
+        return self.lengths[seq]
 
     @act(Storey.PASS)
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
@@ -216,30 +232,40 @@ class Context:
             Ids, positions, sequences, parents, rows or choices that do not fit; no room; a linked
             row that is missing. The state is what it was.
         """
-        rows, ranges, groups = admit(self, batch, choices)
-        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges)
-            output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
-            for watcher in self.watchers:
-                self.guard.lend(watcher, batch, output)
-            if self.deliver is not None:
-                self.deliver(batch, output)
-            for seq, (begin, end) in ranges.items():
-                self.lengths[seq] = end
-                if rows.parent is not None:
-                    self.undecided[seq] = (begin, end)
+        self.journal.settle()
+        admitted = admit(self, batch, choices)
+        with self.transaction(admitted[1]):
+            return self._run(batch, admitted)
+
+    def extend(self, batch: Batch, choices: Choices | None = None) -> Output:
+        """Do what ``process`` does, in an act that is under way."""
+        return self._run(batch, admit(self, batch, choices))
+
+    def _run(self, batch: Batch, admitted: Admitted) -> Output:
+        rows, ranges, groups = admitted
+        arrays = run_parts(self, rows, ranges)
+        output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+        for watcher in self.watchers:
+            self.guard.lend(watcher, batch, output)
+        if self.deliver is not None:
+            self.deliver(batch, output)
+        for seq, (begin, end) in ranges.items():
+            self.lengths[seq] = end
+            if rows.parent is not None:
+                self.undecided[seq] = (begin, end)
         return output
 
-    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
-        """Take back what the body processes where it raises; ``rows`` counts it by sequence."""
-        lengths = {seq: self.lengths[seq] for seq in rows}
+    def save(self) -> Any:
+        """Return what ``restore`` needs to take back the rows of an act."""
+        memory = self.memory.save() if self.memory else None
+        return self.lengths.copy(), self.undecided.copy(), memory
 
-        def undo() -> None:
-            for seq, length in lengths.items():
-                self.lengths[seq] = length
-                self.undecided.pop(seq, None)
-
-        return Undo(undo, self.memory.undoable(rows) if self.memory else None)
+    def restore(self, saved: Any) -> None:
+        """Hold the rows that there were at the last ``save``."""
+        lengths, undecided, memory = saved
+        if self.memory:
+            self.memory.restore(memory)
+        self.lengths[:], self.undecided = lengths, undecided.copy()
 
     @act(Storey.PASS)
     def draft(
@@ -264,7 +290,23 @@ class Context:
         BatchError, CapacityError, LinkError
             As ``process``; the batch and the passes after it fit ``n_batch`` and ``n_ctx``.
         """
-        return run_drafts([(self, batch), *later], k, choices)
+        guards = {one.guard for one, _ in later} - {self.guard}
+        arguments = self, batch, later, k, choices
+        found: list[list[int]] = perform_together(
+            tuple(guards), Context._draft, Storey.PASS, arguments, {}
+        )
+        return found
+
+    def _draft(
+        self,
+        batch: Batch,
+        later: Sequence[tuple[Context, Batch]],
+        k: Sequence[int],
+        choices: dict[str, Any],
+    ) -> list[list[int]]:
+        self.journal.settle()
+        with self.journal.transaction([self, *(context for context, _ in later)]):
+            return run_drafts([(self, batch), *later], k, choices)
 
     @act(Storey.PASS)
     def explore(self, batch: Batch) -> Output:
@@ -275,12 +317,16 @@ class Context:
         BatchError, CapacityError, LinkError
             As ``process``.
         """
+        with self.transaction(()):
+            return self.look_ahead(batch)
+
+    def look_ahead(self, batch: Batch) -> Output:
+        """Do what ``explore`` does, in an act that is under way."""
         rows, ranges, groups = admit(self, batch)
-        with self.undoable({seq: end - begin for seq, (begin, end) in ranges.items()}):
-            arrays = run_parts(self, rows, ranges)
-            if self.memory:
-                for seq, (begin, _) in ranges.items():
-                    self.memory.rewind(seq, begin)
+        arrays = run_parts(self, rows, ranges)
+        if self.memory:
+            for seq, (begin, _) in ranges.items():
+                self.memory.rewind(seq, begin)
         return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
 
     @act(Storey.CONTEXT)
@@ -295,7 +341,8 @@ class Context:
             There is no tree, or no such path; the context belongs to a Cross.
         """
         self._check_free("accept")
-        self.follow(seq, path)
+        with self.transaction(()) as transaction:
+            transaction.commit(partial(self._keep, *check_path(self, seq, path)))
 
     @act(Storey.CONTEXT)
     def rewind(self, seq: int, length: int) -> None:
@@ -307,19 +354,22 @@ class Context:
             The place lies beyond the sequence; the context belongs to a Cross.
         """
         self._check_free("rollback")
-        self.forget(seq, length)
+        with self.transaction(()):
+            self.forget(seq, length)
 
     @act(Storey.CONTEXT)
     def remove(self, seq: int) -> None:
         """Forget a whole sequence."""
         self._check_free("remove")
-        self.forget(seq, 0)
+        with self.transaction(()):
+            self.forget(seq, 0)
 
     @act(Storey.CONTEXT)
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is."""
         self._check_free("fork")
-        self.copy(seq, new)
+        with self.transaction(()):
+            self.copy(seq, new)
 
     def _check_free(self, act: str) -> None:
         if self.owner is not None:
@@ -330,59 +380,51 @@ class Context:
 
     @act(Storey.ROWS)
     def forget(self, seq: int, length: int) -> None:
-        """Rewind this context alone; for the Cross that owns it."""
-        seq = self.check_seq(seq)
-        length = self.check_forget(seq, length)
+        """Rewind this context alone, in an act that is under way."""
+        seq, length = check_rewind(self, seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
         self.lengths[seq] = self.memory.length(seq) if self.memory else length
         self.undecided.pop(seq, None)
 
-    def check_forget(self, seq: int, length: int) -> int:
-        """Return the length; raise BatchError or CapacityError where ``forget`` would."""
-        seq = self.check_seq(seq)
-        end, where = self.lengths[seq] + 1, f"sequence {seq}"
-        length = read_below(length, end, "rewinds to a place that is not there", where=where)
-        if length > self.undecided.get(seq, (length, length))[0]:
-            raise undecided_tree(seq)
-        if self.memory:
-            self.memory.check_rewind(seq, length)
-        return length
-
     @act(Storey.ROWS)
     def follow(self, seq: int, path: Sequence[int]) -> None:
-        """Keep a path in this context alone; for the Cross that owns it."""
-        seq = self.check_seq(seq)
-        if seq not in self.undecided:
-            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
-        begin, end = self.undecided[seq]
-        steps = read_steps(path, end - begin, seq)
+        """Keep a path in this context alone, in an act that is under way."""
+        self._keep(*check_path(self, seq, path))
+
+    def _keep(self, seq: int, begin: int, steps: list[int]) -> None:
+        """Keep these rows of a tree; what was cut off half-way is ended by the same call."""
         if self.memory:
             self.memory.keep(seq, begin, steps)
         self.lengths[seq] = begin + len(steps)
-        del self.undecided[seq]
+        self.undecided.pop(seq, None)
 
     @act(Storey.ROWS)
     def copy(self, seq: int, new: int) -> None:
-        """Fork this context alone; for the Cross that owns it."""
+        """Fork this context alone, in an act that is under way."""
         seq, new = self.check_seq(seq), self.check_seq(new)
         if seq in self.undecided:
             raise undecided_tree(seq)
-        if self.length(new) or seq == new:
+        if self.lengths[new] or seq == new:
             raise BatchError(
                 "a fork goes to an empty sequence",
                 where=f"sequence {new}",
-                got=f"{self.length(new)} rows",
+                got=f"{self.lengths[new]} rows",
                 fix="remove it first",
             )
         if self.memory:
             self.memory.fork(seq, new)
-        self.lengths[new] = self.length(seq)
+        self.lengths[new] = self.lengths[seq]
 
     @act(Storey.CONTEXT)
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
         seq = self.check_seq(seq)
+        with self.transaction((seq,)):
+            return self.digest_now(seq)
+
+    def digest_now(self, seq: int) -> bytes:
+        """Do what ``digest`` does, in an act that is under way."""
         if self.before_digest:
             self.before_digest(seq)
         if self.memory:

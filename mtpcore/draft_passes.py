@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from mtpcore.acts import Storey, perform_together
 from mtpcore.backends.base import DraftPass, DraftRun
 from mtpcore.batch import Batch
 from mtpcore.errors import BatchError
@@ -21,49 +19,27 @@ __all__ = ["run_drafts"]
 def run_drafts(
     passes: Sequence[tuple[Context, Batch]], k: Sequence[int], choices: Mapping[str, Any]
 ) -> list[list[int]]:
-    """Run a draft for ``Context.draft``; all or nothing, and only rows that ran are kept."""
-    (context, batch), *later = passes
-    guards = {one.guard for one, _ in later} - {context.guard}
-    arguments = context, batch, later, k, choices
-    return perform_together(tuple(guards), _draft, Storey.PASS, arguments, {})
-
-
-def _draft(
-    context: Context,
-    batch: Batch,
-    later: Sequence[tuple[Context, Batch]],
-    k: Sequence[int],
-    choices: Mapping[str, Any],
-) -> list[list[int]]:
-    passes = [(context, batch), *later]
+    """Run a draft in an act that is under way; only rows that ran are kept."""
     taken = []
-    with ExitStack() as stack:
-        for context, batch in passes:
-            rows, ranges, _ = admit(context, batch)
-            if len(batch) > context.n_batch:
-                raise BatchError(
-                    "a draft runs in one piece", wanted=context.n_batch, got=len(batch)
-                )
-            taken.append((context, rows, ranges, {seq: context.lengths[seq] for seq in ranges}))
-            room = ranges
-            if len(passes) == 1:
-                seqs = rows.seq[rows.outputs].tolist()
-                ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
-                room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
-            stack.enter_context(
-                context.undoable({seq: end - begin for seq, (begin, end) in room.items()})
-            )
+    for context, batch in passes:
+        rows, ranges, _ = admit(context, batch)
+        if len(batch) > context.n_batch:
+            raise BatchError("a draft runs in one piece", wanted=context.n_batch, got=len(batch))
+        taken.append((context, rows, ranges, {seq: context.lengths[seq] for seq in ranges}))
+        room = ranges
+        if len(passes) == 1:
+            seqs = rows.seq[rows.outputs].tolist()
+            ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
+            room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
+        if context.memory:
+            context.memory.reserve(room)
+    (first, rows, _, _), *others = taken
+    later = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
+    found, n_run = first.plan.draft(DraftRun(rows=rows, k=k, later=later, **choices), first.memory)
+    for number, (context, _, ranges, before) in enumerate(taken):
+        for seq, (_, end) in ranges.items():
+            kept = end if number < n_run else before[seq]
             if context.memory:
-                context.memory.reserve(room)
-        (first, rows, _, _), *others = taken
-        further = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
-        found, n_run = first.plan.draft(
-            DraftRun(rows=rows, k=k, later=further, **choices), first.memory
-        )
-        for number, (context, _, ranges, before) in enumerate(taken):
-            for seq, (_, end) in ranges.items():
-                kept = end if number < n_run else before[seq]
-                if context.memory:
-                    context.memory.rewind(seq, kept)
-                context.lengths[seq] = kept
+                context.memory.rewind(seq, kept)
+            context.lengths[seq] = kept
     return found

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
+from mtpcore.arguments import read_below
 from mtpcore.backends.base import Choices, Rows
 from mtpcore.batch import Batch, integers
 from mtpcore.choices import choose_rows, read_choices
@@ -18,13 +19,23 @@ from mtpcore.errors import BatchError, LinkError
 if TYPE_CHECKING:
     from mtpcore.context import Context
 
-__all__ = ["RowSource", "admit", "read_steps", "run_parts", "undecided_tree"]
+__all__ = [
+    "Admitted",
+    "RowSource",
+    "admit",
+    "check_path",
+    "check_rewind",
+    "run_parts",
+    "undecided_tree",
+]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 Groups = dict[int, NDArray[np.intp]]
 Placed = tuple[I32, Ranges, Groups, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
+Admitted = tuple[Rows, Ranges, Groups]
+"""Checked rows, the places that they take, and whose they are."""
 
 
 class RowSource(Protocol):
@@ -37,9 +48,7 @@ class RowSource(Protocol):
         """Return the first of these places whose row is not finite, or their end."""
 
 
-def admit(
-    context: Context, batch: Batch, choices: Choices | None = None
-) -> tuple[Rows, Ranges, Groups]:
+def admit(context: Context, batch: Batch, choices: Choices | None = None) -> Admitted:
     """Check a batch against a context; return its rows, the places they take, and whose they are.
 
     Raises
@@ -104,21 +113,43 @@ def undecided_tree(seq: int) -> BatchError:
     return BatchError("a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first")
 
 
-def read_steps(path: Sequence[int], n: int, seq: int) -> list[int]:
-    """Return a path through the ``n`` rows of a draft tree; raise BatchError where it is none."""
+def check_rewind(context: Context, seq: int, length: int) -> tuple[int, int]:
+    """Return both; raise BatchError or CapacityError where a context cannot go back to a place."""
+    seq = context.check_seq(seq)
+    end, where = context.lengths[seq] + 1, f"sequence {seq}"
+    length = read_below(length, end, "rewinds to a place that is not there", where=where)
+    if length > context.undecided.get(seq, (length, length))[0]:
+        raise undecided_tree(seq)
+    if context.memory:
+        context.memory.check_rewind(seq, length)
+    return seq, length
+
+
+def check_path(context: Context, seq: int, path: Sequence[int]) -> tuple[int, int, list[int]]:
+    """Return the sequence, where its draft tree begins, and a path through it.
+
+    Raises
+    ------
+    BatchError
+        There is no tree, or no such path.
+    """
+    seq = context.check_seq(seq)
+    if seq not in context.undecided:
+        raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
+    begin, end = context.undecided[seq]
     steps: list[int] = integers(path, "path").tolist()
     if (
         np.ndim(steps) != 1
         or sorted(set(steps)) != steps
-        or (steps and not 0 <= steps[0] <= steps[-1] < n)
+        or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
     ):
         raise BatchError(
             "a path ascends through the tree's rows",
             where=f"sequence {seq}",
-            wanted=f"0..{n - 1}",
+            wanted=f"0..{end - begin - 1}",
             got=steps,
         )
-    return steps
+    return seq, begin, steps
 
 
 def run_parts(context: Context, rows: Rows, ranges: Ranges) -> dict[str, NDArray[Any]]:

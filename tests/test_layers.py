@@ -27,7 +27,7 @@ STOREYS = [
     "sampling logit_rows",
     "batch draft_tree output",
     "draft_vocabulary",
-    "limits choices rows draft_passes context",
+    "journal limits choices rows draft_passes context",
     "proposer cross",
     "hookspecs registry",
     "data",

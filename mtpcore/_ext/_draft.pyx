@@ -31,8 +31,8 @@ def draft(wanted, list passes):
             one = <Executor?> each[0]
             if one.is_running:
                 raise BackendError("a plan runs one batch at a time")
-            one.is_running = True
             running.append(one)
+            one.is_running = True
         loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
         for i in range(loop.n_passes):
             take_pass(&loop, i, passes)

@@ -89,10 +89,22 @@ class Cross(Roles):
         wanted = self._read_lengths(
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
+        with self.transaction(wanted):
+            drafts = self.propose(wanted, sampling, draft_sampler, p_min)
+        return drafts if several else next(iter(drafts.values()))
+
+    def propose(
+        self,
+        wanted: Mapping[int, int],
+        sampling: Samplings,
+        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
+        p_min: float,
+    ) -> dict[int, Draft]:
+        """Do what ``draft`` does, in an act that is under way."""
         jobs = []
         for one, n in wanted.items():
             state, settings = self._state(one), setting_of(sampling, one)
-            self._need_pending(one, settings)
+            self.choose(one, settings)
             n = min(n, max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
             if n and self.drafters and state.n_known < state.n:
                 self._pause(one, state.n_known)
@@ -101,7 +113,7 @@ class Cross(Roles):
                 jobs.append(
                     DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
                 )
-        drafts: dict[int, list[int] | DraftTree] = {one: [] for one in wanted}
+        drafts: dict[int, Draft] = {one: [] for one in wanted}
         for name, drafter in self.drafters.items():
             open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
             if open_jobs:
@@ -111,7 +123,7 @@ class Cross(Roles):
                         drafts[one] = self._trust_tree(name, job, draft)
                     else:
                         drafts[one] = self._trust(name, one, draft, job.k)
-        return drafts if several else next(iter(drafts.values()))
+        return drafts
 
     def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
@@ -123,11 +135,17 @@ class Cross(Roles):
             wanted[self.llm.check_seq(seq)] = n
         return wanted
 
-    def _need_pending(self, seq: int, sampling: Sampling) -> int:
-        """Return the pending token, choosing it where the newest row has logits."""
+    def choose(self, seq: int, sampling: Sampling) -> int:
+        """Return the pending token, choosing it where the newest row has logits.
+
+        Raises
+        ------
+        BatchError
+            There are none.
+        """
         token = self._states[seq].pending
         if token is None:
-            token = self.pending(seq, sampling)
+            token = self._pending(seq, sampling)
         if token is None:
             raise BatchError(
                 "nothing to continue from",
@@ -234,7 +252,19 @@ class Cross(Roles):
         drafts = read_ids(drafts, "drafts")
         given = read_ids({} if prefill is None else prefill, "prefill")
         unfinished = read_unfinished(unfinished, given)
-        prefill = {seq: ids for seq, ids in given.items() if len(ids)}
+        with self.transaction({**drafts, **given}):
+            return self.judge(drafts, sampling, given, unfinished, acceptance)
+
+    def judge(
+        self,
+        drafts: Mapping[int, Draft],
+        sampling: Samplings,
+        prefill: Mapping[int, Sequence[int]],
+        unfinished: Collection[int],
+        acceptance: Acceptance | None,
+    ) -> dict[int, Verdict]:
+        """Do what ``verify`` does, in an act that is under way."""
+        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
         rows = RoundRows()
         for seq, draft in drafts.items():
             state = self._decided(seq)
@@ -242,32 +272,24 @@ class Cross(Roles):
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.llm.memory:
                 self.llm.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self._need_pending(seq, setting_of(sampling, seq)), draft)
+            rows.add_draft(seq, state.n, self.choose(seq, setting_of(sampling, seq)), draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
             return {}
         batch = rows.batch()
-        output: Output | None = None
-        self._verifying, self._branching = True, rows.branching
-        try:
-            with self.llm.undoable(rows.counts):
-                output = self.llm.process(batch, self._choices(rows, batch, sampling))
-                begin = perf_counter()
-                verdicts = {
-                    seq: self._judge(
-                        seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
-                    )
-                    for seq, span in rows.spans.items()
-                }
-                self.choose_seconds += perf_counter() - begin
-                self._deliver_paths(rows, output, verdicts)
-        except BaseException:
-            for seq in rows.counts if output else ():
-                self._rewind(seq, self._states[seq].n)
-            raise
-        finally:
-            self._verifying, self._branching = False, set()
+        self._round = rows
+        output = self.llm.extend(batch, self._choices(rows, batch, sampling))
+        self._round = None
+        begin = perf_counter()
+        verdicts = {
+            seq: self._walk(
+                seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
+            )
+            for seq, span in rows.spans.items()
+        }
+        self.choose_seconds += perf_counter() - begin
+        self._deliver_paths(rows, output, verdicts)
         for seq, verdict in verdicts.items():
             self._states[seq].undecided = verdict
         for seq, ids in prefill.items():
@@ -291,7 +313,7 @@ class Cross(Roles):
             return None
         return Choices(samplers=samplers, indices=(pos + 1).tolist())
 
-    def _judge(
+    def _walk(
         self,
         seq: int,
         batch: Batch,
@@ -318,17 +340,13 @@ class Cross(Roles):
     def _deliver_paths(
         self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
     ) -> None:
-        """Decide what chains beside a tree hold, and deliver of each tree the path taken."""
+        """Keep of each tree the path taken, of chains beside it all, and deliver the paths."""
         if not rows.branching:
             return
+        paths = {seq: tree_rows(verdicts[seq].path) for seq in rows.branching}
         for seq, mine in output.rows.items():
-            if seq not in rows.branching:
-                self.llm.follow(seq, range(len(mine)))
-        self.links.post(
-            "llm",
-            output,
-            {seq: output.rows[seq][tree_rows(verdicts[seq].path)] for seq in rows.branching},
-        )
+            self.llm.follow(seq, paths.get(seq, range(len(mine))))
+        self.links.post("llm", output, {seq: output.rows[seq][path] for seq, path in paths.items()})
 
     @act(Storey.CROSS)
     def accept(self, seq: int, n: int | None = None) -> None:
@@ -341,7 +359,13 @@ class Cross(Roles):
         LinkError
             Nothing was verified, or more drafts than were accepted.
         """
-        state = self._state(seq)
+        self._state(seq)
+        with self.transaction((seq,)):
+            self.settle(seq, n)
+
+    def settle(self, seq: int, n: int | None = None) -> None:
+        """Do what ``accept`` does, in an act that is under way."""
+        state = self._states[seq]
         verdict = state.undecided
         if verdict is None:
             raise LinkError(
@@ -355,8 +379,6 @@ class Cross(Roles):
             error=LinkError,
         )
         length = state.n + 1 + n
-        if seq in self.llm.undecided:
-            self.llm.follow(seq, tree_rows(verdict.path[:n]))
         self._rewind(seq, length)
         for context in self.contexts.values():
             if context.memory is not None:
@@ -368,4 +390,6 @@ class Cross(Roles):
     @act(Storey.CROSS)
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
-        return {name: context.digest(seq) for name, context in self.contexts.items()}
+        self._state(seq)
+        with self.transaction((seq,)):
+            return {name: context.digest_now(seq) for name, context in self.contexts.items()}

@@ -51,7 +51,7 @@ class Feeders:
     def reach(self, feed: Feed, seq: int) -> int | None:
         """Return before which place a feed has rows of a sequence; None: as far as the target."""
         source = self._sources[feed.src]
-        return source.length(seq) if source else None
+        return source.lengths[seq] if source else None
 
     def fill(self, texts: Mapping[int, I32]) -> None:
         """Make the rows of every place of these sequences, by seq their tokens int32[n].
@@ -66,15 +66,15 @@ class Feeders:
             for seq, text in texts.items():
                 reaches = [self.reach(feed, seq) for feed in feeds]
                 end = min([len(text), *(n for n in reaches if n is not None)])
-                places = sound_places(context, feeds, seq, range(context.length(seq), end))
+                places = sound_places(context, feeds, seq, range(context.lengths[seq], end))
                 tokens += text[places.start : places.stop].tolist()
                 seqs += [seq] * len(places)
                 at += places
             if tokens:
-                context.process(Batch(tokens, seq=seqs, pos=at, outputs="none"))
+                context.extend(Batch(tokens, seq=seqs, pos=at, outputs="none"))
             for seq in texts:
                 for box in self._inboxes[role].values():
-                    box.release(seq, context.length(seq))
+                    box.release(seq, context.lengths[seq])
 
 
 def find_feeders(role: str, contexts: Mapping[str, Context]) -> dict[str, Context]:

@@ -14,6 +14,7 @@ from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences,
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.cross.walk import Draft
+from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec
 
@@ -99,11 +100,11 @@ class GraphDrafter:
         """
         self.rewind(seq, len(history))
         self.feeders.fill({seq: history})
-        begin = self.context.length(seq) or self.first
+        begin = self.context.lengths[seq] or self.first
         places = self._sound(seq, range(begin, len(history)))
         if places:
             tokens = history[places.start : places.stop]
-            self.context.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
+            self.context.extend(Batch(tokens, seq=seq, pos=begin, outputs="none"))
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
@@ -134,7 +135,7 @@ class GraphDrafter:
             missing = self._entries(job)
             if len(missing) > room:
                 tokens = job.history[missing.start : -1]
-                self.context.process(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+                self.context.extend(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
         for begin in range(0, len(active), self.context.n_batch):
             self._run_together(active[begin : begin + self.context.n_batch], drafts)
 
@@ -154,16 +155,15 @@ class GraphDrafter:
 
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
-        found = self.context.draft(
-            self._missing(jobs),
-            lengths,
-            samplers=[job.sampler for job in jobs],
-            history=[job.history for job in jobs],
-            n_prompt=[job.n_prompt for job in jobs],
-            p_min=[job.p_min for job in jobs],
-            recycle=self._recycle,
-            token_ids=self._ids,
-        )
+        choices = {
+            "samplers": [job.sampler for job in jobs],
+            "history": [job.history for job in jobs],
+            "n_prompt": [job.n_prompt for job in jobs],
+            "p_min": [job.p_min for job in jobs],
+            "recycle": self._recycle,
+            "token_ids": self._ids,
+        }
+        found = run_drafts([(self.context, self._missing(jobs))], lengths, choices)
         for job, k, ids in zip(jobs, lengths, found, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:

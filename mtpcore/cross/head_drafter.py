@@ -13,6 +13,7 @@ from mtpcore.context import Context
 from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
 from mtpcore.cross.feeders import sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
+from mtpcore.draft_passes import run_drafts
 from mtpcore.errors import LinkError
 from mtpcore.spec import DrafterSpec, Heads
 
@@ -93,7 +94,7 @@ class HeadDrafter:
 
     def _lacking(self, head: int, seq: int, n: int) -> range:
         """Return the places of accepted entries that a head lacks."""
-        return range(self.contexts[head].length(seq) or self._first(head), n)
+        return range(self.contexts[head].lengths[seq] or self._first(head), n)
 
     def settle(self, head: int, seq: int, history: I32) -> None:
         """Let a head hold exactly the entries of the tokens that the target has processed."""
@@ -102,7 +103,7 @@ class HeadDrafter:
         places = sound_places(context, self.spec.feeds, seq, places)
         if places:
             tokens = history[places.start : places.stop]
-            context.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
+            context.extend(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
 
     def draft(self, jobs: list[DraftJob]) -> Drafts:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
@@ -147,17 +148,15 @@ class HeadDrafter:
             (context, self._batch(head, [job for job, k in wanted if k > head]))
             for head, context in enumerate(self.contexts[: max(k for _, k in wanted)])
         ]
-        found = self.contexts[0].draft(
-            passes[0][1],
-            [k for _, k in wanted],
-            later=passes[1:],
-            samplers=[job.sampler for job in jobs],
-            history=[job.history for job in jobs],
-            n_prompt=[job.n_prompt for job in jobs],
-            p_min=[job.p_min for job in jobs],
-            recycle=self._recycle,
-            token_ids=self._ids,
-        )
+        choices = {
+            "samplers": [job.sampler for job in jobs],
+            "history": [job.history for job in jobs],
+            "n_prompt": [job.n_prompt for job in jobs],
+            "p_min": [job.p_min for job in jobs],
+            "recycle": self._recycle,
+            "token_ids": self._ids,
+        }
+        found = run_drafts(passes, [k for _, k in wanted], choices)
         for (job, k), ids in zip(wanted, found, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
@@ -207,7 +206,7 @@ class HeadDrafter:
     def rewind(self, seq: int, n: int) -> None:
         """Forget the first head's entries from place ``n`` on."""
         context = self.contexts[0]
-        if context.length(seq) > n:
+        if context.lengths[seq] > n:
             context.forget(seq, n)
 
     def fork(self, seq: int, new: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,21 @@ __all__ = ["Inbox"]
 
 F32 = NDArray[np.float32]
 _ROOM = 64  # rows that are made room for at least
+
+
+class Held(NamedTuple):
+    """Rows of one sequence: those of positions ``first`` to ``length``, in an array from ``base``.
+
+    A new one replaces it as a whole, and what is put goes behind the rows that are held or into
+    another array: an old one stays true through an act. ``unsound`` are the positions of rows that
+    are not finite, ascending.
+    """
+
+    rows: F32
+    base: int = 0
+    first: int = 0
+    length: int = 0
+    unsound: tuple[int, ...] = ()
 
 
 class Inbox:
@@ -28,14 +45,20 @@ class Inbox:
 
     def __init__(self, name: str, width: int, n_seq: int) -> None:
         self.name, self.width = name, width
-        self._rows: list[F32] = [np.empty((0, width), np.float32) for _ in range(n_seq)]
-        self._first = [0] * n_seq
-        self._length = [0] * n_seq
-        self._unsound: list[list[int]] = [[] for _ in range(n_seq)]  # not finite, ascending
+        self._empty = Held(np.empty((0, width), np.float32))
+        self._held = [self._empty] * n_seq
 
     def length(self, seq: int) -> int:
         """Return the position after the newest row."""
-        return self._length[seq]
+        return self._held[seq].length
+
+    def save(self) -> list[Held]:
+        """Return what ``restore`` needs."""
+        return self._held.copy()
+
+    def restore(self, saved: list[Held]) -> None:
+        """Hold the rows that there were."""
+        self._held[:] = saved
 
     def put(self, seq: int, pos: int, rows: F32) -> None:
         """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
@@ -52,9 +75,9 @@ class Inbox:
                 wanted=f"[n, {self.width}]",
                 got=rows.shape,
             )
-        first, length = self._first[seq], self._length[seq]
-        if first == length:
-            first = length = pos
+        held, base, first, length, unsound = self._held[seq]
+        if first == length != pos:
+            held, base, first, length = self._empty.rows, pos, pos, pos
         if not first <= pos <= length:
             raise LinkError(
                 "delivered rows leave a gap",
@@ -62,16 +85,17 @@ class Inbox:
                 wanted=f"a position in {first}..{length}",
             )
         end = pos + len(rows)
-        held = self._rows[seq]
-        if end - first > len(held):
-            held = np.empty((max(end - first, 2 * len(held), _ROOM), self.width), np.float32)
-            held[: length - first] = self._rows[seq][: length - first]
-            self._rows[seq] = held
-        held[pos - first : end - first] = rows
-        self._first[seq], self._length[seq] = first, end
-        unsound = self._forget_unsound(seq, pos)
+        if pos < length or end - base > len(held):
+            kept = held[first - base : pos - base]
+            held = np.empty((max(end - first, 2 * len(kept), _ROOM), self.width), np.float32)
+            held[: len(kept)] = kept
+            base = first
+        held[pos - base : end - base] = rows
+        unsound = _before(unsound, pos)
         if not np.isfinite(rows).all():
-            unsound += (pos + np.flatnonzero(~np.isfinite(rows).all(axis=1))).tolist()
+            bad = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
+            unsound += tuple(pos + i for i in bad)
+        self._held[seq] = Held(held, base, first, end, unsound)
 
     def sound_until(self, seq: int, begin: int, end: int) -> int:
         """Return the position of the first row of [begin, end) that is not finite, or ``end``.
@@ -82,7 +106,7 @@ class Inbox:
             As ``get``.
         """
         self._check(seq, begin, end)
-        for at in self._unsound[seq]:
+        for at in self._held[seq].unsound:
             if begin <= at < end:
                 return at
         return end
@@ -96,12 +120,12 @@ class Inbox:
             A row is missing; names sequence and position.
         """
         self._check(seq, begin, end)
-        first = self._first[seq]
-        return self._rows[seq][begin - first : end - first].copy()
+        held = self._held[seq]
+        return held.rows[begin - held.base : end - held.base].copy()
 
     def _check(self, seq: int, begin: int, end: int) -> None:
         """Raise LinkError where one of rows [begin, end) is not there."""
-        first, length = self._first[seq], self._length[seq]
+        _, _, first, length, _ = self._held[seq]
         if begin < end and (begin < first or end > length):
             missing = begin if begin < first or begin >= length else length
             raise LinkError(
@@ -114,39 +138,33 @@ class Inbox:
 
     def release(self, seq: int, pos: int) -> None:
         """Give up the rows before position ``pos``: nobody will read them again."""
-        first, length = self._first[seq], self._length[seq]
+        held, base, first, length, unsound = self._held[seq]
         if pos <= first:
             return
-        kept = self._rows[seq][min(pos, length) - first : length - first]
-        # A prompt's rows take much room; those of a round reuse the same array.
-        if len(self._rows[seq]) > _ROOM:
-            self._rows[seq] = kept.copy()
-        else:
-            self._rows[seq][: len(kept)] = kept
-        self._first[seq] = min(pos, length)
-        self._unsound[seq] = [at for at in self._unsound[seq] if at >= pos]
+        first = min(pos, length)
+        if len(held) > _ROOM:  # a prompt's rows take much room
+            held, base = held[first - base : length - base].copy(), first
+        unsound = tuple(at for at in unsound if at >= pos)
+        self._held[seq] = Held(held, base, first, length, unsound)
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""
-        self._length[seq] = max(self._first[seq], min(self._length[seq], length))
-        self._forget_unsound(seq, length)
-
-    def _forget_unsound(self, seq: int, pos: int) -> list[int]:
-        """Forget which rows from ``pos`` on are not finite; return those before it."""
-        unsound = self._unsound[seq]
-        while unsound and unsound[-1] >= pos:
-            unsound.pop()
-        return unsound
+        held, base, first, end, unsound = self._held[seq]
+        if length < end:
+            unsound = _before(unsound, length)
+            self._held[seq] = Held(held, base, first, max(first, length), unsound)
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""
-        n = self._length[seq] - self._first[seq]
-        self._rows[new] = self._rows[seq][:n].copy()
-        self._first[new], self._length[new] = self._first[seq], self._length[seq]
-        self._unsound[new] = list(self._unsound[seq])
+        held = self._held[seq]
+        rows = held.rows[held.first - held.base : held.length - held.base].copy()
+        self._held[new] = held._replace(rows=rows, base=held.first)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
-        self._rows[seq] = np.empty((0, self.width), np.float32)
-        self._first[seq] = self._length[seq] = 0
-        self._unsound[seq] = []
+        self._held[seq] = self._empty
+
+
+def _before(positions: tuple[int, ...], pos: int) -> tuple[int, ...]:
+    """Return those of some positions that lie before another."""
+    return tuple(at for at in positions if at < pos) if positions else positions

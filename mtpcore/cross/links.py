@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,6 +34,11 @@ class Links:
 
     def __iter__(self) -> Iterator[Link]:
         return (one for joined in self._joined.values() for one in joined)
+
+    @property
+    def boxes(self) -> Iterable[Inbox]:
+        """Every inbox."""
+        return self._inboxes.values()
 
     def inboxes(self, role: str) -> dict[str, Inbox]:
         """Return a role's inboxes by slot."""

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.acts import Guard, Storey, act, act_of_all
 from mtpcore.arguments import offers, read_below
-from mtpcore.batch import Batch
+from mtpcore.batch import Batch, is_whole
 from mtpcore.context import Context, Watcher
 from mtpcore.cross.drafters import Drafter, ProposerDrafter
 from mtpcore.cross.feeders import Feeders, find_feeders
 from mtpcore.cross.graph_drafter import GraphDrafter
 from mtpcore.cross.head_drafter import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.cross.links import Links
+from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import SequenceState
 from mtpcore.cross.tree_drafter import TreeDrafter
+from mtpcore.cross.walk import RoundRows
 from mtpcore.declarations import check_struct
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.journal import Journal, Saved, Transaction
 from mtpcore.output import Output
 from mtpcore.proposer import Proposer
+from mtpcore.rows import check_rewind
 from mtpcore.sampling import Sampling, check_sampling
 from mtpcore.spec import DrafterSpec, Link
 
@@ -60,8 +63,8 @@ class Roles:
         self.choose_seconds = 0.0
         self._states = [SequenceState(self.llm.n_ctx) for _ in range(self.llm.n_seq_max)]
         self._scratch = Scratch(self.llm.model.hparams.n_vocab)
-        self._verifying = False
-        self._branching: set[int] = set()
+        self.journal, self.owners = Journal(), Owners(self.llm)
+        self._round: RoundRows | None = None  # which is being verified
         self._warned = False
         self._paused = 0
         for seq, state in enumerate(self._states):
@@ -77,7 +80,11 @@ class Roles:
                     one.set_taps(taps)
             raise
         for name, context in contexts.items():
-            context.owner = self
+            context.owner, context.journal, context.transaction = (
+                self,
+                self.journal,
+                self.transaction,
+            )
             context.deliver = self._deliverer(name)
         for context in contexts.values():
             context.guard = self.guard
@@ -154,24 +161,49 @@ class Roles:
         check_struct(link, "Link", LinkError)
         self.links.connect(link)
 
+    # Acts
+
+    def transaction(self, seqs: Iterable[int], *things: Saved) -> Transaction:
+        """Return an act that may change these sequences in every role, and further things."""
+        states = [
+            self._states[seq] for seq in seqs if is_whole(seq) and 0 <= seq < len(self._states)
+        ]
+        return self.journal.transaction(
+            [self, *self.contexts.values(), *self.links.boxes, *states, *things]
+        )
+
+    def save(self) -> Any:
+        """Return what is counted, for ``restore``."""
+        paused = [drafter.paused for drafter in self.drafters.values()]
+        return self.invalid, self.choose_seconds, self._paused, paused
+
+    def restore(self, saved: Any) -> None:
+        """Count what was counted then; no round is under way."""
+        self._round = None
+        self.invalid, self.choose_seconds, self._paused, paused = saved
+        for drafter, n in zip(self.drafters.values(), paused, strict=True):
+            drafter.paused = n
+
     def _deliverer(self, role: str) -> Watcher:
         def deliver(batch: Batch, output: Output) -> None:
-            target = role == "llm"
-            if batch.parent is not None and not self._verifying:
+            target, told = role == "llm", output.rows
+            if target and self._round is not None:  # of a tree the path taken is delivered later
+                branching = self._round.branching
+                told = {seq: mine for seq, mine in told.items() if seq not in branching}
+                self.links.post(role, output, told)
+                return
+            if batch.parent is not None:
                 raise LinkError(
                     "a linked context decides a draft tree at once",
                     where=role,
                     fix="give the tree to verify() of its Cross, or use a context of its own",
                 )
-            if target and not self._verifying:
-                for seq, mine in output.rows.items():
+            if target:
+                for seq, mine in told.items():
                     self._diverge(self._decided(seq), seq, int(batch.tokens[mine[0]]))
-            told = output.rows
-            if self._branching:  # of a tree only the path taken is delivered, once it is known
-                told = {seq: mine for seq, mine in told.items() if seq not in self._branching}
             self.links.post(role, output, told)
-            if target and not self._verifying:
-                self._note(batch, output, output.rows)
+            if target:
+                self._note(batch, output, told)
 
         return deliver
 
@@ -212,7 +244,8 @@ class Roles:
             Nothing reads this tap, or the rows do not fit or are not finite.
         """
         self._state(seq)
-        self.links.feed(role, tap, seq, pos, rows)
+        with self.transaction((seq,)):
+            self.links.feed(role, tap, seq, pos, rows)
 
     # Sequences
 
@@ -241,6 +274,7 @@ class Roles:
     def tokens(self, seq: int) -> list[int]:
         """Return the tokens that the target has processed."""
         self._state(seq)
+        self.journal.settle()
         return [int(t) for t in self._history(seq)]
 
     @act(Storey.CONTEXT)
@@ -250,6 +284,11 @@ class Roles:
         Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
         (None: only look).
         """
+        self.journal.settle()
+        return self._pending(seq, sampling)
+
+    def _pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+        """Do what ``pending`` does, in an act that is under way."""
         state = self._state(seq)
         if sampling is not None:
             check_sampling(sampling)
@@ -276,8 +315,9 @@ class Roles:
         pos = read_below(
             pos, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
         )
-        self._rewind(seq, pos)
-        state.rewind(self.llm.length(seq))
+        with self.transaction((seq,)):
+            self._rewind(seq, pos)
+            state.rewind(self.llm.lengths[seq])
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
@@ -298,7 +338,7 @@ class Roles:
 
     def _check_rewind(self, name: str, context: Context, seq: int, n: int) -> None:
         try:
-            context.check_forget(seq, n)
+            check_rewind(context, seq, n)
         except CapacityError as error:
             raise CapacityError(
                 error.what,
@@ -331,8 +371,12 @@ class Roles:
         SamplingError
             No number of a stream.
         """
-        state, other = self._state(seq), self._state(new)
-        self._decided(seq)
+        self._state(seq), self._state(new)
+        with self.transaction((seq, new)):
+            self._fork(seq, new, stream)
+
+    def _fork(self, seq: int, new: int, stream: int | None) -> None:
+        state, other = self._decided(seq), self._states[new]
         stream = state.stream if stream is None else Sampling(seed=0, stream=stream).stream
         if other.n or seq == new:
             raise BatchError(
@@ -353,7 +397,13 @@ class Roles:
     @act(Storey.CROSS)
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role."""
-        state = self._state(seq)
+        self._state(seq)
+        with self.transaction((seq,)):
+            self.clear(seq)
+
+    def clear(self, seq: int) -> None:
+        """Do what ``remove`` does, in an act that is under way; twice is once."""
+        state = self._states[seq]
         self.llm.forget(seq, 0)
         for drafter in self.drafters.values():
             drafter.remove(seq)
@@ -367,12 +417,4 @@ class Roles:
         if type(kind) is not str or kind not in ("coupled", "argmax"):
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
         check_sampling(sampling)
-        state = self._states[seq]
-        kept = state.samplers
-        if kind not in kept or kept[kind][0] is not sampling:
-            changed: dict[str, Any] = {} if state.stream is None else {"stream": state.stream}
-            if kind == "argmax":
-                changed["temperature"] = 0.0
-            settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
-            kept[kind] = sampling, Sampler(settings, self._scratch)
-        return kept[kind][1]
+        return self._states[seq].sampler(sampling, kind, self._scratch)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore._ext._sampling import Sampler
+from mtpcore._ext._sampling import Sampler, Scratch
+from mtpcore.errors import LinkError
 from mtpcore.sampling import Sampling
 
 __all__ = ["SequenceState", "Verdict"]
@@ -61,6 +64,20 @@ class SequenceState:
         self.undecided: Verdict | None = None
         self.set_stream(None)
 
+    def save(self) -> Any:
+        """Return what ``restore`` needs while the history only grows, or is shortened."""
+        counts = self.n, self.n_known, self.n_prompt
+        return counts, self.pending, self.last_logits, self.undecided, self.stream
+
+    def restore(self, saved: Any) -> None:
+        """Be what it was."""
+        counts, pending, last_logits, undecided, stream = saved
+        self.n, self.n_known, self.n_prompt = counts
+        if pending is not None:
+            self.set_pending(pending)
+        self.pending, self.last_logits, self.undecided = pending, last_logits, undecided
+        self.set_stream(stream)
+
     def set_stream(self, stream: int | None) -> None:
         """Draw from this noise, or from that of the settings."""
         self.stream = stream
@@ -87,9 +104,9 @@ class SequenceState:
 
     def set_pending(self, token: int) -> None:
         """Note the token that was chosen and not processed."""
-        self.pending, self.last_logits = token, None
         if self.n < len(self.history):
             self.history[self.n] = token
+        self.pending, self.last_logits = token, None
 
     def rewind(self, n: int) -> None:
         """Forget tokens from place ``n`` on, and what was chosen after them."""
@@ -101,3 +118,22 @@ class SequenceState:
         self.history[:] = other.history
         self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
+
+    def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
+        """Return a sampler of these settings; the newest one of each kind is kept.
+
+        Raises
+        ------
+        LinkError
+            No such kind.
+        """
+        kept = self.samplers
+        if kind not in ("coupled", "argmax"):
+            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=repr(kind))
+        if kind not in kept or kept[kind][0] is not sampling:
+            changed: dict[str, Any] = {} if self.stream is None else {"stream": self.stream}
+            if kind == "argmax":
+                changed["temperature"] = 0.0
+            settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
+            kept[kind] = sampling, Sampler(settings, scratch)
+        return kept[kind][1]

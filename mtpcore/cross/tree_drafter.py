@@ -31,7 +31,7 @@ class TreeDrafter(GraphDrafter):
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.context.program)
-        output = self.context.process(self._missing(jobs))
+        output = self.context.extend(self._missing(jobs))
         growths = [Growth(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
         self._branch([(job, growth, -1) for job, growth in zip(jobs, growths, strict=True)], output)
         while self._grow(jobs, growths):
@@ -74,7 +74,7 @@ class TreeDrafter(GraphDrafter):
         if not branching:
             return False
         fed_rows = {slot: np.stack(found) for slot, found in slots.items()}
-        output = self.context.explore(
+        output = self.context.look_ahead(
             Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=fed_rows)
         )
         self._branch(branching, output)

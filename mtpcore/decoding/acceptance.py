@@ -39,8 +39,8 @@ class Rates:
         tried, keep = self._tried, self._keep
         for i in range(min(accepted + 1, asked)):
             if i == len(tried):
-                tried.append(0.0)
                 self._accepted.append(0.0)
+                tried.append(0.0)
             tried[i] = tried[i] * keep + 1.0
             self._accepted[i] = self._accepted[i] * keep + (i < accepted)
 

@@ -89,8 +89,9 @@ class Curve:
                 mean = (mean * weight + before * n) / (weight + n)
                 weight, sizes = weight + n, below + sizes
             pools.append((mean, weight, sizes))
-        self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
+        # Sizes last: without them there is no curve, wherever a signal cuts this off.
         self._seconds = [0.0] * self._anchored + [pool[0] for pool in pools for _ in pool[2]]
+        self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
 
 
 class Costs:

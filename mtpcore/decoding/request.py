@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from mtpcore.arguments import Draft, Flag, Length, Probability, one_of, read
 from mtpcore.batch import integers
 from mtpcore.cross import DraftSampler
 from mtpcore.errors import BatchError
-from mtpcore.gguf import Tokenizer
+from mtpcore.gguf import TextStream, Tokenizer
 from mtpcore.sampling import Sampling, check_sampling
 
-__all__ = ["FinishReason", "Request", "read_draft", "read_draft_sampler", "read_p_min"]
+__all__ = [
+    "FinishReason",
+    "Progress",
+    "Request",
+    "read_draft",
+    "read_draft_sampler",
+    "read_p_min",
+]
 
 _DRAFT_SAMPLER = one_of("coupled", "argmax")
 
+_NO_TOKENS: frozenset[int] = frozenset()
 FinishReason = Literal["stop", "length", "end", "cancelled"]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request stands after a round: what was there before, and these tokens.
+
+    ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens; ``stream`` holds the
+    bytes of an unfinished character. ``n_prefilled`` tokens of the prompt were processed.
+    """
+
+    begin: int
+    n_prefilled: int
+    tokens: list[int]
+    drafted: list[bool]
+    text: str
+    stream: TextStream | None
+    cut: int | None = None
+    reason: FinishReason | None = None
 
 
 class Request:
@@ -26,7 +53,8 @@ class Request:
 
     ``tokens`` are the generated ids without the end-of-text token; ``text`` is their text, cut
     before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
-    ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs.
+    ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
+    ``resting`` one is left out of rounds.
     """
 
     def __init__(
@@ -60,6 +88,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
         self.n_prefilled = 0
+        self.resting = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream() if tokenizer else None
         self._text = ""
@@ -91,34 +120,78 @@ class Request:
         )
         return self._text[: len(self._text) - held]
 
-    def commit(self, token: int, *, drafted: bool) -> bool:
-        """Take one token in order; return whether the request goes on.
+    def advance(
+        self, tokens: Sequence[int], accepted: int, *, n_prompt: int = 0, is_full: bool = False
+    ) -> Progress:
+        """Return where these tokens bring the request, in order; nothing of it changes.
 
-        End-of-text, stop strings and the budget are applied here and nowhere else.
+        End-of-text, stop strings, the budget and the end of the context are applied here and
+        nowhere else.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            What the target chose.
+        accepted : int
+            The first ones had been drafted.
+        n_prompt : int
+            How many tokens of the prompt were processed.
+        is_full : bool
+            Whether the context has no room for anything after these tokens.
         """
-        if self._tokenizer and not self.ignore_eos and token in self._tokenizer.end_tokens:
-            return self._finish("end")
-        self.tokens.append(token)
-        self.drafted.append(drafted)
-        if self._stream is not None:
-            self._text += self._stream.push(token)
-        if found := [at for s in self.stop if (at := self._text.find(s)) >= 0]:
-            self._cut = min(found)
-            return self._finish("stop")
-        if len(self.tokens) >= self.max_tokens:
-            return self._finish("length")
-        return True
+        begin, ends = len(self.tokens), _NO_TOKENS
+        if self._tokenizer is not None and not self.ignore_eos:
+            ends = self._tokenizer.end_tokens
+        text, stream = self._text, copy(self._stream)
+        taken: list[int] = []
+        cut: int | None = None
+        reason: FinishReason | None = None
+        for token in tokens:
+            if token in ends:
+                reason = "end"
+                break
+            taken.append(token)
+            if stream is not None:
+                text += stream.push(token)
+            if self.stop and (found := [at for s in self.stop if (at := text.find(s)) >= 0]):
+                reason, cut = "stop", min(found)
+                break
+            if begin + len(taken) >= self.max_tokens:
+                reason = "length"
+                break
+        if reason is None and is_full:
+            reason = "length"
+        if reason is not None and cut is None and stream is not None:
+            text += stream.flush()
+        return Progress(
+            begin=begin,
+            n_prefilled=self.n_prefilled + n_prompt,
+            tokens=taken,
+            drafted=[i < accepted for i in range(len(taken))],
+            text=text,
+            stream=stream,
+            cut=cut,
+            reason=reason,
+        )
+
+    def finish(self, reason: FinishReason) -> Progress:
+        """Return the request's end without a further token; nothing of it changes."""
+        last = self.advance((), 0)
+        flushed = "" if last.stream is None else last.stream.flush()
+        return msgspec.structs.replace(last, text=last.text + flushed, reason=reason)
 
     def end(self, reason: FinishReason) -> None:
         """Finish without a further token."""
         if not self.done:
-            self._finish(reason)
+            self.take(self.finish(reason))
 
-    def _finish(self, reason: FinishReason) -> bool:
-        self.finish_reason = reason
-        if self._stream is not None and self._cut is None:
-            self._text += self._stream.flush()
-        return False
+    def take(self, progress: Progress) -> None:
+        """Be where a round brought the request; twice is once."""
+        self.tokens[progress.begin :] = progress.tokens
+        self.drafted[progress.begin :] = progress.drafted
+        self._text, self._cut, self._stream = progress.text, progress.cut, progress.stream
+        self.n_prefilled = progress.n_prefilled
+        self.finish_reason = progress.reason
 
 
 def _read_prompt(prompt: Any) -> list[int]:

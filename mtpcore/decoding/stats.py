@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -54,6 +55,17 @@ class Stats(msgspec.Struct):
     prefill_seconds: float = 0.0
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     choices: list[Choice] = msgspec.field(default_factory=list)
+
+    def save(self) -> Any:
+        """Return what ``restore`` needs; choices are noted behind a round, not in it."""
+        per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
+        return msgspec.structs.astuple(self), per_position, lengths
+
+    def restore(self, saved: Any) -> None:
+        """Count what was counted then."""
+        for name, value in zip(self.__struct_fields__, saved[0], strict=True):
+            setattr(self, name, value)
+        self.accepted_per_position, self.lengths = saved[1].copy(), saved[2].copy()
 
     def note(self, choices: Sequence[Choice]) -> None:
         """Keep decisions about lengths; raise BatchError where they are something else."""

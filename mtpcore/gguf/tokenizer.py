@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import codecs
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
 
 import tokenizers
 
-from mtpcore.arguments import Flag, read, read_below
+from mtpcore.arguments import Flag, Whole31, read, read_below
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
+log = logging.getLogger("mtpcore")
 __all__ = ["TextStream", "Tokenizer", "read_tokenizer"]
 
 
@@ -43,6 +45,7 @@ class Tokenizer:
         self.n_vocab = len(vocabulary.tokens)
         self.bos, self.eos, self.end_tokens = vocabulary.bos, vocabulary.eos, vocabulary.ends
         self._lock = threading.Lock()
+        self._has_warned = False
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocabulary.kind}, n_vocab={self.n_vocab})"
@@ -135,6 +138,17 @@ class Tokenizer:
         """
         return self.vocabulary.token_bytes(self._checked(token))
 
+    def warn_of(self, token: int) -> None:
+        """Warn of the first token that the vocabulary does not have."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the tokenizer has %d entries and the model more rows: token %d is no text "
+                "(said once)",
+                self.n_vocab,
+                token,
+            )
+
     def _checked(self, token: int) -> int:
         return read_below(
             token, self.n_vocab, "no such token", where="tokenizer", error=MtpcoreError
@@ -171,22 +185,47 @@ def _each(tokens: Iterable[int]) -> Iterator[int]:
 
 
 class TextStream:
-    """Decodes token by token, holding characters back until all their bytes are there."""
+    """Decodes token by token, holding characters back until all their bytes are there.
+
+    A copy goes on from the same place. Ids beyond the vocabulary are no text: models may have more
+    rows than their tokenizer has entries.
+    """
 
     def __init__(self, tokenizer: Tokenizer, special: bool, start: bool) -> None:
         self._tokenizer, self._special, self._after_added = tokenizer, special, start
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = b""
+
+    def __copy__(self) -> TextStream:
+        made = TextStream(self._tokenizer, self._special, self._after_added)
+        made._held = self._held
+        return made
 
     def push(self, token: int) -> str:
-        """Take one token and return the text that is certain now."""
-        piece = self._tokenizer._shown_bytes(token, self._after_added, self._special)
-        kind = self._tokenizer.vocabulary.types[self._tokenizer._checked(token)]
-        self._after_added = kind in ADDED
-        return self._decoder.decode(piece)
+        """Take one token and return the text that is certain now.
+
+        Raises
+        ------
+        MtpcoreError
+            If this is no id at all.
+        """
+        tokenizer = self._tokenizer
+        token = read(token, Whole31, "no such token", where="tokenizer", error=MtpcoreError)
+        if token >= tokenizer.n_vocab:
+            tokenizer.warn_of(token)
+            return ""
+        piece = tokenizer._shown_bytes(token, self._after_added, self._special)
+        self._after_added = tokenizer.vocabulary.types[token] in ADDED
+        return self._decode(piece, final=False)
 
     def flush(self) -> str:
         """Return what is held back, as U+FFFD; the stream can go on after it."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, piece: bytes, final: bool) -> str:
+        data = self._held + piece if self._held else piece
+        text, n = codecs.utf_8_decode(data, "replace", final)
+        self._held = data[n:]
+        return text
 
 
 def read_tokenizer(metadata: Metadata, file: str = "metadata") -> Tokenizer | None:

@@ -5,7 +5,6 @@ from mtpcore.memory.grouped import GroupedKV, make_memory
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
 from mtpcore.memory.types import KV_DTYPES, bytes_of_place
-from mtpcore.memory.undo import Undo
 from mtpcore.memory.windowed import SPARE, WindowedKV, pages_for
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Memory",
     "PageTables",
     "PagedKV",
-    "Undo",
     "WindowedKV",
     "bytes_of_place",
     "make_memory",

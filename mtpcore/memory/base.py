@@ -7,9 +7,8 @@ draft when contexts are linked, so that it can refuse then and not at the first 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
 __all__ = ["PAGE", "RANGE", "Memory", "Store"]
 
@@ -68,11 +67,23 @@ class Memory(Protocol):
             The rows are older than this kind can take back; nothing changed.
         """
 
-    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
-        """Undo what the body appends where it raises; ``rows`` is how many rows by sequence."""
+    def save(self) -> Any:
+        """Return what ``restore`` needs to go back to what is held now.
+
+        It holds until the next ``save``: memory has to keep only what the newest one needs.
+        """
+
+    def restore(self, saved: Any) -> None:
+        """Hold again what was held at the last ``save``, whatever was cut off half-way since.
+
+        It may be cut off itself and called again.
+        """
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
-        """Keep of the rows stored from ``begin`` on only ``begin + path[i]``, as ``begin + i``."""
+        """Keep of the rows stored from ``begin`` on only ``begin + path[i]``, as ``begin + i``.
+
+        Where that was cut off since the last ``save``, the same call once more ends it.
+        """
 
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` hold the same rows as ``seq``."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mtpcore.errors import CapacityError
 from mtpcore.graph.program import MemoryLayer
@@ -73,13 +73,14 @@ class GroupedKV:
         for group in self.groups:
             group.rewind(seq, length)
 
-    @contextmanager
-    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
-        """Undo what the body appends, in every group, where it raises."""
-        with ExitStack() as stack:
-            for group in self.groups:
-                stack.enter_context(group.undoable(rows))
-            yield
+    def save(self) -> Any:
+        """Return what ``restore`` needs, of every group."""
+        return [group.save() for group in self.groups]
+
+    def restore(self, saved: Any) -> None:
+        """Let every group hold what it held at the last ``save``."""
+        for group, own in zip(self.groups, saved, strict=True):
+            group.restore(own)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""

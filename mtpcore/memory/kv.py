@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from mtpcore.errors import CapacityError
 from mtpcore.memory.base import PAGE, Store
 from mtpcore.memory.pages import PageTables
-from mtpcore.memory.undo import Undo
 
 __all__ = ["PagedKV"]
 
@@ -29,6 +26,7 @@ class PagedKV:
     def __init__(self, store: Store, n_seq: int, n_ctx: int, n_pages: int) -> None:
         self.store = store
         self.pages = PageTables(n_seq, n_ctx, n_pages, store.copy)
+        self._moved: dict[int, int] | None = None  # by sequence, since something was saved
 
     @property
     def groups(self) -> tuple[PagedKV, ...]:
@@ -65,25 +63,26 @@ class PagedKV:
         """Forget the rows from place ``length`` on."""
         self.pages.rewind(seq, length)
 
-    def undoable(self, rows: Mapping[int, int]) -> AbstractContextManager[None]:
-        """Take back what the body appends to these sequences where it raises."""
-        before = {seq: self.length(seq) for seq in rows}
+    def save(self) -> Any:
+        """Return what ``restore`` needs; no longer keep what an earlier one would have needed."""
+        self._moved = {}
+        return self.pages.save()
 
-        def undo() -> None:
-            for seq, length in before.items():
-                self.rewind(seq, length)
-
-        return Undo(undo)
+    def restore(self, saved: Any) -> None:
+        """Hold what was held at the last ``save``; rows before that are as they were."""
+        self.pages.restore(saved)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""
         if sorted(set(path)) != path or (path and path[0] < 0):
             raise CapacityError("a path ascends", where=f"sequence {seq}", got=path)
-        for i, offset in enumerate(path):
-            if offset != i:
+        moved = {} if self._moved is None else self._moved
+        for i in range(moved.get(seq, 0), len(path)):
+            if path[i] != i:
                 self.store.move(
-                    *self.pages.where(seq, begin + offset), *self.pages.where(seq, begin + i)
+                    *self.pages.where(seq, begin + path[i]), *self.pages.where(seq, begin + i)
                 )
+            moved[seq] = i + 1  # a second time, the row that was moved may be another by then
         self.rewind(seq, begin + len(path))
 
     def fork(self, seq: int, new: int) -> None:

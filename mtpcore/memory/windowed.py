@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 from mtpcore.errors import CapacityError
 from mtpcore.memory.base import PAGE, Store
@@ -51,7 +49,6 @@ class WindowedKV(PagedKV):
     def __init__(self, store: Store, n_seq: int, n_ctx: int, n_pages: int, window: int) -> None:
         super().__init__(store, n_seq, n_ctx, n_pages)
         self.window = window
-        self._starts = [0] * n_seq
 
     @property
     def longest_rewind(self) -> int:
@@ -70,7 +67,7 @@ class WindowedKV(PagedKV):
 
     def first(self, seq: int) -> int:
         """Return the place of the sequence's first row, whether it is still kept or not."""
-        return self._starts[seq] if self.length(seq) else 0
+        return self.pages.start.item(seq) if self.length(seq) else 0
 
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Make room, giving up pages that neither these rows nor a rewind by ``SPARE`` need."""
@@ -78,13 +75,11 @@ class WindowedKV(PagedKV):
         for seq, (begin, _) in rows.items():
             if self.length(seq):
                 self.pages.drop_before(seq, begin - self.window - SPARE)
-            else:
-                self._starts[seq] = begin
         self.pages.reserve(rows)
 
     def check_rewind(self, seq: int, length: int) -> None:
         """Refuse where the window before ``length`` is not kept any more."""
-        start, first = self._starts[seq], int(self.pages.first[seq])
+        start, first = self.first(seq), self.pages.first.item(seq)
         if start < length < self.length(seq) and first > max(start, length - self.window):
             raise CapacityError(
                 "rows that a sliding window would see are gone",
@@ -98,30 +93,7 @@ class WindowedKV(PagedKV):
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from place ``length`` on."""
         self.check_rewind(seq, length)
-        self.pages.rewind(seq, length if length > self._starts[seq] else 0)
-
-    @contextmanager
-    def undoable(self, rows: Mapping[int, int]) -> Iterator[None]:
-        """Hold the pages of sequences that get more rows than could be taken back."""
-        before = {seq: self.length(seq) for seq in rows}
-        held = {s: self.pages.hold(s) for s, n in rows.items() if n > SPARE and before[s]}
-        try:
-            yield
-        except BaseException:
-            for seq, length in before.items():
-                if seq in held:
-                    self.pages.restore(seq, held[seq])
-                else:
-                    self.rewind(seq, length)
-            raise
-        finally:
-            for pages in held.values():
-                self.pages.release(pages)
-
-    def fork(self, seq: int, new: int) -> None:
-        """Share all pages of ``seq`` with ``new``, which can be taken back just as far."""
-        super().fork(seq, new)
-        self._starts[new] = self._starts[seq]
+        self.pages.rewind(seq, length if length > self.first(seq) else 0)
 
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the values that a next row would see."""

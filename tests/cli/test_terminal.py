@@ -28,9 +28,9 @@ def request(**changed):
 def test_without_a_tokenizer_ids_are_written():
     one, out = request(), io.StringIO()
     live = LiveText(one, None, out, False)
-    one.commit(5, drafted=False)
+    one.take(one.advance([5], 0))
     live.update()
-    one.commit(77, drafted=True)
+    one.take(one.advance([77], 1))
     live.update()
     live.update()
     live.end()
@@ -57,7 +57,7 @@ def test_text_that_a_stop_string_may_take_back_is_held():
     live = LiveText(one, Letters(), out, True)
     seen = []
     for token in (1, 3, 2, 3, 4):
-        one.commit(token, drafted=token == 3)
+        one.take(one.advance([token], int(token == 3)))
         live.update()
         seen.append(out.getvalue())
     green = "\x1b[32mc\x1b[0m"
@@ -68,8 +68,7 @@ def test_text_that_a_stop_string_may_take_back_is_held():
 @pytest.mark.parametrize(("out", "written"), [(io.StringIO, "a\x1b"), (Terminal, "a\ufffd")])
 def test_a_model_does_not_steer_the_terminal(out, written):
     one, out = request(tokenizer=Letters()), out()
-    one.commit(1, drafted=False)
-    one.commit(0, drafted=False)
+    one.take(one.advance([1, 0], 0))
     LiveText(one, Letters(), out, False).update()
     assert out.getvalue() == written
 

@@ -221,7 +221,7 @@ def test_T9_rows_of_many_small_batches_are_each_sequences_own():
 def test_T42_whatever_goes_first(tmp_path, backend):
     """Model closed, target dropped, or Cross dropped first: what is left runs or says why."""
     model = seer.load(tmp_path, "line")
-    llm = context(model, backend)
+    llm = context(model, backend, n_seq_max=2)
     cross = link(llm, [])
     generator = Generator(cross, sampling=Sampling.greedy())
     wanted = list(generator.generate([1, 2], max_tokens=5))

@@ -25,7 +25,7 @@ acts = st.lists(
 def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
     box, mine = Inbox("role.slot", 2, 2), 0
     for act, at, sound in acts:
-        first, length = box._first[mine], box.length(mine)
+        first, length = box._held[mine].first, box.length(mine)
         if act == "put":
             pos = at if first == length else min(max(at, first), length)
             box.put(mine, pos, np.array([[1.0, 0.0 if ok else np.inf] for ok in sound], np.float32))
@@ -35,7 +35,7 @@ def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
             mine = 1 - mine
         else:
             getattr(box, act)(mine, *([] if act == "remove" else [at]))
-        first, length = box._first[mine], box.length(mine)
+        first, length = box._held[mine].first, box.length(mine)
         rows = np.isfinite(box.get(mine, first, length)).all(axis=1)
         for begin in range(first, length):
             bad = np.flatnonzero(~rows[begin - first :])

@@ -150,9 +150,12 @@ class CrossMachine(RuleBasedStateMachine):
             "sampling": {seq: self.known[seq].sampling for seq in chosen},
             "draft_sampler": kind,
         }
+        before = {seq: self.cross.pending(seq) for seq in chosen}
+        drafts = self.attempt(failure, self.cross.draft, wanted, **choices)
+        if drafts is None:
+            assert {seq: self.cross.pending(seq) for seq in chosen} == before
         for seq in chosen:
             self.known[seq].pending = self.known[seq].truth(1)[0]
-        drafts = self.attempt(failure, self.cross.draft, wanted, **choices)
         if drafts is None or again:
             first, drafts = drafts, self.cross.draft(wanted, **choices)
             assert first in (None, drafts)
@@ -175,8 +178,6 @@ class CrossMachine(RuleBasedStateMachine):
                 tokens = data.draw(prompts)[: N_CTX - len(known.tokens)]
                 if tokens:
                     beside[seq] = known, tokens
-        for seq in chosen:
-            self.known[seq].pending = self.known[seq].truth(1)[0]
         verdicts = self.attempt(
             failure,
             self.cross.verify,
@@ -187,6 +188,8 @@ class CrossMachine(RuleBasedStateMachine):
         )
         if verdicts is None:
             return
+        for seq in chosen:
+            self.known[seq].pending = self.known[seq].truth(1)[0]
         for seq, (known, tokens) in beside.items():
             known.process(tokens)
             self.known[seq] = known

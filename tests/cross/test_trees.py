@@ -161,10 +161,7 @@ def test_T14_whatever_raises_leaves_the_state_as_it_was(fault):
     with pytest.raises(Planted):
         verify(fail if fault == "acceptance" else None)
     cross.llm.watchers.clear()
-    pending = before[0][2], cross.pending(0)
-    assert pending[1] == truth[0]  # chosen by verify, as a choice leaves no trace in a memory
-    after = [(cross.digest(s), cross.tokens(s), cross.pending(s)) for s in range(4)]
-    assert [a[:2] for a in after] == [b[:2] for b in before]
+    assert [(cross.digest(s), cross.tokens(s), cross.pending(s)) for s in range(4)] == before
     assert not cross.llm.undecided
     assert verify()[0].accepted == 3
     cross.accept(0)

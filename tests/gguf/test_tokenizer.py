@@ -1,5 +1,6 @@
 """Tokenizers: equal to their sources, exact to the byte, safe on bad metadata."""
 
+import copy
 import itertools
 import json
 import logging
@@ -93,9 +94,32 @@ def test_special_tokens_are_shown_and_parsed_on_request():
 
 @pytest.mark.parametrize("token", [-1, 2048, 1 << 40, 1.5, "a", None])
 def test_ids_out_of_range(token):
-    for call in (OURS.token_bytes, OURS.stream().push, lambda t: OURS.decode([t])):
+    calls = [OURS.token_bytes, lambda t: OURS.decode([t])]
+    if not isinstance(token, int) or token < 0:  # a stream passes over what lies beyond
+        calls.append(OURS.stream().push)
+    for call in calls:
         with pytest.raises(MtpcoreError, match="no such token"):
             call(token)
+
+
+def test_a_stream_passes_over_ids_beyond_the_vocabulary(caplog):
+    """Models may have more rows than their tokenizer has entries; it is said once."""
+    tokenizer, text = copy.copy(OURS), "añ€"
+    stream, found = tokenizer.stream(), ""
+    for token in tokenizer.encode(text):
+        found += stream.push(token) + stream.push(2048) + stream.push(1 << 40)
+    assert found + stream.flush() == text
+    assert ["token 2048 is no text" in one.getMessage() for one in caplog.records] == [True]
+
+
+def test_a_copy_of_a_stream_goes_on_from_the_same_place():
+    ids = OURS.encode("€uro", add_special=False)
+    for at in range(len(ids) + 1):
+        one = OURS.stream()
+        begun = "".join(map(one.push, ids[:at]))
+        other = copy.copy(one)
+        for stream in (other, one):
+            assert begun + "".join(map(stream.push, ids[at:])) + stream.flush() == "€uro"
 
 
 def test_text_that_is_not_unicode_is_refused():

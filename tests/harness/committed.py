@@ -50,8 +50,11 @@ class Known:
 
     @property
     def n_undecided(self):
-        """How many rows the target holds beyond the text."""
-        return 0 if self.verdict is None else 1 + len(self.verified)
+        """How many rows the target holds beyond the text: of a tree the path that was taken."""
+        if self.verdict is None:
+            return 0
+        is_tree = isinstance(self.verified, DraftTree) and not self.verified.is_chain
+        return 1 + (self.verdict.accepted if is_tree else len(self.verified))
 
     def told(self):
         """The tokens whose rows were delivered: of a tree those on the path that was taken."""
@@ -92,6 +95,17 @@ def digest_before(context, seq, end):
     found = hashlib.blake2b(f"{begin}..{end}".encode() if begin < end else b"none")
     memory.hash_rows(found, seq, begin, end)
     return found.digest()
+
+
+def check_pages(context):
+    """No page is lost, once the next act has begun and given up what is not kept."""
+    context.save()
+    for group in context.memory.groups if context.memory else ():
+        pages = group.pages
+        held = pages.tables[pages.tables >= 0]
+        assert np.array_equal(np.bincount(held, minlength=len(pages.uses)), pages.uses)
+        assert sorted(pages._free) == np.flatnonzero(pages.uses == 0).tolist()
+        assert len(pages._free) == pages.n_free
 
 
 def look(cross, seq):

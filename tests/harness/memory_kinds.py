@@ -1,7 +1,6 @@
 """Memory kinds for tests: a store that remembers plain rows, and a recurrent kind."""
 
 import hashlib
-from contextlib import contextmanager
 
 import numpy as np
 
@@ -78,15 +77,11 @@ class RunningSum:
         else:
             self.states[seq] = [s for s in self.states[seq] if s[0] <= length]
 
-    @contextmanager
-    def undoable(self, rows):
-        before = {seq: (list(self.states[seq]), self.starts[seq]) for seq in rows}
-        try:
-            yield
-        except BaseException:
-            for seq, (states, start) in before.items():
-                self.states[seq], self.starts[seq] = states, start
-            raise
+    def save(self):
+        return [list(states) for states in self.states], list(self.starts)
+
+    def restore(self, saved):
+        self.states, self.starts = [list(states) for states in saved[0]], list(saved[1])
 
     def keep(self, seq, begin, path):
         if path != list(range(len(path))):

@@ -80,12 +80,16 @@ class Machine(RuleBasedStateMachine):
         self.memory.commit(seq, begin + 1 + accepted)
         self.rows[seq] += values[: accepted + 1]
 
-    @rule(seq=seqs, n=st.integers(1, 250))
-    def fail(self, seq, n):
-        begin = self.end(seq)
-        with suppress(CapacityError, ZeroDivisionError), self.memory.undoable({seq: n}):
-            self.append(self.memory, seq, begin, self.values(n))
-            raise ZeroDivisionError
+    @rule(seq=seqs, n=st.integers(1, 250), lost=st.sets(seqs), again=st.booleans())
+    def fail(self, seq, n, lost, again):
+        """Rows of one sequence are appended, others lose theirs, and all is taken back."""
+        with suppress(CapacityError):
+            self.append(self.memory, seq, self.end(seq), self.values(n))
+        for other in lost - {seq}:
+            self.memory.remove(other)
+        self.memory.restore(self.saved)
+        if again:
+            self.memory.restore(self.saved)
 
     @rule(seq=seqs)
     def remove(self, seq):
@@ -98,6 +102,11 @@ class Machine(RuleBasedStateMachine):
             return
         self.memory.fork(seq, new)
         self.rows[new], self.starts[new] = list(self.rows[seq]), self.starts[seq]
+
+    @invariant()
+    def begins_an_act(self):
+        """As contexts do it before each act."""
+        self.saved = self.memory.save()
 
     @invariant()
     def equals_fresh(self):

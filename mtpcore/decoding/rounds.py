@@ -1,0 +1,193 @@
+"""One round of draft and verify for all running requests, in an act that is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import msgspec
+
+from mtpcore.arguments import Length, read
+from mtpcore.cross import Acceptance, Cross, Draft, Verdict
+from mtpcore.decoding.policy import LengthPolicy
+from mtpcore.decoding.request import Progress, Request
+from mtpcore.decoding.stats import Stats
+from mtpcore.draft_tree import DraftTree
+from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.sampling import Sampling
+
+__all__ = ["RoundResult", "run_round"]
+
+Requests = Mapping[int, Request]
+
+
+class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round brought, and what it cost; see ``mtpcore.decoding.Round``.
+
+    ``verified`` is when the target had chosen; ``progress`` where the requests are after it.
+    """
+
+    progress: list[tuple[Request, Progress]]
+    asked: dict[int, int]
+    made: dict[int, int]
+    accepted: dict[int, int]
+    rows: int
+    prompt_rows: int
+    draft_seconds: float
+    choose_seconds: float
+    verified: float
+
+
+def run_round(
+    cross: Cross,
+    running: Requests,
+    lengths: LengthPolicy,
+    acceptance: Acceptance | None,
+    stats: Stats,
+) -> RoundResult:
+    """Run a round for these requests, by sequence; none of them is changed.
+
+    Raises
+    ------
+    LinkError
+        A sequence was changed by others.
+    """
+    _check_sequences(cross, running)
+    ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
+    samplings = {seq: request.sampling for seq, request in running.items()}
+    invalid, paused, chosen_before = cross.invalid, cross.paused, cross.choose_seconds
+    t0 = perf_counter()
+    asked = _choose_lengths(cross, ready, lengths)
+    t1 = perf_counter()
+    drafts = _draft(cross, ready, asked, samplings)
+    t2 = perf_counter()
+    prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
+    going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
+    verdicts = cross.judge(drafts, samplings, prefill, going_on, acceptance)
+    t3 = perf_counter()
+    choose_seconds = cross.choose_seconds - chosen_before
+    progress = [
+        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, stats))
+        for seq, verdict in verdicts.items()
+    ]
+    progress += [
+        (running[seq], _read(cross, seq, running[seq], len(tokens), stats))
+        for seq, tokens in prefill.items()
+    ]
+    stats.passes += bool(verdicts)
+    stats.draft_seconds += t2 - t1
+    stats.length_seconds += t1 - t0
+    stats.invalid += cross.invalid - invalid
+    stats.paused += cross.paused - paused
+    if verdicts:
+        stats.verify_seconds += t3 - t2 - choose_seconds
+        stats.choose_seconds += choose_seconds
+        for k in asked.values():
+            stats.lengths[k] = stats.lengths.get(k, 0) + 1
+    else:
+        stats.prefill_seconds += t3 - t2
+    n_prompt = sum(map(len, prefill.values()))
+    return RoundResult(
+        progress=progress,
+        asked=asked,
+        made={seq: len(draft) for seq, draft in drafts.items()},
+        accepted={seq: verdict.accepted for seq, verdict in verdicts.items()},
+        rows=sum(len(draft) + 1 for draft in drafts.values()) + n_prompt,
+        prompt_rows=n_prompt,
+        draft_seconds=t2 - t1,
+        choose_seconds=choose_seconds,
+        verified=t3,
+    )
+
+
+def _check_sequences(cross: Cross, running: Requests) -> None:
+    """Refuse sequences that do not hold what their requests say."""
+    held = cross.llm.lengths
+    for seq, request in running.items():
+        n = request.n_prefilled + max(len(request.tokens) - 1, 0)
+        if held[seq] != n:
+            raise LinkError(
+                "the sequence of a running request was changed by others",
+                where=f"sequence {seq}, {request!r}",
+                wanted=f"{n} tokens",
+                got=f"{held[seq]} tokens",
+                fix="cancel() the request, and leave sequences to the generator that uses them",
+            )
+
+
+def _choose_lengths(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, int]:
+    """Return how much to draft for each sequence: no more than it has room and budget for."""
+    room = cross.llm.n_ctx + 1
+    asked: dict[int, int] = {}
+    limits: dict[int, int] = {}
+    for seq, request in ready.items():
+        n = len(request.tokens)
+        left = max(min(request.max_tokens - n, room - len(request.prompt) - n) - 1, 0)
+        if request.draft == "auto":
+            limits[seq] = left
+        else:
+            asked[seq] = min(request.draft, left)
+    if limits:
+        chosen, where = cross.guard.lend(lengths.choose, limits, asked), type(lengths).__name__
+        if not isinstance(chosen, Mapping):
+            raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
+        for seq, most in limits.items():
+            k = read(chosen.get(seq, 0), Length, "draft is a number of tokens", where=where)
+            asked[seq] = min(k, most)
+    return asked
+
+
+def _draft(
+    cross: Cross, ready: Requests, asked: Mapping[int, int], samplings: Mapping[int, Sampling]
+) -> dict[int, Draft]:
+    drafts: dict[int, Draft] = {seq: [] for seq in asked}
+    wanted = {seq: k for seq, k in asked.items() if k}
+    for p_min in {ready[seq].p_min for seq in wanted}:
+        mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
+        samplers = {seq: ready[seq].draft_sampler for seq in mine}
+        drafts |= cross.propose(mine, samplings, samplers, p_min)
+    return drafts
+
+
+def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int]]:
+    """Share what the batch has left among prompts that are not processed yet."""
+    room = max(cross.llm.n_batch - taken, 1)
+    chunks = {}
+    for seq, request in running.items():
+        tokens = request.prompt[request.n_prefilled : request.n_prefilled + room]
+        if tokens and room > 0:
+            chunks[seq] = tokens
+            room -= len(tokens)
+    return chunks
+
+
+def _ends_prompt(request: Request, n: int) -> bool:
+    """Say whether n further tokens are all that is left of a prompt."""
+    return request.n_prefilled + n == len(request.prompt)
+
+
+def _read(cross: Cross, seq: int, request: Request, n: int, stats: Stats) -> Progress:
+    """Return where a chunk of its prompt brings a request: its end brings the first token."""
+    stats.prompt_tokens += 0 if request.n_prefilled else len(request.prompt)
+    tokens: Sequence[int] = ()
+    if _ends_prompt(request, n):
+        tokens = (cross.choose(seq, request.sampling),)
+    is_full = bool(tokens) and cross.llm.lengths[seq] >= cross.llm.n_ctx
+    progress = request.advance(tokens, 0, n_prompt=n, is_full=is_full)
+    stats.prompts += len(progress.tokens)
+    stats.tokens += len(progress.tokens)
+    return progress
+
+
+def _accept(
+    cross: Cross, seq: int, request: Request, draft: Draft, verdict: Verdict, stats: Stats
+) -> Progress:
+    """Keep what was accepted of a draft, and return where that brings the request."""
+    cross.settle(seq)
+    is_full = cross.llm.lengths[seq] >= cross.llm.n_ctx
+    progress = request.advance(verdict.tokens, verdict.accepted, is_full=is_full)
+    stats.tokens += len(progress.tokens)
+    if len(draft):
+        depth = draft.depth.max() if isinstance(draft, DraftTree) else len(draft)
+        stats.count(len(draft), int(depth), sum(progress.drafted))
+    return progress

@@ -1,0 +1,73 @@
+"""The tokens of one request as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mtpcore.decoding.request import Request
+from mtpcore.errors import BusyError, CapacityError
+
+if TYPE_CHECKING:
+    from mtpcore.decoding.generator import Generator
+
+__all__ = ["Tokens"]
+
+
+class Tokens(Iterator[int]):
+    """Runs rounds when the next token is asked for; what ``Generator.generate`` returns.
+
+    Unlike a generator of Python's it is not finished by an exception: the next call goes on.
+    Whoever lets go of it, or closes it, cancels the request.
+    """
+
+    def __init__(self, generator: Generator, request: Request) -> None:
+        self._generator, self._request = generator, request
+        self._given = 0
+        self._is_queued = self._is_closed = False
+
+    def __next__(self) -> int:
+        """Return the next token.
+
+        Raises
+        ------
+        CapacityError
+            The request gave its sequence to another one after an interruption.
+        """
+        request, given = self._request, self._given
+        try:
+            request.resting = False
+            if not self._is_queued:
+                self._generator.queue(request)
+                self._is_queued = True
+            while given == len(request.tokens):
+                if request.done:
+                    break
+                self._generator.step()
+            else:
+                self._given = given + 1
+                return request.tokens[given]
+        except BaseException:
+            request.resting, self._given = True, given
+            raise
+        if request.finish_reason == "cancelled" and not self._is_closed:
+            raise CapacityError(
+                "the text was given up: another one needed its sequence",
+                where=f"after {given} tokens",
+                fix="make n_seq_max= larger, or go on reading before another text is begun",
+            )
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the request, unless it is done."""
+        self._is_closed = True
+        if self._is_queued:
+            self._generator.cancel(self._request)
+
+    def __del__(self) -> None:
+        if not self._is_queued or self._request.done:
+            return
+        try:
+            self.close()
+        except BusyError:  # collected in the middle of a round
+            self._request.resting = True  # it gives way

@@ -1,0 +1,135 @@
+"""Acts that happen as a whole or not at all, wherever an exception cuts them off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any, Protocol
+
+from mtpcore.errors import LinkError
+
+__all__ = ["Journal", "Saved", "Transaction"]
+
+
+class Saved(Protocol):
+    """Something that an act may change."""
+
+    def save(self) -> Any:
+        """Return what ``restore`` needs; nothing that happens later changes it."""
+
+    def restore(self, saved: Any) -> None:
+        """Be as ``save`` found it, whatever happened since; may be cut off and called again."""
+
+
+class Journal:
+    """What is under way in a context, or in all contexts of a Cross.
+
+    Before an act changes anything it notes how that is taken back, and a single assignment makes
+    all of it final. So an exception may come out of any line of an act, a signal's between any two
+    instructions too: what was begun is taken back at once, or finished if it was final. Where that
+    is cut off in turn it is done again before the next act: settling twice is settling once.
+    """
+
+    __slots__ = ("_open",)
+
+    def __init__(self) -> None:
+        self._open: Transaction | None = None
+
+    def transaction(self, things: Iterable[Saved]) -> Transaction:
+        """Return the transaction of an act that may change these things, to be entered at once.
+
+        Raises
+        ------
+        LinkError
+            An act is under way: this one was asked for by one of its callbacks, or by a thread.
+        """
+        if self._open is not None:
+            self.settle()
+            if self._open is not None:
+                raise LinkError(
+                    "a call inside another call",
+                    where=self._open.where,
+                    fix="let it return before the next one on the same Context or Cross",
+                )
+        return Transaction(self, [(thing, thing.save()) for thing in things])
+
+    def settle(self) -> None:
+        """Settle an act that was cut off; leave one that is running alone."""
+        act = self._open
+        if act is None or _is_running(act.frame):
+            return
+        if self._open is act:  # a thread that was at it may have come to its end meanwhile
+            act.settle()
+            self._open = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an act is under way, or was cut off and is not settled."""
+        return self._open is not None
+
+
+class Transaction(AbstractContextManager["Transaction"]):
+    """What an act changes while it is under way; its end makes it final.
+
+    One of these surrounds every batch, so it is a plain object: a generator costs more.
+    """
+
+    __slots__ = ("_finish", "_journal", "_saved", "frame")
+
+    def __init__(self, journal: Journal, saved: list[tuple[Saved, Any]]) -> None:
+        self._journal, self._saved = journal, saved
+        self._finish: Callable[[], None] | None = None
+        self.frame: FrameType | None = None
+
+    def __enter__(self) -> Transaction:
+        """Note how to take back what follows."""
+        self.frame = sys._getframe(1)
+        self._journal._open = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Make it final, or settle it where there was an error; that goes on."""
+        if kind is not None:
+            self.settle()
+        self._journal._open = None
+        self.frame = None  # its locals may hold this act
+
+    @property
+    def where(self) -> str:
+        """The function that it is in."""
+        return self.frame.f_code.co_qualname if self.frame else ""
+
+    def commit(self, finish: Callable[[], None]) -> None:
+        """Make final what was done, and finish it.
+
+        ``finish`` is all that is left. It is called once more wherever it is cut off, so calling it
+        twice must be calling it once.
+        """
+        self._finish = finish
+        finish()
+
+    def settle(self) -> None:
+        """Take back what was done, or finish it if it is final; twice is once."""
+        if self._finish is not None:
+            self._finish()
+            return
+        for thing, saved in self._saved:
+            thing.restore(saved)
+
+
+def _is_running(frame: FrameType | None) -> bool:
+    """Say whether a thread is executing a frame; what an exception left behind is not."""
+    for newest in (sys._getframe(1), *sys._current_frames().values()):
+        one: FrameType | None = newest
+        while one is not None:
+            if one is frame:
+                return True
+            one = one.f_back
+    return False

@@ -1,0 +1,172 @@
+"""An exception at every line of every act: the state is what it was before, or what it is after."""
+
+import numpy as np
+import pytest
+from harness.committed import check_pages, look
+from harness.hashed import FUSED, HashBackend, HashModel
+from harness.interrupted import Raiser, recovering
+from harness.scripted import cross_of, plain
+
+from mtpcore.batch import Batch
+from mtpcore.context import Context
+from mtpcore.draft_tree import DraftTree
+from mtpcore.sampling import Sampling
+from mtpcore.spec import Tree
+
+PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
+TRUTH = plain(PROMPT, WARM, 8)
+TREE = DraftTree([5, TRUTH[1], 6, TRUTH[2]], [-1, -1, 1, 1])
+STEP = 7  # of the lines: another of them is the first in each act
+
+
+def crossed(kind):
+    """Two sequences, the first one after a round, and an empty one."""
+    settings = {"tree": Tree(depth=3, width=2, n_nodes=6)} if kind == "tree" else {}
+    if kind == "fusion":
+        settings["model"] = HashModel(FUSED)
+    cross, _ = cross_of("head", skill=12, n_seq_max=3, n_batch=8, **settings)
+    cross.llm.process(Batch.of(PROMPT, seq=0))
+    cross.llm.process(Batch.of([7, 2], seq=1))
+    cross.pending(0, WARM)
+    cross.verify({0: cross.draft(0, 2, WARM)}, WARM)
+    cross.accept(0, 0)
+    return cross
+
+
+def verified(cross):
+    cross.verify({0: cross.draft(0, 3, WARM), 1: [2]}, WARM)
+
+
+def fed(cross):
+    place = cross.links.inboxes("draft")["hidden"].length(0)
+    rows = cross.links.inboxes("draft")["hidden"].get(0, place - 2, place)
+    cross.feed("llm", "hidden", 0, place - 2, rows + 1)
+
+
+ACTS = {
+    "process": (None, lambda c: c.llm.process(Batch.of([9, 8], seq=0, pos=4, outputs="last"))),
+    "draft": (None, lambda c: c.draft({0: 3, 1: 3}, sampling=WARM)),
+    "verify": (None, lambda c: c.verify({0: [TRUTH[2], 5], 1: []}, WARM, prefill={2: [1, 2]})),
+    "verify trees": (None, lambda c: c.verify({0: TREE, 1: [3]}, WARM, prefill={2: [1, 2]})),
+    "accept": (verified, lambda c: c.accept(0)),
+    "rollback": (verified, lambda c: c.rollback(0, 2)),
+    "remove": (verified, lambda c: c.remove(0)),
+    "fork": (None, lambda c: c.fork(0, 2, stream=3)),
+    "digest": (None, lambda c: c.digest(0)),
+    "feed": (None, fed),
+}
+
+
+def state(cross):
+    """Everything that a Cross shows, and who holds which page."""
+    held = [
+        (group.pages.n_free, np.where(group.pages.bounds[1] > 0, group.pages.bounds, 0).tolist())
+        for context in cross.contexts.values()
+        for group in (context.memory.groups if context.memory else ())
+    ]
+    undecided = [one.undecided for one in cross._states]
+    streams = [(one.stream, one.n_prompt, one.n_known) for one in cross._states]
+    texts = [one.history[: one.n + (one.pending is not None)].tolist() for one in cross._states]
+    return [look(cross, seq) for seq in range(3)], held, undecided, streams, texts, cross.paused
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "fusion"])
+@pytest.mark.parametrize("name", ACTS)
+def test_acts_of_a_cross_happen_or_not(name, kind):
+    if (name, kind) == ("feed", "fusion"):
+        pytest.skip("nothing reads the tap alone")
+    prepare, act = ACTS[name]
+
+    def make():
+        cross = crossed(kind)
+        if prepare:
+            prepare(cross)
+        return cross
+
+    one = make()
+    before = state(one)
+    act(one)
+    after = state(one)
+    place = list(ACTS).index(name) % STEP
+    while True:
+        cross, raiser = make(), Raiser(place, place % 31)
+        with recovering(raiser):
+            try:
+                with raiser:
+                    act(cross)
+            except KeyboardInterrupt:
+                pass
+        if not raiser.raised:
+            break
+        cross.journal.settle()
+        now = state(cross)
+        assert now in (before, after), raiser.raised
+        for context in cross.contexts.values():
+            check_pages(context)
+        if now == before:
+            act(cross)
+            assert state(cross) == after, raiser.raised
+        place += STEP
+
+
+def bare():
+    context = Context(HashModel(), 200, n_seq_max=3, n_batch=16, backend=HashBackend())
+    context.process(Batch.of([1, 2, 3] * 30, seq=0))
+    context.process(Batch.of(PROMPT, seq=1))
+    return context
+
+
+def grown(context):
+    tree = Batch([1, 2, 3, 4], seq=1, pos=[3, 4, 4, 5], parent=[-1, 0, 0, 2])
+    context.process(tree)
+
+
+BARE = {
+    "process": (None, lambda c: c.process(Batch.of([5] * 40, seq=1, pos=3))),
+    "explore": (None, lambda c: c.explore(Batch.of([5] * 10, seq=1, pos=3))),
+    "rewind": (None, lambda c: c.rewind(0, 20)),
+    "remove": (None, lambda c: c.remove(0)),
+    "fork": (None, lambda c: c.fork(0, 2)),
+    "keep": (grown, lambda c: c.keep(1, [0, 2, 3])),
+}
+
+
+def held_by(context):
+    pages = context.memory.pages
+    digests = [context.digest(seq) for seq in range(3)]
+    return digests, context.lengths[:], dict(context.undecided), pages.n_free
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_acts_of_a_context_happen_or_not(name):
+    prepare, act = BARE[name]
+
+    def make():
+        context = bare()
+        if prepare:
+            prepare(context)
+        return context
+
+    one = make()
+    before = held_by(one)
+    act(one)
+    after = held_by(one)
+    place = 0
+    while True:
+        context, raiser = make(), Raiser(place, place % 23)
+        with recovering(raiser):
+            try:
+                with raiser:
+                    act(context)
+            except KeyboardInterrupt:
+                pass
+        if not raiser.raised:
+            break
+        context.length(0)
+        now = held_by(context)
+        check_pages(context)
+        assert now in (before, after), raiser.raised
+        if now == before:
+            act(context)
+            assert held_by(context) == after
+        place += 3
