@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Literal
 
 from mtpcore.acts import Storey, act
-from mtpcore.arguments import offers
+from mtpcore.arguments import expect, offers
 from mtpcore.context import Context
 from mtpcore.cross import Acceptance, Cross, DraftSampler
 from mtpcore.decoding.length import controller_for
@@ -176,7 +176,7 @@ class Generator:
     @act(Storey.GENERATOR)
     def queue(self, request: Request) -> None:
         """Let rounds work on a request."""
-        self._queue(request)
+        self._queue(expect(request, Request, "queue() takes a request"))
 
     def _queue(self, request: Request) -> None:
         if request.max_tokens == 0:
@@ -199,9 +199,7 @@ class Generator:
         BatchError
             Another generator works on it.
         """
-        if not isinstance(request, Request):
-            raise BatchError("cancel() takes a request", got=spell(request))
-        self._cancel(request)
+        self._cancel(expect(request, Request, "cancel() takes a request"))
 
     def _cancel(self, request: Request) -> None:
         self.cross.journal.settle()
@@ -312,6 +310,8 @@ class Generator:
     def _admit(self) -> None:
         """Find sequences for requests that wait; those that rest give way."""
         self.cross.journal.settle()
+        for request in [one for one in self._requests if one.is_left]:
+            self._cancel(request)
         self._forget_finished()
         for request in list(self._requests):
             if request.seq is None and not request.resting:

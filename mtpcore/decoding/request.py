@@ -88,7 +88,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
         self.n_prefilled = 0
-        self.resting = False
+        self.resting = self.is_left = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream() if tokenizer else None
         self._text = ""

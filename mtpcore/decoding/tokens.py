@@ -59,15 +59,14 @@ class Tokens(Iterator[int]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel the request, unless it is done."""
+        """Cancel the request, unless it is done; in the middle of a round, with the next one."""
         self._is_closed = True
-        if self._is_queued:
-            self._generator.cancel(self._request)
-
-    def __del__(self) -> None:
         if not self._is_queued or self._request.done:
             return
         try:
-            self.close()
-        except BusyError:  # collected in the middle of a round
-            self._request.resting = True  # it gives way
+            self._generator.cancel(self._request)
+        except BusyError:  # collected as garbage at any time, it cannot wait
+            self._request.resting = self._request.is_left = True
+
+    def __del__(self) -> None:
+        self.close()

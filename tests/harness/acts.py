@@ -7,11 +7,14 @@ from mtpcore import Batch, Context, Cross, Generator, Link, Sampling, Tap, link,
 SAMPLING = Sampling(temperature=1.0, seed=3)
 PROMPT = [5, 6, 7]
 NOT_ACTS = {
-    Context: {"length", "check_seq", "check_forget", "undoable"},
-    Cross: {"tokens"},
+    Context: {"length", "check_seq", "extend", "look_ahead", "digest_now", "save", "restore"},
+    Cross: {
+        *("tokens", "transaction", "save", "restore"),
+        *("propose", "judge", "settle", "clear", "choose"),
+    },
     Generator: {"generate"},  # it is made of add, step and cancel
 }
-"""Public methods that only look, or that are made of acts."""
+"""Public methods that only look, that are made of acts, or that are parts of one under way."""
 
 
 class Room:
@@ -42,11 +45,17 @@ class Room:
             for one in self.cross._states
         ]
         inboxes = [[box.length(seq) for seq in range(4)] for box in self.inboxes()]
-        links, active = [*self.cross.links], len(self.generator._waiting)
+        links, active = [*self.cross.links], len(self.generator._requests)
         return contexts, sequences, inboxes, links, active, [*self.request.tokens]
 
     def inboxes(self):
         return self.cross.links.inboxes("draft").values()
+
+
+def new_request(generator):
+    return generator._request(
+        [1, 2], sampling=None, draft=None, max_tokens=4, stop=(), ignore_eos=False
+    )
 
 
 CALLS = {
@@ -76,6 +85,7 @@ CALLS = {
     Cross.remove: lambda room: room.cross.remove(1),
     Cross.digest: lambda room: room.cross.digest(1),
     Generator.add: lambda room: room.generator.add([1, 2]),
+    Generator.queue: lambda room: room.generator.queue(new_request(room.generator)),
     Generator.step: lambda room: room.generator.step(),
     Generator.cancel: lambda room: room.generator.cancel(room.request),
 }

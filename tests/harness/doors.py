@@ -98,7 +98,15 @@ SOUND = {
 left out."""
 
 LEFT_OUT = {
-    "Context.undoable": "a guard for those who process: cross and context",
+    **dict.fromkeys(
+        (
+            *("Context.extend", "Context.look_ahead", "Context.digest_now"),
+            *("Context.save", "Context.restore", "Cross.save", "Cross.restore"),
+            *("Cross.transaction", "Cross.propose", "Cross.judge", "Cross.settle"),
+            *("Cross.clear", "Cross.choose"),
+        ),
+        "a part of an act that is under way, which has read the arguments",
+    ),
     "Context.draft": "takes what a backend takes; drafters call it with what they made",
     "Link": "data; Cross.connect reads it",
     "Tap": "data; whoever takes taps reads it",

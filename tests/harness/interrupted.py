@@ -63,18 +63,18 @@ def recovering(raiser):
     if journal is None:
         yield
         return
-    leave = journal.Act.__exit__
+    leave = journal.Transaction.__exit__
 
     def leave_traced(act, kind, error, trace):
         if kind is not None and raiser.left:
             raiser._rearm()
         return leave(act, kind, error, trace)
 
-    journal.Act.__exit__ = leave_traced
+    journal.Transaction.__exit__ = leave_traced
     try:
         yield
     finally:
-        journal.Act.__exit__ = leave
+        journal.Transaction.__exit__ = leave
 
 
 class Alarms:
