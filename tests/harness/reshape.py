@@ -17,9 +17,10 @@ from mtpcore.gguf.types import BLOCKS, dequantize
 MOST_BYTES = 8 << 20
 """Of a changed tensor."""
 
+LARGEST = (1 << 64) - 1
 COUNTS = (
     *(0, 1, 2, 3, 5, 7, 8, 31, 33, 64, 255, 4096, 65_535, 1 << 16, 1 << 20, (1 << 20) + 1),
-    *((1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1),
+    *((1 << 31) - 1, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, LARGEST),
     *(-1, -2, -(1 << 31), -(1 << 63)),
 )
 REALS = (
@@ -305,7 +306,7 @@ def _change_key(chance, parts):
         parts.metadata[key] = _changed_list(chance, old)
     elif type(old) is int and chance.random() < 0.5:
         near = (old - 1, old + 1, old // 2, 2 * old, old + 32, old - 2, old + 2)
-        parts.metadata[key] = max(chance.choice(near), 0)
+        parts.metadata[key] = min(max(chance.choice(near), 0), LARGEST)
     elif isinstance(old, float):
         parts.metadata[key] = chance.choice(REALS)
     else:
