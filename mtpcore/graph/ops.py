@@ -211,7 +211,7 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     matrix = w[0]
     assert matrix is not None
     _want(len(matrix) == 2, "a router has two axes", "[experts, inputs]", matrix)
-    wanted = (TOKENS, matrix[1])
+    wanted = (x[0][0], matrix[1])  # tokens, or those whose outputs are wanted
     _want(x[0] == wanted, "rows do not fit the router", wanted, x[0])
     n = matrix[0]
     if len(w) > 1 and w[1] is not None:
@@ -229,7 +229,7 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     best = a["n_best_of_group"]
     _want(best in (1, 2), "experts that a group is judged by", "1, 2", best)
-    made: Shape = (TOKENS, a["n_used"])
+    made: Shape = (x[0][0], a["n_used"])
     return ((made, "i32"), (made, "f32"))
 
 

