@@ -10,7 +10,7 @@ from functools import cached_property
 
 import tokenizers
 
-from mtpcore.arguments import Flag, Whole31, read, read_below
+from mtpcore.arguments import Flag, Whole64, read, read_below
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata
@@ -209,7 +209,7 @@ class TextStream:
             If this is no id at all.
         """
         tokenizer = self._tokenizer
-        token = read(token, Whole31, "no such token", where="tokenizer", error=MtpcoreError)
+        token = read(token, Whole64, "no such token", where="tokenizer", error=MtpcoreError)
         if token >= tokenizer.n_vocab:
             tokenizer.warn_of(token)
             return ""

@@ -73,6 +73,6 @@ class World:
             found += [cross.llm.lengths[:], dict(cross.llm.undecided), len(list(cross.links))]
         one = self.request
         found += [list(one.tokens), one.text, one.seq, one.n_prefilled, one.finish_reason]
-        found += [len(self.generator._waiting), sorted(self.generator._running)]
+        found += [len(self.generator._requests)]
         found += [self.tree.tokens.tolist(), self.vocabulary.tokens.tolist(), str(self.stats)]
         return found
