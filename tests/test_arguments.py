@@ -9,6 +9,7 @@ import mtpcore_glm_nextn
 import numpy as np
 import pytest
 import toy
+from harness.world import Policy
 from harness.zoo import HUGE, raising
 
 import mtpcore
@@ -89,20 +90,6 @@ def cross(model):
     made = mtpcore.link(mtpcore.Context(model, 32, n_seq_max=2, threads=1))
     made.llm.process(mtpcore.Batch.of([1, 2, 3]))
     return made
-
-
-class Policy:
-    def __init__(self, chosen, observed=()):
-        self.chosen, self.observed = chosen, observed
-
-    def choose(self, limits, fixed):
-        return self.chosen
-
-    def observe(self, done):
-        return self.observed
-
-    def forget(self, seq):
-        pass
 
 
 BFLOAT16 = type(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -24,6 +24,7 @@ __all__ = [
     "DeclaredProposer",
     "DraftJob",
     "Drafter",
+    "draft_choices",
     "ProposerDrafter",
     "followed_memory",
     "spell_differences",
@@ -47,6 +48,20 @@ class DraftJob(msgspec.Struct, frozen=True):
     k: int
     sampler: Sampler
     p_min: float = 0.0
+
+
+def draft_choices(
+    jobs: Sequence[DraftJob], recycle: Mapping[str, str], token_ids: I32 | None
+) -> dict[str, Any]:
+    """Return the fields of ``DraftRun`` that say how drafts of these sequences are chosen."""
+    return {
+        "samplers": [job.sampler for job in jobs],
+        "history": [job.history for job in jobs],
+        "n_prompt": [job.n_prompt for job in jobs],
+        "p_min": [job.p_min for job in jobs],
+        "recycle": recycle,
+        "token_ids": token_ids,
+    }
 
 
 class Drafter(Protocol):

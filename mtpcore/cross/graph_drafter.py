@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
+from mtpcore.cross.drafters import (
+    DraftJob,
+    draft_choices,
+    followed_memory,
+    spell_differences,
+    warn_not_finite,
+)
 from mtpcore.cross.feeders import Feeders, sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.cross.walk import Draft
@@ -155,14 +161,7 @@ class GraphDrafter:
 
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
-        choices = {
-            "samplers": [job.sampler for job in jobs],
-            "history": [job.history for job in jobs],
-            "n_prompt": [job.n_prompt for job in jobs],
-            "p_min": [job.p_min for job in jobs],
-            "recycle": self._recycle,
-            "token_ids": self._ids,
-        }
+        choices = draft_choices(jobs, self._recycle, self._ids)
         found = run_drafts([(self.context, self._missing(jobs))], lengths, choices)
         for job, k, ids in zip(jobs, lengths, found, strict=True):
             drafts[job.seq] = ids

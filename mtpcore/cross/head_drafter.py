@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from mtpcore.batch import Batch
 from mtpcore.context import Context
-from mtpcore.cross.drafters import DraftJob, followed_memory, spell_differences, warn_not_finite
+from mtpcore.cross.drafters import (
+    DraftJob,
+    draft_choices,
+    followed_memory,
+    spell_differences,
+    warn_not_finite,
+)
 from mtpcore.cross.feeders import sound_places
 from mtpcore.cross.vocabulary import read_vocabulary
 from mtpcore.draft_passes import run_drafts
@@ -148,14 +154,7 @@ class HeadDrafter:
             (context, self._batch(head, [job for job, k in wanted if k > head]))
             for head, context in enumerate(self.contexts[: max(k for _, k in wanted)])
         ]
-        choices = {
-            "samplers": [job.sampler for job in jobs],
-            "history": [job.history for job in jobs],
-            "n_prompt": [job.n_prompt for job in jobs],
-            "p_min": [job.p_min for job in jobs],
-            "recycle": self._recycle,
-            "token_ids": self._ids,
-        }
+        choices = draft_choices(jobs, self._recycle, self._ids)
         found = run_drafts(passes, [k for _, k in wanted], choices)
         for (job, k), ids in zip(wanted, found, strict=True):
             drafts[job.seq] = ids

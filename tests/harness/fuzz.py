@@ -9,24 +9,20 @@ AddressSanitizer, which reserves address space without end, memory is not limite
 import contextlib
 import json
 import logging
-import os
 import random
-import resource
-import signal
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 import mtpcore
+from harness.confined import WATCHED, confined
 from harness.damage import write_damaged, write_sound
 from harness.reshape import write_reshaped
 from mtpcore import Batch, Sampling
 
-ADDRESS_SPACE = 3 << 30
 SECONDS = 120
-WATCHED = "libasan" in os.environ.get("LD_PRELOAD", "")
 N_ROUNDS = 3
 
 
@@ -108,42 +104,9 @@ def write_whole_or_broken(folder, seed):
 KINDS = {"damaged": write_whole_or_broken, "reshaped": write_reshaped}
 
 
-def run_child(paths, seed, said):
-    """Say on the pipe how it went, and leave without cleaning up what the parent owns."""
-    if not WATCHED:
-        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    signal.alarm(SECONDS)  # a hang is a failure
-    try:
-        use(paths, seed)
-        how = "ran"
-    except mtpcore.MtpcoreError as error:
-        how = f"refused: {error.what}" if error.what else "refused without a word"
-    except BaseException:
-        how = traceback.format_exc()
-    os.write(said, how.encode()[-2000:])
-    os._exit(0)
-
-
-def run(paths, seed):
-    """Return how the files ended and the largest memory, in bytes."""
-    heard, said = os.pipe()
-    child = os.fork()
-    if child == 0:
-        run_child(paths, seed, said)
-    os.close(said)
-    with open(heard, "rb") as pipe:
-        how = pipe.read().decode()
-    _, status, usage = os.wait4(child, 0)
-    if os.WIFSIGNALED(status):
-        how = signal.Signals(os.WTERMSIG(status)).name
-    elif status:
-        how = f"exit status {os.waitstatus_to_exitcode(status)}"
-    return how, usage.ru_maxrss << 10
-
-
 def judge(paths, seed=None):
     """Run files and say how it ended, or that it took too much memory."""
-    how, peak = run(paths, seed)
+    how, peak = confined(partial(use, paths, seed), SECONDS)
     allowed = 2 * sum(path.stat().st_size for path in paths) + (256 << 20)
     if peak > allowed and not WATCHED:
         return f"{peak >> 20} MB where {allowed >> 20} are allowed; {how}"
