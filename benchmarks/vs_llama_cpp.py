@@ -35,7 +35,7 @@ from versus.results import Found, Results
 from versus.speculation import measure_speculation
 from versus.table import render
 
-from mtpcore.loading import find_model
+from mtpcore.discovery.loading import find_model
 
 CELLS = ("decode", "verify", "prefill", "speculation", "load", "accuracy")
 RESULTS = Path(__file__).parent / "results" / "vs_llama_cpp.json"

@@ -1,11 +1,12 @@
 """The names that users write; ``mtpcore`` has them all."""
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import Cross, Verdict, link
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import Link, Tap, Tree
 from mtpcore.decoding import Generator, Request, Stats
-from mtpcore.draft_tree import DraftTree
-from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.discovery.loading import load_model
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import (
     BackendError,
     BatchError,
@@ -19,12 +20,11 @@ from mtpcore.errors import (
     SamplingError,
 )
 from mtpcore.graph import GraphType
-from mtpcore.loading import load_model
-from mtpcore.model import Model
-from mtpcore.output import Output
-from mtpcore.proposer import Proposer
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
+from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link, Tap, Tree
 
 __all__ = [
     "BackendError",

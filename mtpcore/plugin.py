@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from mtpcore.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
-from mtpcore.draft_tree import DraftTree
+from mtpcore.boundary.sizes import Count
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import (
+    Block,
+    DrafterSpec,
+    Feed,
+    Fit,
+    Heads,
+    KVPolicy,
+    Link,
+    ModelSpec,
+    Tap,
+    Tie,
+    Tree,
+    VocabularyMap,
+    as_variant,
+    first_of,
+)
+from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.graph import GraphBuilder, GraphType, Inputs, Outputs, Value
-from mtpcore.hookspecs import hookimpl
 from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
@@ -58,24 +76,6 @@ from mtpcore.models.rotation import (
     ROPE_KEYS,
     long_context_factors,
     scaling_type,
-)
-from mtpcore.proposer import Proposer
-from mtpcore.sizes import Count
-from mtpcore.spec import (
-    Block,
-    DrafterSpec,
-    Feed,
-    Fit,
-    Heads,
-    KVPolicy,
-    Link,
-    ModelSpec,
-    Tap,
-    Tie,
-    Tree,
-    VocabularyMap,
-    as_variant,
-    first_of,
 )
 
 __all__ = [

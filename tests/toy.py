@@ -3,10 +3,10 @@
 import msgspec
 import numpy as np
 
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
 from mtpcore.plugin import DrafterSpec, Feed, Fit, ModelSpec, Outputs, first_of, hookimpl
-from mtpcore.registry import Registry
 
 WIDTH, N_VOCAB, N_LAYERS, EPS = 32, 64, 2, 1e-5
 

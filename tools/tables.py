@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from mtpcore.registry import load_registry
-from mtpcore.spec import DrafterSpec, ModelSpec
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.discovery.registry import load_registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/plugins.md")

@@ -17,7 +17,7 @@ def columns_of_chain(
     """Return the columns of a batch of one sequence's tokens; None where anything is not plain.
 
     That is: ``tokens`` a list of plain ints, ``seq`` and ``pos`` plain ints, and ``outputs``
-    "all", "last" or "none". They are those of ``mtpcore.batch.Batch``.
+    "all", "last" or "none". They are those of ``mtpcore.runtime.batch.Batch``.
     """
 
 def place_rows(
@@ -32,7 +32,7 @@ def place_rows(
 ) -> tuple[I32, dict[int, tuple[int, int]], dict[int, NDArray[np.intp]], I32] | None:
     """Place the rows of chains of tokens; None where a row does not fit or is no token.
 
-    What ``mtpcore.rows.admit`` finds for such rows; it looks closer where this returns None.
+    What ``mtpcore.runtime.admission`` finds for such rows; it looks closer where this returns None.
 
     Parameters
     ----------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
-from mtpcore.arguments import offers, read
 from mtpcore.backends.base import Backend
+from mtpcore.boundary.arguments import offers, read
 from mtpcore.errors import BackendError, spell
 
 __all__ = ["BACKENDS", "select_backend"]

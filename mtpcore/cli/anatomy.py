@@ -18,13 +18,13 @@ from mtpcore._ext._matmul import (
     isa,
 )
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
-from mtpcore.cross.head_drafter import n_heads
+from mtpcore.declarations.spec import TARGET, DrafterSpec
+from mtpcore.drafting.heads import n_heads
 from mtpcore.errors import MtpcoreError
-from mtpcore.fit import block_of
 from mtpcore.graph import GraphType, Program
 from mtpcore.memory import PAGE, bytes_of_place, pages_for
-from mtpcore.model import Model
-from mtpcore.spec import TARGET, DrafterSpec
+from mtpcore.runtime.fit import block_of
+from mtpcore.runtime.model import Model
 
 __all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of", "target_taps"]
 

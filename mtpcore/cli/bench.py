@@ -18,7 +18,7 @@ from mtpcore.cli.terminal import harmless, note, progress
 from mtpcore.cross import Cross
 from mtpcore.decoding import Controller, Generator, Stats, SyntheticAcceptance
 from mtpcore.errors import SamplingError
-from mtpcore.model import Model
+from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]

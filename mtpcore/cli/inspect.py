@@ -12,10 +12,10 @@ from mtpcore.cli import options as shared
 from mtpcore.cli.anatomy import describe_model, drafter_program, target_taps
 from mtpcore.cli.session import open_draft_model, require_drafter
 from mtpcore.cli.terminal import harmless, spell_bytes
+from mtpcore.discovery.loading import load_model
 from mtpcore.graph import Program
 from mtpcore.graph.draw import to_dot, to_mermaid
-from mtpcore.loading import load_model
-from mtpcore.model import Model
+from mtpcore.runtime.model import Model
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 

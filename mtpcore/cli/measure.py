@@ -10,10 +10,10 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from mtpcore.batch import Batch
 from mtpcore.cli.session import Session
-from mtpcore.context import Context
 from mtpcore.cross import Cross, draft_batch
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
 
 __all__ = ["ROWS", "Costs", "Sample", "measure_costs", "take_turns"]

@@ -10,12 +10,12 @@ from typing import Literal, NoReturn
 from mtpcore.backends.select import BACKENDS
 from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
-from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.declarations.spec import Tree
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
 from mtpcore.memory import KV_DTYPES
-from mtpcore.model import Model
+from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Tree
 
 __all__ = [
     "add_context_options",

@@ -7,8 +7,8 @@ import json
 import os
 from typing import Any
 
-from mtpcore.registry import SWITCH, Plugin, describe_plugins
-from mtpcore.spec import DrafterSpec, ModelSpec
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.discovery.registry import SWITCH, Plugin, describe_plugins
 from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]

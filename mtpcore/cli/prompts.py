@@ -6,9 +6,9 @@ import argparse
 import sys
 from contextlib import nullcontext
 
+from mtpcore.boundary.paths import open_stream, take_path
 from mtpcore.errors import MtpcoreError
-from mtpcore.model import Model
-from mtpcore.paths import open_stream, take_path
+from mtpcore.runtime.model import Model
 
 __all__ = ["BUILT_IN", "encode", "read_prompt"]
 

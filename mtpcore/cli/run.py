@@ -21,7 +21,7 @@ from mtpcore.cli.session import Session, finish, make_context, open_model, open_
 from mtpcore.cli.terminal import LiveText, note, paint, uses_colour
 from mtpcore.decoding import Generator, Request
 from mtpcore.errors import CapacityError
-from mtpcore.model import Model
+from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]

@@ -9,13 +9,13 @@ import msgspec
 
 from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.terminal import note, progress
-from mtpcore.context import Context
 from mtpcore.cross import Cross, link
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
+from mtpcore.discovery.loading import find_companion, load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
-from mtpcore.loading import find_companion, load_model
-from mtpcore.model import Model
-from mtpcore.spec import DrafterSpec
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
 
 __all__ = [
     "Session",

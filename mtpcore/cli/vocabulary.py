@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Iterator
 from io import TextIOWrapper
 
+from mtpcore.boundary.paths import open_stream, take_path
 from mtpcore.cli import options as shared
 from mtpcore.cli.terminal import note
-from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.discovery.loading import load_model
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import ModelFileError
-from mtpcore.loading import load_model
-from mtpcore.paths import open_stream, take_path
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 

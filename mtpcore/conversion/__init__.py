@@ -1,7 +1,7 @@
 """Published checkpoints into model files, and model files into other types.
 
 What a family's tensors are called and what its metadata says is declared by trunks and plugins
-(``mtpcore.checkpoint``); nothing here knows an architecture.
+(``mtpcore.declarations.checkpoint``); nothing here knows an architecture.
 """
 
 from mtpcore.conversion.convert import convert

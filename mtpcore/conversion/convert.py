@@ -12,7 +12,8 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from mtpcore.checkpoint import Config
+from mtpcore.boundary.paths import take_path
+from mtpcore.boundary.sizes import Count
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import (
     Family,
@@ -29,14 +30,13 @@ from mtpcore.conversion.published import convert_json, read_tensors
 from mtpcore.conversion.tokenizer import tokenizer_metadata
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.values import check_scales, read_values
+from mtpcore.declarations.checkpoint import Config
+from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
-from mtpcore.paths import take_path
-from mtpcore.registry import Registry, registry
-from mtpcore.sizes import Count
 
 __all__ = ["convert"]
 

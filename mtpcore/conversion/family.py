@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from mtpcore.checkpoint import Checkpoint, Config
 from mtpcore.conversion.published import read_json
+from mtpcore.declarations.checkpoint import Checkpoint, Config
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
-from mtpcore.registry import Registry
-from mtpcore.spec import DrafterSpec, ModelSpec
 
 __all__ = ["Family", "count_heads", "find_family", "pattern", "read_config"]
 

@@ -10,10 +10,10 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, size_label
 from gguf import Metadata as Card
 
-from mtpcore.checkpoint import Checkpoint, Config, Key
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.plan import PlannedTensor
 from mtpcore.conversion.published import check_small_files
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.writer import take_values

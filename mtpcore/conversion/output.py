@@ -7,14 +7,14 @@ from os import PathLike
 from pathlib import Path
 from typing import cast
 
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import GraphError, ModelFileError, PluginError
 from mtpcore.gguf import StreamedTensor, stream_model_file
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import PLAIN, type_name
 from mtpcore.graph import GraphType, Program
-from mtpcore.loading import load_model
-from mtpcore.model import Model
-from mtpcore.registry import Registry
+from mtpcore.runtime.model import Model
 
 __all__ = ["Report", "write_checked"]
 

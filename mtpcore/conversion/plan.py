@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from mtpcore.checkpoint import Checkpoint, Config, Rename
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.family import Family, pattern
 from mtpcore.conversion.parts import MTP, left_out_of
 from mtpcore.conversion.published import PublishedTensor, convert_json
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename
 from mtpcore.errors import ModelFileError
 
 __all__ = ["Plan", "PlannedTensor", "make_plan"]

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from mtpcore.boundary.paths import open_regular, read_regular
 from mtpcore.conversion.float8 import e4m3_values
 from mtpcore.errors import ModelFileError
-from mtpcore.paths import open_regular, read_regular
 
 __all__ = ["PublishedTensor", "check_small_files", "convert_json", "read_json", "read_tensors"]
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
+from mtpcore.boundary.paths import take_path
 from mtpcore.conversion.output import Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import OutType, TypeChoice
+from mtpcore.discovery.loading import find_model, load_model
+from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
-from mtpcore.fit import block_of
 from mtpcore.gguf import StreamedTensor, Tensor
 from mtpcore.gguf.types import PLAIN
 from mtpcore.gguf.writer import encode
-from mtpcore.loading import find_model, load_model
-from mtpcore.model import Model
-from mtpcore.paths import take_path
-from mtpcore.registry import Registry, registry
+from mtpcore.runtime.fit import block_of
+from mtpcore.runtime.model import Model
 
 __all__ = ["quantize"]
 

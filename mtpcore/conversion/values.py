@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mtpcore.checkpoint import Config
+from mtpcore.boundary.sizes import Count
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.float8 import find_ranks, regroup, scale_blocks
 from mtpcore.conversion.plan import Plan, PlannedTensor, apply_change
 from mtpcore.conversion.published import PublishedTensor
+from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
-from mtpcore.sizes import Count
 
 __all__ = ["check_scales", "read_values"]
 

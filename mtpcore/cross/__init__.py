@@ -3,6 +3,7 @@
 from mtpcore.cross.cross import Acceptance, Cross, DraftSampler
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.walk import Draft, draft_batch
+from mtpcore.cross.verification import draft_batch
+from mtpcore.declarations.draft_tree import Draft
 
 __all__ = ["Acceptance", "Cross", "Draft", "DraftSampler", "Verdict", "draft_batch", "link"]

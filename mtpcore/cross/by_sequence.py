@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from mtpcore.batch import integers
-from mtpcore.draft_tree import DraftTree
+from mtpcore.boundary.arrays import integers
+from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
 
 __all__ = ["pairs_of", "read_ids", "read_unfinished", "setting_of"]

@@ -11,18 +11,19 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.acts import Storey, act
-from mtpcore.arguments import Length, Probability, read, read_below
+from mtpcore.acts.guards import Storey, act
 from mtpcore.backends.base import Choices
-from mtpcore.batch import Batch, is_whole
+from mtpcore.boundary.arguments import Length, Probability, read, read_below
+from mtpcore.boundary.arrays import is_whole
 from mtpcore.cross.by_sequence import pairs_of, read_ids, read_unfinished, setting_of
-from mtpcore.cross.drafters import DraftJob
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.walk import Draft, RoundRows, tree_rows, walk
-from mtpcore.draft_tree import DraftTree
+from mtpcore.cross.verification import RoundRows, tree_rows, walk
+from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import BatchError, LinkError, spell
-from mtpcore.output import Output
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampler, Sampling
 
 __all__ = ["Acceptance", "Cross", "DraftSampler"]

@@ -12,24 +12,24 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.acts import Storey, act
-from mtpcore.arguments import offers
-from mtpcore.context import Context
+from mtpcore.acts.guards import Storey, act
+from mtpcore.boundary.arguments import offers
 from mtpcore.cross.cross import Cross
-from mtpcore.cross.drafters import DeclaredProposer
-from mtpcore.cross.feeders import order_graphs
-from mtpcore.cross.head_drafter import head_role, n_heads
-from mtpcore.cross.links import role_of
-from mtpcore.cross.vocabulary import find_rows
-from mtpcore.declarations import check_tree
-from mtpcore.draft_vocabulary import DraftVocabulary
+from mtpcore.declarations.checks import check_tree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec, Tap, Tree
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
+from mtpcore.drafting.drafters import DeclaredProposer
+from mtpcore.drafting.feeders import order_graphs
+from mtpcore.drafting.heads import head_role, n_heads
+from mtpcore.drafting.vocabulary import find_rows
 from mtpcore.errors import GraphError, LinkError, PluginError, spell
 from mtpcore.graph import GraphType, Program
-from mtpcore.proposer import Proposer
-from mtpcore.spec import DrafterSpec, Tap, Tree
+from mtpcore.links.links import role_of
+from mtpcore.runtime.context import Context
 
 if TYPE_CHECKING:
-    from mtpcore.model import Model
+    from mtpcore.runtime.model import Model
 
 __all__ = ["link"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpcore.context import Context
+from mtpcore.runtime.context import Context
 
 __all__ = ["Owners"]
 

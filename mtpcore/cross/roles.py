@@ -9,27 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.acts import Guard, Storey, act, act_of_all
-from mtpcore.arguments import offers, read_below
-from mtpcore.batch import Batch, is_whole
-from mtpcore.context import Context, Watcher
-from mtpcore.cross.drafters import Drafter, ProposerDrafter
-from mtpcore.cross.feeders import Feeders, find_feeders
-from mtpcore.cross.graph_drafter import GraphDrafter
-from mtpcore.cross.head_drafter import HeadDrafter, find_heads, head_role, n_heads
-from mtpcore.cross.links import Links
+from mtpcore.acts.guards import Guard, Storey, act, act_of_all
+from mtpcore.acts.journal import Journal, Saved, Transaction
+from mtpcore.boundary.arguments import offers, read_below
+from mtpcore.boundary.arrays import is_whole
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import SequenceState
-from mtpcore.cross.tree_drafter import TreeDrafter
-from mtpcore.cross.walk import RoundRows
-from mtpcore.declarations import check_struct
+from mtpcore.cross.verification import RoundRows
+from mtpcore.declarations.checks import check_struct
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec, Link
+from mtpcore.drafting.chain import GraphDrafter
+from mtpcore.drafting.drafters import Drafter, ProposerDrafter
+from mtpcore.drafting.feeders import Feeders, find_feeders
+from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
+from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
-from mtpcore.journal import Journal, Saved, Transaction
-from mtpcore.output import Output
-from mtpcore.proposer import Proposer
-from mtpcore.rows import check_rewind
+from mtpcore.links.links import Links
+from mtpcore.runtime.admission import check_rewind
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context, Watcher
+from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling, check_sampling
-from mtpcore.spec import DrafterSpec, Link
 
 __all__ = ["Roles"]
 

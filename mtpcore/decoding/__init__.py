@@ -1,9 +1,9 @@
 """Rounds of draft and verify for many sequences."""
 
-from mtpcore.decoding.controller import Controller
 from mtpcore.decoding.generator import Generator
-from mtpcore.decoding.length import controller_for, default_length
-from mtpcore.decoding.policy import Choice, LengthPolicy, Round
+from mtpcore.decoding.lengths.controller import Controller
+from mtpcore.decoding.lengths.length import controller_for, default_length
+from mtpcore.decoding.lengths.policy import Choice, LengthPolicy, Round
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.synthetic import SyntheticAcceptance

@@ -7,12 +7,11 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from mtpcore.acts import Storey, act
-from mtpcore.arguments import expect, offers
-from mtpcore.context import Context
+from mtpcore.acts.guards import Storey, act
+from mtpcore.boundary.arguments import expect, offers
 from mtpcore.cross import Acceptance, Cross, DraftSampler
-from mtpcore.decoding.length import controller_for
-from mtpcore.decoding.policy import LengthPolicy, Round
+from mtpcore.decoding.lengths.length import controller_for
+from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import (
     Progress,
     Request,
@@ -24,6 +23,7 @@ from mtpcore.decoding.rounds import RoundResult, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.tokens import Tokens
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]

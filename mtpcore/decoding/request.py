@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from mtpcore.arguments import Draft, Flag, Length, Probability, one_of, read
-from mtpcore.batch import integers
+from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
+from mtpcore.boundary.arrays import integers
 from mtpcore.cross import DraftSampler
 from mtpcore.errors import BatchError
 from mtpcore.gguf import TextStream, Tokenizer

@@ -7,12 +7,12 @@ from time import perf_counter
 
 import msgspec
 
-from mtpcore.arguments import Length, read
+from mtpcore.boundary.arguments import Length, read
 from mtpcore.cross import Acceptance, Cross, Draft, Verdict
-from mtpcore.decoding.policy import LengthPolicy
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.stats import Stats
-from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.sampling import Sampling
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from mtpcore.arguments import read
-from mtpcore.decoding.policy import Choice
+from mtpcore.boundary.arguments import read
+from mtpcore.decoding.lengths.policy import Choice
 
 __all__ = ["Stats"]
 

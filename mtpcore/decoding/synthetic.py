@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from mtpcore.arguments import Finite, read
+from mtpcore.boundary.arguments import Finite, read
 from mtpcore.errors import SamplingError
 
 __all__ = ["SyntheticAcceptance"]

@@ -8,10 +8,10 @@ from os import PathLike
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 
+from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Metadata, TensorInfo, parse_header
 from mtpcore.gguf.tensor import MappedFile, Tensor
-from mtpcore.paths import take_path
 
 __all__ = ["ModelFile", "open_model_file"]
 

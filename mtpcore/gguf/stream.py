@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from mtpcore.atomic import replacing
+from mtpcore.boundary.atomic import replacing
+from mtpcore.boundary.paths import take_path
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.gguf.writer import add_value
-from mtpcore.paths import take_path
 
 __all__ = ["StreamedTensor", "stream_model_file"]
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import tokenizers
 
-from mtpcore.arguments import Flag, Whole64, read, read_below
+from mtpcore.boundary.arguments import Flag, Whole64, read, read_below
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
 from mtpcore.graph.inference import check, infer
 from mtpcore.graph.inputs import Inputs, Outputs
@@ -22,7 +23,6 @@ from mtpcore.graph.program import (
     Value,
     Weight,
 )
-from mtpcore.spec import TARGET, Tap, Tie
 
 __all__ = ["GraphBuilder", "TensorShape"]
 

@@ -1,11 +1,11 @@
 """Trunks and shared blocks, registered through the same hooks as any plugin's."""
 
-from mtpcore.hookspecs import hookimpl
+from mtpcore.declarations.spec import ModelSpec
+from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.models.llama import LLAMA
 from mtpcore.models.qwen2 import QWEN2
 from mtpcore.models.qwen3 import QWEN3
 from mtpcore.models.qwen3moe import QWEN3_MOE
-from mtpcore.spec import ModelSpec
 
 __all__ = ["LLAMA", "QWEN2", "QWEN3", "QWEN3_MOE", "mtpcore_models"]
 

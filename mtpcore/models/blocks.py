@@ -6,11 +6,11 @@ out (biases, q/k norms, a shared expert) is left out of the graph.
 
 from __future__ import annotations
 
+from mtpcore.declarations.spec import Tie, first_of
 from mtpcore.graph import GraphBuilder, Outputs, Value
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.mixed import LayerKind
 from mtpcore.models.rope import Rope
-from mtpcore.spec import Tie, first_of
 
 __all__ = [
     "OUTPUT_TIE",

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 import msgspec
 
+from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.models.rope import Rope, Style
-from mtpcore.sizes import Count, Depth
 
 __all__ = ["Experts", "Hparams", "count_layers"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from mtpcore.checkpoint import Checkpoint, Config, Key
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
+from mtpcore.declarations.spec import Fit, ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -28,7 +29,6 @@ from mtpcore.models.published import (
 )
 from mtpcore.models.rope import Style
 from mtpcore.models.rotation import FACTORED_ROPE_KEYS, long_context_factors
-from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["LLAMA", "LlamaHparams", "build"]
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.gguf.metadata import Fields
 from mtpcore.models.hparams import Hparams
 from mtpcore.models.rope import Rope, Style
-from mtpcore.sizes import Count, Depth
 
 __all__ = ["LayerKind", "MixedHparams"]
 

@@ -13,11 +13,11 @@ import math
 
 import msgspec
 
+from mtpcore.boundary.sizes import Count
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
 from mtpcore.models.blocks import turn
 from mtpcore.models.hparams import Hparams
-from mtpcore.sizes import Count
 
 __all__ = ["Mla", "mla_block"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from mtpcore.declarations.spec import Fit, Tie, first_of
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.hparams import Hparams
-from mtpcore.spec import Fit, Tie, first_of
 
 __all__ = [
     "NEXTN_TENSORS",

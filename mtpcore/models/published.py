@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from mtpcore.checkpoint import Config, Key, Rename, number
-from mtpcore.sizes import Count
+from mtpcore.boundary.sizes import Count
+from mtpcore.declarations.checkpoint import Config, Key, Rename, number
 
 __all__ = [
     "ATTENTION",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mtpcore.checkpoint import Checkpoint
+from mtpcore.declarations.checkpoint import Checkpoint
+from mtpcore.declarations.spec import Fit, ModelSpec
 from mtpcore.models.blocks import OUTPUT_TIE
 from mtpcore.models.decoder import dense_trunk
 from mtpcore.models.hparams import Hparams
@@ -15,7 +16,6 @@ from mtpcore.models.published import (
     block_renames,
 )
 from mtpcore.models.rotation import ROPE_KEYS
-from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN3"]
 

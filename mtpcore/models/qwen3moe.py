@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtpcore.checkpoint import Checkpoint, Config, Key
+from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
+from mtpcore.declarations.spec import Fit, ModelSpec
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
@@ -26,7 +27,6 @@ from mtpcore.models.published import (
     on_layers,
 )
 from mtpcore.models.rotation import ROPE_KEYS
-from mtpcore.spec import Fit, ModelSpec
 
 __all__ = ["QWEN3_MOE", "Qwen3MoeHparams", "build"]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from mtpcore.checkpoint import Config, number
+from mtpcore.declarations.checkpoint import Config, number
 from mtpcore.errors import ModelFileError
 from mtpcore.models.published import Metadata, head_width
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from mtpcore.arguments import (
+from mtpcore.boundary.arguments import (
     Bias,
     Penalty,
     Probability,

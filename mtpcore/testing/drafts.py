@@ -9,13 +9,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
-from mtpcore.arguments import Finite, Length, expect, read
 from mtpcore.backends.base import Backend
-from mtpcore.batch import Batch
+from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.cross import Cross
-from mtpcore.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
 from mtpcore.graph import GraphType
+from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
 from mtpcore.testing.graphs import DEFINITION
 from mtpcore.testing.subject import Subject

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.arguments import expect
-from mtpcore.batch import Batch
-from mtpcore.context import Context
+from mtpcore.boundary.arguments import expect
 from mtpcore.cross import link
-from mtpcore.fit import block_of
+from mtpcore.discovery.loading import load_model
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
-from mtpcore.model import Model
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.fit import block_of
+from mtpcore.runtime.model import Model
 from mtpcore.testing.subject import Subject
 from mtpcore.testing.texts import Texts, decode
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.arguments import Finite, Length, expect, read
 from mtpcore.backends.base import F32, Backend, Rows
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
-from mtpcore.context import Context
+from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.graph.program import Program
+from mtpcore.runtime.context import Context
 from mtpcore.testing.runner import Runner
 from mtpcore.testing.subject import Subject
 

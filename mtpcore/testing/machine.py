@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from numpy.typing import NDArray
 
-from mtpcore.batch import Batch
 from mtpcore.cross import Cross
-from mtpcore.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import CapacityError
-from mtpcore.output import Output
-from mtpcore.proposer import Proposer
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
-from mtpcore.spec import DrafterSpec
 from mtpcore.testing.subject import Subject
 
 __all__ = ["machine_of"]

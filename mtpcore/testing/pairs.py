@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from mtpcore.arguments import Length, read
+from mtpcore.boundary.arguments import Length, read
 from mtpcore.errors import BatchError, spell
 
 __all__ = ["cover_pairs"]

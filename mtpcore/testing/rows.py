@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpcore.arguments import expect
-from mtpcore.batch import Batch
-from mtpcore.context import Context
+from mtpcore.boundary.arguments import expect
 from mtpcore.cross import Cross
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.testing.subject import Subject
 
 __all__ = ["Company", "check_rows"]

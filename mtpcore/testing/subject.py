@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.arguments import Length, Whole31, read
-from mtpcore.context import Context
+from mtpcore.boundary.arguments import Length, Whole31, read
 from mtpcore.cross import Cross, link
-from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.loading import load_model
-from mtpcore.model import Model
-from mtpcore.proposer import Proposer
-from mtpcore.registry import Registry
-from mtpcore.spec import DrafterSpec
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
 
 __all__ = ["Subject"]
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpcore.arguments import Whole31, expect, read
-from mtpcore.batch import Batch
+from mtpcore.boundary.arguments import Whole31, expect, read
 from mtpcore.cross import Cross, DraftSampler
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Generator, Stats
-from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.output import Output
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
-from mtpcore.spec import DrafterSpec
 from mtpcore.testing.pairs import cover_pairs
 from mtpcore.testing.subject import Subject
 

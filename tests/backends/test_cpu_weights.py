@@ -19,11 +19,11 @@ from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.weights import _CONVERTED as CONVERTED
 from mtpcore.backends.cpu.weights import _WINDOW as WINDOW
 from mtpcore.backends.cpu.weights import Weights as Packed
+from mtpcore.declarations.spec import first_of
 from mtpcore.errors import BackendError
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Weight
-from mtpcore.spec import first_of
 from mtpcore.testing import Weights
 
 MIB = 1 << 20
@@ -49,7 +49,7 @@ import sys
 from mtpcore.backends.cpu.weights import Weights as Packed
 from mtpcore.gguf import open_model_file
 from mtpcore.graph import GraphBuilder, Outputs
-from mtpcore.spec import first_of
+from mtpcore.declarations.spec import first_of
 from mtpcore.testing import Weights
 
 def status(key):

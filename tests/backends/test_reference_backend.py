@@ -7,10 +7,10 @@ from gguf import quants
 
 from mtpcore.backends.base import Backend, Plan, Store
 from mtpcore.backends.reference import ReferenceBackend, by_row
+from mtpcore.declarations.spec import Tie
 from mtpcore.errors import BackendError
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import OPS, OpRule
-from mtpcore.spec import Tie
 from mtpcore.testing import Runner, Weights
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import mtpcore
 from mtpcore.cli import main, plugins
+from mtpcore.discovery.registry import SWITCH, Plugin, describe_plugins
 from mtpcore.errors import PluginError
-from mtpcore.registry import SWITCH, Plugin, describe_plugins
 
 
 def test_what_is_installed_matches_and_needs(command):

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from mtpcore.loading import load_model
+from mtpcore.discovery.loading import load_model
 
 PROMPT = ("-p", "def read_config(path):", "-t", "1", "-n", "40", "--draft", "3", "--json")
 

@@ -8,10 +8,10 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
-from mtpcore.draft_vocabulary import DraftVocabulary
-from mtpcore.registry import describe_plugins
+from mtpcore.declarations.spec import Tree
+from mtpcore.discovery.registry import describe_plugins
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Tree
 from mtpcore.testing import (
     Company,
     Texts,

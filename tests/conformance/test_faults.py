@@ -9,9 +9,9 @@ from mtpcore.backends.base import DraftRun
 from mtpcore.backends.cpu import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import BackendError
 from mtpcore.plugin import Feed, Outputs
-from mtpcore.registry import Registry
 from mtpcore.testing import Subject, Texts, check_drafts, check_graphs, check_texts
 
 WIDTH, EPS = toy.WIDTH, toy.EPS

@@ -13,8 +13,8 @@ import pytest
 from harness.published import Raw, bf16, write_checkpoint
 
 from mtpcore.conversion import convert
+from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import open_model_file
-from mtpcore.registry import Registry
 
 BLOCK, N_VOCAB, N_EXPERTS = 128, 32, 4
 EIGHT_BITS = {

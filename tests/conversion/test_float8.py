@@ -9,11 +9,11 @@ from harness.published import Raw, scaled, small_config, small_tensors, write_ch
 
 from mtpcore.conversion import convert
 from mtpcore.conversion.float8 import e4m3_values, find_ranks, regroup, scale_blocks
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Checkpoint, Shards, block_renames, hookimpl
-from mtpcore.registry import Registry
 
 CODES = np.arange(256, dtype=np.uint8)
 

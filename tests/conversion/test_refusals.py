@@ -12,12 +12,12 @@ from harness.published import changed_qwen2 as plugin
 from harness.published import save_tensors, write_checkpoint
 
 from mtpcore.conversion import convert
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf import open_model_file
-from mtpcore.loading import load_model
 from mtpcore.models import QWEN2
 from mtpcore.plugin import Rename, hookimpl
-from mtpcore.registry import Registry
 
 
 def test_missing_and_unknown_tensors_are_all_named(refuse, config, tensors):

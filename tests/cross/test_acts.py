@@ -7,11 +7,11 @@ from harness import seer
 from harness.hashed import N_VOCAB, HashModel, HashPlan
 from harness.scripted import SCRIPTS, Scripted, assert_fresh, cross_of, plain
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import link
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError, LinkError, SamplingError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)

@@ -4,9 +4,9 @@ import pytest
 from harness.families import FAMILIES
 
 from mtpcore.backends.base import Choices
-from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError
+from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 PROMPT = [7, 3, 9, 12, 4, 8]

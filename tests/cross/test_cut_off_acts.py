@@ -7,11 +7,11 @@ from harness.hashed import FUSED, HashBackend, HashModel
 from harness.interrupted import Raiser, recovering
 from harness.scripted import cross_of, plain
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
-from mtpcore.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.declarations.spec import Tree
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Tree
 
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, WARM, 8)

@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import link
+from mtpcore.declarations.spec import Tree
 from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Tree
 
 N_CTX, N_SEQ = 90, 4
 SAMPLINGS = (

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from harness.families import FAMILIES
 
-from mtpcore.batch import Batch
-from mtpcore.spec import Tree
+from mtpcore.declarations.spec import Tree
+from mtpcore.runtime.batch import Batch
 
 TREE = Tree(depth=3, width=2, n_nodes=6)
 

@@ -5,8 +5,8 @@ import pytest
 from harness.hashed import SPEC, HashBackend, HashModel
 
 from mtpcore import CapacityError, Context, LinkError, link
+from mtpcore.declarations.spec import Block, Heads, KVPolicy, Tree
 from mtpcore.memory import SPARE
-from mtpcore.spec import Block, Heads, KVPolicy, Tree
 
 
 def link_with(**changes):

@@ -7,9 +7,9 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError, CapacityError
+from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)

@@ -5,9 +5,9 @@ import logging
 import pytest
 from harness.scripted import Letters, cross_of, plain, run
 
-from mtpcore.batch import Batch
 from mtpcore.decoding import Generator
 from mtpcore.errors import CapacityError, LinkError
+from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
 
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)

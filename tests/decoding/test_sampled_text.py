@@ -5,9 +5,9 @@ import math
 import numpy as np
 from harness.hashed import N_VOCAB, HashBackend, HashModel, HashPlan
 
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import link
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
 
 N_DRAWS, ALPHA, K = 100_000, 1e-6, 3

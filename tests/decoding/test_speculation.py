@@ -11,10 +11,10 @@ from harness.search import searching
 from hypothesis import given, target
 from hypothesis import strategies as st
 
-from mtpcore.batch import Batch
+from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding import Generator
-from mtpcore.draft_tree import DraftTree
 from mtpcore.errors import BatchError
+from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
 
 N_CTX = 90

@@ -12,7 +12,7 @@ import mtpcore_glm_nextn
 import pytest
 
 import mtpcore
-from mtpcore.registry import Registry
+from mtpcore.discovery.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

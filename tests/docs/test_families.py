@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mtpcore.registry import describe_plugins
+from mtpcore.discovery.registry import describe_plugins
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

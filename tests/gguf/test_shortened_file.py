@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from mtpcore.loading import find_model
+from mtpcore.discovery.loading import find_model
 
 BEGIN = """
 import os, sys

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from mtpcore.declarations.spec import Tap, first_of
 from mtpcore.errors import GraphError
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
 from mtpcore.graph.ops import OPS
-from mtpcore.spec import Tap, first_of
 
 W, V = 12, 20
 TENSORS = {

@@ -48,7 +48,7 @@ def test_dot():
 
 
 def test_a_tied_weight_says_what_it_stands_for():
-    from mtpcore.spec import first_of
+    from mtpcore.declarations.spec import first_of
 
     g = GraphBuilder("tied", TENSORS, ties=[first_of("own.weight", "embd.weight")])
     program = g.finish(Outputs(y=g.embed(g.inputs.tokens, "own.weight")))

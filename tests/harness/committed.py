@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from harness.hashed import N_VOCAB, START, advance, logits_of
-from mtpcore.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.sampling import Sampler, Scratch
 
 

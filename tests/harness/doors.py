@@ -14,6 +14,7 @@ from mtpcore import Batch, Cross, Generator, Link, Sampling, Tree, link
 from mtpcore.backends.base import Choices
 from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import (
     Block,
     Checkpoint,
@@ -27,7 +28,6 @@ from mtpcore.plugin import (
     VocabularyMap,
     hookimpl,
 )
-from mtpcore.registry import Registry
 
 
 class Door(NamedTuple):
@@ -295,7 +295,7 @@ def plugin(world, module=None):
 
 
 def select_plugins(world, selected=""):
-    mtpcore.registry.load_registry(selected)
+    mtpcore.discovery.registry.load_registry(selected)
 
 
 def error(world, what="x", where="", wanted=None, got=None, fix=""):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import mtpcore
-from mtpcore.loading import find_companion
+from mtpcore.discovery.loading import find_companion
 from mtpcore.testing import Subject
 
 DATA = Path(mtpcore.__file__).parent / "data"

@@ -19,8 +19,8 @@ import numpy as np
 
 from harness.memory_kinds import ListStore
 from mtpcore.backends.draft import draft_steps
+from mtpcore.declarations.spec import DrafterSpec, Feed, Fit
 from mtpcore.graph import GraphBuilder, GraphType, Outputs
-from mtpcore.spec import DrafterSpec, Feed, Fit
 
 N_VOCAB, WIDTH = 13, 4
 START = 0x9E3779B97F

@@ -59,7 +59,7 @@ class Raiser:
 @contextmanager
 def recovering(raiser):
     """Let a raiser see what an act does after it raised: a tracer that raises is taken away."""
-    journal = sys.modules.get("mtpcore.journal")
+    journal = sys.modules.get("mtpcore.acts.journal")
     if journal is None:
         yield
         return

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.generated_heads import EAGLE3, write_eagle3, write_family
+from mtpcore.discovery.loading import find_model
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.gguf.types import BLOCKS
-from mtpcore.loading import find_model
 
 ORIGINALS = (
     ("demo", None), ("demo:deepseek", None), ("demo:mimo", None), ("demo:mimo2", None),

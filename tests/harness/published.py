@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from mtpcore.conversion.float8 import e4m3_values
+from mtpcore.discovery.registry import Registry
 from mtpcore.models import QWEN2
 from mtpcore.plugin import hookimpl
-from mtpcore.registry import Registry
 
 QWEN_2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

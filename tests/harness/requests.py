@@ -14,13 +14,13 @@ from harness.families import FAMILIES
 from harness.hashed import FUSED, HashModel
 from harness.interrupted import Raiser, finish, recovering
 from harness.scripted import SCRIPTS, TREES, Letters, Scripted, cross_of, plain
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import Cross
+from mtpcore.declarations.spec import Link, Tree
 from mtpcore.decoding import Generator
 from mtpcore.graph import GraphType
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
-from mtpcore.spec import Link, Tree
 
 WARM, GREEDY = Sampling(temperature=1.0, seed=8), Sampling.greedy()
 PENALISED = Sampling(temperature=0.8, repetition_penalty=1.3, seed=5)

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from harness.hashed import N_VOCAB, START, HashBackend, HashModel, Planted, advance, logits_of
-from mtpcore.batch import Batch
-from mtpcore.context import Context
 from mtpcore.cross import link
-from mtpcore.draft_tree import DraftTree
+from mtpcore.declarations.draft_tree import DraftTree
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
 from mtpcore.plugin import Feed, Fit, ModelSpec, Outputs, hookimpl
-from mtpcore.registry import Registry
 
 WIDTH, N_VOCAB, EPS = 32, 64, 1e-5
 FREQUENCIES = (1.0, 0.3, 0.1, 0.03)

@@ -23,10 +23,10 @@ from harness.trunks import (
 )
 
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.declarations.spec import Tap
 from mtpcore.gguf import Fields, open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder
 from mtpcore.models import LLAMA, QWEN2, QWEN3, QWEN3_MOE
-from mtpcore.spec import Tap
 from mtpcore.testing import Runner, Weights
 
 SPECS = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "qwen3moe": QWEN3_MOE}

@@ -20,10 +20,10 @@ from harness.restated import BACKENDS, check
 
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.conversion import convert
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
-from mtpcore.loading import load_model
-from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 TOKENS = np.random.default_rng(7).integers(0, V, 70)  # more than a page

@@ -18,7 +18,7 @@ from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.conversion import convert, quantize
-from mtpcore.cross.vocabulary import read_vocabulary
+from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.gguf import write_model_file
 from mtpcore.sampling import Sampler, Scratch
 

@@ -44,7 +44,7 @@ def installed(request, tmp_path_factory):
 
 
 PLUGINS = """
-from mtpcore.registry import describe_plugins
+from mtpcore.discovery.registry import describe_plugins
 for plugin in describe_plugins():
     if not plugin.first_party:
         print(plugin.name, *plugin.distributions, *(d.name for d in plugin.drafters), plugin.error)

@@ -8,10 +8,10 @@ import pytest
 from harness.restated import EPS, RandomWeights, block_of, expert, joined, norm, silu, swiglu
 
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
-from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 D, H, G, DH, N_ROT, V = 24, 4, 2, 8, 4, 40

@@ -8,8 +8,8 @@ import pytest
 from harness.fixtures import model_file, references
 
 from mtpcore import Batch, Context, load_model
-from mtpcore.fit import block_of
 from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.runtime.fit import block_of
 
 TRUNKS = {"ds-12": 4, "glm-11": 4, "mimo-14": 6, "mimo2-15": 4}
 PER_BLOCK = ("attention.head_count_kv", "attention.sliding_window_pattern")

@@ -8,10 +8,10 @@ import pytest
 from harness.fixtures import checkpoint, model_file
 from harness.published import Raw, save_tensors, scaled
 
-from mtpcore.checkpoint import Config
 from mtpcore.conversion import convert
 from mtpcore.conversion.metadata import family_metadata
 from mtpcore.conversion.published import read_tensors
+from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file
 

@@ -22,9 +22,9 @@ from harness.restated import (
 )
 
 from mtpcore import Batch, Context, link
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
-from mtpcore.registry import Registry
 from mtpcore.testing import Runner
 
 D, H, DH, DV, N_ROT, V = 24, 4, 8, 6, 4, 40

@@ -8,8 +8,8 @@ from harness.fixtures import counts, model_file, references
 
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.loading import load_model
-from mtpcore.registry import Registry
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import Registry
 from mtpcore.testing import Runner
 
 PLUGINS = {"ds-12": mtpcore_deepseek_mtp, "glm-11": mtpcore_glm_nextn}

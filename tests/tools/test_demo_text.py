@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import mtpcore
-from mtpcore.loading import find_companion
+from mtpcore.discovery.loading import find_companion
 
 PROMPTS = Path(__file__).resolve().parents[1] / "data/demo/prompts.json"
 N_TOKENS = 64

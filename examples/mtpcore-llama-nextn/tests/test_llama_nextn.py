@@ -6,9 +6,9 @@ import pytest
 
 from mtpcore import Context, Generator, Sampling, link
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.registry import describe_plugins
 from mtpcore.gguf import write_model_file
-from mtpcore.loading import load_model
-from mtpcore.registry import describe_plugins
 from mtpcore.testing import Runner, Subject, check_drafts, check_graphs
 
 WIDTH, N_VOCAB, N_HEADS, N_KV_HEADS, HEAD_WIDTH, FFN, N_LAYERS = 32, 48, 4, 2, 8, 64, 2

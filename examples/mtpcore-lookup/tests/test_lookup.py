@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from mtpcore_lookup import LOOKUP, Lookup
 
+from mtpcore.discovery.registry import describe_plugins
 from mtpcore.plugin import Proposer
-from mtpcore.registry import describe_plugins
 
 
 def propose(text, k, **sizes):

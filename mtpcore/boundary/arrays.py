@@ -1,0 +1,75 @@
+"""Arrays from callers: integers, numbers and flags, checked before anything computes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mtpcore._ext._rows import list_as_int32
+from mtpcore.errors import BatchError, spell
+
+__all__ = ["flags", "integers", "is_whole", "numbers"]
+
+F32 = NDArray[np.float32]
+_MOST = 1 << 28
+_AS_FLOAT32 = (
+    "pass float32 on the host; of a torch tensor (bfloat16, on a device) rows.float().cpu()"
+)
+
+
+def is_whole(value: object) -> bool:
+    """Say whether a value is an integer of Python or NumPy, and no bool."""
+    return type(value) is int or (
+        isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    )
+
+
+def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
+    """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
+    given: Any = values
+    if type(given) is list and (plain := list_as_int32(given)) is not None:
+        return plain
+    found = _array(values, f"{what} are no array of integers")
+    if found.size == 0:
+        return np.zeros(found.shape, np.int32)
+    if found.dtype.kind not in "iu":
+        raise BatchError(f"{what}: integers are wanted", got=found.dtype)
+    low, high = int(found.min()), int(found.max())
+    if low < -(2**31) or high >= 2**31:
+        raise BatchError(f"{what} fit 32 bits", got=(low, high))
+    return np.array(found, dtype=np.int32, order="C")  # a copy: its owner may write to it
+
+
+def numbers(values: Any, what: str) -> F32:
+    """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
+    found = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
+    if found.dtype.kind not in "fiu":
+        raise BatchError(f"{what} are numbers", got=found.dtype, fix=_AS_FLOAT32)
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(found, dtype=np.float32)
+
+
+def flags(values: Any, n: int, what: str) -> NDArray[np.bool_]:
+    """Return ``values`` as bool[n]; raise BatchError where they are no such array."""
+    found = _array(values, f"{what} are one bool a row")
+    if found.shape == (n,) == (0,):
+        return np.zeros(0, np.bool_)
+    if found.dtype != np.bool_ or found.shape != (n,):
+        got = f"{found.dtype} of shape {found.shape}"
+        raise BatchError(f"{what} are one bool a row", wanted=(n,), got=got)
+    return found
+
+
+def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
+    """Return a caller's array of any type, as it is, if it is not too large to look at."""
+    try:
+        if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
+            values = np.from_dlpack(values)
+        found = np.asarray(values)
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(refusal, got=spell(error, str), fix=fix) from None
+    if found.size > _MOST:  # with strides of 0 it may be larger than memory
+        raise BatchError(refusal, wanted=f"at most {_MOST} numbers", got=found.shape)
+    return found

@@ -1,0 +1,154 @@
+"""One round: drafts of any shape and prompts in one batch, and the way through a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.cross.sequence import Verdict
+from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.runtime.batch import Batch
+
+__all__ = ["RoundRows", "draft_batch", "tree_rows", "walk"]
+
+
+class RoundRows:
+    """Collects the rows of one round, drafts first.
+
+    ``spans`` are the rows of each sequence's draft, its pending token first. ``branching`` are the
+    sequences whose draft is no chain; with one of them every row of the batch names its parent.
+    ``counts`` are the rows of each sequence.
+    """
+
+    def __init__(self) -> None:
+        self.spans: dict[int, tuple[int, int]] = {}
+        self.branching: set[int] = set()
+        self.counts: dict[int, int] = {}
+        self._tokens: list[int] = []
+        self._seqs: list[int] = []
+        self._pos: list[int] = []
+        self._parent: list[int] = []
+        self._wanted: list[bool] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add_draft(self, seq: int, n: int, pending: int, draft: Draft) -> None:
+        """Add the pending token at place ``n`` and what may follow it."""
+        root = len(self)
+        is_tree = isinstance(draft, DraftTree) and not draft.is_chain
+        ids = draft.tokens.tolist() if isinstance(draft, DraftTree) else draft
+        self.spans[seq] = (root, root + 1 + len(ids))
+        self._add(seq, n, [pending, *ids])
+        self._wanted += [True] * (1 + len(ids))
+        if is_tree:
+            assert isinstance(draft, DraftTree)
+            self.branching.add(seq)
+            self._parent[root + 1 :] = (root + 1 + draft.parent).tolist()
+            self._pos[root + 1 :] = (n + draft.depth).tolist()
+
+    def add_prompt(self, seq: int, n: int, ids: Sequence[int], *, ends: bool) -> None:
+        """Add a prompt's tokens from place ``n`` on; its last logits are wanted where it ends."""
+        self._add(seq, n, ids)
+        self._wanted += [False] * (len(ids) - 1) + [ends]
+
+    def _add(self, seq: int, n: int, ids: Sequence[int]) -> None:
+        begin = len(self)
+        self.counts[seq] = len(ids)
+        self._tokens += ids
+        self._seqs += [seq] * len(ids)
+        self._pos += range(n, n + len(ids))
+        self._parent += [-1, *range(begin, begin + len(ids) - 1)]
+
+    def batch(self) -> Batch:
+        """Return the batch.
+
+        Raises
+        ------
+        BatchError
+            Ids that are no integers.
+        """
+        parent = self._parent if self.branching else None
+        return Batch(
+            self._tokens, seq=self._seqs, pos=self._pos, outputs=self._wanted, parent=parent
+        )
+
+
+def draft_batch(seq: int, n: int, pending: int, draft: Draft) -> Batch:
+    """Return the rows of one sequence's draft alone."""
+    rows = RoundRows()
+    rows.add_draft(seq, n, pending, draft)
+    return rows.batch()
+
+
+def walk(
+    draft: Draft,
+    choose: Callable[[int, NDArray[np.int32]], int],
+    history: NDArray[np.int32],
+    acceptance: Callable[[int, int], bool] | None,
+) -> Verdict:
+    """Go from the pending token to the child that the target chooses, as long as there is one.
+
+    Parameters
+    ----------
+    choose : callable
+        ``choose(row, tokens)``: the target's choice after ``tokens``, from logits row 0 for the
+        pending token and row 1 + i for node i.
+    history : int32[n + room for the draft]
+        The tokens up to the pending one and room; the path is written there.
+    acceptance : callable, optional
+        See ``Acceptance``.
+    """
+    if acceptance is None and not isinstance(draft, DraftTree):
+        return _follow(draft, choose, history)
+    if isinstance(draft, DraftTree):
+        parents, ids = draft.parent.tolist(), draft.tokens.tolist()
+    else:
+        parents, ids = range(-1, len(draft) - 1), [int(token) for token in draft]
+    children: dict[int, dict[int, int]] = {}
+    for node, (above, token) in enumerate(zip(parents, ids, strict=True)):
+        children.setdefault(above, {})[token] = node
+    n = len(history) - len(draft)
+    at = -1
+    chosen: list[int] = []
+    path: list[int] = []
+    while True:
+        chosen.append(choose(at + 1, history[: n + len(path)]))
+        following = children.get(at)
+        if following is None:
+            break
+        if acceptance is not None:
+            first = next(iter(following))
+            if not acceptance(len(path), first):
+                break
+            chosen[-1] = first
+        if chosen[-1] not in following:
+            break
+        at = following[chosen[-1]]
+        history[n + len(path)] = chosen[-1]
+        path.append(at)
+    return Verdict(len(path), chosen[-1], tuple(chosen), tuple(path))
+
+
+def _follow(
+    draft: Sequence[int],
+    choose: Callable[[int, NDArray[np.int32]], int],
+    history: NDArray[np.int32],
+) -> Verdict:
+    """Go along a chain of drafts as far as the target chooses them."""
+    n = len(history) - len(draft)
+    chosen: list[int] = []
+    for row, token in enumerate([*draft, None]):
+        chosen.append(choose(row, history[: n + row]))
+        if chosen[-1] != token:
+            break
+        history[n + row] = token
+    accepted = len(chosen) - 1
+    return Verdict(accepted, chosen[-1], tuple(chosen), tuple(range(accepted)))
+
+
+def tree_rows(path: Sequence[int]) -> list[int]:
+    """Return the rows of a path, counted in its draft's: the pending token's is row 0."""
+    return [0, *(1 + node for node in path)]

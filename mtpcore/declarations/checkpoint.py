@@ -1,0 +1,246 @@
+"""How a published checkpoint becomes a model file: data that trunks and drafters declare.
+
+A *checkpoint* is a folder as models are published: ``config.json``, tensors in ``.safetensors``
+files, a tokenizer. ``mtpcore convert`` reads one and asks the declarations of this module which
+tensor of the checkpoint becomes which of the file, and which metadata follows from the
+configuration. A declaration is a table; where a table cannot say it, a function of one line stands
+in it. Imports only ``mtpcore.errors`` and ``mtpcore.boundary.sizes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from mtpcore.boundary.sizes import Depth
+from mtpcore.errors import ModelFileError
+
+__all__ = ["Checkpoint", "Config", "Key", "Rename", "Shards", "number"]
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key whose value stands in a declaration, and what holds where it is missing."""
+
+    name: str
+    default: bool | int | float | str | None = None
+
+
+class Config:
+    """A checkpoint's ``config.json``, as declarations read it.
+
+    A *path* names a value, with dots into nested objects: ``rope_parameters.rope_theta``. A value
+    of null counts as missing. A *type* is whatever ``msgspec.convert`` takes: ``int``, ``Count``,
+    ``list[float]``; a value of another type is an error that names its path. Give one wherever a
+    number becomes a loop or an allocation: anything may stand in the file.
+
+    Attributes
+    ----------
+    values : dict
+        The whole file, with the nested objects that ``Checkpoint.nested`` names laid open.
+    file : str
+        For errors.
+    n_drafter_blocks : int
+        Blocks of heads that the file gets behind them; 0 where heads are left out.
+    target : Config or None
+        The target's, for a drafter in a file of its own.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        file: str = "config.json",
+        *,
+        n_drafter_blocks: int = 0,
+        target: Config | None = None,
+    ) -> None:
+        self.values, self.file = values, file
+        self.n_drafter_blocks, self.target = n_drafter_blocks, target
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the trunk, or of a drafter in a file of its own."""
+        return int(self.require("num_hidden_layers", Depth))
+
+    @property
+    def n_blocks(self) -> int:
+        """Layers and blocks of heads, as ``{arch}.block_count`` counts them."""
+        return self.n_layers + self.n_drafter_blocks
+
+    def __getitem__(self, path: str) -> Any:
+        """Return the value at a path; raise ModelFileError where it is missing."""
+        return self.require(path)
+
+    def require(self, path: str, type: Any = Any) -> Any:
+        """Return the value at a path.
+
+        Raises
+        ------
+        ModelFileError
+            It is missing, or of another type.
+        """
+        value = self.get(path, type=type)
+        if value is None:
+            raise ModelFileError(
+                "the configuration lacks a value",
+                where=f"{self.file}: {path}",
+                fix="take config.json from the published model",
+            )
+        return value
+
+    def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
+        """Return the value at the first path that is there, else ``default``.
+
+        Raises
+        ------
+        ModelFileError
+            It is of another type.
+        """
+        for path in paths:
+            value: Any = self.values
+            for name in path.split("."):
+                value = value.get(name) if isinstance(value, Mapping) else None
+            if value is not None:
+                return self._convert(path, value, type)
+        return default
+
+    def _convert(self, path: str, value: Any, type: Any) -> Any:
+        try:
+            return msgspec.convert(value, type)
+        except (msgspec.ValidationError, ValueError) as error:  # or broken text
+            raise ModelFileError(
+                f"wrong value: {error}",
+                where=f"{self.file}: {path}",
+                got=repr(value)[:80],
+                fix="take config.json from the published model",
+            ) from None
+
+
+Change = Callable[..., Any]
+"""``change(values, config)``: the file's array from the checkpoint's (float32, or integers)."""
+
+
+class Shards(msgspec.Struct, frozen=True, kw_only=True):
+    """A block-scaled matrix that was cut into ranks before it was scaled.
+
+    Each rank holds its share of every part, and its last block of scales may reach over its end.
+    ``parts(config, n)`` returns the parts' rows in the whole matrix of layer n, as of q, k and v;
+    ``ranks`` are the numbers of ranks to try, the first that the scales fit is taken. The parts
+    come out whole, one behind the other. Matrices without scales are left as they are.
+    """
+
+    parts: Callable[..., tuple[int, ...]]
+    ranks: tuple[int, ...]
+
+
+class Rename(msgspec.Struct, frozen=True):
+    """A tensor of the checkpoint and the file's tensor that is made of it.
+
+    Attributes
+    ----------
+    source, tensor : str
+        Names. ``{n}`` in both stands for a block's number in the file, ``{i}`` in the source for
+        its place among the blocks of this table (0, 1, ...), ``{e}`` in the source for an expert:
+        experts are stacked along a new first axis, ``{arch}.expert_count`` of them. One source may
+        stand in several renames, and becomes several tensors.
+    change : callable, optional
+        ``change(values, config)`` returns the file's array: a slice, a permutation, swapped
+        halves, a norm that is stored minus one. It gets one expert at a time. Only shapes may
+        decide what shape it returns.
+    layers : callable, optional
+        ``layers(config)`` returns the numbers that ``{n}`` takes. Default: in a trunk's table its
+        layers, in a head's the blocks behind them, in the table of a drafter with a file of its
+        own all of them.
+    optional : bool or callable
+        Whether the checkpoint may lack it, or ``optional(config)`` that says so.
+    copy_of : str
+        Another tensor of the checkpoint: where both are equal the file does without this one, as
+        a tie replaces it.
+    shards : Shards, optional
+    """
+
+    source: str
+    tensor: str
+    change: Change | None = None
+    layers: Callable[[Config], Iterable[int]] | None = None
+    optional: bool | Callable[[Config], bool] = False
+    copy_of: str = ""
+    shards: Shards | None = None
+
+
+Tokens = tuple[tuple[str, str], ...]
+"""Kinds and texts of tokens."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """How published checkpoints spell a model, or the heads behind one.
+
+    A trunk's and its heads' tables are used together: ``convert --mtp keep`` takes both, ``drop``
+    the trunk's alone. Tensors that stand in no table are an error.
+
+    Attributes
+    ----------
+    architectures : set of str
+        ``architectures`` in the configuration.
+    requires : tuple of str
+        Paths that the configuration must have besides; of several declarations that match the one
+        that requires most is taken.
+    architecture : str
+        What the file says in ``general.architecture``; may be left out where the ``fit`` names
+        only one.
+    tensors : tuple of Rename
+    dropped : tuple of str
+        Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
+        left out.
+    made : tuple of (str, callable)
+        Tensors that follow from the configuration: ``make(config)`` returns the array, or None
+        where the file does without.
+    metadata : tuple of (str, source)
+        Key (``{arch}`` stands for the file's architecture) and where its value comes from: a path
+        that must be there, a ``Key`` with a default (None: no key), or ``value(config)``, which
+        may return None for no key. ``{arch}.block_count`` and ``{arch}.nextn_predict_layers`` are
+        written by ``convert`` itself. Floats must be floats: see ``number``.
+    heads : str
+        Of heads behind a trunk: name of a tensor that each has, with ``{n}`` or ``{i}``. They are
+        counted by it.
+    counts : tuple of str
+        Paths of the configuration that say how many heads there are. Where it disagrees with the
+        tensors, ``convert`` says so and goes by these.
+    prefixes : tuple of (str, str)
+        Names that begin with the first are read as if they began with the second, the longest
+        first; for checkpoints that differ by nothing else.
+    nested : tuple of str
+        Objects in the configuration whose values are read as the configuration's own, where that
+        lacks them.
+    special_tokens : tuple of (str, str) or callable
+        Kind (``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ...) and text of tokens whose ids the
+        family's files name, where the checkpoint itself does not say which they are; or
+        ``special_tokens(config)`` that returns them, where the family has several vocabularies.
+    """
+
+    architectures: frozenset[str]
+    requires: tuple[str, ...] = ()
+    architecture: str = ""
+    tensors: tuple[Rename, ...] = ()
+    dropped: tuple[str, ...] = ()
+    made: tuple[tuple[str, Callable[[Config], Any]], ...] = ()
+    metadata: tuple[tuple[str, str | Key | Callable[[Config], Any]], ...] = ()
+    heads: str = ""
+    counts: tuple[str, ...] = ()
+    prefixes: tuple[tuple[str, str], ...] = ()
+    nested: tuple[str, ...] = ()
+    special_tokens: Tokens | Callable[[Config], Tokens] = ()
+
+
+def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:
+    """Return a source of metadata: the first path that is there, as a float.
+
+    Configurations write 10000 as well as 10000.0; model files tell the two apart.
+    """
+
+    def read(config: Config) -> float | None:
+        value: float | None = config.get(*paths, default=default, type=float)
+        return None if value is None else float(value)
+
+    return read

@@ -1,0 +1,244 @@
+"""What holds for every declaration: types of all fields, and rules between them.
+
+Python does not check a struct's fields when a plugin fills it in; this does, at the door, so that
+nothing behind it has to.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import msgspec
+from msgspec.structs import fields
+
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Tap, Tree
+from mtpcore.errors import MtpcoreError, PluginError, spell
+
+__all__ = ["check_spec", "check_struct", "check_tree"]
+
+Matcher: TypeAlias = Callable[[Any, str], bool]
+"""Says whether a value, found at a place, is of a type."""
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Matcher]]:
+    """Return name, type and matcher of each field; msgspec reads all annotations at each call."""
+    return [(field.name, field.type, _matcher(field.type)) for field in fields(kind)]
+
+
+def check_spec(spec: ModelSpec | DrafterSpec) -> None:
+    """Check a declaration; see ``check_struct`` for structs that callers fill in.
+
+    Raises
+    ------
+    PluginError
+        Naming the field; ``where`` starts with the declaration's name.
+    """
+    try:
+        check_struct(spec, type(spec).__name__)
+        _check_names(spec)
+        _check_feeds(spec)
+        if isinstance(spec, DrafterSpec):
+            _check_drafter(spec)
+        elif not spec.fit.architectures:
+            raise PluginError("a trunk names its architectures", where="fit.architectures")
+    except PluginError as error:
+        where = f"{spell(spec.name)}: {error.where}"
+        raise PluginError(
+            error.what, where=where, wanted=error.wanted, got=error.got, fix=error.fix
+        ) from None
+
+
+def check_struct(
+    struct: msgspec.Struct, where: str, error: type[MtpcoreError] = PluginError
+) -> bool:
+    """Return True where all fields are of their types, those of structs inside too.
+
+    Raises
+    ------
+    error
+        Naming the field.
+    """
+    for name, hint, matches in _fields(type(struct)):
+        value = getattr(struct, name)
+        inside = f"{where}.{name}"
+        if not matches(value, inside):
+            raise error("wrong type", where=inside, wanted=_spell(hint), got=spell(value)[:80])
+    return True
+
+
+def _spell(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        return str(hint.__metadata__[0].description)
+    return (
+        hint.__name__
+        if isinstance(hint, type)
+        else str(hint).replace("mtpcore.declarations.spec.", "")
+    )
+
+
+@cache
+def _matcher(hint: Any) -> Matcher:
+    """Return the matcher of a type.
+
+    Made once for each type, since declarations hold thousands of values. Structs inside are
+    checked and raise their own error.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value, where: True
+    if origin is Annotated:
+        is_one = _matcher(args[0])
+        return lambda value, where: is_one(value, where) and _in_bounds(value, hint)
+    if origin is Literal:
+        return lambda value, where: isinstance(value, str) and value in args
+    if origin in (Union, types.UnionType):
+        matchers = [_matcher(one) for one in args]
+        return lambda value, where: any(matches(value, where) for matches in matchers)
+    if origin is tuple:
+        return _tuple_matcher([_matcher(one) for one in args if one is not Ellipsis], args)
+    if origin is frozenset:
+        is_one = _matcher(args[0])
+        return lambda value, where: (
+            isinstance(value, frozenset) and all(is_one(one, where) for one in value)
+        )
+    if origin is Callable:
+        return lambda value, where: callable(value)
+    if hint in (int, float):
+        kinds = (int,) if hint is int else (int, float)
+        return lambda value, where: isinstance(value, kinds) and not isinstance(value, bool)
+    if issubclass(hint, msgspec.Struct):
+        return lambda value, where: isinstance(value, hint) and check_struct(value, where)
+    return lambda value, where: isinstance(value, hint)
+
+
+def _in_bounds(value: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
+    is_long = args[-1] is Ellipsis
+
+    def matches(value: Any, where: str) -> bool:
+        if not isinstance(value, tuple):
+            return False
+        wanted = matchers * len(value) if is_long else matchers
+        return len(value) == len(wanted) and all(
+            is_one(one, f"{where}[{i}]")
+            for i, (one, is_one) in enumerate(zip(value, wanted, strict=True))
+        )
+
+    return matches
+
+
+def _check_names(spec: ModelSpec | DrafterSpec) -> None:
+    if not spec.name.replace("-", "_").isidentifier():
+        raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
+    types_of_graphs = [name for name, _ in spec.graphs]
+    if isinstance(spec, DrafterSpec):
+        types_of_graphs.append(spec.graph_type)
+    for name in types_of_graphs:
+        if not name.isidentifier() or name == "target" or types_of_graphs.count(name) > 1:
+            raise PluginError(
+                "types of graphs have identifiers of their own", where="graphs", got=repr(name)
+            )
+
+
+def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
+    graphs = dict(spec.graphs)
+    for (graph, slot), count in Counter((f.graph, f.slot) for f in spec.feeds).items():
+        if count > 1:
+            raise PluginError("two feeds of one slot", where=f"slot {slot!r} of {graph or 'build'}")
+    main = spec.graph_type if isinstance(spec, DrafterSpec) else "llm"
+    for feed in spec.feeds:
+        where = f"feed of slot {feed.slot!r}"
+        for name, known in ((feed.graph, {"", *graphs}), (feed.src, {"target", main, *graphs})):
+            if name not in known:
+                raise PluginError(
+                    "a feed names a graph that is not declared",
+                    where=where,
+                    wanted=", ".join(sorted(known - {""})),
+                    got=repr(name),
+                )
+        if not feed.taps:
+            raise PluginError("a feed without taps", where=where)
+        for tap in feed.taps:
+            point, _, layer = tap.partition(":")
+            listed = point == "layer_input" and layer and not layer.isdigit()
+            if not listed:  # otherwise the layers stand in the metadata
+                Tap.parse(tap)
+
+
+def _check_drafter(spec: DrafterSpec) -> None:
+    for shape, value in (
+        ("block", spec.block),
+        ("tree", spec.tree),
+        ("proposer", spec.proposer),
+    ):
+        if (spec.shape == shape) != (value is not None):
+            raise PluginError(
+                f"the field {shape!r} goes with the shape {shape!r}, and only with it",
+                where=shape,
+                got=f"shape {spec.shape!r}, {shape}={value!r}",
+            )
+    if spec.shape != "proposer" and spec.build is None:
+        raise PluginError(
+            "only a proposer drafts without a graph",
+            where="build",
+            wanted=f"a function, for the shape {spec.shape!r}",
+        )
+    if spec.tree is not None:
+        check_tree(spec.tree)
+    if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
+        raise PluginError("a head names tensors by which it is found", where="fit.tensors")
+    if spec.standalone and not (spec.fit.architectures and spec.hparams):
+        raise PluginError(
+            "a file of its own has an architecture and hyper-parameters of its own",
+            where="standalone",
+            wanted="fit.architectures and hparams",
+        )
+    if spec.checkpoint and not spec.standalone and not spec.checkpoint.heads:
+        raise PluginError(
+            "a head's checkpoint names a tensor by which heads are counted",
+            where="checkpoint.heads",
+        )
+    if spec.limit < 1:
+        raise PluginError(
+            "the longest draft has a token", where="limit", wanted=">= 1", got=spec.limit
+        )
+    low, high = spec.acceptance
+    if not 0 <= low <= high <= 1:
+        raise PluginError(
+            "rates rise within 0..1", where="acceptance", wanted="(low, high)", got=spec.acceptance
+        )
+    if spec.block and spec.block.chain is not None and spec.block.chain not in dict(spec.graphs):
+        raise PluginError(
+            "names a graph that is not declared", where="block.chain", got=spec.block.chain
+        )
+    for tie in spec.ties:
+        if not tie.candidates:
+            raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def check_tree(tree: Tree) -> None:
+    """Raise PluginError where a tree is neither fixed nor grown."""
+    check_struct(tree, "Tree")
+    grown = (tree.depth, tree.width, tree.n_nodes)
+    if tree.paths:
+        fits = not any(grown) and all(path and min(path) >= 0 for path in tree.paths)
+    else:
+        fits = min(grown) >= 1
+    if not fits:
+        raise PluginError(
+            "a tree has paths of ranks from 0 on, or depth, width and n_nodes from 1 on",
+            where="tree",
+            got=repr(tree),
+        )

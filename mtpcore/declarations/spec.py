@@ -1,0 +1,397 @@
+"""Declarations: what trunks and drafters say about themselves; data only, no behaviour.
+
+Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
+a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
+norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors`` and
+``mtpcore.declarations.checkpoint``.
+
+Where a number may differ from file to file a field also takes the metadata key that holds it: a
+plain string is a key that must be there, ``Key`` one with a default. ``{arch}`` in a key stands
+for the file's architecture. Contexts and links see the numbers: keys are read once, at load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from mtpcore.boundary.arguments import read
+from mtpcore.declarations.checkpoint import Checkpoint, Key
+from mtpcore.errors import PluginError, spell
+
+__all__ = [
+    "Block",
+    "DrafterSpec",
+    "Feed",
+    "Fit",
+    "Heads",
+    "KVPolicy",
+    "Link",
+    "ModelSpec",
+    "Pairing",
+    "Tap",
+    "Tie",
+    "Tree",
+    "VocabularyMap",
+    "as_variant",
+    "first_of",
+    "read_taps",
+]
+
+Pairing = Literal["next-token", "same-token", "none"]
+"""Which hidden row meets which token row.
+
+``next-token``: token p with the source's row p - 1 (the row that predicted it).
+``same-token``: token p with row p. ``none``: rows without a token (encoders, injected states).
+An entry is always counted by its token, p; some engines count the same pairs by the hidden row's
+position, which turns every RoPE by one more step and so changes no attention score.
+"""
+
+Builder = Callable[..., Any]
+"""A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
+
+
+_TAP = re.compile(r"([a-z_][a-z0-9_.]{0,99})(?::(\d{1,6}))?", re.ASCII)
+
+Number = int | str | Key | None
+Flag = bool | str | Key
+
+
+class Tap(msgspec.Struct, frozen=True):
+    """A hidden state that a graph hands out: float32[n_tokens, width].
+
+    ``hidden`` is the state after the final norm, ``residual`` the one before it,
+    ``layer_input`` with a ``layer`` the residual stream that enters that layer; any other point is
+    a name that the graph itself gives. ``Tap.parse`` reads the spelling ``layer_input:3``.
+    """
+
+    point: str
+    layer: int | None = None
+
+    @classmethod
+    def parse(cls, text: str | Tap) -> Tap:
+        """Return the tap spelled by ``text``; raise PluginError where it is no spelling."""
+        spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
+        found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
+        if not found:
+            raise PluginError(
+                "not a tap",
+                where=spell(text),
+                wanted="'hidden', 'residual', 'layer_input:3' or a name the graph gives",
+            )
+        point, layer = found[1], None if found[2] is None else int(found[2])
+        if (point == "layer_input") != (layer is not None):
+            raise PluginError("layer_input takes a layer, no other tap does", where=spell(text))
+        return text if isinstance(text, Tap) else cls(point, layer)
+
+    def __str__(self) -> str:
+        return self.point if self.layer is None else f"{self.point}:{self.layer}"
+
+
+def _is_tap(tap: Tap) -> bool:
+    layer = tap.layer
+    return isinstance(tap.point, str) and (
+        layer is None or (type(layer) is int and 0 <= layer < 10**6)
+    )
+
+
+def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
+    """Return the taps that are spelled, one or several; raise PluginError for what is none."""
+    if isinstance(taps, (str, Tap)):
+        return (Tap.parse(taps),)
+    wanted = "a sequence of taps"
+    several: list[Any] = read(taps, list[Any], "no taps", wanted=wanted, error=PluginError)
+    return tuple(map(Tap.parse, several))
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one role's tap feed a slot of another role's graph."""
+
+    src: str
+    tap: str
+    dst: str
+    slot: str
+    pairing: Pairing = "next-token"
+
+
+class Feed(msgspec.Struct, frozen=True, kw_only=True):
+    """A slot of a graph and where its rows come from.
+
+    ``taps`` are joined in order along the last axis; ``layer_input:`` with a metadata key instead
+    of a number stands for one tap for each layer listed there. ``src`` is whose taps they are: the
+    ``target`` or one of the drafter's own graphs, by the name of its type; ``graph`` is whose slot
+    it is (empty: the graph that drafts). ``first`` says what the first entry of a sequence gets
+    where the pairing leaves it without a row: no entry at all (the default), a row of zeros, or the
+    row itself is ``kept`` unpaired. ``recycle`` names the graph output that takes the slot's place
+    in later draft steps, None where nothing is recycled; ``recycle_width`` is its width where that
+    is not the taps'.
+    ``evidence`` says where the choice of tap and pairing comes from.
+    """
+
+    slot: str
+    taps: tuple[str, ...] = ("hidden",)
+    src: str = "target"
+    graph: str = ""
+    pairing: Pairing = "next-token"
+    first: Literal["none", "zeros", "kept"] = "none"
+    recycle: str | None = None
+    recycle_width: Number = None
+    evidence: str = ""
+
+
+TARGET = "target:"
+"""What the name of a tensor in the target's file starts with."""
+
+
+class Tie(msgspec.Struct, frozen=True):
+    """A weight that may live under several names: the first present one is used.
+
+    ``{n}`` in a name stands for the head's block; a candidate ``target:name`` lies in the linked
+    target's file. ``retype`` lets a borrowed matrix be packed in another type for drafting only.
+    """
+
+    tensor: str
+    candidates: tuple[str, ...]
+    retype: str | None = None
+
+
+def first_of(*names: str, retype: str | None = None) -> Tie:
+    """Return the tie whose own name is the first of ``names`` and which falls back in order."""
+    return Tie(names[0], names, retype)
+
+
+class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drafter remembers.
+
+    ``source``: ``own`` entries; the target's, read only (``shared``, with ``layer_map`` from a
+    drafter layer's kind to the target's layer counted from its end); entries ``injected`` from
+    hidden states; or ``none``. ``refresh``: positions written while drafting are recomputed from
+    the target's true hidden states after verification. ``warm_up``: entries for the whole prompt.
+    ``window``: how many positions are kept (None: all). ``per_head``: one memory for each head
+    instead of a common one; every head then gets the entries of all accepted positions.
+    """
+
+    source: Literal["own", "shared", "injected", "none"] = "own"
+    refresh: bool = True
+    warm_up: bool = True
+    window: Number = None
+    per_head: bool = False
+    layer_map: tuple[tuple[str, int], ...] = ()
+
+
+class Heads(msgspec.Struct, frozen=True, kw_only=True):
+    """How many heads there are and which one drafts which step.
+
+    ``count``: where the fit's tensors have ``{n}`` in their names the blocks that are there decide
+    and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step``
+    (a single one is repeated) or all heads at once (``parallel``: head i guesses the
+    token i + 1 places on). ``rereads``: in a later step the head reads all rows drafted so far
+    again, because its own memory lacks them. ``hidden_from``: what later heads are fed: the
+    ``previous`` step's output, or always the ``target``'s row: head i meets token p with row
+    p - 1 - i where the first one meets it with row p - 1.
+    """
+
+    count: int | str | Key = 1
+    order: Literal["repeated", "each-step", "parallel"] = "repeated"
+    rereads: bool = False
+    hidden_from: Literal["previous", "target"] = "previous"
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a block drafter: slots drafted in one pass.
+
+    ``size`` counts the slots, the last committed token's included. ``mask_token`` fills the others;
+    its embedding is the row of ``mask_tensor`` where the file has that. ``causal``: whether a slot
+    sees only those before it. ``anchor_predicts``: whether slot 0 already predicts a draft (slot i
+    then predicts the token after it, otherwise the token at its own place). ``chain``: one of the
+    drafter's graphs, run from slot to slot on the token just chosen; its logits are added to the
+    slot's. ``candidates``: how many tokens of a slot the chain chooses among (0: all).
+    ``confidence``: the graph output that ``p_min`` is compared with instead of a probability.
+    """
+
+    size: int | str | Key
+    mask_token: int | str | Key
+    mask_tensor: str | None = None
+    causal: Flag = False
+    anchor_predicts: Flag = False
+    chain: str | None = None
+    candidates: int | str | Key = 0
+    confidence: str | None = None
+
+
+_Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description="at most 65536")]
+
+
+class Tree(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a draft tree.
+
+    Either ``paths``, fixed: each the ranks chosen from the root on, as ``(0, 2)`` for the third
+    best child of the best child. Or grown: at each of ``depth`` levels the ``width`` best children
+    of the ``width`` best nodes, of which the ``n_nodes`` best by probability are verified.
+    """
+
+    paths: tuple[tuple[_Size, ...], ...] = ()
+    depth: _Size = 0
+    width: _Size = 0
+    n_nodes: _Size = 0
+
+
+class VocabularyMap(msgspec.Struct, frozen=True, kw_only=True):
+    """A reduced draft vocabulary: tensor of target ids by draft id, absolute or as offsets."""
+
+    tensor: str
+    values: Literal["absolute", "offset"] = "absolute"
+    optional: bool = True
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model files a spec fits: by architecture and by the tensors that are there.
+
+    ``architectures``: empty means all. ``tensors`` must all be present and those of ``absent`` all
+    missing; ``{n}`` stands for the first head's block. Presence of tensors decides; a metadata key
+    that disagrees is a warning (``count_key`` names it: how many of ``{arch}.block_count`` layers
+    are heads). ``targets``: architectures that a standalone drafter was made for (empty: any that
+    offers its taps).
+    """
+
+    architectures: frozenset[str] = frozenset()
+    tensors: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    count_key: str | None = None
+    targets: frozenset[str] = frozenset()
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A trunk: which files it fits, its hyper-parameters and its graph.
+
+    Attributes
+    ----------
+    name : str
+    fit : Fit
+    hparams : callable
+        ``hparams(fields, tensors)`` returns a struct filled from the metadata and checked; it has
+        at least ``n_vocab``, ``width``, ``n_layers`` (of the trunk alone), ``n_drafter_blocks`` and
+        ``rotary_axes`` (axes of a position).
+    build : callable
+        ``build(g, inputs, hparams)`` returns the graph's outputs.
+    graphs : tuple of (str, callable)
+        Further graphs by the name of their type (an encoder), built alike.
+    feeds : tuple of Feed
+        Slots that the graphs read, where another context feeds them.
+    ties : tuple of Tie
+    min_types : tuple of (str, str)
+        Pattern of tensor names and the smallest type in which ``quantize`` may store them.
+    checkpoint : Checkpoint, optional
+    plugin : str
+        Who declared it; filled in at load.
+    """
+
+    name: str
+    fit: Fit
+    hparams: Callable[..., Any]
+    build: Builder
+    graphs: tuple[tuple[str, Builder], ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    min_types: tuple[tuple[str, str], ...] = ()
+    checkpoint: Checkpoint | None = None
+    plugin: str = ""
+
+
+class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter: everything the core must know, and its graph.
+
+    Attributes
+    ----------
+    name : str
+    fit : Fit
+    build : callable or None
+        ``build(g, inputs, hparams)`` returns the outputs of the graph that drafts.
+    proposer : callable or None
+        For the shape ``proposer``: gets the model, returns a Proposer.
+    shape : str
+        ``chain`` (token by token), ``block`` (all slots in one pass), ``tree`` (several
+        continuations of one parent) or ``proposer`` (no graph).
+    feeds : tuple of Feed
+    ties : tuple of Tie
+    kv : KVPolicy
+    heads : Heads
+    block : Block, optional
+    tree : Tree, optional
+    vocabulary : VocabularyMap, optional
+    limit : int
+        The longest draft that makes sense. One head for each step, heads in parallel and the size
+        of a block bound it further.
+    positions : str
+        Drafted rows ``advance`` or all carry the ``same`` position.
+    first_embedding : str
+        Whether the token of a sequence's first entry is ``kept`` or its embedding is ``zeros``.
+    acceptance : (float, float)
+        The first draft's expected rate on ordinary text, low and high.
+    variant_of : str
+        Another drafter of the plugin, whose head this is, fed in another way: for comparison, and
+        taken only where a caller names it.
+    graph_type : str
+        Name of the graph that drafts.
+    graphs : tuple of (str, callable)
+        Further graphs (a fusion of taps, an injection of states, a chain inside a block). Each
+        has a context of its own, in the role ``<role of the drafter>_<type of the graph>``.
+    hparams : callable, optional
+        As a ModelSpec's; default: the trunk's hyper-parameters. With ``standalone`` it also gives
+        ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
+        tokens.
+    standalone : bool
+        Whether the drafter is a model file of its own, with an architecture of its own.
+    min_types, checkpoint, plugin
+        As a ModelSpec's.
+    evidence : str
+        Where the declaration comes from: paper, source, measurement with its size.
+    """
+
+    name: str
+    fit: Fit
+    build: Builder | None = None
+    proposer: Callable[..., Any] | None = None
+    shape: Literal["chain", "block", "tree", "proposer"] = "chain"
+    feeds: tuple[Feed, ...] = ()
+    ties: tuple[Tie, ...] = ()
+    kv: KVPolicy = KVPolicy()
+    heads: Heads = Heads()
+    block: Block | None = None
+    tree: Tree | None = None
+    vocabulary: VocabularyMap | None = None
+    limit: _Size = 8
+    positions: Literal["advance", "same"] = "advance"
+    first_embedding: Literal["kept", "zeros"] = "kept"
+    acceptance: tuple[float, float] = (0.0, 1.0)
+    variant_of: str = ""
+    graph_type: str = "draft"
+    graphs: tuple[tuple[str, Builder], ...] = ()
+    hparams: Callable[..., Any] | None = None
+    min_types: tuple[tuple[str, str], ...] = ()
+    standalone: bool = False
+    checkpoint: Checkpoint | None = None
+    plugin: str = ""
+    evidence: str = ""
+
+
+def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: Any) -> DrafterSpec:
+    """Return another way to use a drafter's weights, which is taken only where it is named.
+
+    ``changes`` are fields of DrafterSpec. Checkpoints are converted, and counts of heads are
+    compared with the metadata, for the drafter itself.
+    """
+    return msgspec.structs.replace(
+        spec,
+        name=name,
+        variant_of=spec.name,
+        fit=msgspec.structs.replace(spec.fit, count_key=None),
+        checkpoint=None,
+        acceptance=(0.0, 1.0),
+        evidence=evidence,
+        **changes,
+    )

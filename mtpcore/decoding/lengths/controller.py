@@ -1,0 +1,312 @@
+"""Controller: chooses draft lengths by what rounds were seen to cost and to bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mtpcore.decoding.lengths.costs import Costs
+from mtpcore.decoding.lengths.outlook import Outlook
+from mtpcore.decoding.lengths.policy import Choice, Round
+from mtpcore.decoding.lengths.rates import Rates
+from mtpcore.decoding.lengths.reasons import explain
+
+__all__ = ["Controller"]
+
+_MEMORY, _POOL_MEMORY = 50.0, 200.0
+"""Trials after which one counts for 1/e: of a text, and of all texts together."""
+_EVERY, _MOST_EVERY = 4, 24
+_LOOK, _LOOKING = 1e-4, 0.01
+"""Rounds between two looks at all lengths: more where the seconds that a look takes for each
+sequence would be more than this share of the time."""
+_MARGIN = 0.03
+"""How much faster another length must promise to be."""
+_EXPLORE, _CURIOUS = 16, 6
+"""Rounds between two tries of a neighbouring length, or of one whose price is not known."""
+_TRIED = 2
+"""Measurements after which a price is known, and rounds of plain decoding before drafts end."""
+_WAIT, _MOST_WAITS = 16, 4
+"""Rounds before a first probe; and how much the wait grows at most, doubling with each failure."""
+_BURST = 4
+"""Probes in a row while their drafts are accepted."""
+_SPENT = 0.02
+"""Share of the time that the first probes after switching off may take."""
+_STAYED = 64
+"""Rounds of drafting after which earlier failures are forgotten."""
+
+
+class _Text:
+    """What is decided and known of one sequence."""
+
+    def __init__(self, pool: Rates) -> None:
+        self.rates = Rates(0.0, _MEMORY, pool)
+        self.k: int | None = None
+        self.off = False
+        self.trial = 0  # rounds of plain decoding left before drafts end
+        self.wait = self.failures = self.stayed = self.probes = 0
+        self.spent = 0.0
+
+
+class Controller:
+    """Picks the lengths that give most tokens a second, and none where drafting does not pay.
+
+    It learns from the rounds as they run: what a pass costs by its number of rows, what drafts cost
+    by their length, how often draft 1, 2, ... is accepted in each text. Nothing of it is assumed to
+    be linear, so that experts, kernels' tiles and trees are priced as they are. The first rounds
+    try the drafter's default length, plain decoding and one draft, to have prices to compare.
+
+    Afterwards a length is left for one that promises to be 3 % faster; now and then a neighbour is
+    tried, and lengths whose price is not known yet but may be worth it. Drafting ends where plain
+    decoding is faster. It is then probed again: after 16 rounds or when the probe is worth 2 % of
+    the time since, whichever is later, and after each probe that fails twice as late, up to 4
+    times. Up to 4 probes follow each other while their drafts are accepted.
+
+    Parameters
+    ----------
+    limit : int
+        The longest draft; of trees the deepest.
+    start : int
+        The length to begin with.
+    expected : float
+        The acceptance expected of first drafts.
+    """
+
+    def __init__(self, limit: int, *, start: int = 1, expected: float = 0.5) -> None:
+        self.limit = limit
+        self.costs = Costs()
+        self.pool = Rates(expected, _POOL_MEMORY)
+        start = min(start, limit)
+        self._calibration = [1, 0, start, start] if limit else []
+        self._texts: dict[int, _Text] = {}
+        self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
+        self._start = start
+        self._round = self._next_look = self._last_try = self._turn = 0
+        self._try: tuple[int, int] | None = None
+        self._first_seconds = 0.0
+        self._due = False
+        self._said: list[Choice] = []
+
+    def describe(self) -> dict[str, Any]:
+        """Return what was learnt as plain data; seconds by rows and by draft length."""
+        curve = self.costs.drafts(1)
+        return {
+            "rounds": self._round,
+            "pass_seconds": self.costs.passes.points(),
+            "draft_seconds": curve.points() if curve else {},
+            "choose_seconds": self.costs.choosing,
+            "acceptance_rates": self.pool.rates(self.limit),
+        }
+
+    def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> dict[int, int]:
+        """Return draft lengths; see ``LengthPolicy``."""
+        if not self.limit:
+            return dict.fromkeys(limits, 0)
+        new = [seq for seq in limits if seq not in self._texts]
+        for seq in new:
+            self._texts[seq] = _Text(self.pool)
+        if self._calibration:
+            return {seq: min(self._calibration[0], most) for seq, most in limits.items()}
+        if new or self._due:
+            self._due = False
+            self._plan(limits, fixed)
+        asked = {}
+        for seq, most in limits.items():
+            text = self._texts[seq]
+            k = 1 if text.off and text.wait <= 0 else text.k or 0
+            if self._try is not None and self._try[0] == seq:
+                k = self._try[1]
+            asked[seq] = min(k, most, self.limit)
+        return asked
+
+    def observe(self, done: Round) -> list[Choice]:
+        """Learn from a round and return what was decided; see ``LengthPolicy``."""
+        self._round += 1
+        self._learn(done)
+        if self._calibration:
+            if not done.prompt_rows and done.asked.keys() & self._texts.keys():
+                self._calibrate(done)
+        else:
+            self._proceed(done)
+        said, self._said = self._said, []
+        return said
+
+    def forget(self, seq: int) -> None:
+        """Forget a sequence; prices and the acceptance of all texts together stay."""
+        self._texts.pop(seq, None)
+        self._unread.pop(seq, None)
+
+    # Learning
+
+    def _learn(self, done: Round) -> None:
+        """Take prices and acceptance from a round; one with prompts in it has no price."""
+        costs, now = self.costs, self._round
+        drafting = longest = 0
+        usual = True
+        for seq, asked in done.asked.items():
+            text, accepted = self._texts.get(seq), done.accepted[seq]
+            if asked:
+                drafting += 1
+                longest = max(longest, asked)
+                costs.observe_made(asked, done.made[seq])
+                self.pool.observe(asked, accepted)
+                if text is not None:
+                    text.rates.observe(asked, accepted)
+                # A drafter that has much to read first takes longer than it does mostly.
+                usual = usual and self._unread.get(seq, self.limit + 2) <= self.limit + 1
+                self._unread[seq] = accepted + 1
+            elif seq in self._unread:
+                self._unread[seq] += accepted + 1
+        if not done.asked:
+            return
+        costs.observe_choices(len(done.asked) + sum(done.accepted.values()), done.choose_seconds)
+        if done.prompt_rows:
+            return
+        costs.observe_pass(done.rows, done.pass_seconds, now)
+        if drafting and usual:
+            costs.observe_draft(drafting, longest, done.draft_seconds, now)
+
+    def _calibrate(self, done: Round) -> None:
+        """Go on to the next length to be measured; stop early where drafting is too dear."""
+        plain = not any(done.asked.values())
+        # The first draft had a prompt to read. If its round was dear, the next one is short too.
+        if plain and not self.costs.drafts(1) and 2 * done.pass_seconds < self._first_seconds:
+            self._calibration.insert(1, 1)
+        self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds
+        del self._calibration[0]
+        if self._hopeless():
+            self._calibration.clear()
+        self._due = not self._calibration
+
+    def _hopeless(self) -> bool:
+        """Say whether drafting loses even with every draft accepted and what is not known cheap."""
+        if not self.costs.drafts(1):
+            return False
+        sure = Outlook(self.costs, {0: [1.0] * self.limit})
+        plain = sure.speed({0: 0})
+        return all(sure.highest_speed({0: k}) < plain for k in range(1, self.limit + 1))
+
+    # Deciding
+
+    def _proceed(self, done: Round) -> None:
+        """Count what is counted in rounds: trials, waits, probes, tries."""
+        self._due = self._due or self._round >= self._next_look
+        tried, self._try = self._try, None
+        for seq in done.asked:
+            text = self._texts.get(seq)
+            if text is None:
+                continue
+            if text.off:
+                self._count_off(text, seq, done)
+            elif text.trial:
+                text.trial -= 1
+                self._due = self._due or not text.trial
+            elif text.k and (tried is None or tried[0] != seq):
+                text.stayed += 1
+                if text.stayed == _STAYED:
+                    text.failures = 0
+        if self._round - self._last_try >= _EXPLORE:
+            self._explore(done)
+
+    def _count_off(self, text: _Text, seq: int, done: Round) -> None:
+        """Count a round of a sequence that is not drafted for, or a probe of it."""
+        accepted = done.accepted[seq]
+        if not done.asked[seq]:
+            text.wait -= 1
+            if text.wait <= 0:
+                text.rates.doubt()
+                text.spent, text.probes = 0.0, 0
+            return
+        passes, n = self.costs.passes, len(done.asked)
+        drafting = sum(k > 0 for k in done.asked.values())
+        plain = passes.at(n) / n
+        more = passes.at(done.rows) - passes.at(done.rows - done.made[seq])
+        text.spent += done.draft_seconds / drafting + more - accepted * plain
+        self._due = True
+        text.probes += 1
+        if not accepted or text.probes == _BURST or self._hopeless():
+            text.failures += 1
+            wait = max(_WAIT, int(text.spent / (_SPENT * plain)))
+            text.wait = wait * min(2 ** (text.failures - 1), _MOST_WAITS)
+
+    def _explore(self, done: Round) -> None:
+        """Let the next round try a neighbour of a length in use, or no drafts, in turn."""
+        using = [s for s in done.asked if s in self._texts and self._texts[s].k]
+        if not using:
+            return
+        self._last_try = self._round
+        self._turn += 1
+        seq = using[self._turn // 4 % len(using)]
+        k = self._texts[seq].k or 0
+        k = (k - 1, k + 1, 0, k + 1)[self._turn % 4]
+        if k <= self.limit:
+            self._try = seq, k
+
+    def _plan(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> None:
+        """Look at all lengths of all sequences."""
+        outlook = self._outlook(limits, fixed)
+        if outlook is None:
+            for seq in limits:
+                if self._texts[seq].k is None:
+                    self._texts[seq].k = self._start
+            return
+        rounds = _LOOK * len(limits) / (_LOOKING * self.costs.passes.at(len(limits)))
+        self._next_look = self._round + max(_EVERY, min(int(rounds), _MOST_EVERY))
+        best = outlook.fastest()
+        for seq in limits:  # a length stays where another gains little
+            before = self._texts[seq].k
+            if before is not None and before != best[seq]:
+                margin = _MARGIN / len(limits)
+                if outlook.speed({**best, seq: before}) * (1 + margin) >= outlook.speed(best):
+                    best[seq] = before
+        for seq in limits:
+            self._settle(seq, best, outlook)
+        self._be_curious(best, outlook)
+
+    def _outlook(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Outlook | None:
+        if not self.costs.drafts(1) or not len(self.costs.passes):
+            return None
+        reach = {seq: self._texts[seq].rates.reach(self.limit) for seq in limits}
+        others = [(k, 1 + sum(self.pool.reach(k))) for k in fixed.values()]
+        return Outlook(self.costs, reach, others)
+
+    def _settle(self, seq: int, best: Mapping[int, int], outlook: Outlook) -> None:
+        """Let a sequence draft as was found best; drafts end only after rounds without them."""
+        text, k = self._texts[seq], best[seq]
+        before = text.k
+        if k:
+            if text.off:
+                text.stayed = 0
+            text.k, text.off, text.trial = k, False, 0
+        elif text.off:
+            return
+        elif before and text.trial == 0:
+            text.k, text.trial = 0, _TRIED
+            return
+        elif text.trial:
+            return
+        else:
+            text.k, text.off = 0, True
+            text.wait = _WAIT * min(2**text.failures, _MOST_WAITS)
+        if text.k != before or text.off:
+            reason = explain(seq, best, outlook)
+            self._said.append(Choice(self._round, seq, k, reason))
+
+    def _be_curious(self, best: Mapping[int, int], outlook: Outlook) -> None:
+        """Try a length whose price is not known where it may be worth it."""
+        if self._round - self._last_try < _CURIOUS:
+            return
+        for seq, k in best.items():
+            if not k:
+                continue
+            speeds = {
+                other: outlook.highest_speed({**best, seq: other})
+                for other in range(1, self.limit + 1)
+                if other != k and not self._knows(outlook, {**best, seq: other})
+            }
+            other = max(speeds, key=lambda one: speeds[one], default=k)
+            if other != k and speeds[other] > outlook.speed(best) * (1 + _MARGIN):
+                self._try, self._last_try = (seq, other), self._round
+                return
+
+    def _knows(self, outlook: Outlook, lengths: Mapping[int, int]) -> bool:
+        return self.costs.n_passes(round(outlook.rows(lengths))) >= _TRIED

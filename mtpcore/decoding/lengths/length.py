@@ -1,0 +1,54 @@
+"""How long drafts should be, from what a drafter's declaration says."""
+
+from __future__ import annotations
+
+from mtpcore.cross import Cross
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.decoding.lengths.controller import Controller
+from mtpcore.drafting.growth import deepest
+
+__all__ = ["controller_for", "default_length"]
+
+_COST = 0.4
+"""What one more draft costs beside a pass of the target, the verified row included."""
+_PROPOSER_COST = 0.05
+_UNDECLARED = 8, 4, 0.5
+"""Of a proposer without a declaration: longest and first draft, acceptance expected."""
+
+
+def default_length(spec: DrafterSpec) -> int:
+    """Return a draft length that pays on ordinary text.
+
+    Draft i is reached and accepted with probability rate**i, the rate being the middle of what
+    the declaration expects of first drafts; drafts go on while that exceeds their cost.
+    ``mtpcore bench`` measures what a guess can not know. A tree is as deep as its declaration says.
+    """
+    if spec.tree is not None:
+        return _longest_length(spec)
+    rate = sum(spec.acceptance) / 2
+    cost = _PROPOSER_COST if spec.shape == "proposer" else _COST
+    length = 1
+    while length < spec.limit and rate ** (length + 1) >= cost:
+        length += 1
+    return length
+
+
+def _longest_length(spec: DrafterSpec) -> int:
+    """Return the longest draft that a declaration allows; of a tree its depth."""
+    return min(deepest(spec.tree), spec.limit) if spec.tree else spec.limit
+
+
+def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:
+    """Return what chooses lengths for a Cross: up to what its drafters and its memory allow.
+
+    The first drafter's declaration says with which length to begin. ``spec`` is the declaration of
+    a proposer, which a Cross does not know.
+    """
+    specs = [drafter.spec or spec for drafter in cross.drafters.values()]
+    known = [
+        (_longest_length(one), default_length(one), sum(one.acceptance) / 2) if one else _UNDECLARED
+        for one in specs
+    ]
+    longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)
+    _, start, expected = known[0] if known else (0, 0, 0.0)
+    return Controller(longest, start=start, expected=expected)

@@ -1,0 +1,101 @@
+"""How fast a round would be with these draft lengths, and the lengths with which it is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mtpcore.decoding.lengths.costs import Costs, Curve
+
+__all__ = ["Outlook"]
+
+
+class Outlook:
+    """Sequences that share a round, what their drafts would bring, and what they would cost.
+
+    Speed is tokens a second of all sequences together: they wait for each other, so each one's
+    speed is its share of the same round.
+
+    Parameters
+    ----------
+    reach : mapping of seq to sequence of float
+        For each sequence to choose for: the share of steps in which draft 1, 2, ... is accepted.
+    fixed : sequence of (int, float)
+        Drafts of other sequences: their length, and the tokens that a step gives them.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        reach: Mapping[int, Sequence[float]],
+        fixed: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        self.costs, self.reach = costs, reach
+        longest = max((len(shares) for shares in reach.values()), default=0)
+        self._added = [costs.rows(k) for k in range(longest + 1)]
+        self._n_fixed = sum(length > 0 for length, _ in fixed)
+        self._longest = max((length for length, _ in fixed), default=0)
+        self._rows = len(reach) + sum(1 + costs.rows(length) for length, _ in fixed)
+        self._tokens = len(reach) + sum(tokens for _, tokens in fixed)
+
+    def rows(self, lengths: Mapping[int, int]) -> float:
+        """Return the rows of a pass."""
+        return self._rows + sum([self._added[k] for k in lengths.values()])
+
+    def tokens(self, lengths: Mapping[int, int]) -> float:
+        """Return the tokens that a round gives."""
+        return self._tokens + sum([sum(self.reach[seq][:k]) for seq, k in lengths.items()])
+
+    def draft_seconds(self, lengths: Mapping[int, int]) -> float:
+        """Return the price of the drafts."""
+        curve, longest = self._drafts(lengths)
+        return curve.at(longest) if curve else 0.0
+
+    def _drafts(self, lengths: Mapping[int, int]) -> tuple[Curve | None, int]:
+        """Return what prices drafts of these lengths, None where there are none; the longest."""
+        drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
+        curve = self.costs.drafts(drafting) if drafting else None
+        return curve, max(self._longest, *lengths.values(), 0)
+
+    def speed(self, lengths: Mapping[int, int]) -> float:
+        """Return the tokens a second."""
+        tokens = self.tokens(lengths)
+        seconds = self.costs.passes.at(self.rows(lengths)) + self.draft_seconds(lengths)
+        return tokens / (seconds + self.costs.choosing * tokens)
+
+    def highest_speed(self, lengths: Mapping[int, int]) -> float:
+        """Return the speed if what was not measured costs half of what it seems to."""
+        rows, tokens = self.rows(lengths), self.tokens(lengths)
+        curve, longest = self._drafts(lengths)
+        seconds = _hopeful(self.costs.passes, rows) + (_hopeful(curve, longest) if curve else 0.0)
+        return tokens / (seconds + self.costs.choosing * tokens)
+
+    def fastest(self) -> dict[int, int]:
+        """Return the lengths with which the round is fastest.
+
+        Drafts are added one by one, the likeliest first, to whichever sequence they belong; a row
+        more costs the same wherever it is. All of these steps are compared, for the price of rows
+        has jumps: what is dear at five rows may be cheap at eight.
+        """
+        lengths = dict.fromkeys(self.reach, 0)
+        steps = sorted(((r, seq) for seq, shares in self.reach.items() for r in shares))
+        costs, added, rows, tokens = self.costs, self._added, self._rows, self._tokens
+        drafting, longest = self._n_fixed, self._longest
+        best, n_best = self.speed(lengths), 0
+        for n, (share, seq) in enumerate(reversed(steps), 1):
+            k = lengths[seq] = lengths[seq] + 1
+            rows += added[k] - added[k - 1]
+            tokens += share
+            drafting += k == 1
+            longest = max(longest, k)
+            curve = costs.drafts(drafting)
+            seconds = costs.passes.at(rows) + (curve.at(longest) if curve else 0.0)
+            speed = tokens / (seconds + costs.choosing * tokens)
+            if speed > best:
+                best, n_best = speed, n
+        for _, seq in steps[: len(steps) - n_best]:
+            lengths[seq] -= 1
+        return lengths
+
+
+def _hopeful(curve: Curve, size: float) -> float:
+    return (curve.at(size) + curve.at_least(size)) / 2

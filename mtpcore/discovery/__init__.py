@@ -1,0 +1,1 @@
+"""Plugins: who is there, and which one a model file needs."""

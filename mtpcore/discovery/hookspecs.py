@@ -1,0 +1,28 @@
+"""The hooks: what mtpcore asks of a plugin, once, at load.
+
+A hook exists only where a plugin uses it. Nothing is asked again later: what a hook returned is
+plain data from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pluggy
+
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+
+__all__ = ["hookimpl", "mtpcore_drafters", "mtpcore_models"]
+
+_hookspec = pluggy.HookspecMarker("mtpcore")
+hookimpl = pluggy.HookimplMarker("mtpcore")
+
+
+@_hookspec
+def mtpcore_models() -> Sequence[ModelSpec]:  # type: ignore[empty-body]
+    """Return the trunks that the plugin declares."""
+
+
+@_hookspec
+def mtpcore_drafters() -> Sequence[DrafterSpec]:  # type: ignore[empty-body]
+    """Return the drafters that the plugin declares."""

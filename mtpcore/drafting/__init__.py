@@ -1,0 +1,1 @@
+"""Drafters: heads, models and proposers that guess the next tokens."""

@@ -1,0 +1,181 @@
+"""Drafting with a graph: entries made of the target's rows, and drafts made from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.drafters import (
+    DraftJob,
+    draft_choices,
+    followed_memory,
+    spell_differences,
+    warn_not_finite,
+)
+from mtpcore.drafting.feeders import Feeders, sound_places
+from mtpcore.drafting.vocabulary import read_vocabulary
+from mtpcore.errors import LinkError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context, run_drafts
+
+__all__ = ["GraphDrafter"]
+
+I32 = NDArray[np.int32]
+
+
+class GraphDrafter:
+    """A drafter context fed from inboxes.
+
+    Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
+    the pending token come from the target's true hidden rows; those written while drafting come
+    from the drafter's own and are taken back at once, so that nothing of a draft remains.
+
+    Raises
+    ------
+    LinkError
+        The declaration asks for what this loop cannot do.
+    """
+
+    shape: Literal["chain", "tree"] = "chain"
+
+    def __init__(self, name: str, context: Context, feeders: Feeders) -> None:
+        assert context.drafter is not None
+        self.name, self.context, self.spec = name, context, context.drafter
+        self.feeders = feeders
+        self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
+        self._check()
+        self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
+        self._ids = read_vocabulary(context)
+        self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
+        self.paused = 0
+
+    def _check(self) -> None:
+        """Refuse what this loop cannot follow: it follows the defaults of these fields."""
+        tree = self.spec.tree if self.shape == "tree" else None
+        plain = DrafterSpec(
+            name=self.spec.name,
+            fit=self.spec.fit,
+            shape=self.shape,
+            tree=tree,
+            kv=followed_memory(self.spec.kv, self.context.program),
+        )
+        asked = msgspec.structs.replace(
+            self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
+        )
+        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding")
+        wanted, got = spell_differences(asked, plain, names)
+        if got:
+            raise LinkError(
+                "this draft loop cannot do what the declaration asks for",
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                wanted=wanted,
+                got=got,
+                fix="declare what it can do, or draft with a Proposer",
+            )
+
+    def _entries(self, job: DraftJob) -> range:
+        """Return the places whose entries are missing, up to the pending token's."""
+        return range(self.context.lengths[job.seq] or self.first, len(job.history))
+
+    def _sound(self, seq: int, places: range) -> range:
+        """Return the places before the first one whose hidden row is missing or not finite."""
+        for feed in self._feeds:
+            end = self.feeders.reach(feed, seq)
+            if end is not None:
+                end += feed.pairing == "next-token"
+                places = range(places.start, max(places.start, min(places.stop, end)))
+        return sound_places(self.context, self._feeds, seq, places)
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            warn_not_finite(self.name, seq, place)
+        self.paused += 1
+
+    def settle(self, seq: int, history: I32) -> None:
+        """Hold exactly the entries of the tokens that the target has processed.
+
+        The pending token's entry, which a draft may have left, is as true as the others, but
+        nobody has committed to that token yet. Rows that are not finite make no entries.
+        """
+        self.rewind(seq, len(history))
+        self.feeders.fill({seq: history})
+        begin = self.context.lengths[seq] or self.first
+        places = self._sound(seq, range(begin, len(history)))
+        if places:
+            tokens = history[places.start : places.stop]
+            self.context.extend(Batch(tokens, seq=seq, pos=begin, outputs="none"))
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+        """Draft up to k tokens for each job; sequences leave the loop one by one.
+
+        A sequence with a non-finite hidden row gets no drafts.
+        """
+        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
+        active = []
+        self.feeders.fill({job.seq: job.history[:-1] for job in jobs})
+        for job in jobs:
+            # The pending token's entry is made anew: its logits are wanted.
+            self.rewind(job.seq, len(job.history) - 1)
+            missing = self._entries(job)
+            sound = self._sound(job.seq, missing)
+            if sound == missing:
+                active.append(job)
+            else:
+                self._pause(job.seq, sound.stop)
+        if not active:
+            return drafts
+        self._run(active, drafts)
+        return drafts
+
+    def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
+        """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
+        room = max(self.context.n_batch // len(active), 1)
+        for job in active:
+            missing = self._entries(job)
+            if len(missing) > room:
+                tokens = job.history[missing.start : -1]
+                self.context.extend(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+        for begin in range(0, len(active), self.context.n_batch):
+            self._run_together(active[begin : begin + self.context.n_batch], drafts)
+
+    def _missing(self, jobs: list[DraftJob]) -> Batch:
+        """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
+        tokens: list[int] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        wanted: list[bool] = []
+        for job in jobs:
+            missing = self._entries(job)
+            tokens += job.history[missing.start :].tolist()
+            seqs += [job.seq] * len(missing)
+            places += missing
+            wanted += [False] * (len(missing) - 1) + [True]
+        return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
+
+    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
+        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        choices = draft_choices(jobs, self._recycle, self._ids)
+        found = run_drafts([(self.context, self._missing(jobs))], lengths, choices)
+        for job, k, ids in zip(jobs, lengths, found, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the entries from place ``n`` on."""
+        if self.context.lengths[seq] > n:
+            self.context.forget(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq``."""
+        self.context.copy(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+        self.context.forget(seq, 0)

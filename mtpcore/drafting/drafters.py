@@ -1,0 +1,186 @@
+"""Drafters as a Cross sees them: something that proposes tokens and can be taken back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore._ext._sampling import Sampler
+from mtpcore.acts.guards import Guard
+from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec, KVPolicy
+from mtpcore.errors import PluginError, spell
+from mtpcore.graph.program import Program
+
+__all__ = [
+    "DeclaredProposer",
+    "DraftJob",
+    "Drafter",
+    "draft_choices",
+    "ProposerDrafter",
+    "followed_memory",
+    "spell_differences",
+    "warn_not_finite",
+]
+
+I32 = NDArray[np.int32]
+logger = logging.getLogger("mtpcore")
+
+
+class DraftJob(msgspec.Struct, frozen=True):
+    """What is asked of a drafter for one sequence.
+
+    ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
+    are wanted; a draft less probable than ``p_min`` ends them.
+    """
+
+    seq: int
+    history: I32
+    n_prompt: int
+    k: int
+    sampler: Sampler
+    p_min: float = 0.0
+
+
+def draft_choices(
+    jobs: Sequence[DraftJob], recycle: Mapping[str, str], token_ids: I32 | None
+) -> dict[str, Any]:
+    """Return the fields of ``DraftRun`` that say how drafts of these sequences are chosen."""
+    return {
+        "samplers": [job.sampler for job in jobs],
+        "history": [job.history for job in jobs],
+        "n_prompt": [job.n_prompt for job in jobs],
+        "p_min": [job.p_min for job in jobs],
+        "recycle": recycle,
+        "token_ids": token_ids,
+    }
+
+
+class Drafter(Protocol):
+    """One role of a Cross that drafts."""
+
+    @property
+    def spec(self) -> DrafterSpec | None:
+        """The declaration; None where there is no graph."""
+
+    paused: int
+    """How often a sequence got no further draft because a hidden row was not finite."""
+
+    def draft(self, jobs: list[DraftJob]) -> Mapping[int, Draft]:
+        """Return drafts by sequence; ids are not trusted."""
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget what depends on tokens from place ``n`` on."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq``."""
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+
+
+def spell_differences(
+    asked: msgspec.Struct, possible: msgspec.Struct, names: Iterable[str]
+) -> tuple[str, str]:
+    """Return the fields in which two declarations differ, as each has them: ``kv.per_head=True``.
+
+    Both texts are empty where they do not.
+    """
+    wanted: list[str] = []
+    got: list[str] = []
+    for name in names:
+        ours, theirs = getattr(possible, name), getattr(asked, name)
+        if ours == theirs:
+            continue
+        if isinstance(ours, msgspec.Struct) and type(ours) is type(theirs):
+            inner = spell_differences(theirs, ours, ours.__struct_fields__)
+            wanted.append(", ".join(f"{name}.{one}" for one in inner[0].split(", ")))
+            got.append(", ".join(f"{name}.{one}" for one in inner[1].split(", ")))
+        else:
+            wanted.append(f"{name}={_spell(ours)}")
+            got.append(f"{name}={_spell(theirs)}")
+    return ", ".join(wanted), ", ".join(got)
+
+
+def _spell(value: object) -> str:
+    """Return a value without commas of its own."""
+    return repr(value).replace(", ", " ")
+
+
+def followed_memory(asked: KVPolicy, program: Program, *, per_head: bool = False) -> KVPolicy:
+    """Return what a loop over this graph remembers: its own entries, or nothing if it says so."""
+    keeps_nothing = asked.source == "none" and not program.memory
+    return KVPolicy(source="none" if keeps_nothing else "own", per_head=per_head)
+
+
+def warn_not_finite(drafter: str, seq: int, place: int) -> None:
+    """Say that a sequence gets no further draft."""
+    logger.warning(
+        "drafter %s: hidden row of sequence %d, position %d is not finite; "
+        "no drafts from it (said once, counted)",
+        drafter,
+        seq,
+        place,
+    )
+
+
+class DeclaredProposer(Proposer):
+    """A plugin's proposer: what it raises names the plugin."""
+
+    def __init__(self, proposer: Proposer, where: str) -> None:
+        self._proposer, self._where = proposer, where
+
+    def propose(self, seq: int, tokens: I32, k: int) -> Any:
+        """Return what the plugin's proposer guesses; see ``Proposer``.
+
+        Raises
+        ------
+        PluginError
+            It raised something.
+        """
+        try:
+            answer = self._proposer.propose(seq, tokens, k)
+            return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
+        except Exception as error:  # whatever a plugin raises
+            raise PluginError(
+                f"propose raised {type(error).__name__}: {spell(error, str)}", where=self._where
+            ) from error
+
+
+class ProposerDrafter:
+    """A drafter without a graph."""
+
+    spec: DrafterSpec | None = None
+    paused = 0
+
+    def __init__(self, proposer: Proposer, guard: Guard) -> None:
+        self.proposer, self._guard = proposer, guard
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+        """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
+        return {job.seq: self._guard.lend(self._ask, job) for job in jobs}
+
+    def _ask(self, job: DraftJob) -> Draft:
+        answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
+        if isinstance(answer, DraftTree):
+            return answer
+        # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
+        is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+        ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
+        return list(islice(ids, job.k + 1))
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Do nothing: a proposer is given the whole history each time."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Do nothing."""
+
+    def remove(self, seq: int) -> None:
+        """Do nothing."""

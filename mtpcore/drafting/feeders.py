@@ -1,0 +1,148 @@
+"""Graphs between a target and a drafter: they make the drafter's rows of the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.declarations.spec import DrafterSpec, Feed
+from mtpcore.errors import LinkError
+from mtpcore.links.inbox import Inbox
+from mtpcore.links.links import role_of
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+
+__all__ = ["Feeders", "find_feeders", "order_graphs", "sound_places"]
+
+I32 = NDArray[np.int32]
+
+
+class Feeders:
+    """A drafter's further graphs.
+
+    They run lazily, for the places that they lack, before the graph that drafts: row p of each is
+    made of rows p of what it reads and, where it reads tokens, of token p.
+
+    Parameters
+    ----------
+    role : str
+        The drafter's.
+    spec : DrafterSpec
+    contexts : mapping of str to Context
+        Of the further graphs by role, each after those that it reads.
+    inboxes : mapping of str to (mapping of str to Inbox)
+        The inboxes of their slots; what was read is given up.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        spec: DrafterSpec,
+        contexts: Mapping[str, Context],
+        inboxes: Mapping[str, Mapping[str, Inbox]],
+    ) -> None:
+        self._spec, self._contexts, self._inboxes = spec, contexts, inboxes
+        self._sources = {
+            feed.src: contexts.get(role_of(feed.src, role, spec)) for feed in spec.feeds
+        }
+
+    def reach(self, feed: Feed, seq: int) -> int | None:
+        """Return before which place a feed has rows of a sequence; None: as far as the target."""
+        source = self._sources[feed.src]
+        return source.lengths[seq] if source else None
+
+    def fill(self, texts: Mapping[int, I32]) -> None:
+        """Make the rows of every place of these sequences, by seq their tokens int32[n].
+
+        Rows end before the first place at which something read is not finite.
+        """
+        for role, context in self._contexts.items():
+            feeds = [f for f in self._spec.feeds if f.graph == context.graph_type.name]
+            tokens: list[int] = []
+            seqs: list[int] = []
+            at: list[int] = []
+            for seq, text in texts.items():
+                reaches = [self.reach(feed, seq) for feed in feeds]
+                end = min([len(text), *(n for n in reaches if n is not None)])
+                places = sound_places(context, feeds, seq, range(context.lengths[seq], end))
+                tokens += text[places.start : places.stop].tolist()
+                seqs += [seq] * len(places)
+                at += places
+            if tokens:
+                context.extend(Batch(tokens, seq=seqs, pos=at, outputs="none"))
+            for seq in texts:
+                for box in self._inboxes[role].values():
+                    box.release(seq, context.lengths[seq])
+
+
+def find_feeders(role: str, contexts: Mapping[str, Context]) -> dict[str, Context]:
+    """Return the contexts of the further graphs of the drafter in ``role``, in running order.
+
+    Raises
+    ------
+    LinkError
+        One is missing or runs another graph; or as ``order_graphs``.
+    """
+    context = contexts[role]
+    spec = context.drafter
+    assert spec is not None
+    found = {}
+    for graph in order_graphs(spec):
+        name = role_of(graph, role, spec)
+        one = contexts.get(name)
+        if (
+            one is None
+            or one.graph_type.name != graph
+            or one.drafter != spec
+            or one.model is not context.model
+        ):
+            raise LinkError(
+                "a graph of the drafter has no context",
+                where=f"role {role}, drafter {spec.name!r}",
+                wanted=f"its graph {graph!r} in the role {name}",
+                got=", ".join(contexts) if one is None else repr(one),
+                fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}), "
+                "or let link() make the contexts",
+            )
+        found[name] = one
+    return found
+
+
+def order_graphs(spec: DrafterSpec) -> list[str]:
+    """Return a drafter's further graphs, each after those that it reads.
+
+    Raises
+    ------
+    LinkError
+        A graph cannot run before the one that drafts: it reads that one, itself through others,
+        or the row before a token's; or nothing reads it.
+    """
+    feeds = {name: [f for f in spec.feeds if f.graph == name] for name, _ in spec.graphs}
+    order: list[str] = []
+    while ready := [
+        name
+        for name, mine in feeds.items()
+        if name not in order and {f.src for f in mine} <= {"target", *order}
+    ]:
+        order += ready
+    read = {feed.src for feed in spec.feeds}
+    for name, mine in feeds.items():
+        later = any(f.pairing == "next-token" or f.recycle for f in mine)
+        if later or name not in order or name not in read:
+            raise LinkError(
+                "a further graph that cannot run before the one that drafts",
+                where=f"{spec.name}: graph {name!r}",
+                wanted="same-token feeds from the target or from such graphs, and a reader",
+                got=", ".join(f"{f.src} -> {f.slot} ({f.pairing})" for f in mine) or "no feeds",
+            )
+    return order
+
+
+def sound_places(context: Context, feeds: Sequence[Feed], seq: int, places: range) -> range:
+    """Return the places before the first one for which a row to be read is not finite."""
+    if not places:
+        return places
+    ends = [context.sources[feed.slot].sound_until(seq, places) for feed in feeds]
+    return range(places.start, min(ends, default=places.stop))

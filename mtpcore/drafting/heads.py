@@ -1,0 +1,261 @@
+"""Drafting with several heads: each drafts one step and has a memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.declarations.spec import DrafterSpec, Heads
+from mtpcore.drafting.drafters import (
+    DraftJob,
+    draft_choices,
+    followed_memory,
+    spell_differences,
+    warn_not_finite,
+)
+from mtpcore.drafting.feeders import sound_places
+from mtpcore.drafting.vocabulary import read_vocabulary
+from mtpcore.errors import LinkError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context, run_drafts
+
+__all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Drafts = dict[int, list[int]]
+"""Drafts by sequence."""
+
+
+class HeadDrafter:
+    """Head t makes draft t, from all accepted entries and the rows drafted so far.
+
+    Each head's memory holds the entries of the accepted tokens, made of the target's rows. To draft
+    it reads what it lacks of them, the pending token and the drafts so far; row j of these is fed
+    with what head j - 1 made in this round, or with the target's rows, as the declaration says.
+    Afterwards every head goes back to the accepted entries. (llama.cpp chains heads so; SGLang
+    feeds the target's rows.)
+
+    The further heads are roles of their own that read the target: what the Cross does to those it
+    does to them, and to the first head through this object.
+
+    Raises
+    ------
+    LinkError
+        The declaration asks for what this loop cannot do.
+    """
+
+    def __init__(self, name: str, contexts: Sequence[Context]) -> None:
+        spec = contexts[0].drafter
+        assert spec is not None
+        self.name, self.contexts, self.spec = name, tuple(contexts), spec
+        self._check()
+        self._fed_by_target = spec.heads.hidden_from == "target"
+        self._ids = read_vocabulary(contexts[0])
+        self._later = any(f.pairing == "next-token" and f.first == "none" for f in spec.feeds)
+        self._n_batch = min(context.n_batch for context in self.contexts)
+        self._recycle: dict[str, str] = {}
+        if not self._fed_by_target:
+            self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
+        self.paused = 0
+
+    def _check(self) -> None:
+        """Refuse what this loop cannot follow."""
+        if self.spec.shape == "tree":
+            raise LinkError(
+                "a drafter with a head for each step drafts chains, no trees",
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                fix="leave tree= (--draft-tree) out",
+            )
+        heads = Heads(
+            count=len(self.contexts),
+            order="each-step",
+            rereads=self.spec.heads.rereads,
+            hidden_from=self.spec.heads.hidden_from,
+        )
+        kv = followed_memory(self.spec.kv, self.contexts[0].program, per_head=True)
+        wanted = DrafterSpec(name=self.spec.name, fit=self.spec.fit, heads=heads, kv=kv)
+        names = ["shape", "kv", "heads", "block", "tree", "vocabulary", "positions", "graphs"]
+        names.append("first_embedding")
+        if heads.hidden_from == "previous" and not heads.rereads:
+            heads = msgspec.structs.replace(heads, rereads=True)
+            wanted = msgspec.structs.replace(wanted, heads=heads)
+        possible, got = spell_differences(self.spec, wanted, names)
+        if got:
+            raise LinkError(
+                "this loop over heads cannot do what the declaration asks for",
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
+                wanted=possible,
+                got=got,
+                fix="declare what it can do, or draft with a Proposer",
+            )
+
+    def _first(self, head: int) -> int:
+        """Return the place of a head's first entry."""
+        return self._later * (1 + head * self._fed_by_target)
+
+    def _lacking(self, head: int, seq: int, n: int) -> range:
+        """Return the places of accepted entries that a head lacks."""
+        return range(self.contexts[head].lengths[seq] or self._first(head), n)
+
+    def settle(self, head: int, seq: int, history: I32) -> None:
+        """Let a head hold exactly the entries of the tokens that the target has processed."""
+        context = self.contexts[head]
+        places = self._lacking(head, seq, len(history))
+        places = sound_places(context, self.spec.feeds, seq, places)
+        if places:
+            tokens = history[places.start : places.stop]
+            context.extend(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
+
+    def draft(self, jobs: list[DraftJob]) -> Drafts:
+        """Draft up to one token a head for each job; sequences leave the loop one by one.
+
+        A sequence with a non-finite hidden row gets no further drafts. What a head reads runs in
+        one piece, so there are at most ``n_batch`` drafts.
+        """
+        drafts: Drafts = {job.seq: [] for job in jobs}
+        wanted = [(job, self._reach(job)) for job in jobs]
+        wanted = [(job, k) for job, k in wanted if k > 0]
+        most = max((k for _, k in wanted), default=1)
+        n_together = max(self._n_batch // most, 1)
+        for begin in range(0, len(wanted), n_together):
+            self._draft_together(wanted[begin : begin + n_together], drafts)
+        return drafts
+
+    def _reach(self, job: DraftJob) -> int:
+        """Return how many drafts the target's rows allow, of those wanted."""
+        n = len(job.history) - 1
+        most = min(job.k, len(self.contexts), self.spec.limit, self._n_batch)
+        for head in range(most):
+            places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
+            if not places:
+                return head  # the text is shorter than what the head looks back
+            sound = sound_places(self.contexts[head], self.spec.feeds, job.seq, places)
+            if sound != places:
+                self._pause(job.seq, sound.stop)
+                return head
+        return most
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            warn_not_finite(self.name, seq, place)
+        self.paused += 1
+
+    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: Drafts) -> None:
+        """Draft up to k tokens for each (job, k), in one call without the GIL."""
+        self._catch_up(wanted)
+        jobs = [job for job, _ in wanted]
+        passes = [
+            (context, self._batch(head, [job for job, k in wanted if k > head]))
+            for head, context in enumerate(self.contexts[: max(k for _, k in wanted)])
+        ]
+        choices = draft_choices(jobs, self._recycle, self._ids)
+        found = run_drafts(passes, [k for _, k in wanted], choices)
+        for (job, k), ids in zip(wanted, found, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+            for context, _ in passes:
+                if context.lengths[job.seq] >= len(job.history):
+                    context.forget(job.seq, len(job.history) - 1)
+
+    def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
+        """Let heads read accepted entries that do not fit the rows of a draft."""
+        room = self._n_batch // len(wanted)
+        for job, k in wanted:
+            for head in range(k):
+                if len(self._lacking(head, job.seq, len(job.history) + head)) > room:
+                    self.settle(head, job.seq, job.history[:-1])
+
+    def _batch(self, head: int, jobs: list[DraftJob]) -> Batch:
+        """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
+
+        The tokens of drafts, and the rows that heads before make, are filled in by the loop.
+        """
+        context = self.contexts[head]
+        tokens: list[I32] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        slots: dict[str, list[F32]] = {feed.slot: [] for feed in self.spec.feeds}
+        for job in jobs:
+            n = len(job.history)
+            at = range(self._lacking(head, job.seq, n).start, n + head)
+            known = at if self._fed_by_target else range(at.start, n)
+            text = job.history[at.start :]
+            tokens += [text, np.zeros(len(at) - len(text), np.int32)]
+            seqs += [job.seq] * len(at)
+            places += at
+            where = np.array(known, np.int32)
+            for slot, found in slots.items():
+                found.append(context.sources[slot](np.full(len(known), job.seq, np.int32), where))
+                found.append(np.zeros((len(at) - len(known), found[0].shape[1]), np.float32))
+        return Batch(
+            np.concatenate(tokens),
+            seq=seqs,
+            pos=places,
+            outputs="last",
+            slots={slot: np.concatenate(rows) for slot, rows in slots.items()},
+        )
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the first head's entries from place ``n`` on."""
+        context = self.contexts[0]
+        if context.lengths[seq] > n:
+            context.forget(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` be a copy of ``seq`` in the first head."""
+        self.contexts[0].copy(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence in the first head."""
+        self.contexts[0].forget(seq, 0)
+
+
+def head_role(role: str, head: int) -> str:
+    """Return the role of a head of the drafter in ``role``."""
+    return f"{role}_head{head}" if head else role
+
+
+def find_heads(role: str, contexts: Mapping[str, Context]) -> dict[str, Context]:
+    """Return the contexts of the heads of the drafter in ``role``, by role in their order.
+
+    Raises
+    ------
+    LinkError
+        One is missing, or runs another graph.
+    """
+    context = contexts[role]
+    spec = context.drafter
+    assert spec is not None
+    found = {role: context}
+    for head in range(1, n_heads(spec)):
+        name = head_role(role, head)
+        one = contexts.get(name)
+        if (
+            one is None
+            or one.head != head
+            or one.drafter != spec
+            or one.graph_type != context.graph_type
+            or one.model is not context.model
+        ):
+            raise LinkError(
+                "a head of the drafter has no context",
+                where=f"role {role}, drafter {spec.name!r}",
+                wanted=f"head {head} in the role {name}",
+                got=", ".join(contexts) if one is None else repr(one),
+                fix=f"{name}=Context(model, graph_type={spec.graph_type!r}, "
+                f"drafter={spec.name!r}, head={head}), or let link() make the contexts",
+            )
+        found[name] = one
+    return found
+
+
+def n_heads(spec: DrafterSpec) -> int:
+    """Return how many heads have contexts of their own."""
+    assert isinstance(spec.heads.count, int)
+    return spec.heads.count if spec.kv.per_head else 1

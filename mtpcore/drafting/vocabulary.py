@@ -1,0 +1,122 @@
+"""The tokens that a drafter can draft, where these are not all of the target's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.errors import LinkError
+from mtpcore.graph import GraphType
+from mtpcore.runtime.context import Context
+
+if TYPE_CHECKING:
+    from mtpcore.runtime.model import Model
+
+__all__ = ["find_rows", "read_vocabulary"]
+
+I32 = NDArray[np.int32]
+_FIX = "convert the drafter again, or give the file that was made for this target"
+
+
+def read_vocabulary(context: Context) -> I32 | None:
+    """Return the target's id of each of a drafter's logits, int32[n_logits]; None: their own.
+
+    Raises
+    ------
+    LinkError
+        As ``find_rows``.
+    """
+    assert context.drafter is not None
+    ids, rows = _declared(context.model, context.drafter), context.logit_rows
+    if rows is None:
+        return ids
+    return rows if ids is None else ids[rows]
+
+
+def find_rows(model: Model, spec: DrafterSpec, tokens: I32) -> I32:
+    """Return which of a drafter's logits are of these tokens, int32[n] ascending.
+
+    Raises
+    ------
+    LinkError
+        The drafter can draft none of them, or makes no logits. The map that was declared is not
+        there, or no id for each logit, or names a token that the target does not have, or one
+        twice.
+    """
+    ids = _declared(model, spec)
+    rows = np.unique(tokens) if ids is None else np.flatnonzero(np.isin(ids, tokens))
+    if not len(rows):
+        raise LinkError(
+            "the drafter drafts none of the draft vocabulary's tokens",
+            where=f"{model.path}, drafter {spec.name!r}",
+        )
+    return rows.astype(np.int32)
+
+
+def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
+    """Return the target's id of each logit that the drafter's whole graph makes; None: their own.
+
+    Raises
+    ------
+    LinkError
+        As ``find_rows``.
+    """
+    program = model.program(GraphType(spec.graph_type), drafter=spec)
+    if "logits" not in program.outputs:
+        raise LinkError(
+            "the graph makes no logits to draft from",
+            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+            wanted="logits",
+            got=", ".join(program.outputs),
+            fix="return Outputs(logits=..., ...) from its build",
+        )
+    n_logits, n_vocab = int(program.shape("logits")[1]), model.hparams.n_vocab
+    declared = spec.vocabulary
+    if declared is None or (declared.optional and declared.tensor not in model.tensors):
+        if n_logits == n_vocab:
+            return None
+        raise LinkError(
+            "the drafter's logits are of other tokens than the target's, and no map says of which",
+            where=f"{model.path}, drafter {spec.name!r}",
+            wanted=f"{n_vocab} logits"
+            + (f", or the tensor {declared.tensor!r}" if declared else ""),
+            got=f"{n_logits} logits",
+            fix=_FIX,
+        )
+    where = f"{model.path}, tensor {declared.tensor!r}"
+    if declared.tensor not in model.tensors:
+        raise LinkError("the draft vocabulary's map is missing", where=where, fix=_FIX)
+    tensor = model.tensors[declared.tensor]
+    if tuple(tensor.shape) != (n_logits,):
+        raise LinkError(
+            "the draft vocabulary's map has one id for each logit",
+            where=where,
+            wanted=(n_logits,),
+            got=tuple(tensor.shape),
+            fix=_FIX,
+        )
+    ids = tensor.array(np.int64)
+    if declared.values == "offset":
+        ids = ids + np.arange(len(ids))
+    unknown = ids[(ids < 0) | (ids >= n_vocab)]
+    if len(unknown):
+        raise LinkError(
+            "the draft vocabulary names unknown tokens",
+            where=where,
+            wanted=f"0..{n_vocab - 1}",
+            got=int(unknown[0]),
+            fix=_FIX,
+        )
+    first, counts = np.unique(ids, return_counts=True)
+    if counts.max(initial=0) > 1:
+        raise LinkError(
+            "the draft vocabulary names a token twice",
+            where=where,
+            wanted="each token once",
+            got=int(first[counts > 1][0]),
+            fix=_FIX,
+        )
+    return ids.astype(np.int32)

@@ -1,0 +1,1 @@
+"""Rows that pass from one context to another, addressed by sequence and position."""

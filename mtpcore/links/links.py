@@ -1,0 +1,267 @@
+"""Links between contexts: who reads whose rows, and the inboxes in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.boundary.arguments import read, read_below
+from mtpcore.boundary.arrays import numbers
+from mtpcore.declarations.spec import DrafterSpec, Link, Tap
+from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.links.inbox import Inbox
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.output import Output
+
+__all__ = ["Links", "role_of"]
+
+Slot = tuple[str, str]
+_ANOTHER_TARGET = "link the target that the drafter was made for"
+
+
+class Links:
+    """The links of a Cross; rows are addressed by (sequence, position), never by batch row."""
+
+    def __init__(self, contexts: Mapping[str, Context]) -> None:
+        self._contexts = contexts
+        self._joined: dict[Slot, list[Link]] = {}
+        self._readers: dict[str, frozenset[str]] = {}
+        self._inboxes: dict[Slot, Inbox] = {}
+
+    def __iter__(self) -> Iterator[Link]:
+        return (one for joined in self._joined.values() for one in joined)
+
+    @property
+    def boxes(self) -> Iterable[Inbox]:
+        """Every inbox."""
+        return self._inboxes.values()
+
+    def inboxes(self, role: str) -> dict[str, Inbox]:
+        """Return a role's inboxes by slot."""
+        return {slot: box for (dst, slot), box in self._inboxes.items() if dst == role}
+
+    def connect(self, link: Link) -> None:
+        """Add a link; several to one slot are joined along the last axis, in order.
+
+        Raises
+        ------
+        LinkError
+            Unknown roles, slots or widths, or the source holds tokens whose rows were not kept.
+        GraphError
+            The source's graph does not offer the tap.
+        """
+        where = f"{link.src}.{link.tap} -> {link.dst}.{link.slot}"
+        for role in (link.src, link.dst):
+            if role not in self._contexts:
+                raise LinkError(
+                    "no such role", where=where, wanted=", ".join(self._contexts), got=role
+                )
+        src, dst = self._contexts[link.src], self._contexts[link.dst]
+        if link.slot not in dst.program.inputs:
+            raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
+        tap = Tap.parse(link.tap)
+        made = src.program
+        if str(tap) not in made.outputs:
+            made = src.model.program(src.graph_type, taps=[tap], drafter=src.drafter)
+        key = (link.dst, link.slot)
+        joined = [*self._joined.get(key, []), link]
+        if any(one.src != link.src or one.pairing != link.pairing for one in joined):
+            raise LinkError(
+                "links that join in a slot have one source and one pairing", where=where
+            )
+        have = int(made.shape(str(tap))[1]) + sum(self._width(one) for one in joined[:-1])
+        want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
+        if have > want:
+            raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
+        if str(tap) not in src.program.outputs:
+            src.add_taps([tap])
+        self._joined[key] = joined
+        self._readers.clear()
+        if key not in self._inboxes:
+            n_seq = max(src.n_seq_max, dst.n_seq_max)
+            self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
+            dst.sources[link.slot] = InboxSource(self._inboxes[key], link.pairing, "none")
+
+    def declare(self, role: str) -> None:
+        """Make the links that a drafter's declaration asks for.
+
+        Raises
+        ------
+        LinkError
+            As ``connect``, or the taps of a feed together are narrower than its slot.
+        """
+        context = self._contexts[role]
+        drafter = context.drafter
+        assert drafter is not None
+        back = context.head if drafter.heads.hidden_from == "target" else 0
+        for feed in drafter.feeds:
+            src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
+            owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
+            for tap in feed.taps:
+                one = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
+                try:
+                    self.connect(one)
+                except LinkError as error:
+                    raise LinkError(
+                        error.what,
+                        where=f"{owner}: {error.where}",
+                        wanted=error.wanted,
+                        got=error.got,
+                        fix=error.fix or _ANOTHER_TARGET,
+                    ) from None
+            box = self._inboxes[dst, feed.slot]
+            have = sum(self._width(one) for one in self._joined[dst, feed.slot])
+            if have != box.width:
+                raise LinkError(
+                    "rows are narrower than the slot",
+                    where=f"{owner}: {src} -> {box.name}",
+                    wanted=box.width,
+                    got=have,
+                    fix=_ANOTHER_TARGET,
+                )
+            self._contexts[dst].sources[feed.slot] = InboxSource(
+                box, feed.pairing, feed.first, back
+            )
+
+    def _width(self, link: Link) -> int:
+        return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
+
+    def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
+        """Deliver rows that ``role`` has made: of each sequence some that continue it."""
+        posts = []
+        for key, joined in self._joined.items():
+            if joined[0].src != role:
+                continue
+            taps = [output.tap(_spelling(one.tap)) for one in joined]
+            made = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
+            for seq, mine in rows.items():
+                begin, end = int(mine[0]), int(mine[-1]) + 1
+                found = made[begin:end] if end - begin == len(mine) else made[mine]
+                posts.append((self._inboxes[key], seq, int(output.pos[begin]), found))
+        for box, seq, pos, found in posts:
+            box.put(seq, pos, found)
+
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
+        """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
+        found = numbers(rows, "fed rows")
+        role = read(role, str, "a role is a name", wanted="a text")
+        one_or_more: str | list[str] = read(tap, str | list[str], "no taps", wanted="their names")
+        taps = [one_or_more] if isinstance(one_or_more, str) else one_or_more
+        where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
+        if found.ndim != 2 or not np.isfinite(found).all():
+            raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
+        n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
+        end = n_ctx - len(found) + 1
+        pos = read_below(pos, end, "fed rows lie outside the context", where=where)
+        boxes = [
+            self._inboxes[key]
+            for key, joined in self._joined.items()
+            if [(one.src, one.tap) for one in joined] == [(role, one) for one in taps]
+        ]
+        if not boxes:
+            raise LinkError(
+                "nothing reads this tap alone",
+                where=where,
+                got=", ".join(f"{one.src}.{one.tap}" for one in self) or "no links",
+            )
+        for box in boxes:
+            box.put(seq, pos, found)
+
+    def readers(self, role: str) -> frozenset[str]:
+        """Return the roles that read what ``role`` makes, also through others."""
+        if role not in self._readers:
+            self._readers[role] = frozenset(self._find_readers(role))
+        return self._readers[role]
+
+    def _find_readers(self, role: str) -> set[str]:
+        found: set[str] = set()
+        fresh = {role}
+        while fresh:
+            found |= fresh
+            fresh = {one.dst for one in self if one.src in found} - found
+        return found - {role}
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Forget the rows that the target and its readers made from place ``n`` on."""
+        made = {"llm", *self.readers("llm")}
+        for key, box in self._inboxes.items():
+            if self._joined[key][0].src in made:
+                box.rewind(seq, n)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Copy a sequence's waiting rows."""
+        for box in self._inboxes.values():
+            box.fork(seq, new)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence's waiting rows."""
+        for box in self._inboxes.values():
+            box.remove(seq)
+
+
+@cache
+def _spelling(tap: str) -> str:
+    """Return a tap as outputs name it."""
+    return str(Tap.parse(tap))
+
+
+def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
+    """Return the role that a feed's ``src`` or ``graph`` means, for the drafter in ``role``."""
+    if graph == "target":
+        return "llm"
+    return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
+
+
+class InboxSource:
+    """Gives a slot its rows: from an inbox, shifted as the pairing says.
+
+    ``back`` is by how many rows more. Where ``first`` is "zeros", rows before the first are zero.
+    """
+
+    def __init__(self, box: Inbox, pairing: str, first: str, back: int = 0) -> None:
+        self._box, self._zeros = box, first == "zeros"
+        self._shift = int(pairing == "next-token") + back
+
+    def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return float32[n, width] for sequences and places int32[n].
+
+        Raises
+        ------
+        LinkError
+            A row is missing.
+        """
+        seqs = seq.tolist()
+        if len(set(seqs)) == 1:
+            return self._rows(seqs[0], int(place[0]), int(place[-1]) + 1)
+        found = np.empty((len(seqs), self._box.width), np.float32)
+        for one in dict.fromkeys(seqs):
+            mine = np.flatnonzero(seq == one)
+            found[mine] = self._rows(one, int(place[mine[0]]), int(place[mine[-1]]) + 1)
+        return found
+
+    def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
+        begin, end = begin - self._shift, end - self._shift
+        if begin >= 0 or not self._zeros:
+            return self._box.get(seq, begin, end)
+        made = np.zeros((end - begin, self._box.width), np.float32)
+        if end > 0:
+            made[-begin:] = self._box.get(seq, 0, end)
+        return made
+
+    def sound_until(self, seq: int, places: range) -> int:
+        """Return the first of these places whose row is not finite, or their end.
+
+        Raises
+        ------
+        LinkError
+            A row is missing.
+        """
+        begin, end = places.start - self._shift, places.stop - self._shift
+        if self._zeros:
+            begin = max(begin, 0)
+        found = self._box.sound_until(seq, begin, max(begin, end)) + self._shift
+        return min(found, places.stop)

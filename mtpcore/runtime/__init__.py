@@ -1,0 +1,1 @@
+"""A model, its contexts, and what they process: one graph with its own memory."""

@@ -1,0 +1,200 @@
+"""Rows to process: tokens or embedding rows, where they belong, and which outputs are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mtpcore._ext._rows import columns_of_chain
+from mtpcore.boundary.arguments import read
+from mtpcore.boundary.arrays import flags, integers, numbers
+from mtpcore.errors import BatchError, spell
+
+__all__ = ["Batch"]
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
+
+
+def _read_slots(slots: Any) -> dict[str, Any]:
+    wanted = "a mapping of slot names to rows"
+    found: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
+    return found
+
+
+def _filled(n: int, value: int) -> I32:
+    """Return int32[n] of one value."""
+    found = np.empty(n, np.int32)  # np.full does the same in several calls of Python
+    found[:] = value
+    return found
+
+
+class Batch:
+    """Rows for ``Context.process``; ``Batch.of`` makes one from tokens.
+
+    Parameters
+    ----------
+    tokens : array_like of int, shape (n,), optional
+        Token ids; -1 where ``embeddings`` holds the row.
+    embeddings : array_like, DLPack, shape (n, width), optional
+        Rows that take the place of looked-up embeddings where ``tokens`` is -1.
+    seq : int or array_like of int, shape (n,)
+        Sequence of each row.
+    pos : int or array_like of int, shape (n,) or (n, axes)
+        Positions; one number is the first row's, the others of that sequence count on from it.
+        With several axes (multi-axis RoPE) rows are stored in the order in which they come.
+    outputs : "all", "last", "none" or array of bool, shape (n,)
+        Rows whose logits are wanted; "last" is the last row of each sequence.
+    parent : array_like of int, shape (n,), optional
+        Draft trees: the row (index in this batch) that this row follows, -1 for the row that
+        follows what is stored. The position is the parent's plus one.
+    slots : mapping of str to array_like, shape (n, width), optional
+        Rows for the slots of a linked graph, where no link delivers them.
+
+    Raises
+    ------
+    BatchError
+        Shapes or numbers that no model could process.
+    """
+
+    def __init__(
+        self,
+        tokens: ArrayLike | None = None,
+        *,
+        embeddings: Any = None,
+        seq: ArrayLike = 0,
+        pos: ArrayLike = 0,
+        outputs: Wanted = "last",
+        parent: ArrayLike | None = None,
+        slots: Mapping[str, Any] | None = None,
+    ) -> None:
+        if tokens is None and embeddings is None:
+            raise BatchError("a batch has tokens or embedding rows", fix="give one of them")
+        self.embeddings: F32 | None = None
+        if embeddings is not None:
+            self.embeddings = numbers(embeddings, "embedding rows")
+            if self.embeddings.ndim != 2:
+                raise BatchError(
+                    "embedding rows have two axes", wanted="[n, width]", got=self.embeddings.shape
+                )
+            if not np.isfinite(self.embeddings).all():
+                row = int(np.argwhere(~np.isfinite(self.embeddings))[0, 0])
+                raise BatchError("embedding row is not finite", where=f"row {row}")
+        self.seq: I32
+        self.pos: I32
+        self.outputs: NDArray[np.bool_]
+        if (chain := columns_of_chain(tokens, seq, pos, outputs)) is not None:
+            self.tokens, self.seq, self.pos, self.outputs = chain
+        else:
+            self.tokens = self._tokens(tokens)
+            self.seq = self._column(seq, len(self.tokens), "sequence ids")
+            self.pos = self._positions(pos, len(self.tokens))
+            self.outputs = self._outputs(outputs, len(self.tokens))
+        n = len(self.tokens)
+        if self.embeddings is not None and len(self.embeddings) != n:
+            raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
+        self.parent = None if parent is None else self._parents(parent, n)
+        self.slots: dict[str, F32] = {}
+        for name, rows in (_read_slots(slots) if slots is not None else {}).items():
+            found = numbers(rows, f"rows of slot {name!r}")
+            if found.ndim != 2 or len(found) != n:
+                raise BatchError(
+                    "slot rows do not fit the batch",
+                    where=f"slot {name!r}",
+                    wanted=f"[{n}, width]",
+                    got=found.shape,
+                )
+            if not np.isfinite(found).all():
+                row = int(np.argwhere(~np.isfinite(found))[0, 0])
+                raise BatchError("slot row is not finite", where=f"slot {name!r}, row {row}")
+            self.slots[name] = found
+
+    @classmethod
+    def of(cls, tokens: ArrayLike, seq: int = 0, pos: int = 0, outputs: Wanted = "last") -> Batch:
+        """Return a batch of one sequence's tokens at positions ``pos``, ``pos + 1``, ..."""
+        return cls(tokens, seq=seq, pos=pos, outputs=outputs)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        seqs = sorted(set(self.seq.tolist()))
+        return f"Batch({len(self)} rows of sequences {seqs}, {int(self.outputs.sum())} outputs)"
+
+    def _tokens(self, tokens: ArrayLike | None) -> I32:
+        if tokens is None:
+            assert self.embeddings is not None
+            return _filled(len(self.embeddings), -1)
+        found = integers(tokens, "tokens")
+        if found.ndim != 1:
+            raise BatchError("tokens have one axis", wanted="[n]", got=found.shape)
+        return found
+
+    @staticmethod
+    def _column(values: ArrayLike, n: int, what: str) -> I32:
+        if type(values) is int and 0 <= values < 2**31:
+            return _filled(n, values)
+        found = integers(values, what)
+        if found.ndim == 0:
+            return _filled(n, int(found))
+        if found.shape != (n,):
+            raise BatchError(f"one of the {what} a row", wanted=(n,), got=found.shape)
+        return found
+
+    def _positions(self, pos: ArrayLike, n: int) -> I32:
+        if type(pos) is int and 0 <= pos < 2**31:
+            return self._count_on(pos, n)
+        found = integers(pos, "positions")
+        if found.ndim == 0:
+            return self._count_on(int(found), n)
+        if found.ndim > 2 or len(found) != n:
+            raise BatchError("one position a row", wanted=f"[{n}] or [{n}, axes]", got=found.shape)
+        return found[:, 0].copy() if found.ndim == 2 and found.shape[1] == 1 else found
+
+    def _count_on(self, start: int, n: int) -> I32:
+        """Return positions that begin at ``start`` in every sequence."""
+        if start + n >= 2**31:
+            raise BatchError("positions fit 32 bits", got=start)
+        rows, following = [], dict[int, int]()
+        for seq in self.seq.tolist():
+            rows.append(following.get(seq, start))
+            following[seq] = rows[-1] + 1
+        return integers(rows, "positions")
+
+    def _parents(self, parent: ArrayLike, n: int) -> I32:
+        found = self._column(parent, n, "parents")
+        rows = np.arange(n)
+        bad = np.flatnonzero((found < -1) | (found >= rows))
+        if len(bad):
+            raise BatchError(
+                "a parent is an earlier row of the batch, or -1",
+                where=f"row {bad[0]}",
+                got=int(found[bad[0]]),
+            )
+        inner = found >= 0
+        bad = np.flatnonzero(inner & (self.seq[found] != self.seq))
+        if len(bad):
+            raise BatchError(
+                "a parent is a row of the same sequence",
+                where=f"row {bad[0]}",
+                got=int(found[bad[0]]),
+            )
+        return found
+
+    def _outputs(self, outputs: Wanted, n: int) -> NDArray[np.bool_]:
+        if isinstance(outputs, str):
+            if outputs not in ("all", "last", "none"):
+                raise BatchError(
+                    "unknown outputs", wanted="all, last, none or bools", got=spell(outputs)
+                )
+            if outputs != "last":
+                return np.full(n, outputs == "all")
+            wanted = np.zeros(n, bool)
+            for row in dict(zip(self.seq.tolist(), range(n), strict=True)).values():
+                wanted[row] = True
+            return wanted
+        return flags(outputs, n, "outputs")

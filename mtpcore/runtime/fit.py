@@ -1,0 +1,246 @@
+"""Which drafters a model file holds, by its tensors, and what their declarations mean for it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, cast
+
+import msgspec
+
+from mtpcore.boundary.arguments import read
+from mtpcore.declarations.checkpoint import Key
+from mtpcore.declarations.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec, Number
+from mtpcore.errors import MtpcoreError, PluginError, spell
+from mtpcore.gguf import Fields
+
+__all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking", "read_hparams"]
+
+log = logging.getLogger("mtpcore")
+
+_Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
+_Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
+_SIZES = {
+    "n_vocab": _One,
+    "width": _One,
+    "n_layers": _Some,
+    "n_drafter_blocks": _Some,
+    "rotary_axes": _One,
+    "target_width": _One,
+}
+"""What is read of hyper-parameters outside of a family's own graphs."""
+
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
+
+
+class FittedDrafter(msgspec.Struct, frozen=True):
+    """A drafter that a file holds.
+
+    ``spec`` has numbers in place of metadata keys; ``first_block`` is the block of head 0;
+    ``hparams`` are what its graphs are built with.
+    """
+
+    spec: DrafterSpec
+    first_block: int
+    hparams: Any
+
+    @property
+    def n_heads(self) -> int:
+        """How many heads there are."""
+        return cast(int, self.spec.heads.count)
+
+
+def block_of(tensor: str) -> int | None:
+    """Return the block that a tensor belongs to, or None."""
+    found = _BLOCK.match(tensor)
+    return int(found[1]) if found else None
+
+
+def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[str]) -> bool:
+    """Say whether architecture and tensors without a block are a spec's."""
+    fit = spec.fit
+    if fit.architectures and architecture not in fit.architectures:
+        return False
+    present = all(name in tensors for name in fit.tensors if "{n}" not in name)
+    return present and not any(name in tensors for name in fit.absent)
+
+
+def lacking(spec: ModelSpec, tensors: Collection[str]) -> list[str]:
+    """Return a trunk's tensors that a file lacks; a file of heads alone has none of its blocks."""
+    held = {block_of(name) for name in tensors}
+    return [
+        name
+        for name in spec.fit.tensors
+        if name not in tensors and (block_of(name) is None or block_of(name) in held)
+    ]
+
+
+def holds(spec: DrafterSpec, architecture: str, tensors: Collection[str], first_block: int) -> bool:
+    """Say whether all tensors of a drafter are there; ``first_block`` follows the trunk's last."""
+    if not fits(spec, architecture, tensors):
+        return False
+    return not _in_blocks(spec.fit) or _count_heads(spec.fit, tensors, first_block) > 0
+
+
+def _in_blocks(fit: Fit) -> list[str]:
+    return [name for name in fit.tensors if "{n}" in name]
+
+
+def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
+    """Return how many blocks from ``first_block`` on hold all tensors that have a block."""
+    names, n = _in_blocks(fit), 0
+    while names and all(name.replace("{n}", str(first_block + n)) in tensors for name in names):
+        n += 1
+    return n
+
+
+def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping[str, Any]) -> Any:
+    """Ask a declaration for a file's hyper-parameters, and check what everybody reads of them.
+
+    Raises
+    ------
+    ModelFileError
+        What the plugin says of the file.
+    PluginError
+        It raised something else, or returned what are no hyper-parameters; names the plugin.
+    """
+    where = f"{fields.file}: hparams of {spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+    assert spec.hparams is not None
+    try:
+        found = spec.hparams(fields, tensors)
+        sizes = {name: getattr(found, name, None) for name in _SIZES}
+    except MtpcoreError:
+        raise
+    except Exception as error:  # whatever a plugin raises
+        said = spell(error, str)
+        raise PluginError(f"raised {type(error).__name__}: {said}", where=where) from error
+    needed = {"n_vocab", "width"} | ({"n_layers"} if isinstance(spec, ModelSpec) else set())
+    for name, kind in _SIZES.items():
+        if sizes[name] is not None or name in needed:
+            read(sizes[name], kind, "no such size", where=f"{where}: {name}", error=PluginError)
+    return found
+
+
+def fit_drafter(
+    spec: DrafterSpec, fields: Fields, tensors: Mapping[str, Any], first_block: int, hparams: Any
+) -> FittedDrafter | None:
+    """Return the drafter as this file holds it, or None where its tensors are not there.
+
+    A file that counts heads in its metadata but holds none, or only parts of one, is warned
+    about.
+
+    Parameters
+    ----------
+    first_block : int
+        The block after the trunk's last.
+    hparams : object
+        The trunk's hyper-parameters, used where the spec reads none of its own.
+
+    Raises
+    ------
+    ModelFileError
+        A metadata key that the declaration names is missing or wrong.
+    PluginError
+        As ``read_hparams``.
+    """
+    if not fits(spec, fields.architecture, tensors):
+        return None
+    n_heads = _count_heads(spec.fit, tensors, first_block)
+    if _in_blocks(spec.fit):
+        _warn(spec, fields, tensors, first_block + n_heads, n_heads)
+    if not holds(spec, fields.architecture, tensors, first_block):
+        return None
+    if spec.hparams is not None:
+        hparams = read_hparams(spec, fields, tensors)
+    return FittedDrafter(_resolve(spec, fields, n_heads), first_block, hparams)
+
+
+def _warn(
+    spec: DrafterSpec, fields: Fields, tensors: Collection[str], block: int, n_heads: int
+) -> None:
+    """Warn of parts in ``block``, the first that is no whole head, of heads behind it, of a key."""
+    needed = [name.replace("{n}", str(block)) for name in _in_blocks(spec.fit)]
+    missing = [name for name in needed if name not in tensors]
+    if len(missing) < len(needed):
+        log.warning(
+            "%s: block %d is not a whole head of %s and is left out: %s is missing",
+            fields.file,
+            block,
+            spec.name,
+            ", ".join(missing),
+        )
+    held = {block_of(name) for name in tensors}
+    behind = sorted(b for b in held if b and b > block and _count_heads(spec.fit, tensors, b))
+    if behind:
+        log.warning(
+            "%s: block %d is a head of %s and is left out: block %d before it is none",
+            fields.file,
+            behind[0],
+            spec.name,
+            block,
+        )
+    key = spec.fit.count_key
+    declared = fields.get(key, int, 0) if key else n_heads
+    if key and declared != n_heads:
+        log.warning(
+            "%s: metadata key %r says %d heads, tensors of %d are there: the tensors decide",
+            fields.file,
+            fields.key(key),
+            declared,
+            n_heads,
+        )
+
+
+def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
+    """Put the file's numbers in place of metadata keys, and draw the limit from them."""
+    count = n_heads or _number(spec.heads.count, fields)
+    heads = msgspec.structs.replace(spec.heads, count=count)
+    kv = msgspec.structs.replace(spec.kv, window=_number(spec.kv.window, fields))
+    if heads.order == "each-step" and count == 1:  # a single head drafts every step
+        heads, kv = Heads(count=1), msgspec.structs.replace(kv, per_head=False)
+    limit = spec.limit if heads.order == "repeated" else min(spec.limit, count or 1)
+    block = spec.block
+    if block is not None:
+        size = _number(block.size, fields)
+        block = msgspec.structs.replace(
+            block,
+            size=size,
+            mask_token=_number(block.mask_token, fields),
+            candidates=_number(block.candidates, fields),
+            causal=_number(block.causal, fields, bool),
+            anchor_predicts=_number(block.anchor_predicts, fields, bool),
+        )
+        limit = min(limit, size if block.anchor_predicts else size - 1)
+        if limit < 1:
+            raise fields.error("block", "a block of drafts has two slots", wanted=2, got=size)
+    feeds = _resolve_feeds(spec.feeds, fields)
+    return msgspec.structs.replace(spec, heads=heads, kv=kv, limit=limit, block=block, feeds=feeds)
+
+
+def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
+    """Put the layers that a metadata key lists in place of it."""
+    return tuple(
+        msgspec.structs.replace(
+            feed,
+            taps=tuple(one for tap in feed.taps for one in _taps(tap, fields)),
+            recycle_width=_number(feed.recycle_width, fields),
+        )
+        for feed in feeds
+    )
+
+
+def _taps(tap: str, fields: Fields) -> list[str]:
+    point, _, layer = tap.partition(":")
+    if not layer or layer.isdigit():
+        return [tap]
+    return [f"{point}:{i}" for i in fields.require(layer, list[_Layer])]
+
+
+def _number(value: Number | bool, fields: Fields, kind: type = int) -> Any:
+    if isinstance(value, str):
+        return fields.require(value, kind)
+    if isinstance(value, Key):
+        return fields.get(value.name, kind, value.default)
+    return value

@@ -1,0 +1,34 @@
+"""What a context may be made of: its model, its sizes, its sequences."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from mtpcore.boundary.arguments import one_of, read
+from mtpcore.errors import CapacityError
+from mtpcore.memory.types import KV_DTYPES
+
+__all__ = ["read_sizes"]
+
+
+def read_sizes(
+    n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype: str
+) -> tuple[int, int, int, int, str]:
+    """Return settings of a context; raise CapacityError, naming it, where one is none."""
+    return (
+        _read("n_ctx", n_ctx, _upto(1 << 24)),
+        _read("n_seq_max", n_seq_max, _upto(1 << 16)),
+        _read("n_batch", n_batch, _upto(1 << 16)),
+        _read("threads", threads, _upto(1024)),
+        _read("kv_dtype", kv_dtype, one_of(*KV_DTYPES), "unknown type of keys and values"),
+    )
+
+
+def _upto(most: int) -> Any:
+    return Annotated[int, Meta(ge=1, le=most, description=f"an int in 1..{most}")]
+
+
+def _read(name: str, value: object, kind: Any, what: str = "size out of range") -> Any:
+    return read(value, kind, what, where=f"Context({name}=...)", error=CapacityError)

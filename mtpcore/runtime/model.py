@@ -1,0 +1,429 @@
+"""Models: mapped files, hyper-parameters, and the graphs that can be built of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from functools import cached_property
+from pathlib import Path
+from threading import RLock
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, cast
+
+import msgspec
+
+from mtpcore.boundary.arguments import expect, read_below
+from mtpcore.declarations.checks import check_struct
+from mtpcore.declarations.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap, read_taps
+from mtpcore.errors import (
+    GraphError,
+    LinkError,
+    ModelFileError,
+    MtpcoreError,
+    PluginError,
+    spell,
+)
+from mtpcore.gguf import (
+    ChatTemplate,
+    ModelFile,
+    Tensor,
+    Tokenizer,
+    read_chat_template,
+    read_tokenizer,
+)
+from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
+from mtpcore.runtime.fit import FittedDrafter
+from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
+
+__all__ = ["Layout", "Model"]
+
+Layout = Literal["combined", "trunk-only", "mtp-only"]
+"""What a file holds: a trunk with a head, a trunk alone, or a drafter alone."""
+
+
+_asked: ContextVar[tuple[Any, ...]] = ContextVar("programs that are being built", default=())
+
+
+@contextmanager
+def _asked_once(key: Any, where: str) -> Iterator[None]:
+    """Build a program; refuse one that is asked for its own width while it is built."""
+    if key in _asked.get():
+        raise GraphError(
+            "a feed reads what its own graph makes",
+            where=where,
+            wanted="taps of a graph that can be built before the one with the slot",
+            fix="declare a graph of its own for what the feed reads: graphs=, and Feed(graph=)",
+        )
+    before = _asked.set((*_asked.get(), key))
+    try:
+        yield
+    finally:
+        _asked.reset(before)
+
+
+class Model:
+    """A model file that is open; ``load_model`` makes one. A context manager.
+
+    Attributes
+    ----------
+    spec : ModelSpec or None
+        The trunk's declaration; None where the file holds a drafter alone.
+    hparams : struct
+        ``n_vocab``, ``width``, ``n_layers``, and what the family adds.
+    tensors : mapping of str to Tensor
+        Those of heads are not among them where the model was loaded with ``mtp=False``.
+    packed : mapping
+        Packed weights by (backend, layout, tensor); contexts share them.
+    repack : bool
+        Whether weights are packed for the kernels, or read where they lie in the file.
+    file_layout : str
+        ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
+    absent_plugins : str
+        Installed plugins that had no say, and why; empty if there are none.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        spec: ModelSpec | None,
+        hparams: Any,
+        fitted: Sequence[FittedDrafter] = (),
+        *,
+        tensors: Mapping[str, Tensor] | None = None,
+        layout: Layout = "combined",
+        absent: str = "",
+    ) -> None:
+        self._file, self.spec, self.hparams = file, spec, hparams
+        self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
+        self._fitted = {one.spec.name: one for one in fitted}
+        self._target: Model | None = None
+        self.packed, self.repack = PackedWeights(), True
+        self._programs: dict[Any, Program] = {}
+        self.lock = RLock()  # who makes programs or packs weights; of several threads one does
+        self.file_layout, self.absent_plugins = layout, absent
+
+    def __repr__(self) -> str:
+        return f"Model({str(self.path)!r}, {self.architecture}, {self.file_layout})"
+
+    @property
+    def path(self) -> Path:
+        """The file, the first of several."""
+        return self._file.path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(file.path for file in self._file.files)
+
+    @property
+    def architecture(self) -> str:
+        """``general.architecture``."""
+        return self._file.architecture
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The files' metadata."""
+        return MappingProxyType(self._file.metadata)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of ``tensors`` in the file, without borrowed ones."""
+        own = (name for name in self.tensors if not name.startswith(TARGET))
+        return sum(self.tensors[name].n_bytes for name in own)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None where the file has none that is supported."""
+        return read_tokenizer(self._file.metadata, str(self.path))
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template, or None where the file has none."""
+        return read_chat_template(self._file.metadata, self.tokenizer, str(self.path))
+
+    @property
+    def drafters(self) -> tuple[DrafterSpec, ...]:
+        """The drafters that fit, best first, with the file's numbers in place of keys."""
+        return tuple(one.spec for one in self._fitted.values())
+
+    def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
+        """Return a drafter by name, or the best one that is no variant of another.
+
+        A declaration in hand names a drafter, and says how it is to draft: in chains or a tree.
+
+        Raises
+        ------
+        PluginError
+            The model has none, or none of that name.
+        """
+        if isinstance(drafter, DrafterSpec):
+            check_struct(drafter, "DrafterSpec")
+        elif drafter is not None:
+            drafter = expect(drafter, str, "a drafter is named by a text", error=PluginError)
+        name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
+        if name is None and self._fitted and not self.drafters[0].variant_of:
+            return self.drafters[0]
+        if name is not None and name in self._fitted:
+            found = self._fitted[name].spec
+            if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
+                found = msgspec.structs.replace(found, shape=drafter.shape, tree=drafter.tree)
+            return found
+        raise PluginError(
+            "the model has no drafter" + (f" {name!r}" if name else ""),
+            where=str(self.path),
+            wanted=", ".join(self._fitted) or None,
+            fix="load a file with its head, complete it with mtp_path= (--mtp-path), or install "
+            "the drafter's plugin"
+            + (f"; left out: {self.absent_plugins}" if self.absent_plugins else ""),
+        )
+
+    def borrow_from(self, target: Model) -> None:
+        """Let ``target:name`` in ties mean a tensor of ``target``; linking calls it.
+
+        For a drafter in a file of its own. ``target`` is kept alive by this model.
+
+        Raises
+        ------
+        LinkError
+            The drafter was made for another architecture or width, or it borrows already from
+            another model.
+        """
+        expect(target, Model, "a drafter borrows from a model", error=LinkError)
+        if target is self:
+            return
+        with self.lock:
+            self._borrow_from(target)
+
+    def _borrow_from(self, target: Model) -> None:
+        if self._target is target:
+            return
+        where = f"{self.path} and {target.path}"
+        if self._target is not None:
+            raise LinkError(
+                "the drafter's model borrows from another target",
+                where=where,
+                got=str(self._target.path),
+                fix="load the drafter's file once more",
+            )
+        for one in self._fitted.values():
+            check_target(one, target.architecture, target.hparams.width, where)
+        borrowed = borrow([one.spec for one in self._fitted.values()], target.tensors)
+        self._target, self.packed.lender = target, target.packed
+        self.tensors = MappingProxyType({**self.tensors, **borrowed})
+        self._programs.clear()
+
+    def give_back(self) -> None:
+        """Undo ``borrow_from``, before a context was made that others can see."""
+        with self.lock:
+            self._target = self.packed.lender = None
+            own = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
+            self.tensors = MappingProxyType(own)
+            self._programs.clear()
+
+    @property
+    def target(self) -> Model | None:
+        """The target that a drafter in a file of its own borrows from."""
+        return self._target
+
+    def program(
+        self,
+        graph_type: GraphType | str = GraphType.LLM,
+        *,
+        taps: Sequence[Tap | str] = (),
+        drafter: DrafterSpec | str | None = None,
+        head: int = 0,
+    ) -> Program:
+        """Build a graph, or return the one that was built with the same arguments.
+
+        Parameters
+        ----------
+        graph_type : GraphType or str
+        taps : sequence of Tap
+            Hidden states to hand out besides logits.
+        drafter : DrafterSpec or str, optional
+            Whose graph; default: the trunk's, and for ``GraphType.DRAFT`` the best drafter's.
+        head : int
+            Which of several heads.
+
+        Raises
+        ------
+        GraphError, PluginError, ModelFileError
+            No such graph, or it breaks the grammar, or the plugin fails; names the plugin.
+        """
+        kind, points = GraphType(graph_type), read_taps(taps)
+        fitted: FittedDrafter | None = None
+        spec: ModelSpec | DrafterSpec
+        if drafter is None and kind is not GraphType.DRAFT:
+            spec = self._trunk()
+        else:
+            fitted = self._fitted[self.find_drafter(drafter).name]
+            spec = fitted.spec
+        n_heads = fitted.n_heads if fitted else 1
+        head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
+        key = (kind.name, points, spec.name, fitted is None, head)
+        with self.lock:
+            if key not in self._programs:
+                with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
+                    self._programs[key] = self._build(kind, points, spec, fitted, head)
+            return self._programs[key]
+
+    def _trunk(self) -> ModelSpec:
+        if self.spec is None or self.file_layout == "mtp-only":
+            raise ModelFileError(
+                "the file holds a drafter alone",
+                where=str(self.path),
+                fix="load the trunk's file, with this one as mtp_path= (--mtp-path) or linked as "
+                "draft_model= (-md)",
+            )
+        return self.spec
+
+    def _build(
+        self,
+        kind: GraphType,
+        taps: tuple[Tap, ...],
+        spec: ModelSpec | DrafterSpec,
+        fitted: FittedDrafter | None,
+        head: int,
+    ) -> Program:
+        where = f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
+        main = spec.graph_type if isinstance(spec, DrafterSpec) else GraphType.LLM.name
+        build = spec.build if kind.name == main else dict(spec.graphs).get(kind.name)
+        if build is None:
+            known = ([main] if spec.build else []) + [name for name, _ in spec.graphs]
+            raise GraphError(
+                "no graph of this type", where=where, wanted=", ".join(known), got=kind.name
+            )
+        graph = "" if kind.name == main else kind.name
+        g = self._builder(spec, fitted, head, taps, graph)
+        try:
+            outputs = build(g, g.inputs, fitted.hparams if fitted else self.hparams)
+            if not isinstance(outputs, Outputs):
+                raise GraphError(
+                    "build returned something else",
+                    where="build",
+                    wanted="Outputs",
+                    got=type(outputs).__name__,
+                )
+            program = g.finish(outputs)
+            self._check_logits(program, spec)
+            self._check_tables(program)
+            return program
+        except MtpcoreError as error:
+            raise type(error)(
+                error.what,
+                where=f"{where}: {error.where}",
+                wanted=error.wanted,
+                got=error.got,
+                fix=error.fix,
+            ) from error
+        except Exception as error:  # whatever a plugin's build raises
+            raise PluginError(
+                f"build raised {type(error).__name__}: {spell(error, str)}", where=where
+            ) from error
+
+    def _check_logits(self, program: Program, spec: ModelSpec | DrafterSpec) -> None:
+        """Refuse logits of other tokens than the model's; choosing from them goes by token id."""
+        mapped = isinstance(spec, DrafterSpec) and spec.vocabulary is not None
+        if mapped or "logits" not in program.outputs:
+            return
+        wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
+        if got != wanted:
+            raise GraphError(
+                "one logit a token of the vocabulary",
+                where=f"logits ({program.values[program.outputs['logits']].name})",
+                wanted=wanted,
+                got=got,
+                fix="convert the model again, or give the right file: its output matrix does not "
+                "fit its embedding table",
+            )
+
+    def _check_tables(self, program: Program) -> None:
+        """Refuse embedding tables without a row for each token of the vocabulary."""
+        for node in program.nodes:
+            table = node.weights[0] if node.op == "embed" else None
+            if table is not None and table.shape[0] < self.hparams.n_vocab:
+                raise GraphError(
+                    "the embedding table is too short for the vocabulary",
+                    where=f"{node.name} ({table.tensor})",
+                    wanted=f"{self.hparams.n_vocab} rows",
+                    got=f"{table.shape[0]} rows",
+                    fix="convert the model again; a head that reads the model's own table needs "
+                    "none in its file",
+                )
+
+    def _builder(
+        self,
+        spec: ModelSpec | DrafterSpec,
+        fitted: FittedDrafter | None,
+        head: int,
+        taps: tuple[Tap, ...] = (),
+        graph: str = "",
+    ) -> GraphBuilder:
+        hparams = fitted.hparams if fitted else self.hparams
+        trunk_ties = self.spec.ties if self.spec and fitted else ()
+        return GraphBuilder(
+            spec.name if not graph else f"{spec.name}.{graph}",
+            self.tensors,
+            ties=(*trunk_ties, *spec.ties),
+            slots={f.slot: self._width(f, fitted, head) for f in spec.feeds if f.graph == graph},
+            taps=taps,
+            n=fitted.first_block + head if fitted else None,
+            axes=getattr(hparams, "rotary_axes", 1),
+        )
+
+    def _width(self, feed: Feed, fitted: FittedDrafter | None, head: int) -> int:
+        """Return the width of a slot: of its taps together, or of what is recycled into it."""
+        if feed.recycle_width is not None and head:
+            return cast(int, feed.recycle_width)
+        if feed.src != "target" and fitted is not None:
+            made = self.program(GraphType(feed.src), drafter=fitted.spec)
+            return sum(int(made.shape(tap)[1]) for tap in feed.taps)
+        hparams = fitted.hparams if fitted else self.hparams
+        return sum(self._tap_width(Tap.parse(tap), hparams) for tap in feed.taps)
+
+    def _tap_width(self, tap: Tap, hparams: Any) -> int:
+        if tap.point in ("hidden", "residual", "layer_input") or self.file_layout == "mtp-only":
+            return int(getattr(hparams, "target_width", hparams.width))
+        return int(self.program(GraphType.LLM, taps=(tap,)).shape(str(tap))[1])
+
+    def tie_report(self, drafter: DrafterSpec | str | None = None) -> tuple[TieUse, ...]:
+        """Return where each tied weight of a drafter comes from, head by head.
+
+        Raises
+        ------
+        PluginError
+            As ``find_drafter``.
+        """
+        fitted = self._fitted[self.find_drafter(drafter).name]
+        report = []
+        for head in range(fitted.n_heads):
+            g = self._builder(fitted.spec, fitted, head)
+            report += report_ties(g, fitted.spec.ties, self.tensors)
+        return tuple(dict.fromkeys(report))
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Let one thread at a time plan programs: each weight is packed once for all contexts."""
+        with self.lock, self._target.lock if self._target is not None else nullcontext():
+            yield
+
+    def close(self) -> None:
+        """Give up the files and packed weights: contexts that were made go on, others cannot be.
+
+        The memory is free when the last of these contexts is gone.
+        """
+        with self.lock:
+            self.packed.clear()
+            self._file.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

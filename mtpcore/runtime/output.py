@@ -1,0 +1,126 @@
+"""What ``Context.process`` returns: logits and tapped rows, addressed by sequence and position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.boundary.arguments import read, read_below
+from mtpcore.errors import BatchError, spell
+
+__all__ = ["Output"]
+
+F32 = NDArray[np.float32]
+
+
+class Output:
+    """Rows that one call of ``process`` made; its arrays are never written again.
+
+    ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
+    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits, ``rows`` which
+    rows belong to a sequence.
+    """
+
+    def __init__(
+        self,
+        seq: NDArray[np.int32],
+        pos: NDArray[np.int32],
+        outputs: NDArray[np.int32],
+        rows: Mapping[int, NDArray[np.intp]],
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> None:
+        self.seq, self.pos, self.outputs, self.rows = seq, pos, outputs, rows
+        self._arrays = arrays
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {array.shape}" for name, array in self._arrays.items())
+        return f"Output({len(self.seq)} rows: {shapes})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What there is: taps, ``logits`` and ``chosen``."""
+        return tuple(self._arrays)
+
+    @property
+    def logits(self) -> F32:
+        """float32[n_outputs, n_vocab], in the order of the batch.
+
+        With choices they are those of the outputs that chose no token. A watched context has all.
+
+        Raises
+        ------
+        BatchError
+            The graph has no logits, or tokens were chosen in place of all of them.
+        """
+        return self._array("logits")
+
+    @property
+    def chosen(self) -> NDArray[np.int32] | None:
+        """int32[n_outputs], the token that each output chose, or -1; None without choices."""
+        return self._arrays.get("chosen")
+
+    def chosen_at(self, output: int) -> int | None:
+        """Return the token that one output chose; None where it chose none."""
+        token = -1 if self.chosen is None else int(self.chosen[self._checked(output)])
+        return None if token < 0 else token
+
+    def logits_at(self, output: int) -> F32:
+        """Return float32[n_vocab] of one output, counted in the order of the batch.
+
+        Raises
+        ------
+        BatchError
+            There is none, or it chose a token in place of them.
+        """
+        logits, chosen = self._arrays.get("logits"), self.chosen
+        output = self._checked(output)
+        if chosen is None or (logits is not None and len(logits) == len(chosen)):
+            return self.logits[output]  # type: ignore[no-any-return]
+        if chosen[output] >= 0:
+            raise BatchError(
+                "a token was chosen in place of logits",
+                where=f"output {output}",
+                got=int(chosen[output]),
+                fix="give None as its sampler in choices=",
+            )
+        return self.logits[np.count_nonzero(chosen[:output] < 0)]  # type: ignore[no-any-return]
+
+    def tap(self, name: str) -> F32:
+        """Return float32[n_tokens, width] of a tap that the context was made with.
+
+        Raises
+        ------
+        BatchError
+            The context does not have this tap.
+        """
+        return self._array(name)
+
+    def logits_of(self, seq: int, pos: int) -> F32:
+        """Return float32[n_vocab] of one row; raise BatchError where it was not asked for."""
+        rows = self.outputs
+        seq = read(seq, int, "no number of a sequence", wanted="an int")
+        pos = read(pos, int, "no position", wanted="an int")
+        found = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
+        if not len(found):
+            raise BatchError(
+                "no logits of this row",
+                where=f"sequence {spell(seq)}, position {spell(pos)}",
+                fix="ask for its output in the batch",
+            )
+        return self.logits_at(int(found[-1]))
+
+    def _checked(self, output: int) -> int:
+        return read_below(output, len(self.outputs), "no such output")
+
+    def _array(self, name: str) -> NDArray[Any]:
+        if not isinstance(name, str) or name not in self._arrays:
+            raise BatchError(
+                "no such output",
+                where=spell(name),
+                got=", ".join(self._arrays),
+                fix="name it in Context(taps=...); logits: leave choices= out",
+            )
+        return self._arrays[name]

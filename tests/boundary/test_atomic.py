@@ -1,0 +1,103 @@
+"""A file is written all or not at all."""
+
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mtpcore import DraftVocabulary, ModelFileError
+from mtpcore.boundary.atomic import replacing
+from mtpcore.gguf import write_model_file
+
+NEW = DraftVocabulary([3, 1, 2], "new")
+
+
+def test_it_takes_the_place_of_another_when_it_is_whole(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    path.chmod(0o640)
+    with replacing(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_what_was_there(tmp_path, error):
+    path = tmp_path / "a"
+    path.write_text("old")
+
+    def write():
+        with replacing(path) as part:
+            part.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "to").write_text("old")
+    (tmp_path / "link").symlink_to("to")
+    with replacing(tmp_path / "link") as part:
+        part.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "to").read_text() == "new"
+
+
+def test_what_cannot_be_replaced(tmp_path):
+    with pytest.raises(IsADirectoryError), replacing(tmp_path):
+        pytest.fail("a folder")
+    with replacing("/dev/null") as part:
+        part.write_text("gone")
+    assert os.path.exists("/dev/null")
+    assert not os.path.isfile("/dev/null")
+
+
+LIMITED = """
+import resource, sys
+from mtpcore import DraftVocabulary, ModelFileError
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+try:
+    DraftVocabulary(range(100000), "new").write(sys.argv[1])
+except ModelFileError as error:
+    print(error.got)
+"""
+
+
+def test_a_vocabulary_for_which_there_is_no_room_leaves_the_old_one(tmp_path):
+    path = tmp_path / "v.json"
+    NEW.write(path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, path], env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "File too large\n", done.stderr
+    assert DraftVocabulary.read(path).tokens.tolist() == [3, 1, 2]
+    assert os.listdir(tmp_path) == ["v.json"]
+
+
+def test_a_vocabulary_that_cannot_be_written_says_so(tmp_path):
+    for path in (tmp_path, tmp_path / "none" / "v.json", ""):
+        with pytest.raises(ModelFileError, match="cannot write the draft vocabulary"):
+            NEW.write(path)
+
+
+def test_a_model_file_that_cannot_be_made_leaves_the_old_one(tmp_path):
+    path = tmp_path / "m.gguf"
+    write_model_file(path, "toy", {}, {"a": np.zeros((2, 32), np.float32)})
+    before = path.read_bytes()
+    with pytest.raises(ModelFileError):
+        write_model_file(path, "toy", {}, {"a": np.zeros((2, 31), np.float32)}, "Q8_0")
+    with pytest.raises(AttributeError):
+        write_model_file(path, "toy", {"toy.n": 1}, {"a": np.zeros((2, 32)), "b": None})
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["m.gguf"]

@@ -1,0 +1,347 @@
+"""The door: what is found, what is asked, what is refused, and who is named."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import msgspec
+import pytest
+import toy
+
+from mtpcore.declarations.spec import Block, Tree
+from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
+from mtpcore.errors import PluginError
+from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, KVPolicy, hookimpl
+
+ROOT = Path(__file__).parents[2]
+
+
+def refused(*modules):
+    with pytest.raises(PluginError) as caught:
+        Registry.of(*modules)
+    return caught.value
+
+
+def test_hooks_are_asked_once_and_give_data():
+    asked = []
+
+    class Plugin:
+        __name__ = "counting"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_models():
+            asked.append("models")
+            return [toy.TRUNK]
+
+    found = Registry.of(Plugin())
+    assert found.models == found.models
+    assert found.architectures["toy"].plugin == "counting"
+    assert asked == ["models"]
+
+
+def test_two_claims_of_one_model_name_both():
+    class Plugin:
+        __name__ = "usurper"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_models():
+            return [msgspec.structs.replace(toy.TRUNK, name="toy_again")]
+
+    error = refused(toy, Plugin())
+    assert "'toy'" in error.where
+    assert "'usurper'" in error.where
+    assert "architecture 'toy'" in error.what
+
+
+def test_two_drafters_of_one_name():
+    error = refused(toy, toy.offering(toy.HEAD))
+    assert "'toy'" in error.where
+    assert "'other'" in error.where
+
+
+def test_a_plugin_without_a_hook():
+    class Plugin:
+        __name__ = "unmarked"
+
+        @staticmethod
+        def mtpcore_drafter():
+            return []
+
+    error = refused(Plugin())
+    assert "'unmarked'" in error.where
+    assert "@hookimpl" in error.wanted
+
+
+def test_a_misspelt_hook():
+    class Plugin:
+        __name__ = "misspelt"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_drafter():
+            return []
+
+    error = refused(Plugin())
+    assert "'misspelt'" in error.where
+    assert "mtpcore_drafter" in error.what
+    assert "mtpcore_drafters" in error.wanted
+
+
+def test_a_hook_that_asks_for_arguments():
+    class Plugin:
+        __name__ = "asking"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_drafters(model):
+            return []
+
+    assert "'asking'" in refused(Plugin()).where
+
+
+def test_a_hook_without_its_mark():
+    class Plugin:
+        __name__ = "unmarked"
+
+        @staticmethod
+        def mtpcore_drafters():
+            return []
+
+    error = refused(Plugin())
+    assert "'unmarked'" in error.where
+    assert "@hookimpl" in error.what
+
+
+@pytest.mark.parametrize("wrong", [None, toy.HEAD, [toy.TRUNK], ["toy"], {"toy": 1}])
+def test_wrong_objects(wrong):
+    class Plugin:
+        __name__ = "wrong"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_drafters():
+            return wrong
+
+    error = refused(Plugin())
+    assert "'wrong'" in error.where
+    assert "DrafterSpec" in error.wanted
+
+
+def test_a_hook_that_raises():
+    class Plugin:
+        __name__ = "raising"
+
+        @staticmethod
+        @hookimpl
+        def mtpcore_drafters():
+            raise ZeroDivisionError("oops")
+
+    error = refused(Plugin())
+    assert "'raising'" in error.where
+    assert "ZeroDivisionError" in error.what
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"feeds": [Feed(slot="hidden")]}, "feeds"),
+        ({"feeds": (Feed(slot="hidden", taps="hidden"),)}, "feeds[0].taps"),
+        ({"feeds": (Feed(slot="hidden", taps=("Hidden!",)),)}, "Hidden!"),
+        ({"feeds": (Feed(slot="hidden", taps=()),)}, "hidden"),
+        ({"feeds": (Feed(slot="hidden", src="nowhere"),)}, "hidden"),
+        ({"feeds": (Feed(slot="hidden"), Feed(slot="hidden"))}, "hidden"),
+        ({"fit": Fit(architectures={"toy"})}, "fit.architectures"),
+        ({"fit": Fit(architectures=frozenset({"toy"}))}, "fit.tensors"),
+        ({"kv": KVPolicy(source="borrowed")}, "kv.source"),
+        ({"limit": 0}, "limit"),
+        ({"limit": True}, "limit"),
+        ({"limit": "3"}, "limit"),
+        ({"acceptance": (0.9, 0.5)}, "acceptance"),
+        ({"shape": "block"}, "block"),
+        ({"block": Block(size=4, mask_token=1)}, "block"),
+        ({"shape": "proposer"}, "proposer"),
+        ({"standalone": True}, "standalone"),
+        ({"build": "build"}, "build"),
+        ({"name": "two words"}, "name"),
+        ({"graph_type": "two words"}, "graphs"),
+        ({"graphs": (("draft", toy.head),)}, "graphs"),
+        ({"checkpoint": Checkpoint(architectures=frozenset({"Toy"}))}, "checkpoint.heads"),
+        ({"checkpoint": Checkpoint(architectures="Toy", heads="{n}")}, "checkpoint.architectures"),
+    ],
+)
+def test_declarations_are_checked_field_by_field(changes, where):
+    error = refused(toy.offering(toy.replaced(**{"name": "checked", **changes})))
+    assert "'other'" in error.where
+    assert where in error.where
+
+
+def test_a_variant_names_a_drafter_of_its_plugin():
+    def named(name, of=""):
+        return toy.replaced(name=name, variant_of=of)
+
+    head, variant = named("head"), named("variant", "head")
+    assert len(Registry.of(toy.offering(head, variant)).drafters) == 2
+    for wrong in ((variant,), (head, variant, named("third", "variant"))):
+        error = refused(toy.offering(*wrong))
+        assert "variant_of" in error.where
+        assert error.wanted == ("head" if head in wrong else "another drafter of this plugin")
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"shape": "chain"},
+        {"shape": "block", "block": Block(size=4, mask_token=1)},
+        {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=3)},
+    ],
+    ids=lambda shape: shape["shape"],
+)
+def test_only_a_proposer_drafts_without_a_graph(shape):
+    error = refused(toy.offering(toy.replaced(build=None, **shape)))
+    assert error.where.endswith("build")
+    assert shape["shape"] in error.wanted
+
+
+def test_a_proposer_is_a_declaration_too():
+    spec = DrafterSpec(name="script", fit=Fit(), shape="proposer", proposer=lambda model: None)
+    assert Registry.of(toy.offering(spec)).drafters[0].name == "script"
+
+
+# Installed distributions
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Put distributions on the path: name, entry-point name, module, its source."""
+
+    def install(distribution, entry, module, source=None):
+        info = tmp_path / f"{distribution.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(f"[mtpcore]\n{entry} = {module}\n")
+        if source is not None:
+            (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield install
+    for name in set(sys.modules) - before:
+        if not name.startswith("mtpcore"):
+            del sys.modules[name]
+
+
+DRAFTER = """
+    from mtpcore.plugin import DrafterSpec, Fit, hookimpl
+
+    @hookimpl
+    def mtpcore_drafters():
+        return [DrafterSpec(name="{0}", fit=Fit(), shape="proposer", proposer=lambda model: None)]
+"""
+
+
+def names(found):
+    return {plugin.name for plugin in found.plugins}
+
+
+def test_plugins_are_found_by_entry_points(installed):
+    installed("far-away", "far", "far_away", DRAFTER.format("far"))
+    found = load_registry()
+    assert "far" in {spec.name for spec in found.drafters}
+    (plugin,) = (p for p in found.plugins if p.name == "far")
+    assert plugin.distributions == ("far-away 1.0",)
+    assert not plugin.first_party
+
+
+def test_switch_chooses_third_party_plugins(installed):
+    installed("far-away", "far", "far_away", DRAFTER.format("far"))
+    installed("near-by", "near", "near_by", DRAFTER.format("near"))
+    assert {"far", "near"} <= names(load_registry(None))
+    assert not {"far", "near"} & names(load_registry(""))
+    assert {"far", "near"} & names(load_registry(" far, ")) == {"far"}
+    assert "trunks" in names(load_registry(""))
+    assert load_registry(None).left_out == ()
+    assert {"far", "near"} & {*load_registry("near").left_out} == {"far"}
+    assert "far (MTPCORE_PLUGINS)" in load_registry("near").absent
+    with pytest.raises(PluginError) as caught:
+        load_registry("distant")
+    assert "far" in caught.value.wanted
+
+
+def test_one_plugin_through_two_distributions_is_loaded_once(installed):
+    installed("far-away", "far", "far_away", DRAFTER.format("far"))
+    installed("far-bundle", "far", "far_away")
+    found = load_registry()
+    (plugin,) = (p for p in found.plugins if p.name == "far")
+    assert set(plugin.distributions) == {"far-away 1.0", "far-bundle 1.0"}
+
+
+def test_two_plugins_of_one_name(installed):
+    installed("far-away", "far", "far_away", DRAFTER.format("far"))
+    installed("far-off", "far", "far_off", DRAFTER.format("off"))
+    with pytest.raises(PluginError) as caught:
+        load_registry()
+    assert "far-away 1.0" in caught.value.where
+    assert "far-off 1.0" in caught.value.where
+    assert [p.error is None for p in describe_plugins() if p.name == "far"] == [True, False]
+
+
+def test_a_plugin_that_cannot_be_imported_does_not_stop_others(installed, caplog):
+    installed("broken-thing", "broken", "broken_thing", "import nothing_of_this_name")
+    installed("far-away", "far", "far_away", DRAFTER.format("far"))
+    found = load_registry()
+    assert "far" in {spec.name for spec in found.drafters}
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "broken-thing 1.0" in warning
+    assert "nothing_of_this_name" in warning
+    assert "MTPCORE_PLUGINS=" in warning
+    (plugin,) = found.broken
+    assert plugin.name == "broken"
+
+
+def test_describe_plugins_shows_broken_ones_and_raises_nothing(installed):
+    installed("broken-thing", "broken", "broken_thing", "import nothing_of_this_name")
+    installed(
+        "bad-hook", "bad", "bad_hook", DRAFTER.format("bad").replace("drafters()", "drafter()")
+    )
+    shown = {plugin.name: plugin for plugin in describe_plugins()}
+    assert not shown["broken"].imported
+    assert "no such hook" in shown["bad"].error.what
+    assert shown["trunks"].error is None
+    with pytest.raises(PluginError, match="bad"):
+        load_registry()
+    assert "bad" not in names(load_registry(""))
+
+
+def test_the_environment_chooses(tmp_path):
+    code = (
+        "from mtpcore.discovery.registry import registry; "
+        "print(*sorted(p.name for p in registry().plugins if not p.first_party))"
+    )
+    (tmp_path / "far-1.0.dist-info").mkdir()
+    (tmp_path / "far-1.0.dist-info/METADATA").write_text("Name: far\nVersion: 1.0\n")
+    (tmp_path / "far-1.0.dist-info/entry_points.txt").write_text("[mtpcore]\nfar = far_away\n")
+    (tmp_path / "far_away.py").write_text(textwrap.dedent(DRAFTER.format("far")))
+
+    kept = ("LD_PRELOAD", "ASAN_OPTIONS")
+    preloaded = {name: os.environ[name] for name in kept if name in os.environ}
+
+    def run(**environment):
+        path = f"{tmp_path}:{ROOT}:{ROOT / 'plugins/glm_nextn'}"
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env={**preloaded, "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+
+    assert "far" in run()
+    assert run(MTPCORE_PLUGINS="") == []
+    assert run(MTPCORE_PLUGINS="far") == ["far"]

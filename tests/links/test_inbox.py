@@ -1,0 +1,62 @@
+"""Rows that wait: what is not finite is known where it lies, whatever was put, cut and released."""
+
+from __future__ import annotations
+
+import numpy as np
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtpcore.links.inbox import Inbox
+from mtpcore.links.links import InboxSource
+
+acts = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "put", "put", "rewind", "release", "fork", "remove"]),
+        st.integers(0, 12),
+        st.lists(st.booleans(), min_size=1, max_size=6),
+    ),
+    max_size=12,
+)
+
+
+@searching(200)
+@given(acts)
+def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
+    box, mine = Inbox("role.slot", 2, 2), 0
+    for act, at, sound in acts:
+        first, length = box._held[mine].first, box.length(mine)
+        if act == "put":
+            pos = at if first == length else min(max(at, first), length)
+            box.put(mine, pos, np.array([[1.0, 0.0 if ok else np.inf] for ok in sound], np.float32))
+        elif act == "fork":
+            box.remove(1 - mine)
+            box.fork(mine, 1 - mine)
+            mine = 1 - mine
+        else:
+            getattr(box, act)(mine, *([] if act == "remove" else [at]))
+        first, length = box._held[mine].first, box.length(mine)
+        rows = np.isfinite(box.get(mine, first, length)).all(axis=1)
+        for begin in range(first, length):
+            bad = np.flatnonzero(~rows[begin - first :])
+            wanted = begin + int(bad[0]) if len(bad) else length
+            assert box.sound_until(mine, begin, length) == wanted
+
+
+def test_a_source_with_zeros_before_the_first_row_is_sound_there():
+    box = Inbox("role.slot", 1, 1)
+    box.put(0, 0, np.array([[1.0], [np.nan]], np.float32))
+    source = InboxSource(box, "next-token", "zeros", back=1)
+    seq, place = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
+    assert source(seq, place).ravel().tolist() == [0.0, 0.0, 1.0]
+    assert source(seq[:1], place[:1]).ravel().tolist() == [0.0]
+    assert [source.sound_until(0, range(end)) for end in range(1, 5)] == [1, 2, 3, 3]
+
+
+def test_a_source_gives_mixed_sequences_their_own_rows():
+    box = Inbox("role.slot", 1, 2)
+    for seq in (0, 1):
+        box.put(seq, 0, 10 * seq + np.arange(4, dtype=np.float32)[:, None])
+    source = InboxSource(box, "same-token", "none")
+    seq = np.array([1, 0, 1, 0], np.int32)
+    assert source(seq, np.array([2, 0, 3, 1], np.int32)).ravel().tolist() == [12, 0, 13, 1]

@@ -1,0 +1,193 @@
+"""The house: imports go down only, the core names no architecture.
+
+Read from source text and syntax trees, so that nothing needs to be built.
+"""
+
+import ast
+import re
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CORE = ROOT / "mtpcore"
+
+STOREYS = [
+    "version errors",
+    "_ext",
+    "boundary",
+    "acts declarations",
+    "gguf",
+    "graph",
+    "memory",
+    "backends sampling",
+    "runtime",
+    "links",
+    "drafting",
+    "cross",
+    "data",
+    "discovery",
+    "models",
+    "plugin",
+    "conversion decoding",
+    "testing",
+    "names",
+    "cli __main__",
+    "__init__",
+]
+"""Rooms from the ground up; those of one storey do not import each other."""
+
+FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
+
+ARCHITECTURE = re.compile(
+    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral", re.I
+)
+FORMAT_CONSTANTS = {
+    "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",
+    "gguf/vocabulary.py": "names by which model files name kinds of vocabulary",
+    "conversion/tokenizer.py": "names by which model files name kinds of vocabulary",
+    "conversion/types.py": "the format's ids of file types, by the name of their list",
+}
+"""Files below and beside ``models/`` that may hold such names, and why."""
+
+
+def sources(*patterns, below=CORE):
+    return sorted(p for pattern in patterns for p in below.rglob(pattern))
+
+
+def relative(path):
+    return str(path.relative_to(CORE))
+
+
+def storey_of(module):
+    """Return the floor of ``mtpcore.x.y``; the package itself is the roof."""
+    parts = module.split(".")
+    return FLOOR[parts[1] if len(parts) > 1 else "__init__"]
+
+
+def imported(path, whole=False):
+    """Yield every module of mtpcore that a Python file imports, wherever in it.
+
+    ``whole`` adds what may be modules: ``from mtpcore.discovery import hookspecs``.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            if whole or node.module == "mtpcore":
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            if node.module != "mtpcore":
+                yield node.module
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+@pytest.mark.parametrize("path", sources("*.py", "*.pyi"), ids=relative)
+def test_imports_go_down_only(path):
+    mine, room = storey_of(module_of(path)), module_of(path).split(".")[1:2]
+    higher = [
+        name
+        for name in imported(path)
+        if name.split(".")[0] == "mtpcore"
+        and (storey_of(name) > mine or (storey_of(name) == mine and name.split(".")[1:2] != room))
+    ]
+    assert higher == []
+
+
+def dependencies():
+    """Return by module what it imports, of the modules that there are; types alone count too."""
+    modules = {module_of(path): path for path in sources("*.py")}
+    return {
+        name: {
+            one
+            for path in (path, path.with_suffix(".pyi"))
+            if path.exists()
+            for one in imported(path, whole=True)
+            if one in modules and one != name
+        }
+        for name, path in modules.items()
+    }
+
+
+def test_no_circle():
+    list(TopologicalSorter(dependencies()).static_order())
+
+
+def test_a_circle_is_seen():
+    arrows = dependencies()
+    lowest = next(iter(arrows["mtpcore.runtime.context"]))
+    arrows[lowest] = {"mtpcore.runtime.context"}
+    with pytest.raises(CycleError, match=r"runtime\.context"):
+        list(TopologicalSorter(arrows).static_order())
+
+
+def test_every_module_has_a_storey():
+    found = {p.stem for p in CORE.iterdir() if p.suffix == ".py"}
+    found |= {p.name for p in CORE.iterdir() if (p / "__init__.py").exists()}
+    assert found <= FLOOR.keys()
+
+
+CIMPORT = re.compile(r"^\s*(?:from\s+([\w.]+)\s+c?import|c?import\s+([\w.]+))", re.M)
+MAY_CIMPORT = re.compile(r"(libc|cpython|cython|numpy|mtpcore\._ext|mtpcore\.errors)(\.|$)")
+
+
+@pytest.mark.parametrize("path", sources("*.pyx", "*.pxd"), ids=relative)
+def test_compiled_floor_knows_only_itself(path):
+    names = [a or b for a, b in CIMPORT.findall(path.read_text())]
+    assert [n for n in names if not MAY_CIMPORT.match(n) and n.split(".")[0] == "mtpcore"] == []
+    cimports = re.findall(
+        r"^\s*(?:from\s+([\w.]+)\s+cimport|cimport\s+([\w.]+))", path.read_text(), re.M
+    )
+    assert [a or b for a, b in cimports if not MAY_CIMPORT.match(a or b)] == []
+
+
+TEXTS = sources("*.py", "*.pyi", "*.pyx", "*.pxd", "*.c", "*.h", "*.inc", "*.cu")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in TEXTS if relative(p).split("/")[0] != "models"], ids=relative
+)
+def test_core_names_no_architecture(path):
+    found = sorted({found.group().lower() for found in ARCHITECTURE.finditer(path.read_text())})
+    if relative(path) in FORMAT_CONSTANTS:
+        assert found, "needs no exception any more"
+    else:
+        assert found == []
+
+
+AUTHORS = [
+    p
+    for folder in ("plugins", "examples")
+    for p in sources("*.py", below=ROOT / folder)
+    if "tests" not in p.relative_to(ROOT).parts
+]
+
+
+@pytest.mark.parametrize("path", AUTHORS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_plugins_import_only_the_one_module_for_authors(path):
+    names = {name for name in imported(path) if name.split(".")[0] == "mtpcore"}
+    assert names <= {"mtpcore.plugin"}
+
+
+def test_only_the_cuda_backend_imports_cuda():
+    users = {
+        relative(path)
+        for path in sources("*.py")
+        if any(name.split(".")[0] == "cuda" for name in imported(path))
+    }
+    assert all(user.startswith("backends/cuda") for user in users)
+
+
+def test_the_rules_see_violations(tmp_path):
+    """The checks above on planted faults."""
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from mtpcore import cross\n    import mtpcore.cli.main\n")
+    assert [storey_of(name) > FLOOR["graph"] for name in imported(planted)] == [True, True]
+    assert ARCHITECTURE.search("a Qwen3 head")
+    assert not ARCHITECTURE.search("as llama.cpp does")
+    assert not MAY_CIMPORT.match("mtpcore.runtime.context")

@@ -1,0 +1,212 @@
+"""``process`` with choices: tokens in place of logits, on every backend alike."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from harness import seer
+
+from mtpcore.backends.base import Choices
+from mtpcore.errors import BatchError, SamplingError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+from mtpcore.sampling import Sampler, Sampling, Scratch
+
+TOKENS = [3, 9, 4, 1, 5, 30, 2]
+IDS = np.arange(seer.N_VOCAB, dtype=np.int32)
+SAMPLINGS = [Sampling.greedy(), Sampling(temperature=1.0, seed=5)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("seer")
+    return {name: seer.load(folder, name, 3) for name in ("line", "eye")}
+
+
+def context(model, backend="cpu", **settings):
+    return Context(model, 64, backend=backend, kv_dtype="f32", threads=1, **settings)
+
+
+def choices(n, settings=SAMPLINGS):
+    scratch = Scratch(seer.N_VOCAB)
+    return Choices(
+        samplers=[Sampler(settings[i % len(settings)], scratch) for i in range(n)],
+        indices=[i + 1 for i in range(n)],
+    )
+
+
+def tokens_of(logits, wanted):
+    before = np.zeros(0, np.int32)
+    return [
+        sampler.choose(row, before, 0, index)
+        for sampler, index, row in zip(wanted.samplers, wanted.indices, logits, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3])
+def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
+    """In one pass or in parts, watched or not; what is stored stays the same."""
+    one, other, watched = (context(models["line"], backend, n_batch=n_batch) for _ in range(3))
+    wanted, batch, seen = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all"), []
+    watched.watchers.append(lambda batch, output: seen.append(output.logits))
+    plain, made = one.process(batch), other.process(batch, wanted)
+    assert plain.chosen is None
+    assert made.chosen.dtype == np.int32
+    assert made.chosen.tolist() == tokens_of(plain.logits, wanted)
+    assert not made.chosen.flags.writeable
+    assert len(set(made.chosen.tolist())) > 1
+    assert watched.process(batch, wanted).chosen.tolist() == made.chosen.tolist()
+    assert np.array_equal(seen[0], plain.logits)
+    assert one.digest(0) == other.digest(0) == watched.digest(0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3, 1])
+def test_only_the_logits_that_are_wanted_are_there(models, backend, n_batch):
+    """Those of outputs without a sampler, by place and by position; others are chosen from."""
+    one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
+    batch, wanted = Batch.of(TOKENS, outputs="all"), choices(len(TOKENS))
+    samplers = [None if i in (1, 2, 5) else s for i, s in enumerate(wanted.samplers)]
+    mixed = Choices(samplers=samplers, indices=wanted.indices)
+    plain, made = one.process(batch).logits, other.process(batch, mixed)
+    expected = tokens_of(plain, wanted)
+    assert made.chosen.tolist() == [-1 if i in (1, 2, 5) else t for i, t in enumerate(expected)]
+    assert np.array_equal(made.logits, plain[[1, 2, 5]])
+    for i in range(len(TOKENS)):
+        if i in (1, 2, 5):
+            assert np.array_equal(made.logits_at(i), plain[i])
+            assert np.array_equal(made.logits_of(0, i), plain[i])
+        else:
+            with pytest.raises(BatchError, match="chosen in place"):
+                made.logits_at(i)
+    for wrong in (-1, len(TOKENS), 1.0, True, "1"):
+        with pytest.raises(BatchError, match="no such output"):
+            made.logits_at(wrong)
+
+
+def test_a_watched_context_has_all_logits_at_their_outputs(models):
+    one = context(models["line"])
+    one.watchers.append(lambda batch, output: None)
+    wanted = choices(len(TOKENS))
+    mixed = Choices(samplers=[None, *wanted.samplers[1:]], indices=wanted.indices)
+    made = one.process(Batch.of(TOKENS, outputs="all"), mixed)
+    assert made.logits.shape[0] == len(TOKENS)
+    assert [made.logits_at(i).tolist() for i in range(len(TOKENS))] == made.logits.tolist()
+
+
+def test_logits_are_not_there_where_they_were_not_written(models):
+    made = context(models["line"]).process(Batch.of(TOKENS), choices(1))
+    with pytest.raises(BatchError, match=r"leave choices= out"):
+        _ = made.logits
+    with pytest.raises(BatchError, match="chosen in place"):
+        made.logits_of(0, len(TOKENS) - 1)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("watched", [False, True])
+def test_no_outputs_choose_nothing(models, backend, watched):
+    one = context(models["line"], backend)
+    if watched:
+        one.watchers.append(lambda batch, output: None)
+    made = one.process(Batch.of(TOKENS, outputs="none"), choices(0))
+    assert made.chosen.shape == (0,)
+    assert made.logits.shape == (0, seer.N_VOCAB)
+
+
+class Lazy(Sequence):
+    """Makes its samplers anew whenever one is looked at."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        if i >= self.n:
+            raise IndexError(i)
+        return Sampler(SAMPLINGS[i % 2], Scratch(seer.N_VOCAB))
+
+
+@pytest.mark.parametrize("n_batch", [64, 3])
+@pytest.mark.parametrize("make", [Lazy, lambda n: deque(Lazy(n)), lambda n: iter(Lazy(n))])
+def test_any_sequence_of_samplers_is_read_once(models, make, n_batch):
+    """And kept until the tokens are chosen, with any kind of whole numbers as indices."""
+    batch, n = Batch.of(TOKENS, outputs="all"), len(TOKENS)
+    wanted = context(models["line"]).process(batch, choices(n)).chosen
+    indices = np.arange(1, n + 1, dtype=np.uint64)
+    made = context(models["line"], n_batch=n_batch).process(
+        batch, Choices(samplers=make(n), indices=indices)
+    )
+    assert made.chosen.tolist() == wanted.tolist()
+
+
+class TwoFaced(dict):
+    """Holds samplers as its keys, and None by their indices."""
+
+    def __missing__(self, key):
+        return None
+
+
+def test_samplers_are_what_they_are_when_read_in_turn(models):
+    wanted, batch = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all")
+    held = TwoFaced(dict.fromkeys(wanted.samplers))
+    made = context(models["line"]).process(batch, Choices(samplers=held, indices=wanted.indices))
+    assert made.chosen.tolist() == context(models["line"]).process(batch, wanted).chosen.tolist()
+
+
+def test_choices_that_do_not_fit_change_nothing(models):
+    one = context(models["line"])
+    one.process(Batch.of(TOKENS))
+    before = one.digest(0), one.length(0)
+    more = Batch.of([8, 7], pos=len(TOKENS), outputs="all")
+    good = choices(2)
+    for wrong, error, words in (
+        (choices(1), BatchError, "one choice an output"),
+        (Choices(samplers=good.samplers, indices=[1]), BatchError, "one choice an output"),
+        (Choices(samplers=good.samplers, indices=[1, -1]), SamplingError, "out of range"),
+        (Choices(samplers=good.samplers, indices=[1, 2**64]), SamplingError, "out of range"),
+        (choices(2, [Sampling(seed=1, top_k=3)]), SamplingError, "text before it"),
+    ):
+        with pytest.raises(error, match=words):
+            one.process(more, wrong)
+        assert (one.digest(0), one.length(0)) == before
+    assert len(one.process(more, good).chosen) == 2
+
+
+def test_what_is_no_choice_is_an_error_of_the_family(models):
+    one = context(models["line"])
+    (sampler,) = choices(1).samplers
+    for wrong, words in (
+        (3, "takes Choices"),
+        (Choices(samplers=[5], indices=[1]), "no Sampler"),
+        (Choices(samplers=[sampler], indices=["a"]), "no index"),
+        (Choices(samplers=[sampler], indices=[True]), "no index"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=list(range(64))), "array of int32"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=np.arange(64.0)), "array of int32"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=IDS[::2]), "side by side"),
+        (Choices(samplers=[sampler], indices=[1], token_ids=IDS.reshape(2, -1)), "side by side"),
+        (Choices(samplers=5, indices=[1]), "no sequences"),
+        (Choices(samplers=[sampler], indices=None), "no sequences"),
+    ):
+        with pytest.raises(BatchError, match=words):
+            one.process(Batch.of([8, 7]), wrong)
+        assert one.length(0) == 0
+
+
+def test_ids_of_other_logits_are_an_error_whoever_chooses(models):
+    one = context(models["line"])
+    for sampler in (None, *choices(1).samplers):
+        wrong = Choices(samplers=[sampler], indices=[1], token_ids=IDS[:-1])
+        with pytest.raises(SamplingError, match="does not fit"):
+            one.process(Batch.of([8, 7]), wrong)
+    assert one.length(0) == 0
+
+
+def test_a_graph_without_logits_chooses_nothing(models):
+    one = context(models["eye"], graph_type="encoder")
+    with pytest.raises(BatchError, match="no logits"):
+        one.process(Batch.of([1, 2], outputs="all"), choices(2))
+    assert one.length(0) == 0

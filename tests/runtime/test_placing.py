@@ -1,0 +1,77 @@
+"""Ordinary batches are placed in one compiled pass, exactly as the close look places them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtpcore.errors import BatchError
+from mtpcore.runtime import admission as rows
+from mtpcore.runtime.batch import Batch
+
+N_SEQ, N_CTX, N_VOCAB = 3, 12, 5
+
+
+def context_of(lengths, drafter):
+    """What ``admit`` asks of a context."""
+    context = SimpleNamespace(
+        n_seq_max=N_SEQ,
+        n_ctx=N_CTX,
+        lengths=list(lengths),
+        undecided={},
+        drafter=drafter,
+        model=SimpleNamespace(hparams=SimpleNamespace(n_vocab=N_VOCAB)),
+        n_axes=1,
+        program=SimpleNamespace(name="toy"),
+    )
+    context.length = lambda seq: context.lengths[seq]
+    return context
+
+
+@st.composite
+def batches(draw, lengths):
+    """Rows that mostly continue their sequences, in any order; some do not."""
+    begins = dict(enumerate(lengths))
+    if 0 in lengths and draw(st.booleans()):
+        begins[lengths.index(0)] = 2  # where only a drafter may begin
+    seqs = draw(st.lists(st.integers(0, N_SEQ - 1), min_size=1, max_size=10))
+    pos = []
+    for s in seqs:
+        pos.append(begins[s])
+        begins[s] += 1
+    tokens = draw(st.lists(st.integers(0, N_VOCAB - 1), min_size=len(seqs), max_size=len(seqs)))
+    spoilt = draw(st.sampled_from(["", "", "seq", "pos", "token"]))
+    at, wrong = (
+        draw(st.integers(0, len(seqs) - 1)),
+        draw(st.sampled_from([-1, 1, 5, 12, 2**31 - 1])),
+    )
+    if spoilt:
+        {"seq": seqs, "pos": pos, "token": tokens}[spoilt][at] = wrong
+    outputs = draw(st.lists(st.booleans(), min_size=len(seqs), max_size=len(seqs)))
+    return Batch(tokens, seq=seqs, pos=pos, outputs=outputs)
+
+
+@searching(600)
+@given(
+    st.data(),
+    st.lists(st.sampled_from([0, 1, 4, 11]), min_size=N_SEQ, max_size=N_SEQ),
+    st.booleans(),
+)
+def test_the_quick_way_is_the_close_look(data, lengths, is_drafter):
+    context = context_of(lengths, object() if is_drafter else None)
+    batch = data.draw(batches(lengths))
+    try:
+        wanted = rows._look_closer(context, batch)
+    except BatchError:
+        assert rows._chains(context, batch) is None
+        return
+    place, ranges, groups, outputs = rows._chains(context, batch)
+    assert place.dtype == outputs.dtype == np.int32
+    assert place.tolist() == wanted[0].tolist()
+    assert ranges == wanted[1]
+    assert {s: mine.tolist() for s, mine in groups.items()} == {
+        s: mine.tolist() for s, mine in wanted[2].items()
+    }
+    assert outputs.tolist() == wanted[3].tolist()
