@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._plan cimport (
-    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, data_of, lay_out_draft, mtp_draft,
-    mtp_draft_pass, mtp_draft_sequence, mtp_recycle, run_draft, zeros,
+    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, data_of, mtp_draft, mtp_draft_lay_out,
+    mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_recycle, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -47,7 +47,7 @@ def draft(wanted, list passes):
         for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = True
         with nogil:
-            run_draft(&loop)
+            mtp_draft_run(&loop)
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
         for sampler in taken:
@@ -100,6 +100,7 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
     """Check what each sequence needs, and lay out what the loop writes."""
     cdef const int32_t[::1] ids = wanted.token_ids, text
     cdef int64_t m = loop.n_sequences, i, most = 0
+    cdef size_t size
     cdef int64_t n_axes = first.run_state.n_axes
     cdef Sampler sampler
     cdef mtp_draft_sequence *own
@@ -110,7 +111,8 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
         if longest > MOST_TOKENS:
             raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
         most = max(most, <int64_t> longest)
-    lay_out_draft(loop, most, n_axes, first.reserve(lay_out_draft(loop, most, n_axes, NULL)))
+    size = mtp_draft_lay_out(loop, most, n_axes, NULL)
+    mtp_draft_lay_out(loop, most, n_axes, first.reserve(size))
     for i in range(m):
         own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
         text = history[i]

@@ -1,25 +1,8 @@
 """Packed weight matrices and their products with token rows: a checked face of ``matmul.h``."""
 
-import os
-
 import numpy as np
 
 from mtpcore.errors import BackendError, CapacityError, GraphError
-
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa)
-    int mtp_isa_named(const char *name)
-    int mtp_isa_supported(int isa)
-    int mtp_isa()
-    int mtp_isa_use(int isa)
-    int mtp_isa_refused()
-    int MTP_ISA_COUNT
-    const char *mtp_fetch_name(int fetch)
-    int mtp_fetch_named(const char *name)
-    int mtp_fetch()
-    int mtp_fetch_use(int fetch)
-    int mtp_fetch_refused()
-    int MTP_FETCH_COUNT
 
 cdef extern from "memory.h" nogil:
     void *mtp_memory_new(size_t size)
@@ -30,61 +13,6 @@ cdef extern from "rounding.h" nogil:
     void mtp_round_as(unsigned before) noexcept
 
 cdef int64_t LARGEST = <int64_t> 1 << 40  # elements; keeps all sizes inside int64
-
-
-def isa():
-    return mtp_isa_name(mtp_isa()).decode()
-
-
-def available_isas():
-    return tuple(
-        mtp_isa_name(i).decode() for i in range(MTP_ISA_COUNT) if mtp_isa_supported(i)
-    )
-
-
-def use_isa(str name not None):
-    previous = isa()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise unusable_isa("use_isa", name)
-    return previous
-
-
-def unusable_isa(where, name):
-    return BackendError(
-        "this machine cannot use the instruction set", where=where,
-        wanted=" or ".join(available_isas()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes the last",
-    )
-
-
-def fetch():
-    return mtp_fetch_name(mtp_fetch()).decode()
-
-
-def available_fetches():
-    return tuple(mtp_fetch_name(i).decode() for i in range(MTP_FETCH_COUNT))
-
-
-def use_fetch(str name not None):
-    previous = fetch()
-    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
-        raise unusable_fetch("use_fetch", name)
-    return previous
-
-
-def unusable_fetch(where, name):
-    return BackendError(
-        "no such way to fetch weights ahead", where=where,
-        wanted=" or ".join(available_fetches()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes what suits the processor",
-    )
-
-
-def check_environment():
-    if mtp_isa_refused():
-        raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
-    if mtp_fetch_refused():
-        raise unusable_fetch("environment variable MTPCORE_FETCH", os.environ.get("MTPCORE_FETCH"))
 
 
 def is_native(int type):

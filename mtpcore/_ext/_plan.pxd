@@ -7,17 +7,6 @@ from mtpcore._ext._matmul cimport mtp_matrix
 from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
 
 
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa) noexcept
-    int mtp_isa_named(const char *name) noexcept
-    int mtp_isa() noexcept
-    int mtp_isa_use(int isa) noexcept
-    const char *mtp_fetch_name(int fetch) noexcept
-    int mtp_fetch_named(const char *name) noexcept
-    int mtp_fetch() noexcept
-    int mtp_fetch_use(int fetch) noexcept
-
-
 cdef extern from "memory.h" nogil:
     void *mtp_memory_zeros(size_t size)
     void mtp_memory_free_zeros(void *memory)
@@ -201,9 +190,6 @@ cdef extern from "draft.h" nogil:
     void mtp_draft_run(mtp_draft *draft)
 
 
-# Pools and the choice of an instruction set live once in each compiled module: loops run in this.
-cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
-cdef void run_draft(mtp_draft *draft) noexcept nogil
 cdef void *data_of(object array, bint writable) except NULL
 cdef void *zeros(int64_t n, size_t each) except NULL
 

@@ -21,8 +21,6 @@ __all__ = [
     "ORDERS",
     "UNIT",
     "expert_list_words",
-    "use_fetch",
-    "use_isa",
     "use_order",
 ]
 
@@ -40,24 +38,6 @@ IS_WATCHED: bool
 """Whether this is a build with AddressSanitizer: buffers have a poisoned line behind them."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]
-
-def use_isa(name: str) -> str:
-    """Run plans with another instruction set, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        The machine cannot run it.
-    """
-
-def use_fetch(name: str) -> str:
-    """Let plans ask for weights in another way, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        There is no such way.
-    """
 
 def use_order(name: str) -> str:
     """Run the threads of plans in one of ``ORDERS``, for tests; return the one used before.

@@ -32,21 +32,6 @@ IS_WATCHED = bool(MTP_IS_WATCHED)
 MAX_THREADS = MTP_MAX_THREADS
 
 
-def use_isa(str name not None):
-    previous = mtp_isa_name(mtp_isa()).decode()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise BackendError("this machine cannot use the instruction set", where="use_isa",
-                           got=repr(name))
-    return previous
-
-
-def use_fetch(str name not None):
-    previous = mtp_fetch_name(mtp_fetch()).decode()
-    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
-        raise BackendError("no such way to fetch weights ahead", where="use_fetch", got=repr(name))
-    return previous
-
-
 ORDERS = ("together", "first to last", "last to first")
 
 
@@ -72,14 +57,6 @@ cdef void *zeros(int64_t n, size_t each) except NULL:
     if found == NULL:
         raise CapacityError("no memory for a plan", wanted=f"{n} records of {each} bytes")
     return found
-
-
-cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory):
-    return mtp_draft_lay_out(draft, most, n_axes, memory)
-
-
-cdef void run_draft(mtp_draft *draft) noexcept nogil:
-    mtp_draft_run(draft)
 
 
 cdef class Executor:

@@ -190,15 +190,6 @@ class Sampler:
             A shape, an id or a number is out of range, or another thread drafts with the scratch.
         """
 
-def use_isa(name: str) -> str:
-    """Make choices with another instruction set, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        The machine cannot run it.
-    """
-
 def gumbel(seed: int, stream: int, index: int, token_id: int) -> float:
     """Return the noise of one token at one index of a sequence."""
 

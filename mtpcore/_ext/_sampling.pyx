@@ -8,13 +8,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 import numpy as np
 
-from mtpcore.errors import BackendError, SamplingError
-
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa) noexcept
-    int mtp_isa_named(const char *name) noexcept
-    int mtp_isa() noexcept
-    int mtp_isa_use(int isa) noexcept
+from mtpcore.errors import SamplingError
 
 cdef extern from "logarithm.h" nogil:
     double mtp_log(double x) noexcept
@@ -172,14 +166,6 @@ cdef class Sampler:
             raise SamplingError("mask too short", where="Sampler", got=mask.shape[0],
                                 wanted=f"{(n_ids + 31) // 32} words of 32 token ids")
         return 0
-
-
-def use_isa(str name not None):
-    previous = mtp_isa_name(mtp_isa()).decode()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise BackendError("this machine cannot use the instruction set", where="use_isa",
-                           got=repr(name))
-    return previous
 
 
 def gumbel(seed, stream, int64_t index, int32_t token_id):
