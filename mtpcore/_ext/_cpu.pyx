@@ -1,10 +1,10 @@
-"""Which instruction set the kernels use, and how they ask for weights: a face of ``cpu.h``."""
+"""The kernels' instruction set, and how they ask for weights: a face of ``c/core/cpu.h``."""
 
 import os
 
 from mtpcore.errors import BackendError
 
-cdef extern from "cpu.h" nogil:
+cdef extern from "core/cpu.h" nogil:
     const char *mtp_isa_name(int isa) noexcept
     int mtp_isa_named(const char *name) noexcept
     int mtp_isa_supported(int isa) noexcept

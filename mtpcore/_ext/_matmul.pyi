@@ -1,4 +1,4 @@
-"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``."""
+"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
 
 from typing import Any
 

@@ -1,14 +1,14 @@
-"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``."""
+"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
 
 import numpy as np
 
 from mtpcore.errors import BackendError, CapacityError, GraphError
 
-cdef extern from "memory.h" nogil:
+cdef extern from "core/memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
 
-cdef extern from "rounding.h" nogil:
+cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
 

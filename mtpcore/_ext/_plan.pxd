@@ -7,7 +7,7 @@ from mtpcore._ext._matmul cimport mtp_matrix
 from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
 
 
-cdef extern from "memory.h" nogil:
+cdef extern from "core/memory.h" nogil:
     void *mtp_memory_zeros(size_t size)
     void mtp_memory_free_zeros(void *memory)
     void *mtp_memory_new(size_t size)
@@ -17,11 +17,11 @@ cdef extern from "memory.h" nogil:
     void mtp_poison_behind_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
 
 
-cdef extern from "rows.h" nogil:
+cdef extern from "ops/rows.h" nogil:
     int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 
 
-cdef extern from "pool.h" nogil:
+cdef extern from "core/pool.h" nogil:
     ctypedef struct mtp_pool:
         pass
 
@@ -30,13 +30,13 @@ cdef extern from "pool.h" nogil:
     int mtp_pool_order(int order)
 
 
-cdef extern from "plan.h" nogil:
+cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
-    mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
-    mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
-    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_MERGE, MTP_CROSS_ATTENTION, MTP_ROUTE
-    mtp_kind MTP_SORT_BY_EXPERT
-    mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
+    mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
+    mtp_kind MTP_ANGLES
+    mtp_kind MTP_KINDS
+    const char *mtp_kind_name(mtp_kind kind)
+    const char *mtp_kind_sharing(mtp_kind kind)
 
     ctypedef struct mtp_view:
         int32_t buffer
@@ -118,7 +118,7 @@ cdef extern from "plan.h" nogil:
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
 
-cdef extern from "plan_check.h" nogil:
+cdef extern from "plan/check.h" nogil:
     ctypedef struct mtp_bounds:
         const int64_t *bytes
         const mtp_memory *memory
@@ -129,7 +129,7 @@ cdef extern from "plan_check.h" nogil:
     const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 
 
-cdef extern from "choices.h" nogil:
+cdef extern from "plan/fused_sampling.h" nogil:
     ctypedef struct mtp_chooser:
         const mtp_sampling *settings
         int64_t index
@@ -148,7 +148,7 @@ cdef extern from "choices.h" nogil:
                          int32_t *chosen)
 
 
-cdef extern from "draft.h" nogil:
+cdef extern from "plan/draft.h" nogil:
     ctypedef struct mtp_recycle:
         int32_t slot
         int32_t output

@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,19 +19,23 @@ __all__ = [
     "KINDS",
     "MAX_THREADS",
     "ORDERS",
+    "SHARING",
     "UNIT",
     "expert_list_words",
     "use_order",
 ]
 
 KINDS: dict[str, int]
+"""Number of each kind of operation; ``c/ops/operations.h`` lists them."""
+SHARING: dict[str, str]
+"""How threads share the work of each kind: ``ROWS``, ``GATHER`` or ``SPREAD``."""
 BARRIER_IF_FEW: int
 BARRIER_IF_MANY: int
 """When all threads wait before an operation: up to `UNIT` rows, or more; a sum of these."""
 BY_ROWS: int
 IN_COPIES: int
 BY_COLUMNS: int
-"""How an operation's work is shared; see ``plan.h``."""
+"""How an operation's work is shared; see ``c/plan/plan.h``."""
 UNIT: int
 """Rows that one thread keeps together."""
 IS_WATCHED: bool

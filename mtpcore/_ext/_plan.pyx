@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
@@ -16,15 +16,9 @@ import numpy as np
 from mtpcore.errors import BackendError, BatchError, CapacityError, SamplingError
 
 KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
-KINDS = {
-    "embed": MTP_EMBED, "copy": MTP_COPY, "take": MTP_TAKE, "prepare": MTP_PREPARE,
-    "matmul": MTP_MATMUL, "rms_norm": MTP_RMS_NORM, "layer_norm": MTP_LAYER_NORM, "add": MTP_ADD,
-    "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
-    "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
-    "attention": MTP_ATTENTION, "merge": MTP_MERGE, "cross_attention": MTP_CROSS_ATTENTION,
-    "route": MTP_ROUTE, "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
-    "prepare_by_expert": MTP_PREPARE_BY_EXPERT, "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
-}
+KINDS = {mtp_kind_name(kind).decode(): kind for kind in range(MTP_KINDS)}
+SHARING = {mtp_kind_name(kind).decode(): mtp_kind_sharing(kind).decode()
+           for kind in range(MTP_KINDS)}
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
@@ -212,9 +206,8 @@ cdef class Executor:
             for i in range(self.plan.n_ops):
                 misfit = mtp_plan_misfit(&self.plan, i, &bounds)
                 if misfit != NULL:
-                    names = {number: name for name, number in KINDS.items()}
-                    raise BackendError(misfit.decode(), where=f"operation {i}, "
-                                       f"{names[self.ops[i].kind]}")
+                    name = mtp_kind_name(self.ops[i].kind).decode()
+                    raise BackendError(misfit.decode(), where=f"operation {i}, {name}")
         finally:
             free(sizes)
         return 0

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 
-cdef extern from "sampler.h" nogil:
+cdef extern from "sampler/sampler.h" nogil:
     ctypedef struct mtp_sampling:
         double temperature
         int64_t top_k

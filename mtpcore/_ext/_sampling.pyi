@@ -1,4 +1,4 @@
-"""Types and documentation of the compiled sampler; ``c/sampler.h`` defines what it computes."""
+"""The sampler: a checked face of ``c/sampler/sampler.h``, which defines what it computes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -182,7 +182,7 @@ class Sampler:
             As `choose_with_probability` gives them.
         shares : float64[m]
             How much of the choice is each token's, if logits are not quite what they seem; never
-            rising, the probabilities at temperature 0. ``c/sampler.h`` has the formula.
+            rising, the probabilities at temperature 0. ``c/sampler/sampler.h`` has the formula.
 
         Raises
         ------

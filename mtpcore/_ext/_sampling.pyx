@@ -1,4 +1,4 @@
-"""Checked face of the sampler; ``c/sampler.h`` defines chain, noise and choice.
+"""Checked face of the sampler; ``c/sampler/sampler.h`` defines chain, noise and choice.
 
 Compiled modules include ``_sampling.pxd`` and call ``mtp_choose(..., &sampler.settings, ...,
 scratch.pointer, ...)`` without the GIL, with a `Scratch` of their own for each thread.
@@ -10,15 +10,15 @@ import numpy as np
 
 from mtpcore.errors import SamplingError
 
-cdef extern from "logarithm.h" nogil:
+cdef extern from "core/logarithm.h" nogil:
     double mtp_log(double x) noexcept
     double mtp_exp(double x) noexcept
 
-cdef extern from "rounding.h" nogil:
+cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
 
-cdef extern from "philox.h" nogil:
+cdef extern from "sampler/philox.h" nogil:
     void mtp_philox(uint32_t *counter, unsigned long long key) noexcept
 
 

@@ -92,7 +92,7 @@ def test_one_source_file_alone_changes_its_flags():
         for line in path.read_text("utf-8").splitlines()
         if FLAGS_IN_SOURCE.search(line)
     ]
-    assert found == ['matmul_chunks_avx512.c: #pragma GCC optimize("no-tree-ter")']
+    assert found == ['chunks_avx512.c: #pragma GCC optimize("no-tree-ter")']
 
 
 def test_debug_data_is_left_out_unless_it_is_asked_for(build):

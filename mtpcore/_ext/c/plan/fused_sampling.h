@@ -1,0 +1,39 @@
+/* Choices of tokens while a plan makes their logits, which are then written nowhere. */
+#ifndef MTPCORE_PLAN_FUSED_SAMPLING_H
+#define MTPCORE_PLAN_FUSED_SAMPLING_H
+
+#include "plan/plan.h"
+#include "sampler/sampler.h"
+
+/* Who chooses from a row of logits, by settings for which mtp_is_race; or where it is written. */
+typedef struct {
+    const mtp_sampling *settings; /* NULL: nobody */
+    int64_t index;
+    float *logits; /* NULL: nowhere */
+} mtp_chooser;
+
+/* Everything in it was checked; n rows of logits. */
+typedef struct {
+    int32_t logits; /* buffer */
+    int64_t n, most;
+    const int32_t *token_ids; /* NULL: a logit's index is its token */
+    mtp_chooser *choosers; /* [most] */
+    mtp_leader *leaders;   /* [threads][most] of each thread and row */
+} mtp_choices;
+
+/* Whether the logits are what one product makes, and no operation reads them. */
+int mtp_plan_can_choose(const mtp_plan *plan, int32_t logits);
+
+/* Who takes a run's logits for these choices. */
+mtp_taker mtp_choices_taker(mtp_choices *choices);
+
+/* Let nobody lead in what this thread sees; before each run of a region. */
+void mtp_choices_begin(const mtp_choices *choices, int thread);
+
+/* The token that row `at` chooses, once all threads are done. */
+int32_t mtp_choices_end(const mtp_choices *choices, int64_t at, int n_threads);
+
+/* Run all operations; `chosen` gets the token of each row, -1 where nobody chooses. */
+void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices, int32_t *chosen);
+
+#endif
