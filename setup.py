@@ -5,8 +5,7 @@ else is portable C); which one runs is decided when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
-``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers, and keeps debug data too;
-``MTPCORE_CYTHON_DEBUG=1`` turns Cython's bounds checks on.
+``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers, and keeps debug data too.
 """
 
 import os
@@ -22,7 +21,6 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 SOURCES = Path("mtpcore/_ext/c")
 SANITIZE = os.environ.get("MTPCORE_SANITIZE", "")
-CHECK_BOUNDS = os.environ.get("MTPCORE_CYTHON_DEBUG", "") == "1"
 # Python's own flags come first, and often ask for debug data: nine tenths of a built file.
 DEBUG_DATA = "-g" if os.environ.get("MTPCORE_DEBUG", "") == "1" else "-g0"
 
@@ -124,9 +122,9 @@ if on_x86:
     libraries += [library(f"mtpcore_{isa}", isa) for isa in ISA_FLAGS if c_sources(isa)]
 directives = {
     "language_level": "3",
-    "boundscheck": CHECK_BOUNDS,
+    "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
+    "nonecheck": True,
     "wraparound": False,
-    "initializedcheck": CHECK_BOUNDS,
     "cdivision": True,
     "autotestdict": False,
     "embedsignature": True,

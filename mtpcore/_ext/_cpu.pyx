@@ -32,7 +32,7 @@ def available_isas():
 
 def use_isa(str name not None):
     previous = isa()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
+    if name not in available_isas() or mtp_isa_use(mtp_isa_named(name.encode())) != 0:
         raise unusable_isa("use_isa", name)
     return previous
 
@@ -55,7 +55,7 @@ def available_fetches():
 
 def use_fetch(str name not None):
     previous = fetch()
-    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
+    if name not in available_fetches() or mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
         raise unusable_fetch("use_fetch", name)
     return previous
 

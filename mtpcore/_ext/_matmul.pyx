@@ -111,9 +111,11 @@ cdef class PackedMatrix:
                 wanted=f"{each} for each of {w.n_rows - begin} rows, or groups of 32",
                 got=rows.shape[0],
             )
-        if n:
-            with nogil:
-                mtp_pack(w.type, w.n_cols, &rows[0], begin, end, <void *> w.data)
+        if n == 0:
+            return
+        cdef const unsigned char *first = &rows[0]
+        with nogil:
+            mtp_pack(w.type, w.n_cols, first, begin, end, <void *> w.data)
 
     def row(self, int64_t index):
         if not 0 <= index < self.matrix.n_rows:
@@ -177,7 +179,8 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     cdef float[:, :] y = out
     cdef const int32_t[::1] scatter = checked_rows(out_rows, y.shape[0], "out_rows")
     cdef int64_t n_out = y.shape[0] if out_rows is None else scatter.shape[0]
-    if n_out != n_tokens or y.shape[1] != end - row_begin or y.strides[1] != sizeof(float):
+    if (n_out != n_tokens or y.shape[1] != end - row_begin or y.strides[1] != sizeof(float)
+            or y.strides[0] % <Py_ssize_t> sizeof(float) != 0):
         raise GraphError(
             "output does not fit", where="matmul",
             wanted=f"{n_tokens} contiguous rows of {end - row_begin}",
@@ -197,13 +200,15 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     if out_rows is not None:
         y_rows = &scatter[0]
     cdef int64_t y_stride = y.strides[0] // <int64_t> sizeof(float)
+    cdef const float *from_rows = &tokens[0, 0]
+    cdef float *to_rows = &y[0, 0] - row_begin
+    cdef void *tiles = &prepared[0]
     cdef unsigned before
     with nogil:
         before = mtp_round_to_nearest()
-        mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
-                    (n_tokens + 7) // 8, 0, w.n_cols, &prepared[0])
-        mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
-                   end, scratch.data)
+        mtp_prepare(activation, from_rows, w.n_cols, token_rows, n_tokens, w.n_cols, 0,
+                    (n_tokens + 7) // 8, 0, w.n_cols, tiles)
+        mtp_matmul(w, tiles, n_tokens, to_rows, y_stride, y_rows, row_begin, end, scratch.data)
         mtp_round_as(before)
     return out
 
@@ -213,10 +218,14 @@ def activation_block(int activation):
 
 
 def checked_rows(rows, int64_t n_rows, name):
-    indices = np.ascontiguousarray(() if rows is None else rows, np.int32)
-    if indices.size and not (0 <= indices.min() and indices.max() < n_rows):
+    """Return row numbers as int32[n], after checking them as they were given."""
+    given = np.asarray(() if rows is None else rows)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise GraphError("row numbers are integers in a row", where=f"matmul, {name}",
+                         wanted="int32[n]", got=f"{given.dtype}{list(given.shape)}")
+    if given.size and not (0 <= given.min() and given.max() < n_rows):
         raise GraphError(
             "row index out of range", where=f"matmul, {name}", wanted=f"0 <= row < {n_rows}",
-            got=(int(indices.min()), int(indices.max())),
+            got=(int(given.min()), int(given.max())),
         )
-    return indices
+    return np.ascontiguousarray(given, np.int32)

@@ -114,6 +114,7 @@ cdef extern from "plan/plan.h" nogil:
     int MTP_PAGE
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
+    int MTP_RANGE
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
@@ -143,7 +144,7 @@ cdef extern from "plan/fused_sampling.h" nogil:
         mtp_chooser *choosers
         mtp_leader *leaders
 
-    bint mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
+    int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits)
     void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices,
                          int32_t *chosen)
 
@@ -190,8 +191,17 @@ cdef extern from "plan/draft.h" nogil:
     void mtp_draft_run(mtp_draft *draft)
 
 
-cdef void *data_of(object array, bint writable) except NULL
 cdef void *zeros(int64_t n, size_t each) except NULL
+
+
+# What operations reach of a buffer outside the arena, in values of 4 bytes, by axis: the largest
+# distance of rows, and where the last row's values end if it begins at 0.
+cdef struct reach:
+    int64_t[2] row_stride
+    int64_t[2] end
+    bint is_outside, is_written
+    bint holds_embeddings  # which only tokens of -1 read
+    int64_t given  # values of the array of this run, below 0 for none
 
 
 cdef class Executor:
@@ -207,17 +217,26 @@ cdef class Executor:
     cdef list kept          # what records point to
     cdef list capacities    # bytes of each buffer
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
+    cdef reach *reaches     # of each buffer
+    cdef int64_t most_ops
+    cdef int64_t most_places  # of a sequence, so that its ranges are no more than planned
+    cdef bint is_finished
     cdef int64_t n_batch
     cdef int32_t *own_rows  # tokens, sequences and parents of a batch, n_batch of each
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
-    cdef mtp_view view(self, object found) except *
+    cdef mtp_view view(self, object found, int axis, bint is_written,
+                       bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_choices(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
+    cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
+                            int64_t n_pages, int64_t seq) except -1
     cdef int take_rows(self, object rows, object pages) except -1
+    cdef int take_arrays(self, object external, bint has_embeddings, int32_t unwritten) except -1
+    cdef int64_t n_values(self, int64_t buffer) except -1

@@ -66,21 +66,22 @@ cdef class Sampler:
     def is_race(self):
         return mtp_is_race(&self.settings)
 
-    def choose(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
-               int64_t index, const int32_t[::1] token_ids=None,
+    def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,
+               int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None,
                const uint32_t[::1] mask=None):
         return self._choose(logits, history, n_prompt, index, token_ids, mask, NULL)
 
-    def choose_with_probability(self, const float[::1] logits, const int32_t[::1] history,
-                                int64_t n_prompt, int64_t index,
-                                const int32_t[::1] token_ids=None,
+    def choose_with_probability(self, const float[::1] logits not None,
+                                const int32_t[::1] history not None, int64_t n_prompt,
+                                int64_t index, const int32_t[::1] token_ids=None,
                                 const uint32_t[::1] mask=None):
         cdef float probability = 0
         token_id = self._choose(logits, history, n_prompt, index, token_ids, mask, &probability)
         return token_id, probability
 
-    def choose_rows(self, const float[:, ::1] logits, const int32_t[::1] history,
-                    int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None):
+    def choose_rows(self, const float[:, ::1] logits not None,
+                    const int32_t[::1] history not None, int64_t n_prompt, int64_t index,
+                    const int32_t[::1] token_ids=None):
         cdef int64_t n_rows = logits.shape[0], i
         cdef int64_t n_before = history.shape[0] - max(n_rows - 1, 0)
         if n_before < 0:
@@ -94,8 +95,8 @@ cdef class Sampler:
                                      token_ids, None, NULL)
         return chosen
 
-    def rank(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
-             int64_t index, int64_t n, const int32_t[::1] token_ids=None):
+    def rank(self, const float[::1] logits not None, const int32_t[::1] history not None,
+             int64_t n_prompt, int64_t index, int64_t n, const int32_t[::1] token_ids=None):
         cdef int64_t n_vocab = logits.shape[0], n_history = history.shape[0]
         if n < 1:
             raise SamplingError("too few places in a ranking", where="rank", wanted=">= 1", got=n)
@@ -178,7 +179,7 @@ def philox(counter, key):
     return words[0], words[1], words[2], words[3]
 
 
-def log(const double[::1] x):
+def log(const double[::1] x not None):
     result = np.empty(x.shape[0])
     cdef double[::1] out = result
     cdef int64_t i
@@ -187,7 +188,7 @@ def log(const double[::1] x):
     return result
 
 
-def exp(const double[::1] x):
+def exp(const double[::1] x not None):
     result = np.empty(x.shape[0])
     cdef double[::1] out = result
     cdef int64_t i

@@ -75,7 +75,7 @@ static int find_races(mtp_draft *draft)
         const mtp_draft_pass *pass = &draft->passes[p];
         for (int64_t s = 0; s < draft->n_recycled; s++)
             can &= pass->recycled[s].output != pass->choices.logits;
-        can &= mtp_plan_can_choose(pass->plan, pass->choices.logits);
+        can &= mtp_plan_n_logits(pass->plan, pass->choices.logits) > 0;
     }
     for (int64_t i = 0; i < draft->n_sequences; i++) {
         mtp_draft_sequence *own = &draft->sequences[i];

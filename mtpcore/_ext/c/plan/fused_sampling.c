@@ -3,19 +3,21 @@
 #include <math.h>
 #include <string.h>
 
-int mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
+int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits)
 {
-    int can = 1, n_makers = 0;
+    int64_t n_logits = 0;
     for (int64_t i = 0; i < plan->n_ops; i++) {
         const mtp_op *op = &plan->ops[i];
         for (int j = 0; j < 3; j++)
-            can &= op->in[j].buffer != logits || op->in[j].n_heads == 0;
+            if (op->in[j].buffer == logits && op->in[j].n_heads > 0)
+                return 0;
         if (op->out[0].buffer != logits || op->out[0].n_heads == 0)
             continue;
-        n_makers++;
-        can &= op->kind == MTP_MATMUL && op->axis == MTP_OUTPUTS && op->weights[0] == NULL;
+        if (n_logits > 0 || op->kind != MTP_MATMUL || op->axis != MTP_OUTPUTS || op->weights[0])
+            return 0;
+        n_logits = op->out[0].width;
     }
-    return can && n_makers == 1;
+    return n_logits;
 }
 
 static mtp_leader *leader_of(const mtp_choices *choices, int thread, int64_t at)

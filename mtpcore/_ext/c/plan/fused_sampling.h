@@ -21,8 +21,9 @@ typedef struct {
     mtp_leader *leaders;   /* [threads][most] of each thread and row */
 } mtp_choices;
 
-/* Whether the logits are what one product makes, and no operation reads them. */
-int mtp_plan_can_choose(const mtp_plan *plan, int32_t logits);
+/* Logits in a row, where one matmul computes them and no operation reads them; 0 where tokens cannot
+ * be chosen meanwhile. */
+int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits);
 
 /* Who takes a run's logits for these choices. */
 mtp_taker mtp_choices_taker(mtp_choices *choices);
