@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._buffers cimport int32s
 from mtpcore._ext._matmul cimport mtp_matrix
-from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
+from mtpcore._ext._sampling cimport mtp_winner, mtp_sampler_scratch, mtp_sampling
 
 
 cdef extern from "core/memory.h" nogil:
@@ -12,7 +12,7 @@ cdef extern from "core/memory.h" nogil:
     void mtp_memory_free_zeros(void *memory)
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
-    bint MTP_IS_WATCHED
+    bint MTP_HAS_ASAN
     void mtp_poison_behind(void *memory, size_t bytes)
     void mtp_poison_behind_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
 
@@ -131,7 +131,7 @@ cdef extern from "plan/check.h" nogil:
 
 
 cdef extern from "plan/fused_sampling.h" nogil:
-    ctypedef struct mtp_chooser:
+    ctypedef struct mtp_row_sampler:
         const mtp_sampling *settings
         int64_t index
         float *logits
@@ -141,8 +141,8 @@ cdef extern from "plan/fused_sampling.h" nogil:
         int64_t n
         int64_t most
         const int32_t *token_ids
-        mtp_chooser *choosers
-        mtp_leader *leaders
+        mtp_row_sampler *samplers
+        mtp_winner *winners
 
     int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits)
     void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices,

@@ -14,7 +14,7 @@ __all__ = [
     "BY_COLUMNS",
     "BY_ROWS",
     "Executor",
-    "IS_WATCHED",
+    "HAS_ASAN",
     "IN_COPIES",
     "KINDS",
     "MAX_THREADS",
@@ -38,7 +38,7 @@ BY_COLUMNS: int
 """How an operation's work is shared; see ``c/plan/plan.h``."""
 UNIT: int
 """Rows that one thread keeps together."""
-IS_WATCHED: bool
+HAS_ASAN: bool
 """Whether this is a build with AddressSanitizer: buffers have a poisoned line behind them."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport doubles_of, floats, floats_of, int32s, int32s_of, memory_of
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
-from mtpcore._ext._sampling cimport Sampler, mtp_leader
+from mtpcore._ext._sampling cimport Sampler, mtp_winner
 
 import numpy as np
 
@@ -20,7 +20,7 @@ BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
 cdef int64_t MOST = 1 << 31  # rows of a batch, operations, heads: what int32 can count
-IS_WATCHED = bool(MTP_IS_WATCHED)
+HAS_ASAN = bool(MTP_HAS_ASAN)
 MAX_THREADS = MTP_MAX_THREADS
 
 
@@ -77,9 +77,9 @@ cdef class Executor:
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
-        self.choices.choosers = <mtp_chooser *> zeros(self.choices.most, sizeof(mtp_chooser))
-        self.choices.leaders = <mtp_leader *> zeros(n_threads * self.choices.most,
-                                                    sizeof(mtp_leader))
+        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most, sizeof(mtp_row_sampler))
+        self.choices.winners = <mtp_winner *> zeros(n_threads * self.choices.most,
+                                                    sizeof(mtp_winner))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.plan.pool = mtp_pool_of(n_threads)
         if self.arena == NULL or self.plan.pool == NULL:
@@ -131,8 +131,8 @@ cdef class Executor:
         free(self.run_state.base)
         free(self.own_rows)
         free(self.run_state.memory)
-        free(self.choices.choosers)
-        free(self.choices.leaders)
+        free(self.choices.samplers)
+        free(self.choices.winners)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
@@ -324,7 +324,7 @@ cdef class Executor:
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
         if positions.width < self.n_axes:
-            raise BatchError("positions with fewer axes than are turned by", wanted=self.n_axes,
+            raise BatchError("positions with fewer axes than RoPE reads", wanted=self.n_axes,
                              got=positions.width)
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
@@ -467,14 +467,14 @@ cdef class Executor:
         self.choosing = samplers
         for i in range(n):
             if samplers[i] is None:
-                self.choices.choosers[i] = mtp_chooser(NULL, 0, kept + at * n_logits)
+                self.choices.samplers[i] = mtp_row_sampler(NULL, 0, kept + at * n_logits)
                 at += 1
                 continue
             sampler, index = <Sampler?> samplers[i], indices[i]
             sampler._check(n_logits, 0, 0, index, ids, None)
             if not sampler.is_race:
                 raise SamplingError("a choice needs all of its logits", where=f"output {i}")
-            self.choices.choosers[i] = mtp_chooser(&sampler.settings, index, NULL)
+            self.choices.samplers[i] = mtp_row_sampler(&sampler.settings, index, NULL)
         return 0
 
     cdef char *reserve(self, size_t size) except NULL:

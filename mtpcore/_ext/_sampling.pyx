@@ -64,7 +64,7 @@ cdef class Sampler:
 
     @property
     def is_race(self):
-        return mtp_is_race(&self.settings)
+        return mtp_can_fuse(&self.settings)
 
     def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,
                int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None,

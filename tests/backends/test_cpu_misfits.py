@@ -128,7 +128,7 @@ def test_what_fits_is_made(model, models):
     CpuPlan(lower(models[model]), threads=2)
 
 
-def test_positions_have_the_axes_that_are_turned_by(models):
+def test_positions_have_the_axes_that_rope_reads(models):
     lowered = lower(models["demo"])
     for step in lowered.steps:
         if step.kind == "angles":
@@ -136,5 +136,5 @@ def test_positions_have_the_axes_that_are_turned_by(models):
     plan = CpuPlan(lowered, threads=1)
     context = mtpcore.Context(models["demo"], n_ctx=64)
     context.plan = plan
-    with pytest.raises(mtpcore.BatchError, match="fewer axes than are turned by"):
+    with pytest.raises(mtpcore.BatchError, match="fewer axes than RoPE reads"):
         context.process(mtpcore.Batch.of([1]))

@@ -122,7 +122,7 @@ int mtp_fetch_refused(void)
 }
 
 /* Measured on a Xeon with AMX (reading pages in turn 24.9 GB/s, lines 18.3) and on a Zen 5, where
- * products are a quarter to a third faster with lines. Of others nobody knows yet: `python
+ * matmuls are a quarter to a third faster with lines. Of others nobody knows yet: `python
  * benchmarks/matmul.py --fetch pages` and `--fetch lines` tell. */
 __attribute__((constructor)) static void choose_fetch(void)
 {

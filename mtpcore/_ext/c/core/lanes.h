@@ -1,6 +1,6 @@
 /* Sixteen float32 values side by side: one AVX-512 register, two of AVX2, or an array.
  *
- * Everything that is not a matrix product is written once over these lanes and compiled for each
+ * Everything that is not a matmul is written once over these lanes and compiled for each
  * instruction set. The array version is the definition; each function is one correctly rounded
  * operation a lane, so that all three give the same bits.
  */

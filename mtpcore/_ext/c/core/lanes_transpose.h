@@ -1,4 +1,4 @@
-/* Sixteen rows of sixteen values, turned: value j of row i becomes value i of row j. */
+/* Sixteen rows of sixteen values, transposed: value j of row i becomes value i of row j. */
 #ifndef MTPCORE_LANES_TRANSPOSE_H
 #define MTPCORE_LANES_TRANSPOSE_H
 

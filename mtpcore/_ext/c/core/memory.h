@@ -17,7 +17,7 @@ void mtp_memory_free_zeros(void *memory);
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 
-enum { MTP_IS_WATCHED = 1 };
+enum { MTP_HAS_ASAN = 1 };
 static inline void mtp_poison_behind(void *memory, size_t bytes)
 {
     __asan_poison_memory_region((char *)memory + bytes, (bytes + 127) / 64 * 64 - bytes);
@@ -33,7 +33,7 @@ static inline void mtp_poison_behind_copies(void *memory, size_t bytes, size_t e
     }
 }
 #else
-enum { MTP_IS_WATCHED = 0 };
+enum { MTP_HAS_ASAN = 0 };
 static inline void mtp_poison_behind(void *memory, size_t bytes)
 {
     (void)memory;

@@ -48,7 +48,7 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blo
         mtp_store_rows(out[t] + 16, sum1[t]);
     }
 }
-MTP_PRODUCTS_8(q8_0, avx512)
+MTP_KERNELS_8(q8_0, avx512)
 
 /* What is added to codes to make them unsigned is 1 << this; nothing for types with mins. */
 MTP_ALWAYS_INLINE int offset_bits(const int type)
@@ -154,7 +154,7 @@ MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *g
     {                                                                                              \
         nibbles(type, n_tokens, group, n_blocks, tile, out);                                       \
     }                                                                                              \
-    MTP_PRODUCTS_8(name, avx512)
+    MTP_KERNELS_8(name, avx512)
 
 NIBBLES(q4_0, MTP_Q4_0)
 NIBBLES(q4_1, MTP_Q4_1)

@@ -123,8 +123,8 @@ MTP_ALWAYS_INLINE void chunks_eight_rows(const int type, const int n_tokens, con
 }
 
 MTP_EIGHT_ROWS_AT_ONCE(q4_k, MTP_Q4_K, chunks_eight_rows)
-MTP_PRODUCTS_4(q4_k, avx2)
+MTP_KERNELS_4(q4_k, avx2)
 MTP_EIGHT_ROWS_AT_ONCE(q5_k, MTP_Q5_K, chunks_eight_rows)
-MTP_PRODUCTS_4(q5_k, avx2)
+MTP_KERNELS_4(q5_k, avx2)
 MTP_EIGHT_ROWS_AT_ONCE(iq4_xs, MTP_IQ4_XS, chunks_eight_rows)
-MTP_PRODUCTS_4(iq4_xs, avx2)
+MTP_KERNELS_4(iq4_xs, avx2)

@@ -195,11 +195,11 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
 }
 
 MTP_HALVES(q4_k, MTP_Q4_K, chunks_half)
-MTP_PRODUCTS_4(q4_k, avx512)
+MTP_KERNELS_4(q4_k, avx512)
 MTP_HALVES(q5_k, MTP_Q5_K, chunks_half)
-MTP_PRODUCTS_4(q5_k, avx512)
+MTP_KERNELS_4(q5_k, avx512)
 MTP_HALVES(iq4_xs, MTP_IQ4_XS, chunks_half)
-MTP_PRODUCTS_4(iq4_xs, avx512)
+MTP_KERNELS_4(iq4_xs, avx512)
 
 /* A pair of scales times what the products of unpacked codes lack: 8 or 16, or that the values of a
  * table are offset by 128. */

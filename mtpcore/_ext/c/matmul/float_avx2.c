@@ -19,7 +19,7 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-#define FLOAT_PRODUCT(name, type)                                                                  \
+#define FLOAT_KERNEL(name, type)                                                                  \
     MTP_ALWAYS_INLINE void name##_tokens(const int n_tokens, const int first, const int count,     \
                                          const type *weights, int64_t n_blocks, const float *x,    \
                                          float (*out)[32])                                         \
@@ -52,8 +52,8 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
                           n_blocks, tile, out);                                                    \
         }                                                                                          \
     }                                                                                              \
-    MTP_PRODUCTS_8(name, avx2)
+    MTP_KERNELS_8(name, avx2)
 
-FLOAT_PRODUCT(f32, float)
-FLOAT_PRODUCT(f16, uint16_t)
-FLOAT_PRODUCT(bf16, uint16_t)
+FLOAT_KERNEL(f32, float)
+FLOAT_KERNEL(f16, uint16_t)
+FLOAT_KERNEL(bf16, uint16_t)

@@ -17,7 +17,7 @@ MTP_ALWAYS_INLINE __m512 load_bf16(const uint16_t *row)
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 
-#define FLOAT_PRODUCT(name, type)                                                                  \
+#define FLOAT_KERNEL(name, type)                                                                  \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \
     {                                                                                              \
@@ -43,8 +43,8 @@ MTP_ALWAYS_INLINE __m512 load_bf16(const uint16_t *row)
             mtp_store_rows(out[t] + 16, sum1[t]);                                                  \
         }                                                                                          \
     }                                                                                              \
-    MTP_PRODUCTS_8(name, avx512)
+    MTP_KERNELS_8(name, avx512)
 
-FLOAT_PRODUCT(f32, float)
-FLOAT_PRODUCT(f16, uint16_t)
-FLOAT_PRODUCT(bf16, uint16_t)
+FLOAT_KERNEL(f32, float)
+FLOAT_KERNEL(f16, uint16_t)
+FLOAT_KERNEL(bf16, uint16_t)

@@ -1,4 +1,4 @@
-/* The table of product kernels: one for each instruction set, weight type and tile width. */
+/* The table of matmul kernels: one for each instruction set, weight type and tile width. */
 #ifndef MTPCORE_MATMUL_KERNELS_H
 #define MTPCORE_MATMUL_KERNELS_H
 
@@ -7,32 +7,32 @@
 
 /* out[t][r] for the T tokens of a tile and the 32 rows of a group whose rows are `n_blocks` blocks
  * (columns for the float types); `out` is 64-byte aligned. */
-typedef void (*mtp_product)(const void *group, int64_t n_blocks, const void *tile,
+typedef void (*mtp_kernel)(const void *group, int64_t n_blocks, const void *tile,
                             float (*out)[32]);
 
 /* Kernel T - 1 serves tiles of T tokens. */
-#define MTP_DECLARE_PRODUCTS(isa, NAME, name, ...) extern const mtp_product mtp_##name##_##isa[MTP_TILE];
-MTP_WEIGHT_TYPES(MTP_DECLARE_PRODUCTS, portable)
+#define MTP_DECLARE_KERNELS(isa, NAME, name, ...) extern const mtp_kernel mtp_##name##_##isa[MTP_TILE];
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, portable)
 #if defined(__x86_64__)
-MTP_WEIGHT_TYPES(MTP_DECLARE_PRODUCTS, avx2)
-MTP_WEIGHT_TYPES(MTP_DECLARE_PRODUCTS, avx512)
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx2)
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx512)
 #endif
 
 /* Make the kernels of one body `name(n_tokens, group, n_blocks, tile, out)`: with n_tokens a
  * constant, its loops over tokens unroll and its accumulators become registers. */
-#define MTP_PRODUCT(name, n)                                                                       \
+#define MTP_KERNEL(name, n)                                                                       \
     static void name##_##n(const void *group, int64_t n_blocks, const void *tile,                  \
                            float (*out)[32])                                                       \
     {                                                                                              \
         name(n, group, n_blocks, tile, out);                                                       \
     }
-#define MTP_PRODUCTS_4(name, isa)                                                                  \
-    MTP_PRODUCT(name, 1) MTP_PRODUCT(name, 2) MTP_PRODUCT(name, 3) MTP_PRODUCT(name, 4)            \
-    const mtp_product mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4};
-#define MTP_PRODUCTS_8(name, isa)                                                                  \
-    MTP_PRODUCT(name, 1) MTP_PRODUCT(name, 2) MTP_PRODUCT(name, 3) MTP_PRODUCT(name, 4)            \
-    MTP_PRODUCT(name, 5) MTP_PRODUCT(name, 6) MTP_PRODUCT(name, 7) MTP_PRODUCT(name, 8)            \
-    const mtp_product mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4,      \
+#define MTP_KERNELS_4(name, isa)                                                                  \
+    MTP_KERNEL(name, 1) MTP_KERNEL(name, 2) MTP_KERNEL(name, 3) MTP_KERNEL(name, 4)            \
+    const mtp_kernel mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4};
+#define MTP_KERNELS_8(name, isa)                                                                  \
+    MTP_KERNEL(name, 1) MTP_KERNEL(name, 2) MTP_KERNEL(name, 3) MTP_KERNEL(name, 4)            \
+    MTP_KERNEL(name, 5) MTP_KERNEL(name, 6) MTP_KERNEL(name, 7) MTP_KERNEL(name, 8)            \
+    const mtp_kernel mtp_##name##_##isa[MTP_TILE] = {name##_1, name##_2, name##_3, name##_4,      \
                                                       name##_5, name##_6, name##_7, name##_8};
 
 #define MTP_UNROLL _Pragma("GCC unroll 8")

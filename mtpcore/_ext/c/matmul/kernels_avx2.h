@@ -1,4 +1,4 @@
-/* What the AVX2 products share: a ymm register holds one number for each of eight rows. */
+/* What the AVX2 kernels share: a ymm register holds one number for each of eight rows. */
 #ifndef MTPCORE_MATMUL_AVX2_H
 #define MTPCORE_MATMUL_AVX2_H
 

@@ -1,4 +1,4 @@
-/* What the AVX-512 products share: a zmm register holds one number for each row of a group. */
+/* What the AVX-512 kernels share: a zmm register holds one number for each row of a group. */
 #ifndef MTPCORE_MATMUL_AVX512_H
 #define MTPCORE_MATMUL_AVX512_H
 
@@ -21,7 +21,7 @@ static inline __m512i mtp_broadcast(const int32_t *word)
 }
 
 /* sum + codes * a word of activations, in one instruction with the word's broadcast, where each is
- * used but once: what limits the products of few tokens is how many instructions a core takes in. */
+ * used but once: what limits a matmul of few tokens is how many instructions a core takes in. */
 static inline __m512i mtp_add_word(__m512i sum, __m512i codes, const int32_t *word)
 {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*word));

@@ -1,4 +1,4 @@
-/* The products in plain C: the definition that the other instruction sets repeat bit for bit. */
+/* The kernels in plain C: the definition that the other instruction sets repeat bit for bit. */
 #include <math.h>
 #include <string.h>
 
@@ -31,7 +31,7 @@ static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, in
     return sum;
 }
 
-#define FLOAT_PRODUCT(name, type, to_float)                                                        \
+#define FLOAT_KERNEL(name, type, to_float)                                                        \
     static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
                      float (*out)[32])                                                             \
     {                                                                                              \
@@ -46,11 +46,11 @@ static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, in
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
-    MTP_PRODUCTS_8(name, portable)
+    MTP_KERNELS_8(name, portable)
 
-FLOAT_PRODUCT(f32, float, )
-FLOAT_PRODUCT(f16, uint16_t, mtp_float_from_half)
-FLOAT_PRODUCT(bf16, uint16_t, mtp_float_from_bfloat16)
+FLOAT_KERNEL(f32, float, )
+FLOAT_KERNEL(f16, uint16_t, mtp_float_from_half)
+FLOAT_KERNEL(bf16, uint16_t, mtp_float_from_bfloat16)
 
 /* Per block of 32: scale * sum of codes + min * sum of activations */
 MTP_ALWAYS_INLINE void block32(const int type, int n_tokens, const void *group, int64_t n_blocks,
@@ -119,17 +119,17 @@ MTP_ALWAYS_INLINE void block256(const int type, int n_tokens, const void *group,
     }
 }
 
-#define BLOCK_PRODUCT(name, type, block, most)                                                     \
+#define BLOCK_KERNEL(name, type, block, most)                                                     \
     static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
                      float (*out)[32])                                                             \
     {                                                                                              \
         block(type, n_tokens, group, n_blocks, tile, out);                                         \
     }                                                                                              \
-    MTP_PRODUCTS_##most(name, portable)
+    MTP_KERNELS_##most(name, portable)
 
 /* By the size of a type's blocks; the float types are above. */
-#define PRODUCT_1(name, type)
-#define PRODUCT_32(name, type) BLOCK_PRODUCT(name, type, block32, 8)
-#define PRODUCT_256(name, type) BLOCK_PRODUCT(name, type, block256, 4)
-#define PRODUCT(_, NAME, name, number, block, ...) PRODUCT_##block(name, MTP_##NAME)
-MTP_WEIGHT_TYPES(PRODUCT, )
+#define KERNEL_1(name, type)
+#define KERNEL_32(name, type) BLOCK_KERNEL(name, type, block32, 8)
+#define KERNEL_256(name, type) BLOCK_KERNEL(name, type, block256, 4)
+#define KERNEL(_, NAME, name, number, block, ...) KERNEL_##block(name, MTP_##NAME)
+MTP_WEIGHT_TYPES(KERNEL, )

@@ -1,4 +1,4 @@
-/* The loops around the product kernels. */
+/* The loops around the kernels. */
 #include "matmul/matmul.h"
 
 #include <string.h>
@@ -15,7 +15,7 @@ enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 enum { MOST_SUMS = 512 };
 
 #define ENTRY(isa, NAME, name, ...) [MTP_##NAME] = mtp_##name##_##isa,
-static const mtp_product *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
+static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_BASE] = {MTP_WEIGHT_TYPES(ENTRY, portable)},
 #if defined(__x86_64__)
     [MTP_ISA_AVX2] = {MTP_WEIGHT_TYPES(ENTRY, avx2)},
@@ -29,18 +29,18 @@ static int64_t smaller(int64_t a, int64_t b)
 }
 
 /* What unpacks once for so many tokens; NULL where that does not pay. */
-static const mtp_unpacked_product *unpacked_product(int32_t type, int64_t n_tokens)
+static const mtp_unpacked_kernel *unpacked_kernel(int32_t type, int64_t n_tokens)
 {
 #if defined(__x86_64__)
-    const mtp_unpacked_product *product = &mtp_unpacked_avx512[type];
-    if (mtp_isa() == MTP_ISA_AVX512 && product->unpack != NULL && n_tokens > product->most_direct)
-        return product;
+    const mtp_unpacked_kernel *kernel = &mtp_unpacked_avx512[type];
+    if (mtp_isa() == MTP_ISA_AVX512 && kernel->unpack != NULL && n_tokens > kernel->most_direct)
+        return kernel;
 #endif
     (void)type, (void)n_tokens;
     return NULL;
 }
 
-/* What a product works on. */
+/* What a matmul works on. */
 typedef struct {
     const mtp_matrix *w;
     const char *prepared;
@@ -74,18 +74,18 @@ static void expect_rows(const job *job, int64_t first, int64_t n, int64_t row)
 static void direct(const job *job, const char *group, int64_t begin, int64_t end, int64_t row,
                    size_t row_bytes)
 {
-    const mtp_product *products = tables[mtp_isa()][job->w->type];
+    const mtp_kernel *kernels = tables[mtp_isa()][job->w->type];
     _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
     for (int64_t first = begin; first < end; first += job->width) {
         const int64_t n = smaller(job->width, job->n_tokens - first);
         expect_rows(job, first, n, row);
-        products[n - 1](group, job->n_blocks, job->prepared + first * job->token_bytes, out);
+        kernels[n - 1](group, job->n_blocks, job->prepared + first * job->token_bytes, out);
         store_rows(job, first, n, out, row, row_bytes);
     }
 }
 
 /* Multiply a group block by block, each unpacked once for all tiles. */
-static void unpacked(const job *job, const mtp_unpacked_product *product, const char *group,
+static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const char *group,
                      int64_t begin, int64_t end, int64_t row, size_t row_bytes)
 {
     _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
@@ -93,7 +93,7 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
     const int64_t block_bytes = mtp_block256_bytes(job->w->type);
     memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
     for (int64_t b = 0; b < job->n_blocks; b++) {
-        product->unpack(group, job->n_blocks, b, &block);
+        kernel->unpack(group, job->n_blocks, b, &block);
         for (int64_t first = begin; first < end; first += job->width) {
             const int64_t n = smaller(job->width, job->n_tokens - first);
             const char *words = job->prepared + first * job->token_bytes;
@@ -103,7 +103,7 @@ static void unpacked(const job *job, const mtp_unpacked_product *product, const 
             /* Ahead of the block's two halves, with the first two tiles. */
             const int64_t half = (first - begin) / job->width;
             const char *packed = group + (half * job->n_blocks + b) * block_bytes;
-            product->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
+            kernel->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
                                      half < 2 ? packed : NULL);
         }
     }
@@ -145,17 +145,17 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
     const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
                      mtp_tile_width(activation), w->n_cols / mtp_type_block(w->type), y, y_stride,
                      out_rows};
-    const mtp_unpacked_product *product = unpacked_product(w->type, n_tokens);
+    const mtp_unpacked_kernel *kernel = unpacked_kernel(w->type, n_tokens);
     const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
-    const int64_t step = product ? smaller(tokens, MOST_SUMS) : tokens;
+    const int64_t step = kernel ? smaller(tokens, MOST_SUMS) : tokens;
 
     for (int64_t begin = 0; begin < n_tokens; begin += step) {
         const int64_t end = smaller(begin + step, n_tokens);
         for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
             const void *group = group_of(w, row, scratch);
             const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
-            if (product)
-                unpacked(&job, product, group, begin, end, row, row_bytes);
+            if (kernel)
+                unpacked(&job, kernel, group, begin, end, row, row_bytes);
             else
                 direct(&job, group, begin, end, row, row_bytes);
         }

@@ -1,4 +1,4 @@
-/* Products of packed weight matrices with few or many token rows.
+/* Matmul of packed weight matrices with few or many token rows.
  *
  * y[t][r] = sum_k w[r][k] * x[t][k], for rows r in [row_begin, row_end).
  *
@@ -61,7 +61,7 @@ void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t
 /* Columns that are prepared together. */
 int64_t mtp_activation_block(int activation);
 
-/* Bytes of 64-byte aligned scratch for products with a matrix; none where it is packed. */
+/* Bytes of 64-byte aligned scratch for a matmul with a matrix; none where it is packed. */
 size_t mtp_matmul_scratch_bytes(const mtp_matrix *w);
 
 /* Multiply. Result of token t goes to y + (out_rows ? out_rows[t] : t) * y_stride + r.

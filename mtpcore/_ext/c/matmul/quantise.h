@@ -15,7 +15,7 @@
 #include "core/float16.h"
 
 /* codes[n] and minus the sums of 16 codes each; returns the scale. A block with a NaN or an
- * infinity gets the scale NaN, which no product can lose. */
+ * infinity gets the scale NaN, which no matmul can lose. */
 typedef float (*mtp_quantise)(const float *x, int n, int8_t *codes, int32_t *minus_sums);
 
 extern const mtp_quantise mtp_quantise_portable, mtp_quantise_avx2, mtp_quantise_avx512;

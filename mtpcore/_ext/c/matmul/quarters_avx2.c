@@ -126,8 +126,8 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
 }
 
 MTP_EIGHT_ROWS_AT_ONCE(q2_k, MTP_Q2_K, quarters_eight_rows)
-MTP_PRODUCTS_4(q2_k, avx2)
+MTP_KERNELS_4(q2_k, avx2)
 MTP_EIGHT_ROWS_AT_ONCE(q3_k, MTP_Q3_K, quarters_eight_rows)
-MTP_PRODUCTS_4(q3_k, avx2)
+MTP_KERNELS_4(q3_k, avx2)
 MTP_EIGHT_ROWS_AT_ONCE(q6_k, MTP_Q6_K, quarters_eight_rows)
-MTP_PRODUCTS_4(q6_k, avx2)
+MTP_KERNELS_4(q6_k, avx2)

@@ -152,11 +152,11 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
 }
 
 MTP_HALVES(q2_k, MTP_Q2_K, quarters_half)
-MTP_PRODUCTS_4(q2_k, avx512)
+MTP_KERNELS_4(q2_k, avx512)
 MTP_HALVES(q3_k, MTP_Q3_K, quarters_half)
-MTP_PRODUCTS_4(q3_k, avx512)
+MTP_KERNELS_4(q3_k, avx512)
 MTP_HALVES(q6_k, MTP_Q6_K, quarters_half)
-MTP_PRODUCTS_4(q6_k, avx512)
+MTP_KERNELS_4(q6_k, avx512)
 
 MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
                               mtp_unpacked *out)

@@ -1,6 +1,6 @@
-/* Products of many tokens: a block of 256 columns is unpacked once and multiplied with all tiles.
+/* Matmuls of many tokens: a block of 256 columns is unpacked once and multiplied with all tiles.
  *
- * The numbers are those of the direct products, in the same order, so the bits are the same.
+ * The numbers are those of the direct kernels, in the same order, so the bits are the same.
  */
 #ifndef MTPCORE_MATMUL_UNPACKED_H
 #define MTPCORE_MATMUL_UNPACKED_H
@@ -29,10 +29,10 @@ typedef struct {
     mtp_unpack unpack;
     mtp_multiply multiply[4]; /* for 1..4 tokens */
     int most_direct;          /* up to so many tokens it is faster to unpack for each tile */
-} mtp_unpacked_product;
+} mtp_unpacked_kernel;
 
 #if defined(__x86_64__)
-extern const mtp_unpacked_product mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
+extern const mtp_unpacked_kernel mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
 #endif
 
 #endif

@@ -141,7 +141,7 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     MULTIPLY_4(name, MTP_##NAME)
 UNPACKED_TYPES(MULTIPLY_TYPE)
 
-#define PRODUCT(NAME, name, most_direct)                                                           \
+#define KERNEL(NAME, name, most_direct)                                                           \
     [MTP_##NAME] = {                                                                               \
         mtp_unpack_##name##_avx512, {name##_1, name##_2, name##_3, name##_4}, most_direct},
-const mtp_unpacked_product mtp_unpacked_avx512[MTP_TYPES] = {UNPACKED_TYPES(PRODUCT)};
+const mtp_unpacked_kernel mtp_unpacked_avx512[MTP_TYPES] = {UNPACKED_TYPES(KERNEL)};

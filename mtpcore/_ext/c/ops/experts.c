@@ -1,4 +1,4 @@
-/* Products with the matrices of experts: every expert that is used is read once for all rows. */
+/* Matmuls with the matrices of experts: every expert that is used is read once for all rows. */
 #include <string.h>
 
 #include "ops/rows.h"

@@ -50,18 +50,18 @@ void mtp_op_prepare(const mtp_op *op, const mtp_run *run, int thread, int n_thre
                     run->buffers[op->out[0].buffer]);
 }
 
-/* Values that are handed over at once, so that they are still in the first cache: of few rows many
+/* Results that the epilogue gets at once, so that they are still in the first cache: of few rows many
  * columns, always whole groups and whole chunks of a choice. */
-enum { HANDED = 512 * MTP_UNIT, COLUMNS = 64, ROWS = HANDED / COLUMNS };
+enum { VALUES_AT_ONCE = 512 * MTP_UNIT, COLUMNS = 64, ROWS = VALUES_AT_ONCE / COLUMNS };
 
-static void hand_over(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
+static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
 {
-    _Alignas(64) float values[HANDED];
+    _Alignas(64) float values[VALUES_AT_ONCE];
     const mtp_matrix *w = op->matrices;
     const char *prepared = run->buffers[op->in[0].buffer];
     const int activation = mtp_type_activation(w->type);
     const int64_t n = run->n_rows[op->axis];
-    const int64_t width = HANDED / (n < ROWS ? n : ROWS) / COLUMNS * COLUMNS;
+    const int64_t width = VALUES_AT_ONCE / (n < ROWS ? n : ROWS) / COLUMNS * COLUMNS;
     for (int64_t at = begin; at < end; at += width) {
         const int64_t stop = at + width < end ? at + width : end;
         const mtp_matrix part = mtp_matrix_part(w, at, stop);
@@ -69,7 +69,7 @@ static void hand_over(const mtp_op *op, const mtp_run *run, int64_t begin, int64
             const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
             mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
                        piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread]);
-            run->taker.take(run->taker.argument, thread, &piece);
+            run->epilogue.apply(run->epilogue.argument, thread, &piece);
         }
     }
 }
@@ -83,8 +83,8 @@ void mtp_op_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threa
     end = end < n_outputs ? end : n_outputs;
     if (n == 0 || begin >= end)
         return;
-    if (run->taker.take && run->taker.buffer == op->out[0].buffer) {
-        hand_over(op, run, begin, end, thread);
+    if (run->epilogue.apply && run->epilogue.buffer == op->out[0].buffer) {
+        matmul_with_epilogue(op, run, begin, end, thread);
         return;
     }
     float *y = mtp_row(run, &op->out[0], 0, 0);

@@ -1,4 +1,4 @@
-/* Operations that move rows or call the product kernels; they are the same on every machine. */
+/* Operations that move rows or call the matmul kernels; they are the same on every machine. */
 #ifndef MTPCORE_ROWS_H
 #define MTPCORE_ROWS_H
 
@@ -14,9 +14,9 @@ MTP_DECLARE(mtp_op_copy);
 MTP_DECLARE(mtp_op_take);
 /* out = in[0] as matrices want it: n[0] is an MTP_ACT_*. */
 MTP_DECLARE(mtp_op_prepare);
-/* out = matrix times in[0] (prepared) + weights[0]. The products of a group share their threads'
+/* out = matrix times in[0] (prepared) + weights[0]. The matmuls of a group share their threads'
  * work: this one has units n[0] and following of n[1]; a unit is n[2] outputs, whole groups. The
- * run's taker gets the products instead where it asks for them. */
+ * run's epilogue gets the results instead where it asks for them. */
 MTP_DECLARE(mtp_op_matmul);
 /* out = cosines, then sines, of positions[axes[i]] * numbers[i] for i < n[0], all times
  * numbers[n[0]]. */

@@ -42,7 +42,7 @@ size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *m
 
 typedef struct {
     mtp_draft *draft;
-    int shares; /* whether all threads choose together where tokens do not race */
+    int shares; /* whether all threads choose together from logits that were written */
     /* Written by thread 0 while the others wait, as are the draft, its sequences and passes: */
     mtp_draft_pass *pass;
     int64_t n_written, going; /* rows of the pass's logits that are written; rows that go on */
@@ -61,16 +61,16 @@ static int is_worth_sharing(const mtp_draft *draft)
         const mtp_sampling *settings = own->settings;
         int is_own = settings->temperature > 0.0 && settings->top_k == 0 && settings->min_p == 0.0;
         is_own |= own->p_min > 0.0;
-        is_long |= is_own && !own->races;
+        is_long |= is_own && !own->is_fused;
     }
     return is_long && draft->n_logits >= SHARED_LOGITS;
 }
 
-/* Note whose tokens can be chosen while their logits are made, which nobody reads then. Returns
- * whether there are any. */
-static int find_races(mtp_draft *draft)
+/* Note for which sequences sampling is fused into the output matmul, so that nobody reads the
+ * logits. Returns whether there are any. */
+static int find_fused(mtp_draft *draft)
 {
-    int can = 1, n_races = 0;
+    int can = 1, n_fused = 0;
     for (int64_t p = 0; p < draft->n_passes; p++) {
         const mtp_draft_pass *pass = &draft->passes[p];
         for (int64_t s = 0; s < draft->n_recycled; s++)
@@ -79,10 +79,10 @@ static int find_races(mtp_draft *draft)
     }
     for (int64_t i = 0; i < draft->n_sequences; i++) {
         mtp_draft_sequence *own = &draft->sequences[i];
-        own->races = can && mtp_is_race(own->settings) && own->p_min <= 0.0;
-        n_races += own->races;
+        own->is_fused = can && mtp_can_fuse(own->settings) && own->p_min <= 0.0;
+        n_fused += own->is_fused;
     }
-    return n_races > 0;
+    return n_fused > 0;
 }
 
 /* Where the pass writes row `at` of its logits. */
@@ -116,14 +116,14 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
     choices->n = pass->run->n_rows[MTP_OUTPUTS];
     for (int64_t at = 0; at < choices->n; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
-        mtp_chooser chooser = {0};
-        if (own && own->races) {
-            chooser = (mtp_chooser){own->settings, own->n_history + own->n_drafts, NULL};
+        mtp_row_sampler sampler = {0};
+        if (own && own->is_fused) {
+            sampler = (mtp_row_sampler){own->settings, own->n_history + own->n_drafts, NULL};
         } else if (own) {
-            chooser.logits = logits_of(self->draft, pass, at);
+            sampler.logits = logits_of(self->draft, pass, at);
             self->n_written++;
         }
-        choices->choosers[at] = chooser;
+        choices->samplers[at] = sampler;
     }
 }
 
@@ -145,7 +145,7 @@ static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
         mtp_choice_scan(scratch, thread, n);
     wait_for_all(pass, n_threads);
     if (thread < n)
-        mtp_choice_race(scratch, thread, n);
+        mtp_choice_search(scratch, thread, n);
     wait_for_all(pass, n_threads);
     if (thread == 0)
         draft->chosen[at] =
@@ -257,7 +257,7 @@ static void choose_all(const loop *self, const mtp_draft_pass *pass, int64_t n_w
         return;
     for (int64_t at = 0; n_written > 0; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
-        if (own && !own->races) {
+        if (own && !own->is_fused) {
             choose(self->draft, pass, own, at, thread, n_choosing);
             n_written--;
         }
@@ -274,7 +274,7 @@ static void take_all(loop *self, mtp_draft_pass *pass, int n_threads)
         mtp_draft_sequence *own = sequence_of(draft, pass, at);
         if (own == NULL)
             continue;
-        if (own->races)
+        if (own->is_fused)
             draft->chosen[at] = mtp_choices_end(&pass->choices, at, n_threads);
         if (own->p_min > 0.0 && draft->probabilities[at] < own->p_min)
             own->k = own->n_drafts;
@@ -306,12 +306,12 @@ static void draft_as_task(void *argument, int thread, int n_threads)
 
 void mtp_draft_run(mtp_draft *draft)
 {
-    const int has_races = find_races(draft);
+    const int has_fused = find_fused(draft);
     loop self = {draft, is_worth_sharing(draft), NULL, 0, 0};
-    for (int64_t p = 0; has_races && p < draft->n_passes; p++)
-        draft->passes[p].run->taker = mtp_choices_taker(&draft->passes[p].choices);
+    for (int64_t p = 0; has_fused && p < draft->n_passes; p++)
+        draft->passes[p].run->epilogue = mtp_choices_epilogue(&draft->passes[p].choices);
     begin_pass(&self, draft->passes);
     mtp_plan_start(self.pass->plan, self.pass->run, draft_as_task, &self);
     for (int64_t p = 0; p < draft->n_passes; p++)
-        draft->passes[p].run->taker = (mtp_taker){0};
+        draft->passes[p].run->epilogue = (mtp_epilogue){0};
 }

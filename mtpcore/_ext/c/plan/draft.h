@@ -25,7 +25,7 @@ typedef struct {
     int32_t *history; /* n_history tokens, then room for k drafts */
     int64_t n_history, n_prompt, k, n_drafts; /* k falls to n_drafts where drafts end early */
     double p_min;
-    int races; /* whether its tokens run while their logits are made, which are not kept */
+    int is_fused; /* whether sampling is fused into the output matmul */
 } mtp_draft_sequence;
 
 /* A plan and its batch, each row of logits of another sequence; at first sequence i's newest row

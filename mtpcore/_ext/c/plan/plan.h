@@ -9,7 +9,7 @@
  *   in copies   up to one unit of rows is computed by every thread for itself, in a copy of the
  *               buffer that is its own; more rows as above;
  *   by columns  equal parts of the columns or heads of all rows for each thread.
- * Products and attention are spread over all threads for any number of rows. Which thread computes
+ * Matmuls and attention are spread over all threads for any number of rows. Which thread computes
  * a value never shows in its bits.
  */
 #ifndef MTPCORE_PLAN_H
@@ -39,7 +39,7 @@ typedef enum { MTP_KV_F32, MTP_KV_F16, MTP_KV_Q8_0 } mtp_kv_type;
 /* When all threads wait for each other before an operation: a sum of these. */
 enum { MTP_BARRIER_IF_FEW = 1 /* one unit of rows at most */, MTP_BARRIER_IF_MANY = 2 };
 
-/* How the work of an operation is shared; products and attention know only the last. */
+/* How the work of an operation is shared; matmuls and attention know only the last. */
 enum { MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS };
 
 /* Which rows: those of the batch, or those whose outputs were asked for. */
@@ -84,19 +84,19 @@ typedef struct {
     int64_t pages_of_seq;
 } mtp_memory;
 
-/* Columns begin .. end of rows first_row .. first_row + n_rows of a product. */
+/* Columns begin .. end of rows first_row .. first_row + n_rows of a matmul's results. */
 typedef struct {
     const float *values;
     int64_t row_stride, first_row, n_rows, begin, end;
 } mtp_piece;
 
-/* Who gets the results of a product that no operation reads: piece by piece, while they are in the
- * cache, each thread its own columns, those of a row in ascending order. */
+/* The epilogue of a matmul whose results no operation reads: it gets them piece by piece, while they
+ * are in the cache, each thread its own columns, those of a row in ascending order. */
 typedef struct {
     int32_t buffer; /* that would hold them, and is not written */
-    void (*take)(void *argument, int thread, const mtp_piece *piece); /* NULL: nobody */
+    void (*apply)(void *argument, int thread, const mtp_piece *piece); /* NULL: none */
     void *argument;
-} mtp_taker;
+} mtp_epilogue;
 
 /* One batch. Everything in it was checked. */
 typedef struct {
@@ -106,7 +106,7 @@ typedef struct {
     int64_t n_axes;        /* of a position */
     void **buffers;
     mtp_memory *memory; /* by group */
-    mtp_taker taker;
+    mtp_epilogue epilogue;
     /* Made by mtp_run_begin from the above: */
     int32_t *base;    /* [n] first place of the row's sequence in this batch */
     int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */

@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     int64_t chunk; /* the first of those with the largest logit */
     uint64_t mass;
-    double score; /* of the row that wins its race */
+    double score; /* of the row that wins in it */
     int32_t winner;
 } part;
 

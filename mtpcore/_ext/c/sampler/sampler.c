@@ -11,7 +11,7 @@
 
 #include "sampler/cuts.h"
 #include "sampler/passes.h"
-#include "sampler/race.h"
+#include "sampler/gumbel_max.h"
 
 mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) {
     mtp_sampler_scratch *scratch = calloc(1, sizeof *scratch);
@@ -49,37 +49,37 @@ double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_i
 }
 
 /* Let rows[0 .. n) run, 64 at most. */
-static void run_rows(race *state, const logits_row *row, const int32_t *rows, int64_t n) {
-    entrants all;
+static void try_rows(gumbel_max *state, const logits_row *row, const int32_t *rows, int64_t n) {
+    candidates all;
     all.n = n;
     for (int64_t j = 0; j < n; j++) {
         all.logits[j] = row->logits[rows[j]];
         all.ids[j] = (uint32_t)token_id(row, rows[j]);
     }
-    run_entrants(state, &all, rows, 0);
+    try_candidates(state, &all, rows, 0);
 }
 
 /* Let the rows of chunks [begin, end) run. */
-static void run_chunks(race *state, const logits_row *row, int64_t begin, int64_t end) {
+static void try_chunks(gumbel_max *state, const logits_row *row, int64_t begin, int64_t end) {
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        if (is_hopeless(state, row->scratch->maxima[chunk])) continue;
+        if (cannot_win(state, row->scratch->maxima[chunk])) continue;
         const int64_t first = chunk * MTP_CHUNK, n = row->n_vocab - first;
-        run_chunk(state, row->logits + first, row->token_ids, first,
+        try_chunk(state, row->logits + first, row->token_ids, first,
                   n < MTP_CHUNK ? n : MTP_CHUNK);
     }
 }
 
 /* Let every row run that passes the cuts. */
-static void run_all(race *state, const logits_row *row, const mtp_sampling *sampling, float max,
+static void try_all(gumbel_max *state, const logits_row *row, const mtp_sampling *sampling, float max,
                     uint64_t total) {
     if (!has_cuts(sampling)) {
-        run_chunks(state, row, 0, count_chunks(row));
+        try_chunks(state, row, 0, count_chunks(row));
         return;
     }
     int64_t n;
     int64_t first = cut(row, sampling, max, total, &n);
     for (; first < n; first += MTP_CHUNK)
-        run_rows(state, row, row->scratch->order + first,
+        try_rows(state, row, row->scratch->order + first,
                  n - first < MTP_CHUNK ? n - first : MTP_CHUNK);
 }
 
@@ -89,8 +89,8 @@ static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, in
                          float max, uint64_t total, int64_t n, int32_t *rows, double *scores) {
     if (sampling->temperature > 0.0) {
         const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
-        race state = {&noise, 1.0 / sampling->temperature, n, 0, scores, rows};
-        run_all(&state, row, sampling, max, total);
+        gumbel_max state = {&noise, 1.0 / sampling->temperature, n, 0, scores, rows};
+        try_all(&state, row, sampling, max, total);
         return state.n;
     }
     const mtp_sampling likeliest = {.top_k = n, .top_p = 1.0};
@@ -186,14 +186,14 @@ static int64_t find_top(const mtp_sampler_scratch *scratch, int n) {
     return row;
 }
 
-/* A race in which `top` has run: most others need not. */
-static race start_race(const mtp_sampler_scratch *scratch, const mtp_noise *noise, int64_t top,
+/* A search that has tried `top`: most others cannot win any more. */
+static gumbel_max start_search(const mtp_sampler_scratch *scratch, const mtp_noise *noise, int64_t top,
                        double *score, int32_t *winner) {
     const double inverse = 1.0 / scratch->sampling->temperature;
     const logits_row *row = &scratch->row;
     *score = (double)row->logits[top] * inverse + gumbel(noise_bits(noise, token_id(row, top)));
     *winner = (int32_t)top;
-    return (race){noise, inverse, 1, 1, score, winner};
+    return (gumbel_max){noise, inverse, 1, 1, score, winner};
 }
 
 static mtp_noise noise_of(const mtp_sampler_scratch *scratch) {
@@ -201,7 +201,7 @@ static mtp_noise noise_of(const mtp_sampler_scratch *scratch) {
     return (mtp_noise){sampling->seed, sampling->stream, (uint32_t)scratch->index};
 }
 
-void mtp_choice_race(mtp_sampler_scratch *scratch, int i, int n) {
+void mtp_choice_search(mtp_sampler_scratch *scratch, int i, int n) {
     const logits_row *row = &scratch->row;
     const mtp_sampling *sampling = scratch->sampling;
     const chunks mine = share(row, i, n);
@@ -213,8 +213,8 @@ void mtp_choice_race(mtp_sampler_scratch *scratch, int i, int n) {
                                          count_rows(row, mine), row->logits[top]);
     if (sampling->temperature > 0.0 && !has_cuts(sampling)) {
         const mtp_noise noise = noise_of(scratch);
-        race state = start_race(scratch, &noise, top, &own->score, &own->winner);
-        run_chunks(&state, row, mine.begin, mine.end);
+        gumbel_max state = start_search(scratch, &noise, top, &own->score, &own->winner);
+        try_chunks(&state, row, mine.begin, mine.end);
     }
 }
 
@@ -225,9 +225,9 @@ static int64_t find_winner(const mtp_sampler_scratch *scratch, int64_t top, uint
     const mtp_noise noise = noise_of(scratch);
     double score;
     int32_t winner;
-    race state = start_race(scratch, &noise, top, &score, &winner);
+    gumbel_max state = start_search(scratch, &noise, top, &score, &winner);
     if (has_cuts(sampling))
-        run_all(&state, &scratch->row, sampling, scratch->row.logits[top], total);
+        try_all(&state, &scratch->row, sampling, scratch->row.logits[top], total);
     else
         for (int i = 0; i < n; i++) enter(&state, scratch->parts[i].score, scratch->parts[i].winner);
     return winner;
@@ -257,7 +257,7 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
     mtp_choice_begin(scratch, logits, n_vocab, sampling, history, n_history, n_prompt, index,
                      token_ids, probability != NULL);
     mtp_choice_scan(scratch, 0, 1);
-    mtp_choice_race(scratch, 0, 1);
+    mtp_choice_search(scratch, 0, 1);
     return mtp_choice_end(scratch, 1, probability);
 }
 

@@ -57,7 +57,7 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
                    const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
 
 /* The same choice by n threads, MTP_CHOICE_PARTS at most: one begins; each scans its part i of the
- * row; when all have, each lets its part run; when all have, one ends. Largest logits, sums of whole
+ * row; when all have, each searches its part for the winner; when all have, one ends. Largest logits, sums of whole
  * numbers and winners are the same however the row is divided, and so is the token. */
 enum { MTP_CHOICE_PARTS = 16 };
 void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t n_vocab,
@@ -65,27 +65,27 @@ void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t
                       int64_t n_prompt, int64_t index, const int32_t *token_ids,
                       int needs_probability);
 void mtp_choice_scan(mtp_sampler_scratch *scratch, int i, int n);
-void mtp_choice_race(mtp_sampler_scratch *scratch, int i, int n);
+void mtp_choice_search(mtp_sampler_scratch *scratch, int i, int n);
 /* `probability` as for mtp_choose; NULL unless the choice began with needs_probability. */
 int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability);
 
-/* A choice in one pass over pieces of a row, while they are made: where the chain is a mere race. */
+/* A choice in one pass over pieces of a row, while they are computed: fused sampling. */
 typedef struct {
-    double score; /* of the first so far */
+    double score; /* of the running winner */
     int64_t row;  /* of logits; -1: none yet */
-} mtp_leader;
+} mtp_winner;
 
-/* Whether it is: no bias, penalties or mask, and no cuts that matter. */
-int mtp_is_race(const mtp_sampling *sampling);
+/* Whether settings allow it: no bias, penalties or mask, and no cuts that matter. */
+int mtp_can_fuse(const mtp_sampling *sampling);
 
-/* Let rows first .. first + n run, whose logits follow each other; the leader of none is
- * {-INFINITY, -1}. Pieces of one leader come in ascending order. */
-void mtp_race_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
-                    const float *logits, int64_t first, int64_t n, mtp_leader *leader);
+/* Take in rows first .. first + n, whose logits follow each other; before any, the running winner is
+ * {-INFINITY, -1}. Pieces of one winner come in ascending order. */
+void mtp_fused_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
+                    const float *logits, int64_t first, int64_t n, mtp_winner *winner);
 
-/* The first of two; the token of the first of all pieces is the one that mtp_choose returns. */
-mtp_leader mtp_race_join(mtp_leader a, mtp_leader b);
-int32_t mtp_race_winner(mtp_leader leader, const int32_t *token_ids);
+/* The better of two; the token of the best of all pieces is the one that mtp_choose returns. */
+mtp_winner mtp_better_of(mtp_winner a, mtp_winner b);
+int32_t mtp_winning_token(mtp_winner winner, const int32_t *token_ids);
 
 /* Rank the `n` best tokens for that position: the one that mtp_choose returns, then those that it
  * would return in turn were the ones before them not there. At temperature 0 these are the largest

@@ -1,7 +1,7 @@
-/* A choice as a race: each token starts at its logit / temperature and draws its noise; the best
- * scores win. */
-#ifndef MTPCORE_SAMPLER_RACE_H
-#define MTPCORE_SAMPLER_RACE_H
+/* The Gumbel-max trick: of all tokens the one with the largest logit / temperature + noise. Noise is
+ * drawn only where it could still win. */
+#ifndef MTPCORE_SAMPLER_GUMBEL_MAX_H
+#define MTPCORE_SAMPLER_GUMBEL_MAX_H
 
 #include <math.h>
 #include <stdint.h>
@@ -35,24 +35,24 @@ static inline uint64_t noise_bits(const mtp_noise *noise, int32_t id) {
     return (uint64_t)counter[1] << 32 | counter[0];
 }
 
-/* The race so far: the best scores, largest first; of equal ones the lowest row first. */
+/* The winners so far: the best scores, largest first; of equal ones the lowest row first. */
 typedef struct {
     const mtp_noise *noise;
     double inverse;    /* 1 / temperature */
     int64_t places, n; /* wanted, taken */
     double *scores;
     int32_t *rows;
-} race;
+} gumbel_max;
 
-static inline double score_to_reach(const race *state) {
+static inline double score_to_reach(const gumbel_max *state) {
     return state->n < state->places ? -INFINITY : state->scores[state->n - 1];
 }
 
-static inline int is_ahead(const race *state, double score, int32_t row, int64_t of) {
+static inline int is_ahead(const gumbel_max *state, double score, int32_t row, int64_t of) {
     return score > state->scores[of] || (score == state->scores[of] && row < state->rows[of]);
 }
 
-static inline void enter(race *state, double score, int32_t row) {
+static inline void enter(gumbel_max *state, double score, int32_t row) {
     if (state->n == state->places && !is_ahead(state, score, row, state->n - 1)) return;
     int64_t at = state->n < state->places ? state->n++ : state->n - 1;
     for (; at > 0 && is_ahead(state, score, row, at - 1); at--) {
@@ -63,15 +63,15 @@ static inline void enter(race *state, double score, int32_t row) {
     state->rows[at] = row;
 }
 
-/* Up to 64 tokens that run together. */
+/* Up to 64 tokens whose noise is drawn together. */
 typedef struct {
     float logits[MTP_CHUNK];
     uint32_t ids[MTP_CHUNK];
     int64_t n;
-} entrants;
+} candidates;
 
-/* Let them run: they are rows[0 .. n), or `first` and the following if rows is NULL. */
-static void run_entrants(race *state, entrants *all, const int32_t *rows, int64_t first) {
+/* Draw their noise and keep the best: they are rows[0 .. n), or `first` and the following if rows is NULL. */
+static void try_candidates(gumbel_max *state, candidates *all, const int32_t *rows, int64_t first) {
     uint32_t lower[MTP_CHUNK], upper[MTP_CHUNK];
     for (int64_t j = all->n; j < MTP_CHUNK; j++) {
         all->logits[j] = -INFINITY;
@@ -89,19 +89,19 @@ static void run_entrants(race *state, entrants *all, const int32_t *rows, int64_
     }
 }
 
-/* Let rows first .. first + n run, 64 at most, whose logits follow each other. */
-static void run_chunk(race *state, const float *logits, const int32_t *token_ids, int64_t first,
+/* The same for rows first .. first + n, 64 at most, whose logits follow each other. */
+static void try_chunk(gumbel_max *state, const float *logits, const int32_t *token_ids, int64_t first,
                       int64_t n) {
-    entrants all;
+    candidates all;
     all.n = n;
     memcpy(all.logits, logits, (size_t)n * sizeof(float));
     for (int64_t j = 0; j < n; j++)
         all.ids[j] = (uint32_t)(token_ids ? token_ids[first + j] : (int32_t)(first + j));
-    run_entrants(state, &all, NULL, first);
+    try_candidates(state, &all, NULL, first);
 }
 
-/* Whether none of 64 rows can get ahead, whatever noise they draw. */
-static inline int is_hopeless(const race *state, float largest) {
+/* Whether none of 64 rows can win, whatever noise they draw. */
+static inline int cannot_win(const gumbel_max *state, float largest) {
     return (double)largest * state->inverse + LARGEST_NOISE <= score_to_reach(state);
 }
 
