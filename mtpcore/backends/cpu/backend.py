@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
-from mtpcore._ext._matmul import check_environment
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
