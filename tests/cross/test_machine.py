@@ -74,7 +74,7 @@ class CrossMachine(RuleBasedStateMachine):
         ]
 
     def attempt(self, failure, act, *args, **choices):
-        """T14: act; where something raises in it return None, and all invariants hold as before."""
+        """Act; where something raises in it return None, and all invariants hold as before."""
         watchers = self.cross.llm.watchers
         self.backend.fail_at = failure if isinstance(failure, int) else None
         watchers += [raising] * (failure == "watcher")
