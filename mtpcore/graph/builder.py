@@ -101,8 +101,8 @@ class GraphBuilder:
         return self.resolve(name) is not None
 
     def _weight(self, name: str, node: str) -> Weight:
-        found = self.resolve(name)
-        if found is None:
+        weight = self.resolve(name)
+        if weight is None:
             wanted = self._expand(name)
             tie, stem = self._ties.get(wanted), wanted.split(".")[-2] if "." in wanted else wanted
             near = ", ".join([t for t in self.tensors if stem in t][:3])
@@ -115,7 +115,7 @@ class GraphBuilder:
                 if lent
                 else "convert the checkpoint again with this tensor kept",
             )
-        return found
+        return weight
 
     # Nodes
 
@@ -141,18 +141,20 @@ class GraphBuilder:
     ) -> tuple[Value, ...]:
         """Add a node of any operation in the table; the verbs below are shorter."""
         node = name or f"{op}_{len(self._nodes)}"
-        found = tuple(None if w is None else self._weight(w, node) for w in weights)
-        made = infer(
+        resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
+        signatures = infer(
             op,
             node,
             inputs,
-            [w.shape if w else None for w in found],
+            [w.shape if w else None for w in resolved],
             attrs,
-            [w.tensor for w in found if w],
+            [w.tensor for w in resolved if w],
         )
-        outputs = tuple(self._value(node, *one) for one in made)
+        outputs = tuple(self._value(node, *signature) for signature in signatures)
         self._nodes.append(
-            Node(op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), found, attrs)
+            Node(
+                op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), resolved, attrs
+            )
         )
         return outputs
 
@@ -277,7 +279,7 @@ class GraphBuilder:
         memory holds the keys alone.
         """
         latent = isinstance(v, int)
-        made = self.add(
+        attended = self.add(
             "attention",
             [q, k] if isinstance(v, int) else [q, k, v],
             [sinks] if sinks else [],
@@ -291,9 +293,9 @@ class GraphBuilder:
         if layer in self._memory:
             raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
         self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(made.shape[2]), window, latent
+            layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
         )
-        return made
+        return attended
 
     def route(
         self,
@@ -347,7 +349,7 @@ class GraphBuilder:
             self._taps[str(point)] = x
         return x
 
-    def finish(self, made: Outputs) -> Program:
+    def finish(self, results: Outputs) -> Program:
         """Check everything and return the program.
 
         Raises
@@ -364,16 +366,16 @@ class GraphBuilder:
                 wanted=", ".join(missing),
                 got=", ".join(self._offered) or "no taps",
             )
-        outputs = {name: value.id for name, value in (*made.rows.items(), *self._taps.items())}
-        if made.logits is not None:
-            if len(made.logits.shape) != 2 or made.logits.shape[0] != OUTPUTS:
+        outputs = {name: value.id for name, value in (*results.rows.items(), *self._taps.items())}
+        if results.logits is not None:
+            if len(results.logits.shape) != 2 or results.logits.shape[0] != OUTPUTS:
                 raise GraphError(
                     "logits are of output rows only",
                     where=self.name,
                     wanted=f"[{OUTPUTS}, n_vocab]",
-                    got=made.logits.shape,
+                    got=results.logits.shape,
                 )
-            outputs = {"logits": made.logits.id, **outputs}
+            outputs = {"logits": results.logits.id, **outputs}
         for name, i in outputs.items():
             if self._values[i].dtype != "f32":
                 raise GraphError(

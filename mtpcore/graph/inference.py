@@ -60,14 +60,14 @@ def infer(
                 got=f"{value.name}, {value.dtype}",
             )
     try:
-        made = rule.shape([value.shape for value in inputs], weights, attrs)
+        outputs = rule.shape([value.shape for value in inputs], weights, attrs)
         _check_ids(rule, inputs, weights)
     except Mismatch as error:
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
     n_rows = weights[0][0] if weights and weights[0] else 0
-    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in made)
+    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in outputs)
 
 
 def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
@@ -103,7 +103,7 @@ def check(program: Program) -> None:
         missing = [i for i in node.inputs if i not in known]
         if missing:
             raise GraphError("reads values that nothing made", where=node.name, got=missing)
-        made = infer(
+        inferred = infer(
             node.op,
             node.name,
             [program.values[i] for i in node.inputs],
@@ -112,10 +112,10 @@ def check(program: Program) -> None:
             [w.tensor for w in node.weights if w],
         )
         outputs = [program.values[i] for i in node.outputs]
-        found = tuple((value.shape, value.dtype, value.n_experts) for value in outputs)
-        if made != found:
+        declared = tuple((value.shape, value.dtype, value.n_experts) for value in outputs)
+        if inferred != declared:
             raise GraphError(
-                "shape differs from the rule's", where=node.name, wanted=made, got=found
+                "shape differs from the rule's", where=node.name, wanted=inferred, got=declared
             )
         known.update(node.outputs)
     lost = [name for name, i in program.outputs.items() if i not in known]

@@ -115,12 +115,12 @@ class Program(msgspec.Struct, frozen=True):
 
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""
-        found: dict[str, Weight] = {}
+        weights: dict[str, Weight] = {}
         for node in self.nodes:
             for weight in node.weights:
                 if weight is not None:
-                    found.setdefault(weight.tensor, weight)
-        return found
+                    weights.setdefault(weight.tensor, weight)
+        return weights
 
     def __str__(self) -> str:
         def show(value_id: int) -> str:
@@ -133,8 +133,8 @@ class Program(msgspec.Struct, frozen=True):
             arguments = [f"%{i}" for i in node.inputs]
             arguments += [w.tensor if w else "-" for w in node.weights]
             arguments += [f"{key}={_brief(value)}" for key, value in node.attrs.items()]
-            made = ", ".join(show(i) for i in node.outputs)
-            lines.append(f"  {made} = {node.op}({', '.join(arguments)})  # {node.name}")
+            results = ", ".join(show(i) for i in node.outputs)
+            lines.append(f"  {results} = {node.op}({', '.join(arguments)})  # {node.name}")
         lines += [f"  output {name} = %{i}" for name, i in self.outputs.items()]
         return "\n".join(lines)
 

@@ -30,9 +30,9 @@ def slice_output(program: Program, output: str, n: int, suffix: str) -> tuple[Pr
     while (node := made_by.get(shrunk[-1])) is not None and node.op in _EACH_ALONE:
         shrunk.append(node.inputs[0])
     readers = [
-        one.name
-        for one in program.nodes
-        if set(one.inputs) & set(shrunk) and not set(one.outputs) & set(shrunk)
+        reader.name
+        for reader in program.nodes
+        if set(reader.inputs) & set(shrunk) and not set(reader.outputs) & set(shrunk)
     ]
     others = [name for name, value in program.outputs.items() if value in shrunk and name != output]
     if node is None or node.op != "matmul" or readers or others:
@@ -48,7 +48,7 @@ def slice_output(program: Program, output: str, n: int, suffix: str) -> tuple[Pr
         msgspec.structs.replace(value, shape=(value.shape[0], n)) if value.id in shrunk else value
         for value in program.values
     ]
-    nodes = [_cut(one, n, suffix) if one is node else one for one in program.nodes]
+    nodes = [_cut(each, n, suffix) if each is node else each for each in program.nodes]
     return msgspec.structs.replace(program, values=tuple(values), nodes=tuple(nodes)), cut
 
 
