@@ -121,11 +121,11 @@ def yarn(
         )
     low = max(0.0, math.floor(pair_turning(beta_fast)))
     high = min(width - 1.0, math.ceil(pair_turning(beta_slow)))
-    made = []
+    scaled = []
     for i, frequency in enumerate(frequencies):
         slow = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
-        made.append(frequency * (1 - slow) + frequency / factor * slow)
-    return tuple(made), 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+        scaled.append(frequency * (1 - slow) + frequency / factor * slow)
+    return tuple(scaled), 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
 
 
 def section_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:
