@@ -99,17 +99,17 @@ class Lowering:
         """Return the same heads following each other, copied if need be."""
         if view.is_whole:
             return view
-        made = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [made]))
-        return made
+        copied = self._new(view.n_heads, view.width)
+        self.steps.append(Step("copy", axis, [view], [copied]))
+        return copied
 
     def _close(self, view: View, axis: int) -> View:
         """Return the same heads, of all rows, following each other, copied if need be."""
         if view.row_stride == view.n_heads * view.head_stride and view.is_whole:
             return view
-        made = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [made]))
-        return made
+        copied = self._new(view.n_heads, view.width)
+        self.steps.append(Step("copy", axis, [view], [copied]))
+        return copied
 
     def _flat(self, view: View, axis: int) -> View:
         """Return a row's heads as one."""
@@ -214,9 +214,9 @@ class Lowering:
         kind = matrix.activation
 
         def make() -> View:
-            made = self._new(matrix.shape[1])
-            self.steps.append(Step("prepare", axis, [view], [made], ints=[kind]))
-            return made
+            prepared = self._new(matrix.shape[1])
+            self.steps.append(Step("prepare", axis, [view], [prepared], ints=[kind]))
+            return prepared
 
         return self._once(("prepared", view, axis, kind), make)
 
@@ -264,8 +264,8 @@ class Lowering:
             x = self._close(x, axis)
 
         def sort() -> View:
-            made = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
-            lists = View(made, 1, 0, 0, 0, n_used)
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
+            lists = View(buffer, 1, 0, 0, 0, n_used)
             self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
             return lists
 
@@ -279,8 +279,8 @@ class Lowering:
         n_heads = weight.shape[0]
 
         def sort() -> View:
-            made = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
-            lists = View(made, 1, 0, 0, 0, n_heads)
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
+            lists = View(buffer, 1, 0, 0, 0, n_heads)
             self.steps.append(Step("sort_by_head", axis, [], [lists]))
             return lists
 
@@ -296,11 +296,13 @@ class Lowering:
 
         def prepare() -> View:
             width = _BYTES_PER_VALUE * n_used * x.width
-            made = View(self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1)
+            activations = View(
+                self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1
+            )
             ints = [n_matrices, kind, int(self._is_by_rank(node))]
             axis = self._axis(node.inputs[0])
-            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [made], ints=ints))
-            return made
+            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [activations], ints=ints))
+            return activations
 
         prepared = self._once(("by expert", x, lists, kind), prepare)
         self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
@@ -327,9 +329,9 @@ class Lowering:
             raise BackendError("rope turns rows of the batch", where=node.name)
 
         def make() -> View:
-            made = self._new(2 * n)
-            self.steps.append(Step("angles", 0, [], [made], numbers=numbers, axes=axes, ints=[n]))
-            return made
+            view = self._new(2 * n)
+            self.steps.append(Step("angles", 0, [], [view], numbers=numbers, axes=axes, ints=[n]))
+            return view
 
         angles = self._once(("angles", numbers.tobytes(), axes.tobytes()), make)
         ints = [n, int(attrs["style"] == "pairs")]

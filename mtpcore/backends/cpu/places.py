@@ -40,10 +40,10 @@ def find_places(program: Program) -> dict[int, Place]:
     n_readings: Counter[int] = Counter()
     for node in program.nodes:
         if node.op in _NAMES:
-            (made,), (source,) = node.outputs, node.inputs
-            array_of[made] = array_of[source]
+            (result,), (source,) = node.outputs, node.inputs
+            array_of[result] = array_of[source]
             if node.op not in _OF_ALL or source in is_part:
-                is_part.add(made)
+                is_part.add(result)
         else:
             n_readings.update(array_of[i] for i in node.inputs)
         if node.op in _CLOSE:

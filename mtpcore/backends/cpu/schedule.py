@@ -27,7 +27,7 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
         A step reads what no step makes, or what needs its own result: the lowering is wrong.
     """
     waits_for, readers = _dependences(steps, buffers)
-    ready = [i for i, found in enumerate(waits_for) if not found]
+    ready = [i for i, others in enumerate(waits_for) if not others]
     touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
     arranged: list[Step] = []
     while ready:

@@ -132,8 +132,8 @@ class Weights:
         key = ("cpu", form, weight.tensor, weight.retype)
         if key not in self._source.packed:
             self._source.packed[key] = make()
-        made: Made = self._source.packed[key]
-        return made
+        packed: Made = self._source.packed[key]
+        return packed
 
     def _stays(self, weight: Weight, retype: str | None) -> bool:
         """Say whether a matrix is read where it lies in the file."""
@@ -154,12 +154,12 @@ class Weights:
         """Return matrices to be filled: one, or those of a stack."""
         *stack, n_rows, n_cols = shape
         if self._shared is not None and not stack:
-            found = self._shared.take(kind, n_rows, n_cols)
-            if found is not None:
-                return [found]
+            shared = self._shared.take(kind, n_rows, n_cols)
+            if shared is not None:
+                return [shared]
         memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
-        made = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
-        return [matrix for matrix in made if matrix is not None]
+        matrices = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
+        return [matrix for matrix in matrices if matrix is not None]
 
     def _pack(self, weight: Weight, retype: str | None) -> list[PackedMatrix]:
         """Pack a tensor, in a type with kernels or in a given one."""

@@ -98,8 +98,8 @@ class CudaBackend:
         if key not in source.packed:
             tensor = source.tensors[weight.tensor]
             if len(weight.shape) == 2:
-                made = pack(tensor.raw(), tensor.type, *weight.shape)
-                codes, scales = self.device.upload(made.codes), self.device.upload(made.scales)
+                packed = pack(tensor.raw(), tensor.type, *weight.shape)
+                codes, scales = self.device.upload(packed.codes), self.device.upload(packed.scales)
                 source.packed[key] = DeviceMatrix(tensor.type, *weight.shape, codes, scales)
             else:
                 source.packed[key] = self.device.upload(tensor.array())
