@@ -89,25 +89,25 @@ def check_drafts(
     bound = read(bound, Finite, "a number of standard deviations", where="check_drafts")
     taps = subject.model.program(GraphType.LLM).taps
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}
-    made = subject.link(backend=backend, **options)
+    tested = subject.link(backend=backend, **options)
     wanted = subject.link(backend=DEFINITION, **options)
     tokens = subject.text(n_tokens, seed)
     rows: dict[str, list[F32]] = {tap: [] for tap in taps}
     n_drafts = 0
     for place, token in enumerate(tokens.tolist()):
-        outputs = [cross.llm.process(Batch.of([token], pos=place)) for cross in (made, wanted)]
+        outputs = [cross.llm.process(Batch.of([token], pos=place)) for cross in (tested, wanted)]
         for tap in rows:
             rows[tap].append(outputs[0].tap(tap))
         where = f"{subject}, after token {place}"
         for sampling in (Sampling.greedy(), SAMPLED):
-            found, right = (_draft(cross, k, sampling) for cross in (made, wanted))
-            assert found == right, f"{where}: drafts are {found}, by definition {right}"
-            n_drafts += len(found)
-            if scores is not None and found and not sampling.temperature:
-                pending = made.pending(0, sampling)
+            drafts, right = (_draft(cross, k, sampling) for cross in (tested, wanted))
+            assert drafts == right, f"{where}: drafts are {drafts}, by definition {right}"
+            n_drafts += len(drafts)
+            if scores is not None and drafts and not sampling.temperature:
+                pending = tested.pending(0, sampling)
                 text = np.array([*tokens[: place + 1], pending], np.int32)
                 given = {tap: np.concatenate(parts) for tap, parts in rows.items()}
-                _check_best(scores(text, given, found), found, bound, where)
+                _check_best(scores(text, given, drafts), drafts, bound, where)
     assert n_drafts, f"{subject}: nothing was drafted"
     return n_drafts
 
@@ -120,10 +120,10 @@ def _draft(cross: Cross, k: int, sampling: Sampling) -> list[int]:
 
 def _check_best(scores: ArrayLike, drafts: list[int], bound: float, where: str) -> None:
     """Raise AssertionError where a draft is not about the best of its row."""
-    found = np.asarray(scores, np.float64)
-    shape = f"{list(found.shape)} scores for {len(drafts)} drafts"
-    assert found.shape[:-1] == (len(drafts),), f"{where}: {shape}"
-    for i, (row, draft) in enumerate(zip(found, drafts, strict=True)):
+    rows = np.asarray(scores, np.float64)
+    shape = f"{list(rows.shape)} scores for {len(drafts)} drafts"
+    assert rows.shape[:-1] == (len(drafts),), f"{where}: {shape}"
+    for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
         assert draft < len(row), f"{where}: {shape}, of which one is token {draft}"
         best, spread = int(np.argmax(row)), float(np.std(row[np.isfinite(row)]))
         assert row[draft] >= row[best] - bound * spread, (

@@ -81,8 +81,8 @@ def machine_of(
             self.texts: dict[int, list[int]] = {}
 
         def make(self, interrupter: Interrupter) -> Cross:
-            made = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
-            return subject.link(N_CTX, drafter=drafter, before=interrupter, **made)
+            sizes = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
+            return subject.link(N_CTX, drafter=drafter, before=interrupter, **sizes)
 
         @rule(seq=st.integers(0, N_SEQ - 1), n=st.integers(1, 70), seed=st.integers(0, 99))
         def prefill(self, seq: int, n: int, seed: int) -> None:
@@ -133,7 +133,7 @@ def machine_of(
             sampling: Sampling,
             again: bool,
         ) -> None:
-            """Let a round raise (T14): nothing has changed, and the same round can be run."""
+            """Let a round raise: nothing has changed, and the same round can be run."""
             seqs = self.choose(data, sampling)
             wanted = dict.fromkeys(seqs, k)
             if fault == "proposer":
