@@ -4,8 +4,8 @@
 
 prints for each shape, type, context and number of tokens (rows) the milliseconds of a layer
 (median, least and most of several), the cost relative to one row, and multiply-adds and stored
-bytes per second. Each layer has a KV cache of its own, so that together they do not fit a processor cache;
-with ``--layers 1`` they do.
+bytes per second. Each layer has a KV cache of its own, so that together they do not fit a
+processor cache; with ``--layers 1`` they do.
 """
 
 from __future__ import annotations
