@@ -1,7 +1,7 @@
-"""The verbs with which trunks and heads are written.
+"""The builder with which the graphs of trunks and heads are written.
 
-Each verb checks shapes at once and names node, tensor and shapes where they do not fit. Weight
-names may hold ``{n}``, the head's block; ties decide which tensor a name means.
+Each method adds an operation and checks shapes at once; an error names node, tensor and shapes.
+Weight names may hold ``{n}``, the head's block; ties decide which tensor a name means.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class GraphBuilder:
     Parameters
     ----------
     tensors : mapping of str to TensorShape
-        The file's tensors; a verb that names another one fails.
+        The file's tensors; a method that names another one fails.
     ties : sequence of Tie
         Which names stand in for which.
     slots : mapping of str to int
@@ -139,7 +139,7 @@ class GraphBuilder:
         name: str | None = None,
         **attrs: Any,
     ) -> tuple[Value, ...]:
-        """Add a node of any operation in the table; the verbs below are shorter."""
+        """Add a node of any operation in the table; the methods below are shorter."""
         node = name or f"{op}_{len(self._nodes)}"
         resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
         signatures = infer(
@@ -221,15 +221,15 @@ class GraphBuilder:
         return self.add("slice", [x], name=name, start=start, stop=stop)[0]
 
     def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, H * D] as [T, H, D]."""
+        """Reshape rows into heads: [T, H * D] -> [T, H, D]."""
         return self.add("heads", [x], name=name, n_heads=n_heads)[0]
 
     def rows(self, x: Value, *, name: str | None = None) -> Value:
-        """See [T, H, D] as [T, H * D]."""
+        """Reshape heads into rows: [T, H, D] -> [T, H * D]."""
         return self.add("rows", [x], name=name)[0]
 
     def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, 1, D] as [T, H, D], every head the same."""
+        """Repeat one head for all: [T, 1, D] -> [T, H, D]."""
         return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
 
     def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
@@ -248,7 +248,7 @@ class GraphBuilder:
         factors: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Turn the first 2 * len(frequencies) dimensions of each head by its position."""
+        """Rotate the first 2 * len(frequencies) dimensions of each head by its position (RoPE)."""
         return self.add(
             "rope",
             [x, positions],
@@ -273,10 +273,10 @@ class GraphBuilder:
         sinks: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv].
+        """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
 
-        A number as ``v`` means that the first so many entries of each key are its value; then
-        memory holds the keys alone.
+        A number as ``v`` says how many of the first entries of each key are its value (a latent
+        cache); then the keys alone are stored.
         """
         latent = isinstance(v, int)
         attended = self.add(
@@ -338,11 +338,11 @@ class GraphBuilder:
         return self.add("mix", [x, shares], name=name)[0]
 
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
-        """Keep only the rows whose outputs were asked for."""
+        """Keep only the tokens whose outputs were asked for."""
         return self.add("outputs", [x], name=name)[0]
 
     def tap(self, tap: str, x: Value) -> Value:
-        """Offer a tap; it becomes an output where somebody asked for it."""
+        """Offer a tap; it becomes an output if it was asked for."""
         point = Tap.parse(tap)
         self._offered.append(str(point))
         if point in self._wanted_taps:
@@ -355,8 +355,8 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            A tap was asked for that the graph does not offer, an output is no rows of numbers, or
-            the grammar is broken.
+            The graph does not offer a tap that was asked for, an output is not float32 rows, or a
+            rule of the operations is broken.
         """
         missing = sorted(str(t) for t in self._wanted_taps if str(t) not in self._taps)
         if missing:

@@ -1,4 +1,4 @@
-"""The grammar at work: what a node makes, and whether a whole program keeps to it."""
+"""The rules of ``ops.py`` applied: shapes of a node's outputs, and checks of whole programs."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
 
 
 def check(program: Program) -> None:
-    """Verify a whole program against the grammar.
+    """Check a whole program against the rules of its operations.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def check(program: Program) -> None:
 
 
 def _check_input(name: str, value: Value) -> None:
-    """Refuse what is neither the batch's tokens nor positions, nor rows of numbers."""
+    """Refuse an input that is neither tokens, positions nor float32 rows."""
     dtype, n_axes = {"tokens": ("i32", 1), "positions": ("i32", 2)}.get(name, ("f32", 2))
     fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
     widths = value.shape[1:]

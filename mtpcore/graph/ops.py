@@ -1,6 +1,6 @@
-"""The grammar: every operation a graph may use, as data.
+"""Every operation that a graph may use, as data.
 
-One rule an operation: how many inputs and weights, which attributes, and how the output's shape
+Each has one rule: how many inputs and weights, which attributes, and how the output's shape
 follows. ``infer`` gives a node its shapes by it, ``check`` verifies whole programs, and a
 backend that implements this table can run any graph. Shapes are in NumPy order; ``T`` stands for
 rows (tokens or outputs).

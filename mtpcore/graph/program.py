@@ -21,7 +21,7 @@ Shape = tuple[Dim, ...]
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """An array that a node or an input makes; the first axis counts rows.
+    """An array: an input, or the output of a node; the first axis counts rows.
 
     ``dtype`` is ``f32`` or ``i32``. ``n_experts`` is, of the ids that a route makes, among how many
     experts they choose; 0 of everything else.
@@ -48,7 +48,7 @@ class Weight(msgspec.Struct, frozen=True, gc=False):
 
 
 class MemoryLayer(msgspec.Struct, frozen=True, gc=False):
-    """What one attention node keeps for each position: K and V rows of some heads.
+    """What one attention node stores for each token: keys and values of some heads.
 
     ``window`` > 0 means that positions older than that many (the query included) are never read.
     ``latent`` means that the first ``v_width`` entries of each K row are its V row, which is not

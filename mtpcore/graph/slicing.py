@@ -1,4 +1,4 @@
-"""Programs that make a part of an output: the product behind it reads some rows of its matrix."""
+"""Programs that compute a part of an output, with some rows of its matrix."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _EACH_ALONE = ("scale", "activation")
 def slice_output(program: Program, output: str, n: int, suffix: str) -> tuple[Program, list[str]]:
     """Return a program whose ``output`` has ``n`` entries a row, and the tensors cut for that.
 
-    The product that makes it reads tensors of these names with ``suffix`` appended, which are to
-    hold ``n`` of their rows. Nothing else changes.
+    Its matmul reads tensors of these names with ``suffix`` appended, which must hold ``n`` of
+    their rows. Nothing else changes.
 
     Raises
     ------
     GraphError
-        The output is made by something else than a product and operations on each entry, or is
-        read by the graph itself.
+        The output does not come from a matmul and operations on single entries, or the graph
+        itself reads it.
     """
     made_by = {value: node for node in program.nodes for value in node.outputs}
     shrunk = [program.outputs[output]]
