@@ -1,4 +1,4 @@
-"""Memory of a graph's layers in groups: those that see everything, and each sliding window."""
+"""Memory of a graph's layers in groups: one for full attention, one for each sliding window."""
 
 from __future__ import annotations
 

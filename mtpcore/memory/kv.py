@@ -1,4 +1,4 @@
-"""Append-only paged memory for keys and values."""
+"""The paged KV cache."""
 
 from __future__ import annotations
 
