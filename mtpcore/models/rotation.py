@@ -1,4 +1,4 @@
-"""How configurations describe the rotation of heads, and what files hold of it.
+"""How configurations describe RoPE, and what files hold of it.
 
 Plugins get these tables from ``mtpcore.plugin``; file names and metadata are llama.cpp's.
 """
@@ -156,8 +156,8 @@ FACTORED_ROPE_KEYS: Metadata = _rope_keys("llama3")
 def long_context_factors(config: Config) -> np.ndarray | None:
     """Return the divisors of rotary frequencies of Llama 3's scaling, None where it is not used.
 
-    float32[head_width / 2]: 1 for pairs that turn at least ``high_freq_factor`` times within the
-    original context, ``factor`` for those that turn less than ``low_freq_factor`` times, between
+    float32[head_width / 2]: 1 for pairs that rotate at least ``high_freq_factor`` times within the
+    original context, ``factor`` for those that rotate less than ``low_freq_factor`` times, between
     them the inverse mix of both.
     """
     if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
