@@ -1,4 +1,4 @@
-"""The draft loop in Python: what every backend's own loop must equal, token for token."""
+"""The draft loop in Python, which every backend's own loop equals token for token."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_draft(run: DraftRun, program: Program) -> None:
 
 
 def _check_rows(number: int, rows: Rows, going: list[int]) -> None:
-    """Raise BatchError where a pass has not the rows of these sequences and their drafts."""
+    """Raise BatchError where a pass lacks tokens of these sequences or their drafts."""
     where = f"pass {number}"
     if rows.parent is not None:
         raise BatchError("drafts are chains", where=where)
@@ -64,7 +64,7 @@ def _check_rows(number: int, rows: Rows, going: list[int]) -> None:
 
 
 def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts: bool) -> None:
-    """Raise BatchError where a program makes no drafts, or not what its slots are fed with."""
+    """Raise BatchError where a program has no logits, or no output that fits a recycled slot."""
     for slot, width in program.slots().items():
         source = recycle.get(slot)
         if source is None and not reads_drafts:

@@ -42,7 +42,7 @@ _PRODUCTS_PER_NS = 100.0  # of one thread, roughly
 
 
 class CpuBackend:
-    """Implements ``mtpcore.backends.base.Backend`` with kernels of our own.
+    """Implements ``mtpcore.backends.base.Backend`` with batch-invariant kernels.
 
     A row's bits depend on its own tokens, positions and memory only: not on the batch around it,
     the size of batches, the number of threads, page numbers or the instruction set.
@@ -151,7 +151,7 @@ class CpuPlan:
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name.
 
-        They are the only memory that a run asks for, so that what somebody holds stays as it is.
+        They are the only memory that a run allocates, so arrays that callers hold do not change.
 
         Raises
         ------

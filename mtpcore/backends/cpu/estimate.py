@@ -1,4 +1,4 @@
-"""Bytes that weights take once packed, found without packing them."""
+"""Bytes of packed weights, computed without packing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Program to steps: one method an operation."""
+"""From a Program to steps, with one method for each operation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Lowering:
         return View(buffer, n_heads, 0, n_heads * width, width, width)
 
     def _make(self, value_id: int) -> View:
-        """Return where a value is made: in its place of another one, or in a new buffer."""
+        """Return where a value is written: inside another one, or into a new buffer."""
         if value_id not in self._views:
             shape = [int(n) for n in self.program.values[value_id].shape[1:]]
             place = self._places.get(value_id)
@@ -96,7 +96,7 @@ class Lowering:
         return int(self.program.values[value_id].shape[0] == OUTPUTS)
 
     def _whole(self, view: View, axis: int) -> View:
-        """Return the same heads following each other, copied if need be."""
+        """Return the heads of each row contiguous, copied if need be."""
         if view.is_whole:
             return view
         copied = self._new(view.n_heads, view.width)
@@ -104,7 +104,7 @@ class Lowering:
         return copied
 
     def _close(self, view: View, axis: int) -> View:
-        """Return the same heads, of all rows, following each other, copied if need be."""
+        """Return the heads of all rows contiguous, copied if need be."""
         if view.row_stride == view.n_heads * view.head_stride and view.is_whole:
             return view
         copied = self._new(view.n_heads, view.width)
@@ -210,7 +210,7 @@ class Lowering:
         self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)])
 
     def _prepared(self, view: View, axis: int, matrix: PackedMatrix) -> View:
-        """Return a row's activations as the matrix wants them, made once for all that share it."""
+        """Return activations as the matrix takes them, computed once for all of its kind."""
         kind = matrix.activation
 
         def make() -> View:
@@ -374,7 +374,7 @@ class Lowering:
             self.steps.append(Step("merge", attention.axis, [shared], [out], **settings))
 
     def _shared_ranges(self, out: View) -> View:
-        """Return a buffer for the ranges of places that threads share out, of a few rows."""
+        """Return a buffer for attention's ranges of a few rows, which threads share."""
         width = _LANES + -(-out.width // _LANES) * _LANES
         n = min(self.n_batch, UNIT) * out.n_heads * self._n_ranges
         return View(self._buffer(lambda _: 4 * n * width), n, 0, 0, width, width)

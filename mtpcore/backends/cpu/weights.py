@@ -1,4 +1,4 @@
-"""Weights as the kernels read them, made once for a model and shared by its contexts."""
+"""Packed weights, made once for each model and shared by its contexts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
 
 
 def stays_mapped(stored: int, retype: str | None) -> bool:
-    """Say whether the kernels can read a matrix of this type where it lies in the file."""
+    """Say whether the kernels can read a matrix of this type from the mapped file."""
     return stored in _NATIVE and retype in (None, GGMLQuantizationType(stored).name)
 
 
@@ -136,7 +136,7 @@ class Weights:
         return packed
 
     def _stays(self, weight: Weight, retype: str | None) -> bool:
-        """Say whether a matrix is read where it lies in the file."""
+        """Say whether a matrix is read from the mapped file."""
         stored = self._source.tensors[weight.tensor].type
         return not self._source.repack and stays_mapped(stored, retype)
 

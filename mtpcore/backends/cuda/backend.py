@@ -1,4 +1,4 @@
-"""Programs lowered to launches; the door to CUDA, with the operations that have kernels so far."""
+"""The CUDA backend: programs lowered to kernel launches, for the operations that have kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over paged memory, and over the rows of a batch."""
+"""Attention over the paged KV cache, and over the tokens of a batch."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def attend(q: Array, keys: Array, values: Array, scale: float, sinks: Array | No
 def visible_places(
     rows: Rows, t: int, memory: PagedKV, mask: str, window: int
 ) -> NDArray[np.int64]:
-    """Return the places that row t sees, ascending.
+    """Return the places that token t attends to, ascending.
 
     ``causal``: all up to its own; with ``parent`` rows the places stored before this batch, its
     ancestors and itself. ``block``: all of its sequence, this batch's included. A window of w

@@ -1,4 +1,4 @@
-"""What an operation sees of the run it is part of, and how a row's formula becomes an operation."""
+"""A run as operations see it, and operations made of formulas for one row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of keys and values as NumPy arrays."""
+"""Pages of the KV cache as NumPy arrays."""
 
 from __future__ import annotations
 

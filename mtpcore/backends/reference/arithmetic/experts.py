@@ -1,4 +1,4 @@
-"""Routed experts: the choice, products with the matrices chosen, and their weighted sum."""
+"""Mixture of experts: routing, matmuls of the chosen experts, and their weighted sum."""
 
 from __future__ import annotations
 

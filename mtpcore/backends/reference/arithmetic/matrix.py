@@ -1,4 +1,4 @@
-"""Products with matrices."""
+"""Matmuls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored keys and values on their way into attention: products with keys, and values."""
+"""Keys and values of the KV cache as attention reads them."""
 
 from __future__ import annotations
 
