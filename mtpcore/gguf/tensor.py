@@ -106,7 +106,7 @@ class MappedFile:
             self.data.madvise(mmap.MADV_DONTNEED, first, begin + n_bytes - first)
 
     def close(self) -> None:
-        """Forget the map; the system unmaps it when the last array of it is gone."""
+        """Drop the map; the system unmaps it when the last array of it is gone."""
         self.data = None
 
 
@@ -160,7 +160,7 @@ class Tensor:
         )
 
     def release(self, begin: int = 0, end: int | None = None) -> None:
-        """Say that these rows are not needed soon, so that they do not count as memory in use."""
+        """Let the system reclaim the pages of these rows; they are read again when needed."""
         n = (self.n_rows if end is None else end) - begin
         self._file.release(self._begin + begin * self.row_bytes, n * self.row_bytes)
 
