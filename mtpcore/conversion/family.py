@@ -1,4 +1,4 @@
-"""Whose checkpoint a folder holds: the declarations of its trunk and of the heads behind it."""
+"""Which family a checkpoint belongs to: the declarations of its trunk and of its heads."""
 
 from __future__ import annotations
 

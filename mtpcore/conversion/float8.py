@@ -1,4 +1,4 @@
-"""Weights of eight bits with a scale for each block."""
+"""FP8 weights with a scale for each block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint become which of the file, before any is read."""
+"""The plan of a conversion: which tensors of a checkpoint become which tensors of the file."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
 
 
 def _trial(source: PublishedTensor, rename: Rename, config: Config) -> np.ndarray:
-    """Return what a change makes of a source: of integers, or of zeros that take no memory."""
+    """Apply a change to integers, or to zeros that take no memory, to learn shape and type."""
     zeros = np.broadcast_to(np.float32(0), source.shape)
     values = source.rows() if source.is_integer else zeros
     return apply_change(rename, values, config, source.name)

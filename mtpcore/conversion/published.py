@@ -1,4 +1,4 @@
-"""A folder as models are published: configuration and tensors, read as they are needed."""
+"""A published checkpoint: a folder with configuration and tensors, read as they are needed."""
 
 from __future__ import annotations
 
