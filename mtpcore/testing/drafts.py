@@ -1,4 +1,4 @@
-"""Conformance: drafts are those that the graphs say, and those that their author says."""
+"""Conformance: drafts are those of the reference backend, and those of the author's formula."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def check_drafts(
 ) -> int:
     """Compare drafts at every place of a text with the definition's and with an author's own.
 
-    Text never depends on drafts, so that a wrong head is only slow, and no comparison of texts
-    finds it. Here each draft, greedy and sampled, must be the one that the same graphs make on
-    ``mtpcore.backends.reference``; and each greedy one the best by the author's function.
+    Text never depends on drafts, so a wrong head is only slow, and no comparison of texts finds
+    it. Here each draft, greedy and sampled, must equal the draft of the same graphs on
+    ``mtpcore.backends.reference``, and each greedy one must have the best score by the author's
+    function.
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ def _draft(cross: Cross, k: int, sampling: Sampling) -> list[int]:
 
 
 def _check_best(scores: ArrayLike, drafts: list[int], bound: float, where: str) -> None:
-    """Raise AssertionError where a draft is not about the best of its row."""
+    """Raise AssertionError where a draft has not nearly the best score."""
     rows = np.asarray(scores, np.float64)
     shape = f"{list(rows.shape)} scores for {len(drafts)} drafts"
     assert rows.shape[:-1] == (len(drafts),), f"{where}: {shape}"

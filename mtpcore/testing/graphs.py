@@ -1,4 +1,4 @@
-"""Conformance: what a backend computes of a family's graphs is what they say."""
+"""Conformance: a backend computes what a family's graphs say."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _rows(
     lengths: list[int],
     rng: np.random.Generator,
 ) -> Rows:
-    """Return rows drawn at random for a program, behind those that sequences have."""
+    """Return random tokens for a program, which continue the sequences."""
     seq: list[int] = []
     place: list[int] = []
     for sequence, n in batch:

@@ -1,4 +1,4 @@
-"""Conformance: whatever was done, the state is that of a fresh context fed the accepted tokens.
+"""Conformance: a rejected draft leaves no trace; states equal those of fresh contexts.
 
 A rule machine for ``hypothesis``, which only tests install.
 """

@@ -1,4 +1,4 @@
-"""Samples of a grid in which every two values of two factors meet."""
+"""Samples of a grid that contain every pair of values of two factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance: a row's bits depend on its text alone, whatever it is computed beside."""
+"""Conformance: kernels are batch-invariant; a token's bits depend on its own text alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEED = 11
 
 
 class Company(msgspec.Struct, frozen=True):
-    """How a text reaches a context.
+    """How a text is batched.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Company(msgspec.Struct, frozen=True):
 
 
 def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> None:
-    """Compare every graph of the family in this company with itself row by row, bit by bit.
+    """Compare every graph of the family, batched so, with itself token by token, bit by bit.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
     random, are run; outputs and digests must be equal.
@@ -73,7 +73,7 @@ def _trace(subject: Subject, company: Company, kv_dtype: str) -> dict[str, bytes
 
 
 def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
-    """Yield a context like each role's, which nobody feeds but the caller."""
+    """Yield a context like each role's, without links."""
     for role, linked in cross.contexts.items():
         yield (
             role,

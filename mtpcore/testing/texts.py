@@ -98,7 +98,7 @@ def check_texts(
 
 
 def _compare(cross: Cross, subject: Subject, texts: Texts) -> Stats:
-    """Decode plainly and with this Cross; return what was drafted."""
+    """Decode without drafts and with this Cross; return the statistics."""
     plain = Cross(llm=subject.context(n_seq_max=texts.n_texts, n_batch=texts.n_batch))
     wanted, _ = decode(plain, subject, msgspec.structs.replace(texts, k=0))
     decoded, stats = decode(cross, subject, texts)
@@ -129,7 +129,7 @@ def cover_texts(n_tokens: int = 16) -> list[Texts]:
 
 
 def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = None) -> int:
-    """Let the rows that the drafter reads be no numbers from a place on, and compare the texts.
+    """Replace the hidden rows that the drafter reads by NaN from a place on, and compare the texts.
 
     The target's own logits stay as they are. Drafts end where the broken rows begin.
 
