@@ -103,8 +103,8 @@ def yarn(
     """Return frequencies and magnitude for a context ``factor`` times longer than trained.
 
     Pairs that rotate more than ``beta_fast`` times within the original context keep their
-    frequency, those with less than ``beta_slow`` rotations are divided by ``factor``, with a ramp between
-    (Peng et al., YaRN, 2023).
+    frequency, those with less than ``beta_slow`` rotations are divided by ``factor``, with a ramp
+    between (Peng et al., YaRN, 2023).
     """
     width = 2 * len(frequencies)
 
