@@ -36,7 +36,7 @@ BUG_CLASSES = {
     "an exception in the midst of a verification leaves half of it": [
         "cross/test_trees.py::test_whatever_raises_leaves_the_state_as_it_was",
         "decoding/test_ends.py::test_a_round_that_raises_can_be_stepped_again",
-        "decoding/test_ends.py::test_a_watcher_that_raises",
+        "decoding/test_ends.py::test_a_delivery_that_raises",
     ],
     "the noise is advanced by rejected tokens": [
         "decoding/test_speculation.py::test_texts_are_those_of_plain_decoding",
