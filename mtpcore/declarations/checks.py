@@ -47,10 +47,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         elif not spec.fit.architectures:
             raise PluginError("a trunk names its architectures", where="fit.architectures")
     except PluginError as error:
-        where = f"{spell(spec.name)}: {error.where}"
-        raise PluginError(
-            error.what, where=where, wanted=error.wanted, got=error.got, fix=error.fix
-        ) from None
+        raise error.at(spell(spec.name)) from None
 
 
 def check_struct(

@@ -246,14 +246,8 @@ def _ask(plugin: Plugin, module: Any) -> Plugin:
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
-        named = PluginError(
-            error.what,
-            where=f"plugin {plugin.name!r}: {error.where}".removesuffix(": "),
-            wanted=error.wanted,
-            got=error.got,
-            fix=error.fix or f"{SWITCH}= starts without other people's plugins",
-        )
-        return msgspec.structs.replace(plugin, error=named)
+        fix = f"{SWITCH}= starts without other people's plugins"
+        return msgspec.structs.replace(plugin, error=error.at(f"plugin {plugin.name!r}", fix=fix))
 
 
 def _looked_at(name: str, module: Any) -> dict[str, Any]:

@@ -106,13 +106,7 @@ class Links:
                 try:
                     self.connect(one)
                 except LinkError as error:
-                    raise LinkError(
-                        error.what,
-                        where=f"{owner}: {error.where}",
-                        wanted=error.wanted,
-                        got=error.got,
-                        fix=error.fix or _ANOTHER_TARGET,
-                    ) from None
+                    raise error.at(owner, fix=_ANOTHER_TARGET) from None
             box = self._inboxes[dst, feed.slot]
             have = sum(self._width(one) for one in self._joined[dst, feed.slot])
             if have != box.width:
