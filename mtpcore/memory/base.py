@@ -88,9 +88,6 @@ class Memory(Protocol):
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` hold the same rows as ``seq``."""
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-
     def digest(self, seq: int) -> bytes:
         """Return a hash of the stored rows in the order of their places."""
 
