@@ -25,6 +25,7 @@ from mtpcore.drafting.feeders import Feeders, find_feeders
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.graph import GraphType
 from mtpcore.links.links import Links
 from mtpcore.runtime.admission import check_rewind
 from mtpcore.runtime.batch import Batch
@@ -100,7 +101,7 @@ class Roles:
         for name, role in roles.items():  # their order is the order in which they are asked
             if isinstance(role, Context):
                 drafter = role.drafter
-                if name == "llm" or not drafter or role.graph_type.name != drafter.graph_type:
+                if name == "llm" or not drafter or role.graph_type is not GraphType.DRAFT:
                     continue
                 if n_heads(drafter) > 1:
                     self._add_heads(name, role)
@@ -120,8 +121,7 @@ class Roles:
         self.links.declare(name)
         inboxes = {role: self.links.inboxes(role) for role in feeding}
         feeders = Feeders(name, context.drafter, feeding, inboxes)
-        shape, tree = context.drafter.shape, context.drafter.tree
-        kind = TreeDrafter if shape == "tree" and tree else GraphDrafter
+        kind = TreeDrafter if context.drafter.shape == "tree" else GraphDrafter
         drafter = kind(name, context, feeders)
         context.before_digest = lambda seq: drafter.settle(seq, self._known(seq))
         for one in feeding.values():
@@ -341,13 +341,7 @@ class Roles:
         try:
             check_rewind(context, seq, n)
         except CapacityError as error:
-            raise CapacityError(
-                error.what,
-                where=f"role {name}, {error.where}",
-                wanted=error.wanted,
-                got=error.got,
-                fix=error.fix,
-            ) from None
+            raise error.at(f"role {name}") from None
 
     def _others(self) -> list[tuple[str, Context]]:
         """Return the roles that are neither the target nor drafters, by name."""

@@ -186,9 +186,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     requires : tuple of str
         Paths that the configuration must have besides; of several declarations that match the one
         that requires most is taken.
-    architecture : str
-        What the file says in ``general.architecture``; may be left out where the ``fit`` names
-        only one.
     tensors : tuple of Rename
     dropped : tuple of str
         Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
@@ -221,7 +218,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: frozenset[str]
     requires: tuple[str, ...] = ()
-    architecture: str = ""
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()
     made: tuple[tuple[str, Callable[[Config], Any]], ...] = ()

@@ -163,8 +163,6 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
     graphs = [*(s.graphs for s in found.models), *(s.graphs for s in found.drafters)]
     for name in [name for some in graphs for name, _ in some]:
         GraphType.register(name)
-    for spec in found.drafters:
-        GraphType.register(spec.graph_type)
     return found
 
 

@@ -92,8 +92,7 @@ class GraphBuilder:
         for candidate in tie.candidates if tie else (wanted,):
             tensor = self._expand(candidate)
             if tensor in self.tensors:
-                retype = tie.retype if tie and tensor != wanted else None
-                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape), retype)
+                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape))
         return None
 
     def has(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import numbers
-from mtpcore.declarations.spec import DrafterSpec, Link, Tap
+from mtpcore.declarations.spec import DrafterSpec, Link, Pairing, Tap
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.links.inbox import Inbox
 from mtpcore.runtime.context import Context
@@ -84,7 +84,7 @@ class Links:
         if key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
             self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
-            dst.sources[link.slot] = InboxSource(self._inboxes[key], link.pairing, "none")
+            dst.sources[link.slot] = InboxSource(self._inboxes[key], link.pairing)
 
     def declare(self, role: str) -> None:
         """Make the links that a drafter's declaration asks for.
@@ -117,9 +117,7 @@ class Links:
                     got=have,
                     fix=_ANOTHER_TARGET,
                 )
-            self._contexts[dst].sources[feed.slot] = InboxSource(
-                box, feed.pairing, feed.first, back
-            )
+            self._contexts[dst].sources[feed.slot] = InboxSource(box, feed.pairing, back)
 
     def _width(self, link: Link) -> int:
         return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
@@ -207,18 +205,14 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     """Return the role that a feed's ``src`` or ``graph`` means, for the drafter in ``role``."""
     if graph == "target":
         return "llm"
-    return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
+    return role if graph in ("", "draft") else f"{role}_{graph}"
 
 
 class InboxSource:
-    """Gives a slot its rows: from an inbox, shifted as the pairing says.
+    """Gives a slot its rows: from an inbox, shifted as the pairing says and ``back`` rows more."""
 
-    ``back`` is by how many rows more. Where ``first`` is "zeros", rows before the first are zero.
-    """
-
-    def __init__(self, box: Inbox, pairing: str, first: str, back: int = 0) -> None:
-        self._box, self._zeros = box, first == "zeros"
-        self._shift = int(pairing == "next-token") + back
+    def __init__(self, box: Inbox, pairing: Pairing, back: int = 0) -> None:
+        self._box, self._shift = box, int(pairing == "next-token") + back
 
     def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return float32[n, width] for sequences and places int32[n].
@@ -238,13 +232,7 @@ class InboxSource:
         return found
 
     def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
-        begin, end = begin - self._shift, end - self._shift
-        if begin >= 0 or not self._zeros:
-            return self._box.get(seq, begin, end)
-        made = np.zeros((end - begin, self._box.width), np.float32)
-        if end > 0:
-            made[-begin:] = self._box.get(seq, 0, end)
-        return made
+        return self._box.get(seq, begin - self._shift, end - self._shift)
 
     def sound_until(self, seq: int, places: range) -> int:
         """Return the first of these places whose row is not finite, or their end.
@@ -255,7 +243,5 @@ class InboxSource:
             A row is missing.
         """
         begin, end = places.start - self._shift, places.stop - self._shift
-        if self._zeros:
-            begin = max(begin, 0)
         found = self._box.sound_until(seq, begin, max(begin, end)) + self._shift
         return min(found, places.stop)

@@ -16,16 +16,13 @@ from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SyntheticAcceptance
 from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import (
-    Block,
     Checkpoint,
     DrafterSpec,
     Feed,
     Fit,
     Heads,
-    KVPolicy,
     ModelSpec,
     Tie,
-    VocabularyMap,
     hookimpl,
 )
 
@@ -329,18 +326,13 @@ INSIDE = (
     ("fit", Fit),
     ("feeds", Feed),
     ("ties", Tie),
-    ("kv", KVPolicy),
     ("heads", Heads),
-    ("block", Block),
     ("tree", Tree),
-    ("vocabulary", VocabularyMap),
     ("checkpoint", Checkpoint),
 )
 REQUIRED = {
     Feed: {"slot": "x"},
     Tie: {"tensor": "x", "candidates": ("x",)},
-    Block: {"size": 4, "mask_token": 1},
-    VocabularyMap: {"tensor": "x"},
     Fit: {"tensors": ("x",)},
     Tree: {"depth": 2, "width": 2, "n_nodes": 4},
     Checkpoint: {"heads": "x", "architectures": frozenset({"Toy"})},

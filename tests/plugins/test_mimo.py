@@ -162,7 +162,7 @@ def test_going_back_beyond_the_windows_is_refused_for_all_roles(models):
     cross.llm.process(Batch.of(text(), seq=0))
     cross.draft(0, 3)
     before = cross.digest(0)
-    with pytest.raises(CapacityError, match="role llm, sequence 0, place 60") as caught:
+    with pytest.raises(CapacityError, match="role llm: sequence 0, place 60") as caught:
         cross.rollback(0, 100)
     assert "process its tokens again" in caught.value.fix
     assert cross.digest(0) == before
