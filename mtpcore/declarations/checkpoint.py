@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.boundary.sizes import Depth
 from mtpcore.errors import ModelFileError
 
 __all__ = ["Checkpoint", "Config", "Key", "Rename", "Shards", "number"]
+
+
+Array = NDArray[np.generic]
+"""Values of a tensor, of any type."""
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -117,7 +123,7 @@ class Config:
             ) from None
 
 
-Change = Callable[..., Any]
+Change = Callable[..., Array | tuple[Array, ...]]
 """``change(values, config)``: the file's array from the checkpoint's (float32, or integers)."""
 
 
@@ -220,8 +226,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     requires: tuple[str, ...] = ()
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()
-    made: tuple[tuple[str, Callable[[Config], Any]], ...] = ()
-    metadata: tuple[tuple[str, str | Key | Callable[[Config], Any]], ...] = ()
+    made: tuple[tuple[str, Callable[[Config], Array | None]], ...] = ()
+    metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = ()
     heads: str = ""
     counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Checkpoint, Key
+from mtpcore.declarations.proposer import Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Fit",
     "Heads",
     "Link",
+    "ModelSizes",
     "ModelSpec",
     "Pairing",
     "Tap",
@@ -48,8 +50,25 @@ An entry is always counted by its token, p; some engines count the same pairs by
 position, which turns every RoPE by one more step and so changes no attention score.
 """
 
-Builder = Callable[..., Any]
-"""A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
+
+class ModelSizes(Protocol):
+    """Hyper-parameters as everybody but a family's own graphs sees them.
+
+    A trunk has ``n_layers``, a drafter in a file of its own ``target_width``, the width of the
+    target's taps. ``rotary_axes``, the axes of a position, are one where they are left out.
+    """
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+
+    @property
+    def width(self) -> int:
+        """Values in a row of the residual stream."""
+
+
+Builder = Callable[..., object]
+"""A function ``build(g, inputs, hparams)`` that returns a graph's Outputs."""
 
 
 _TAP = re.compile(r"([a-z_][a-z0-9_.]{0,99})(?::(\d{1,6}))?", re.ASCII)
@@ -229,7 +248,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     fit: Fit
-    hparams: Callable[..., Any]
+    hparams: Callable[..., ModelSizes]
     build: Builder
     graphs: tuple[tuple[str, Builder], ...] = ()
     feeds: tuple[Feed, ...] = ()
@@ -285,7 +304,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fit: Fit
     build: Builder | None = None
-    proposer: Callable[..., Any] | None = None
+    proposer: Callable[..., Proposer] | None = None
     shape: Literal["chain", "tree", "proposer"] = "chain"
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
@@ -296,7 +315,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     acceptance: tuple[float, float] = (0.0, 1.0)
     variant_of: str = ""
     graphs: tuple[tuple[str, Builder], ...] = ()
-    hparams: Callable[..., Any] | None = None
+    hparams: Callable[..., ModelSizes] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
     checkpoint: Checkpoint | None = None
@@ -304,7 +323,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str = ""
 
 
-def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: Any) -> DrafterSpec:
+def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object) -> DrafterSpec:
     """Return another way to use a drafter's weights, which is taken only where it is named.
 
     ``changes`` are fields of DrafterSpec. Checkpoints are converted, and counts of heads are

@@ -7,7 +7,7 @@ names may hold ``{n}``, the head's block; ties decide which tensor a name means.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
@@ -136,7 +136,7 @@ class GraphBuilder:
         weights: Sequence[str | None] = (),
         *,
         name: str | None = None,
-        **attrs: Any,
+        **attrs: object,
     ) -> tuple[Value, ...]:
         """Add a node of any operation in the table; the verbs below are shorter."""
         node = name or f"{op}_{len(self._nodes)}"

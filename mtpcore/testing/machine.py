@@ -6,7 +6,7 @@ A rule machine for ``hypothesis``, which only tests install.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ from mtpcore.errors import CapacityError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
-from mtpcore.testing.subject import Subject
+from mtpcore.testing.subject import ContextOptions, Subject
 
 __all__ = ["machine_of"]
 
@@ -64,7 +64,7 @@ class Interrupter(Proposer):
 
 
 def machine_of(
-    subject: Subject, drafter: DrafterSpec | None = None, **options: Any
+    subject: Subject, drafter: DrafterSpec | None = None, **options: Unpack[ContextOptions]
 ) -> type[RuleBasedStateMachine]:
     """Return a machine that prefills, drafts, verifies, accepts, takes back, forks and removes.
 
@@ -81,7 +81,7 @@ def machine_of(
             self.texts: dict[int, list[int]] = {}
 
         def make(self, interrupter: Interrupter) -> Cross:
-            made = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
+            made: ContextOptions = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
             return subject.link(N_CTX, drafter=drafter, before=interrupter, **made)
 
         @rule(seq=st.integers(0, N_SEQ - 1), n=st.integers(1, 70), seed=st.integers(0, 99))

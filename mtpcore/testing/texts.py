@@ -20,7 +20,7 @@ from mtpcore.testing.subject import Subject
 
 __all__ = ["Texts", "check_broken_rows", "check_texts", "cover_texts", "decode"]
 
-_KINDS = {
+_KINDS: dict[str, tuple[Any, ...]] = {
     "k": tuple(range(9)),
     "temperature": (0.0, 0.7, 1.5),
     "top_k": (0, 1, 20),
