@@ -101,7 +101,7 @@ class Roles:
         for name, role in roles.items():  # their order is the order in which they are asked
             if isinstance(role, Context):
                 drafter = role.drafter
-                if name == "llm" or not drafter or role.graph_type is not GraphType.DRAFT:
+                if name == "llm" or not drafter or role.graph_type != GraphType.DRAFT:
                     continue
                 if n_heads(drafter) > 1:
                     self._add_heads(name, role)

@@ -22,7 +22,6 @@ from mtpcore.declarations.checks import check_spec
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery import hookspecs
 from mtpcore.errors import PluginError, spell
-from mtpcore.graph.types import GraphType
 
 __all__ = ["Plugin", "Registry", "describe_plugins", "load_registry", "registry"]
 
@@ -160,9 +159,6 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
                     fix=_without(plugin.name),
                 )
             claims[claim] = plugin.name
-    graphs = [*(s.graphs for s in found.models), *(s.graphs for s in found.drafters)]
-    for name in [name for some in graphs for name, _ in some]:
-        GraphType.register(name)
     return found
 
 

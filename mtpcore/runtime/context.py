@@ -114,7 +114,7 @@ class Context:
         )
         self.model, self.graph_type = model, GraphType(graph_type)
         self.backend = select_backend(backend)
-        plain = drafter is None and self.graph_type is not GraphType.DRAFT
+        plain = drafter is None and self.graph_type != GraphType.DRAFT
         self.drafter = None if plain else model.find_drafter(drafter)
         self.head = read(head, int, "no such head", where="Context(head=...)", error=GraphError)
         self.logit_rows = None if logit_rows is None else integers(logit_rows, "logit_rows")

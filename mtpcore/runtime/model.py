@@ -255,7 +255,7 @@ class Model:
         kind, points = GraphType(graph_type), read_taps(taps)
         fitted: FittedDrafter | None = None
         spec: ModelSpec | DrafterSpec
-        if drafter is None and kind is not GraphType.DRAFT:
+        if drafter is None and kind != GraphType.DRAFT:
             spec = self._trunk()
         else:
             fitted = self._fitted[self.find_drafter(drafter).name]
@@ -289,13 +289,13 @@ class Model:
     ) -> Program:
         where = f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
         main = GraphType.DRAFT if isinstance(spec, DrafterSpec) else GraphType.LLM
-        build = spec.build if kind is main else dict(spec.graphs).get(kind.name)
+        build = spec.build if kind == main else dict(spec.graphs).get(kind.name)
         if build is None:
             known = ([main.name] if spec.build else []) + [name for name, _ in spec.graphs]
             raise GraphError(
                 "no graph of this type", where=where, wanted=", ".join(known), got=kind.name
             )
-        graph = "" if kind is main else kind.name
+        graph = "" if kind == main else kind.name
         g = self._builder(spec, fitted, head, taps, graph)
         try:
             outputs = build(g, g.inputs, fitted.hparams if fitted else self.hparams)

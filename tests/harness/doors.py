@@ -73,7 +73,7 @@ SOUND = {
     "Batch.tokens": lambda w: [1, 2, 3],
     "Batch.seq": lambda w: 0,
     "Tap.parse.text": lambda w: "layer_input:1",
-    "GraphType.register.name": lambda w: "fusion",
+    "GraphType.name": lambda w: "fusion",
     "Output.tap.name": lambda w: "hidden",
     "Context.graph_type": lambda w: "llm",
     "Context.taps": lambda w: ("hidden",),
