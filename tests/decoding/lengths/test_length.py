@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, Tree, link
 from mtpcore.cross import cross as crosses
-from mtpcore.decoding import Choice, SyntheticAcceptance, generator, rounds
+from mtpcore.decoding import Choice, SyntheticAcceptance, stopwatch
 from mtpcore.errors import BatchError
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
@@ -221,8 +221,7 @@ class TimedBackend(HashBackend):
 def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     """Through the whole round: what it is told is what the clock said, and it acts on it."""
     clock = Clock()
-    monkeypatch.setattr(generator, "perf_counter", clock)
-    monkeypatch.setattr(rounds, "perf_counter", clock)
+    monkeypatch.setattr(stopwatch, "perf_counter", clock)
     monkeypatch.setattr(crosses, "perf_counter", clock)
     cross = link(Context(HashModel(), 4096, backend=TimedBackend(clock, verify, step)))
     found = {}
