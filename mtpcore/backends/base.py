@@ -137,13 +137,13 @@ class WeightTensor(Protocol):
         """Return the values, float32[shape]."""
 
     def native(self, native_types: Collection[int]) -> tuple[int, NDArray[np.uint8]]:
-        """Return (type, uint8[*shape[:-1], row bytes]) in one of these types, F32 among them."""
+        """Return (type, uint8[*shape[:-1], row bytes]); F32 is among the ``native_types``."""
 
     def rows(self, begin: int, end: int) -> F32:
         """Return values of rows, float32[end - begin, shape[-1]]; all outer axes count rows."""
 
     def release(self, begin: int, end: int) -> None:
-        """Say that these rows are not read again soon."""
+        """Say that the rows from ``begin`` on and before ``end`` are not read again soon."""
 
     def stream(
         self,
@@ -151,7 +151,7 @@ class WeightTensor(Protocol):
         ranges: Iterable[tuple[int, int]],
         start: Callable[[int], Callable[[int, NDArray[np.uint8]], None]],
     ) -> None:
-        """Hand over ranges of rows in one of these types, F32 among them, and release them.
+        """Hand over ranges of rows in one of the ``native_types``, F32 among them; release them.
 
         ``start`` gets the type and returns what takes the first row and uint8[rows, row bytes];
         it may be called once more, with another type.
@@ -194,7 +194,7 @@ class Plan(Protocol):
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.
 
-        None runs that no sequence goes on to.
+        None runs that no sequence goes on to. What they write to ``memory`` the caller takes back.
         """
 
 
@@ -205,7 +205,7 @@ class Backend(Protocol):
     guarantee: str
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
-        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
+        """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
     def plan(
         self,
@@ -219,6 +219,7 @@ class Backend(Protocol):
     ) -> Plan:
         """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
 
-        ``stores`` hold the pages of the program's memory layers, one for each of the ``groups`` of
-        the memory that the plan will run with.
+        Weights come from ``source``; the plan computes with so many ``threads``. ``stores`` hold
+        the pages of the program's memory layers, one for each of the ``groups`` of the memory that
+        the plan will run with.
         """

@@ -96,7 +96,7 @@ class Config:
         return value
 
     def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
-        """Return the value at the first path that is there, else ``default``.
+        """Return the value at the first of ``paths`` that is there, else ``default``.
 
         Raises
         ------
@@ -236,7 +236,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:
-    """Return a source of metadata: the first path that is there, as a float.
+    """Return a source of metadata: the first of ``paths`` that is there, else ``default``.
+
+    It is a float, whatever the configuration holds.
 
     Configurations write 10000 as well as 10000.0; model files tell the two apart.
     """

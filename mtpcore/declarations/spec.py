@@ -87,7 +87,13 @@ class Tap(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str | Tap) -> Tap:
-        """Return the tap spelled by ``text``; raise PluginError where it is no spelling."""
+        """Return the tap spelled by ``text``.
+
+        Raises
+        ------
+        PluginError
+            It is no spelling.
+        """
         spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
         found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
         if not found:
@@ -326,8 +332,15 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
 def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object) -> DrafterSpec:
     """Return another way to use a drafter's weights, which is taken only where it is named.
 
-    ``changes`` are fields of DrafterSpec. Checkpoints are converted, and counts of heads are
-    compared with the metadata, for the drafter itself.
+    Checkpoints are converted, and counts of heads are compared with the metadata, for the drafter
+    itself.
+
+    Parameters
+    ----------
+    spec : DrafterSpec
+        The drafter.
+    name, evidence, **changes
+        Fields of the DrafterSpec that differ.
     """
     return msgspec.structs.replace(
         spec,

@@ -78,7 +78,7 @@ def on_layers(
 def optional(
     when: Callable[[Config], bool] | bool, *tables: tuple[Rename, ...]
 ) -> tuple[Rename, ...]:
-    """Return the renames of some tables, as ones whose source may be missing."""
+    """Return the renames of some tables with ``when`` as their ``optional``."""
     return tuple(msgspec.structs.replace(r, optional=when) for table in tables for r in table)
 
 

@@ -75,6 +75,8 @@ def check_texts(
 
     Parameters
     ----------
+    texts : Texts
+        How many, how long, and with which settings.
     drafter : DrafterSpec, optional
         A variant of the family's drafter, a tree for example.
     draft_vocabulary : DraftVocabulary, optional
@@ -137,6 +139,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     ----------
     place : int
         Of the first broken row in each sequence.
+    sampling : Sampling, optional
+        Of the texts.
 
     Returns
     -------
