@@ -122,6 +122,6 @@ def test_positions_have_the_axes_that_are_turned_by(models):
             step.axes = np.full_like(step.axes, 2)
     plan = CpuPlan(lowered, threads=1)
     context = mtpcore.Context(models["demo"], n_ctx=64)
-    context.plan = plan
+    context.runner._plan = plan
     with pytest.raises(mtpcore.BatchError, match="fewer axes than are turned by"):
         context.process(mtpcore.Batch.of([1]))

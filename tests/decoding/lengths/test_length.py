@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, Tree, link
-from mtpcore.cross import cross as crosses
+from mtpcore.cross import speculation
 from mtpcore.decoding import Choice, SyntheticAcceptance, stopwatch
 from mtpcore.errors import BatchError
 
@@ -222,7 +222,7 @@ def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     """Through the whole round: what it is told is what the clock said, and it acts on it."""
     clock = Clock()
     monkeypatch.setattr(stopwatch, "perf_counter", clock)
-    monkeypatch.setattr(crosses, "perf_counter", clock)
+    monkeypatch.setattr(speculation, "perf_counter", clock)
     cross = link(Context(HashModel(), 4096, backend=TimedBackend(clock, verify, step)))
     found = {}
     for draft in (0, 1, 3, 5, 8, "auto"):
