@@ -8,7 +8,7 @@ from typing import Literal
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect, offers
-from mtpcore.cross import Acceptance, Cross, DraftSampler
+from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import (
@@ -22,7 +22,7 @@ from mtpcore.decoding.rounds import RoundResult, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
-from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling, check_sampling
 
@@ -47,9 +47,6 @@ class Generator:
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
-    acceptance : callable, optional
-        For measurements: decides which drafts are accepted in place of the target, see
-        ``SyntheticAcceptance``. The text is then meaningless.
     lengths : LengthPolicy, optional
         What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
 
@@ -69,11 +66,8 @@ class Generator:
         draft: int | Literal["auto"] = 0,
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
-        acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
     ) -> None:
-        if acceptance is not None and not callable(acceptance):
-            raise BatchError("acceptance is a callable", got=spell(acceptance))
         if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
             raise BatchError(
                 "lengths are chosen by a LengthPolicy",
@@ -95,7 +89,6 @@ class Generator:
                 fix="make one: Generator(link(Context(model)))",
             )
         self.cross, self.guard = source, source.guard
-        self.acceptance = acceptance
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._requests: list[Request] = []  # those that are not done, in the order of add()
@@ -298,7 +291,7 @@ class Generator:
             return
         stats, watch = self.stats, Stopwatch()
         with self.cross.transaction(running, stats) as transaction:
-            ran = run_round(self.cross, running, self.lengths, self.acceptance, stats, watch)
+            ran = run_round(self.cross, running, self.lengths, stats, watch)
             transaction.commit(partial(self._publish, ran.progress))
         stats.commit_seconds += watch.lap()
         self._learn(ran, running, watch.total)

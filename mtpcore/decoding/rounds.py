@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Acceptance, Cross, Draft, Verdict
+from mtpcore.cross import Cross, Draft, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
@@ -41,7 +41,6 @@ def run_round(
     cross: Cross,
     running: Requests,
     lengths: LengthPolicy,
-    acceptance: Acceptance | None,
     stats: Stats,
     watch: Stopwatch,
 ) -> RoundResult:
@@ -64,7 +63,7 @@ def run_round(
     draft_seconds = watch.lap()
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
-    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, acceptance)
+    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on)
     pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
@@ -141,10 +140,10 @@ def _draft(
 ) -> dict[int, Draft]:
     drafts: dict[int, Draft] = {seq: [] for seq in asked}
     wanted = {seq: k for seq, k in asked.items() if k}
-    for p_min in {ready[seq].p_min for seq in wanted}:
-        mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
-        samplers = {seq: ready[seq].draft_sampler for seq in mine}
-        drafts |= cross.speculation.draft(mine, samplings, samplers, p_min)
+    if wanted:
+        samplers = {seq: ready[seq].draft_sampler for seq in wanted}
+        least = {seq: ready[seq].p_min for seq in wanted}
+        drafts |= cross.speculation.draft(wanted, samplings, samplers, least)
     return drafts
 
 

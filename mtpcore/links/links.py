@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read, read_below
-from mtpcore.boundary.arrays import numbers
+from mtpcore.boundary.arrays import RowsLike, numbers
 from mtpcore.declarations.spec import DrafterSpec, Link, Pairing, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
@@ -149,7 +148,7 @@ class Links:
         for box, seq, pos, parts in posts:
             box.put(seq, pos, *parts)
 
-    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
         found = numbers(rows, "fed rows")
         role = read(role, str, "a role is a name", wanted="a text")

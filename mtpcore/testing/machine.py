@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from numpy.typing import NDArray
 
 from mtpcore.cross import Cross
-from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import CapacityError
@@ -27,7 +26,7 @@ from mtpcore.testing.subject import ContextOptions, Subject
 __all__ = ["machine_of"]
 
 N_SEQ, N_CTX = 3, 160
-FAULTS = ("proposer", "delivery", "acceptance")
+FAULTS = ("proposer", "delivery")
 SAMPLINGS = (
     Sampling.greedy(),
     Sampling(temperature=0.8, top_k=40, seed=3),
@@ -51,10 +50,6 @@ class Interrupter(Proposer):
     def deliver(self, batch: Batch, output: Output) -> None:
         self.count()
 
-    def accept(self, number: int, token: int) -> bool:
-        self.count()
-        return True
-
     def count(self) -> None:
         """Raise when it is time."""
         if self.left is not None:
@@ -71,7 +66,7 @@ def machine_of(
 
     ``options`` go to the contexts; ``drafter`` is a variant of the family's. After any of these
     acts every role's digest must equal that of a new Cross which got the tokens in one batch; so
-    must it after a proposer, the delivery of a batch or a callback that accepts has raised.
+    must it after a proposer or the delivery of a batch has raised.
     """
 
     class Machine(RuleBasedStateMachine):
@@ -140,19 +135,9 @@ def machine_of(
             if fault == "proposer":
                 self.interrupt(after % len(seqs), lambda: self.cross.draft(wanted, None, sampling))
             drafts = self.cross.draft(wanted, sampling=sampling)
-            for seq in seqs:
-                if not len(drafts[seq]):
-                    drafts[seq] = [0]  # without a draft nobody is asked whether to accept it
             if fault == "delivery":
                 with intercept(self.cross.llm, self.interrupter.deliver):
                     self.interrupt(0, lambda: self.cross.verify(drafts, sampling))
-            if fault == "acceptance":
-                fewest = min(len(draft) for draft in drafts.values())
-                after = 0 if isinstance(drafts[min(seqs)], DraftTree) else after % fewest
-                accept = self.interrupter.accept
-                self.interrupt(
-                    after, lambda: self.cross.verify(drafts, sampling, acceptance=accept)
-                )
             if again:
                 self.finish(drafts, sampling, 0)
 

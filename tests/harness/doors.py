@@ -13,7 +13,7 @@ from harness.zoo import Hostile
 from mtpcore import Batch, Cross, Generator, Link, Sampling, Tree, link
 from mtpcore.backends.base import Choices
 from mtpcore.backends.select import select_backend
-from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.decoding import SimulatedAcceptance
 from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import (
     Checkpoint,
@@ -266,12 +266,12 @@ def cross_of(world, llm=None, draft=None):
     Cross(llm=world.spare if llm is None else llm, **({} if draft is None else {"draft": draft}))
 
 
-def synthetic(world, rates=(0.5,), never=(), seed=0):
-    SyntheticAcceptance(rates, never=never, seed=seed)(0, 1)
+def simulate(world, rates=(0.5,), seed=0, text=(1, 2)):
+    SimulatedAcceptance(rates, seed=seed).expect(text)
 
 
-def synthetic_length(world, length=1.5, n=2, longest=0):
-    SyntheticAcceptance.of_length(length, n, longest=longest)
+def simulate_length(world, length=1.5, n=2, longest=0):
+    SimulatedAcceptance.of_length(length, n, longest=longest)
 
 
 def backend(world, name="cpu"):
@@ -346,7 +346,7 @@ def declare_inside(home, name):
 
 COMPOSED = [
     *map(composed, (grow, connect, tap, choose, batch, bias, settle, length, cross_of)),
-    *map(composed, (synthetic, synthetic_length, backend, plugin, select_plugins, error)),
+    *map(composed, (simulate, simulate_length, backend, plugin, select_plugins, error)),
     composed(guess, (Hostile,)),
     *(declare_inside(home, one) for home, kind in INSIDE for one in kind.__struct_fields__),
     *(declare(kind, one) for kind in (ModelSpec, DrafterSpec) for one in kind.__struct_fields__),
