@@ -211,7 +211,7 @@ class RowBuffer(Protocol):
         """
 
     def read(self, begin: int, end: int) -> F32:
-        """Return a copy of rows [begin, end) for the slots of a plan of this backend."""
+        """Return float32[end - begin, width], a copy for the slots of a plan of this backend."""
 
     def not_finite(self, begin: int, end: int) -> list[int]:
         """Return which of rows [begin, end) hold NaN or infinity, ascending."""
@@ -227,7 +227,7 @@ class Backend(Protocol):
         """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
     def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
-        """Make room for rows that wait for a plan of this backend; their values are undefined."""
+        """Make room for rows [n_rows, width] that wait for a plan; their values are undefined."""
 
     def plan(
         self,

@@ -54,8 +54,8 @@ position, which turns every RoPE by one more step and so changes no attention sc
 class ModelSizes(Protocol):
     """Hyper-parameters as everybody but a family's own graphs sees them.
 
-    A trunk has ``n_layers``, a drafter in a file of its own ``target_width``, the width of the
-    target's taps. ``rotary_axes``, the axes of a position, are one where they are left out.
+    A drafter in a file of its own also has ``target_width``, the width of the target's taps.
+    ``rotary_axes``, the axes of a position, are one where they are left out.
     """
 
     @property
@@ -65,6 +65,10 @@ class ModelSizes(Protocol):
     @property
     def width(self) -> int:
         """Values in a row of the residual stream."""
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the trunk alone; a drafter in a file of its own may do without."""
 
 
 Builder = Callable[..., object]

@@ -15,7 +15,15 @@ import msgspec
 
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.declarations.checks import check_shape, check_struct
-from mtpcore.declarations.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap, read_taps
+from mtpcore.declarations.spec import (
+    TARGET,
+    DrafterSpec,
+    Feed,
+    ModelSizes,
+    ModelSpec,
+    Tap,
+    read_taps,
+)
 from mtpcore.errors import (
     GraphError,
     LinkError,
@@ -29,6 +37,7 @@ from mtpcore.gguf import (
     ModelFile,
     Tensor,
     Tokenizer,
+    Value,
     read_chat_template,
     read_tokenizer,
 )
@@ -65,6 +74,13 @@ def _asked_once(key: Any, where: str) -> Iterator[None]:
 class Model:
     """A model file that is open; ``load_model`` makes one. A context manager.
 
+    Parameters
+    ----------
+    file, spec, hparams, tensors, layout, absent
+        As the attributes say.
+    fitted : sequence of FittedDrafter
+        The drafters that the file holds, the most promising first.
+
     Attributes
     ----------
     spec : ModelSpec or None
@@ -87,7 +103,7 @@ class Model:
         self,
         file: ModelFile,
         spec: ModelSpec | None,
-        hparams: Any,
+        hparams: ModelSizes,
         fitted: Sequence[FittedDrafter] = (),
         *,
         tensors: Mapping[str, Tensor] | None = None,
@@ -123,7 +139,7 @@ class Model:
         return self._file.architecture
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Value]:
         """The files' metadata."""
         return MappingProxyType(self._file.metadata)
 
