@@ -158,8 +158,8 @@ class Generator:
         max_tokens: int,
         stop: Sequence[str],
         ignore_eos: bool,
-        draft_sampler: DraftSampler | None,
-        p_min: float | None,
+        draft_sampler: DraftSampler | None = None,
+        p_min: float | None = None,
     ) -> Request:
         llm = self.cross.llm
         request = Request(

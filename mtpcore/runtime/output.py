@@ -81,8 +81,7 @@ class Output:
         BatchError
             There is none, or it chose a token in place of them.
         """
-        logits, chosen = self._array("logits"), self.chosen
-        output = self._checked(output)
+        output, chosen = self._checked(output), self.chosen
         if chosen is not None and chosen[output] >= 0:
             raise BatchError(
                 "a token was chosen in place of logits",
@@ -90,6 +89,7 @@ class Output:
                 got=int(chosen[output]),
                 fix="give None as its sampler in choices=",
             )
+        logits = self._array("logits")
         if chosen is not None and len(logits) < len(chosen):  # those of the others alone
             output = int(np.count_nonzero(chosen[:output] < 0))
         row: F32 = logits[output]
