@@ -5,8 +5,8 @@ from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.length import controller_for, default_length
 from mtpcore.decoding.lengths.policy import Choice, LengthPolicy, Round
 from mtpcore.decoding.request import Request
+from mtpcore.decoding.simulated import SimulatedAcceptance
 from mtpcore.decoding.stats import Stats
-from mtpcore.decoding.synthetic import SyntheticAcceptance
 
 __all__ = [
     "Choice",
@@ -16,7 +16,7 @@ __all__ = [
     "Request",
     "Round",
     "Stats",
-    "SyntheticAcceptance",
+    "SimulatedAcceptance",
     "controller_for",
     "default_length",
 ]

@@ -55,6 +55,18 @@ class Request:
     before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
     ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
     ``resting`` one is left out of rounds.
+
+    Parameters
+    ----------
+    prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
+        As in ``Generator.add``, which makes requests.
+    tokenizer : Tokenizer or None
+        The model's.
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
     """
 
     def __init__(
@@ -175,18 +187,18 @@ class Request:
         )
 
     def finish(self, reason: FinishReason) -> Progress:
-        """Return the request's end without a further token; nothing of it changes."""
+        """Return the request's end for a ``reason``, without a token; nothing of it changes."""
         last = self.advance((), 0)
         flushed = "" if last.stream is None else last.stream.flush()
         return msgspec.structs.replace(last, text=last.text + flushed, reason=reason)
 
     def end(self, reason: FinishReason) -> None:
-        """Finish without a further token."""
+        """Finish for a ``reason``, without a further token."""
         if not self.done:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request; twice is once."""
+        """Be where a round brought the request, its ``progress``; twice is once."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
         self._text, self._cut, self._stream = progress.text, progress.cut, progress.stream

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -12,6 +11,7 @@ from mtpcore.decoding.lengths.policy import Choice
 
 __all__ = ["Stats"]
 
+SavedStats = tuple[tuple[object, ...], list[int], dict[int, int]]
 _KEPT = 100
 """Choices of lengths that are kept, the latest ones."""
 
@@ -56,12 +56,12 @@ class Stats(msgspec.Struct):
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     choices: list[Choice] = msgspec.field(default_factory=list)
 
-    def save(self) -> Any:
+    def save(self) -> SavedStats:
         """Return what ``restore`` needs; choices are noted behind a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
         return msgspec.structs.astuple(self), per_position, lengths
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: SavedStats) -> None:
         """Count what was counted then."""
         for name, value in zip(self.__struct_fields__, saved[0], strict=True):
             setattr(self, name, value)
