@@ -46,8 +46,13 @@ def draft(wanted, list passes):
         taken = samplers
         for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = True
+        one = passes[0][0]
+        for i in range(loop.n_passes):
+            loop.passes[i].run.interrupt = &one.interrupt
+        one.watch()
         with nogil:
             run_draft(&loop)
+        one.raise_interrupt()
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
         for sampler in taken:

@@ -275,7 +275,7 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
         mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
                     (n_tokens + 7) // 8, 0, w.n_cols, &prepared[0])
         mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
-                   end, scratch.data)
+                   end, scratch.data, NULL)
         mtp_round_as(before)
     return out
 

@@ -3,13 +3,18 @@
 from cpython.buffer cimport (
     PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
 from mtpcore._ext._sampling cimport Sampler, mtp_leader
+
+from threading import main_thread
 
 import numpy as np
 
@@ -82,8 +87,19 @@ cdef void run_draft(mtp_draft *draft) noexcept nogil:
     mtp_draft_run(draft)
 
 
+cdef int run_signal_handlers(void *executor) noexcept with gil:
+    """Let Python handle signals that came; return whether that raised, for the run to end."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<Executor> executor).raised = error
+        return 1
+    return 0
+
+
 cdef class Executor:
     def __cinit__(self):
+        memset(&self.interrupt, 0, sizeof(mtp_interrupt))
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
         memset(&self.choices, 0, sizeof(mtp_choices))
@@ -336,6 +352,7 @@ cdef class Executor:
         self.is_running = True
         try:
             self.take_rows(rows, pages)
+            self.run_state.interrupt = self.watch()
             for buffer, array in external:
                 self.run_state.buffers[<int> buffer] = data_of(array, False)
             if logits >= 0:
@@ -345,12 +362,37 @@ cdef class Executor:
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
                         mtp_plan_choose(&self.plan, &self.run_state, &self.choices, chosen)
+                    self.raise_interrupt()
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
                     mtp_plan_run(&self.plan, &self.run_state)
+                self.raise_interrupt()
         finally:
             self.is_running = False
+
+    cdef mtp_interrupt *watch(self) except NULL:
+        """Begin to watch for signals; of all threads Python lets the main one handle them."""
+        cdef bint is_main = PyThread_get_thread_ident() == <unsigned long> main_thread().ident
+        self.interrupt.is_wanted = NULL
+        if is_main:
+            self.interrupt.is_wanted = run_signal_handlers
+        self.interrupt.argument = <void *> self
+        mtp_interrupt_begin(&self.interrupt)
+        return &self.interrupt
+
+    cdef int raise_interrupt(self) except -1:
+        """Raise what a signal handler raised while the batch ran, which is then undone."""
+        if self.raised is None:
+            return 0
+        raised, self.raised = self.raised, None
+        raise raised
+
+    @property
+    def progress(self):
+        if not self.is_running:
+            return 0.0
+        return <double> self.interrupt.n_begun / <double> self.plan.n_ops
 
     def can_choose(self, int32_t logits):
         return mtp_plan_can_choose(&self.plan, logits)
