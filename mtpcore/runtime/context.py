@@ -68,7 +68,7 @@ class Context:
         Threads of the CPU; default: the processors this process may use, at most as many as its
         control groups pay for.
     backend : str or Backend
-        "cpu", "reference", "cuda" or a backend object.
+        "cpu", "reference" or a backend object.
     taps : sequence of str or Tap
         Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
     drafter : DrafterSpec or str, optional
