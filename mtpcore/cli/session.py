@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from mtpcore.cli.options import draft_vocabulary_of, model_path
-from mtpcore.cli.terminal import note, progress
+from mtpcore.cli.progress import progress
+from mtpcore.cli.terminal import note
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
@@ -106,8 +107,13 @@ def _note_least(option: str, of_what: str, asked: int, drafter: DrafterSpec) -> 
 
 def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:
     """Make a context for the target, with a progress bar while its weights are packed."""
-    n_weights = len(model.program().weights())
-    with progress("packing weights", n_weights, lambda: len(model.packed)):
+    sizes = {name: model.tensors[name].n_bytes for name in model.program().weights()}
+    total = sum(sizes.values()) if model.repack else 0
+
+    def count() -> tuple[int, int]:
+        return sum(sizes.get(tensor, 0) for _, _, tensor, _ in list(model.packed)), total
+
+    with progress("packing weights", count, "bytes"):
         return Context(
             model,
             n_ctx,
@@ -122,7 +128,13 @@ def finish(
     generator: Generator, request: Request, after_round: Callable[[], None] | None = None
 ) -> None:
     """Run a request to its end, with a progress bar while its prompt is read."""
-    with progress("reading the prompt", len(request.prompt), lambda: request.n_prefilled):
+    llm = generator.cross.llm
+
+    def count() -> tuple[float, int]:
+        running = min(llm.n_batch, len(request.prompt) - request.n_prefilled)
+        return request.n_prefilled + llm.plan.progress * running, len(request.prompt)
+
+    with progress("reading the prompt", count):
         while not request.done and request.n_prefilled < len(request.prompt):
             generator.step()
     while not request.done:

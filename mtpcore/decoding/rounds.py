@@ -74,6 +74,7 @@ def run_round(
         (running[seq], _read(cross, seq, running[seq], len(tokens), stats))
         for seq, tokens in prefill.items()
     ]
+    n_prompt = sum(map(len, prefill.values()))
     stats.passes += bool(verdicts)
     stats.draft_seconds += t2 - t1
     stats.length_seconds += t1 - t0
@@ -86,7 +87,7 @@ def run_round(
             stats.lengths[k] = stats.lengths.get(k, 0) + 1
     else:
         stats.prefill_seconds += t3 - t2
-    n_prompt = sum(map(len, prefill.values()))
+        stats.prefill_tokens += n_prompt
     return RoundResult(
         progress=progress,
         asked=asked,

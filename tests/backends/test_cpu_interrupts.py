@@ -67,6 +67,12 @@ def handling(number, handler):
         signal.signal(number, before)
 
 
+def run_and_wait(run):
+    """Give a signal that was sent too late time to come."""
+    run()
+    time.sleep(5)
+
+
 def interrupted(plan, run):
     """Interrupt a run; return which share of it was done when Python handled the signal."""
     seen = []
@@ -76,11 +82,13 @@ def interrupted(plan, run):
         raise KeyboardInterrupt
 
     for _ in range(TRIES):  # a busy machine may send too late
-        with handling(signal.SIGINT, handle), Sender(plan, signal.SIGINT) as sender:
-            with pytest.raises(KeyboardInterrupt):
-                run()
-                time.sleep(5)  # not reached: where it was sent too late it comes here
-        if 0 < seen[-1] and sender.sent_at < 0.3:
+        with (
+            handling(signal.SIGINT, handle),
+            Sender(plan, signal.SIGINT) as sender,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            run_and_wait(run)
+        if seen[-1] > 0 and sender.sent_at < 0.3:
             return seen[-1]
     pytest.fail("the signal came too late each time")
 
@@ -168,10 +176,12 @@ def test_what_a_handler_raises_comes_out(demo):
         raise Stop
 
     context = make(demo)
-    with handling(signal.SIGUSR1, handle), Sender(context.plan, signal.SIGUSR1):
-        with pytest.raises(Stop):
-            context.process(long_text())
-            time.sleep(5)
+    with (
+        handling(signal.SIGUSR1, handle),
+        Sender(context.plan, signal.SIGUSR1),
+        pytest.raises(Stop),
+    ):
+        run_and_wait(lambda: context.process(long_text()))
     assert context.length(0) == 0
 
 
@@ -183,11 +193,13 @@ def test_other_threads_run_to_their_end(demo):
         context.process(long_text())
         done.set()
 
-    with handling(signal.SIGINT, signal.default_int_handler):
-        thread = threading.Thread(target=work)
-        with Sender(context.plan, signal.SIGINT), pytest.raises(KeyboardInterrupt):
-            thread.start()
-            time.sleep(5)
+    thread = threading.Thread(target=work)
+    with (
+        handling(signal.SIGINT, signal.default_int_handler),
+        Sender(context.plan, signal.SIGINT),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        run_and_wait(thread.start)
     thread.join()
     assert done.is_set()
     fresh.process(long_text())

@@ -7,7 +7,19 @@ import pytest
 
 from mtpcore.discovery.loading import load_model
 
-PROMPT = ("-p", "def read_config(path):", "-t", "1", "-n", "40", "--draft", "3", "--json")
+PROMPT = (
+    "-p",
+    "def read_config(path):",
+    "--temp",
+    "0",
+    "-t",
+    "1",
+    "-n",
+    "40",
+    "--draft",
+    "3",
+    "--json",
+)
 
 
 @pytest.fixture
