@@ -158,7 +158,7 @@ def _tensors(
     tensors: Iterable[Tensor], role: Callable[[str], str | None]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the tensors, and their bytes by role and type; None where nobody knows them."""
-    listed = [
+    listed: list[dict[str, Any]] = [
         {
             "name": tensor.name,
             "shape": list(tensor.shape),
