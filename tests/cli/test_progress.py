@@ -6,10 +6,12 @@ import logging
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -123,22 +125,24 @@ sys.exit(main())
 """
 
 
-def run_on_terminal(*words):
-    """Run a command whose standard error is a terminal; return its code, output and error."""
+def start_on_terminal(*words):
+    """Start a command whose standard error is a terminal; return it, and where that is read."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=theirs
     )
     os.close(theirs)
+    return process, ours
+
+
+def read_all(terminal):
+    """Return what is written to a terminal until nobody is there."""
     seen = b""
-    try:
-        while part := os.read(ours, 4096):
+    with suppress(OSError):  # the other end has gone
+        while part := os.read(terminal, 4096):
             seen += part
-    except OSError:  # the other end has gone
-        pass
-    os.close(ours)
-    out = process.communicate(timeout=60)[0]
-    return process.returncode, out.decode(), seen.decode()
+    os.close(terminal)
+    return seen.decode(errors="replace")
 
 
 LONG = ("--prompt-tokens", ",".join(str(i % 1000) for i in range(6000)), "-n", "1", "--json")
@@ -147,8 +151,9 @@ LONG = ("--prompt-tokens", ",".join(str(i % 1000) for i in range(6000)), "-n", "
 @pytest.mark.parametrize("n_batch", [256, 6000])
 def test_a_long_prompt_has_a_bar(n_batch):
     """Also where it is read in one batch: the bar moves inside it."""
-    code, out, err = run_on_terminal("run", "demo", *LONG, "-t", "1", "-b", str(n_batch))
-    assert code == 0, err
+    process, said = start_on_terminal("run", "demo", *LONG, "-t", "1", "-b", str(n_batch))
+    err, out = read_all(said), process.communicate(timeout=60)[0]
+    assert process.returncode == 0, err
     assert len(json.loads(out)["tokens"]) == 1
     shown = [int(n) for n in re.findall(r"reading the prompt: .*?\| (\d+)/6000 tokens \[", err)]
     assert len([n for n in shown if 0 < n < 6000]) > 3
@@ -165,3 +170,22 @@ def test_a_long_prompt_has_lines_elsewhere():
         r"^mtpcore: reading the prompt: ([\d,]+) of 6,000 tokens, ", done.stderr, re.M
     )
     assert len(found) > 3
+
+
+def test_a_prompt_is_interrupted_in_the_middle_of_a_batch():
+    """The batch does not count as read, and there is a report all the same."""
+    words = ("run", "demo", *LONG, "-t", "1", "-b", "6000")
+    for _ in range(5):  # a busy machine may come too late
+        process, said = start_on_terminal(*words)
+        seen = b""
+        while not re.search(rb"\| [1-9]\d*/6000 tokens", seen):
+            seen += os.read(said, 4096)
+        process.send_signal(signal.SIGINT)
+        report = seen.decode(errors="replace") + read_all(said)
+        out = process.communicate(timeout=60)[0]
+        assert (process.returncode, "Traceback" in report) == (130, False), report
+        if "interrupted: read 0 of 6,000 prompt tokens" in report:
+            break
+    assert "interrupted: read 0 of 6,000 prompt tokens\r\nmtpcore: prompt 0 tokens; " in report
+    found = json.loads(out)
+    assert (found["finish_reason"], found["stats"]["prefill_tokens"]) == ("cancelled", 0)
