@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 
-cdef extern from "interrupt.h" nogil:
+cdef extern from "core/interrupt.h" nogil:
     ctypedef struct mtp_interrupt:
         int (*is_wanted)(void *argument) noexcept
         void *argument

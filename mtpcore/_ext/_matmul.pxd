@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 from mtpcore._ext._interrupt cimport mtp_interrupt
 
 
-cdef extern from "matmul.h" nogil:
+cdef extern from "matmul/matmul.h" nogil:
     ctypedef struct mtp_matrix:
         int32_t type, is_mapped
         int64_t n_rows

@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import Literal
 
-from mtpcore.acts.guards import Storey, act
+from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect, offers
 from mtpcore.cross import Acceptance, Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
@@ -101,7 +101,7 @@ class Generator:
             f"{len(self._requests) - running} waiting)"
         )
 
-    @act(Storey.GENERATOR)
+    @act
     def add(
         self,
         prompt: Sequence[int],
@@ -173,7 +173,7 @@ class Generator:
             )
         return request
 
-    @act(Storey.GENERATOR)
+    @act
     def queue(self, request: Request) -> None:
         """Let rounds work on a request."""
         self._queue(expect(request, Request, "queue() takes a request"))
@@ -190,7 +190,7 @@ class Generator:
         self.cross.journal.settle()
         return any(not (request.done or request.resting) for request in self._requests)
 
-    @act(Storey.GENERATOR)
+    @act
     def cancel(self, request: Request) -> None:
         """Stop a request; its sequence is free at once.
 
@@ -239,7 +239,7 @@ class Generator:
         )
         return Tokens(self, request)
 
-    @act(Storey.GENERATOR)
+    @act
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
@@ -281,7 +281,7 @@ class Generator:
             if request.done and request.seq is not None:
                 self._finished.append(request.seq)
                 if self.cross.owners.has(request, request.seq):
-                    self.cross.clear(request.seq)
+                    self.cross.speculation.remove(request.seq)
                     self.cross.owners.release(request.seq)
                 request.seq = None
         self._requests = [request for request in self._requests if not request.done]
@@ -299,12 +299,12 @@ class Generator:
                 pass_seconds=seconds - ran.draft_seconds - ran.choose_seconds,
                 choose_seconds=ran.choose_seconds,
             )
-            self.stats.note(self.guard.lend(self.lengths.observe, done))
+            self.stats.note(self.lengths.observe(done))
 
     def _forget_finished(self) -> None:
         """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
-            self.guard.lend(self.lengths.forget, self._finished[-1])
+            self.lengths.forget(self._finished[-1])
             self._finished.pop()
 
     def _admit(self) -> None:

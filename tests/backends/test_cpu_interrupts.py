@@ -13,6 +13,7 @@ from mtpcore import Batch, Context, Sampling, load_model
 from mtpcore._ext._plan import use_order
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.graph import GraphType
+from mtpcore.runtime.runner import run_drafts
 
 N_LONG = 8192
 TRIES = 5
@@ -33,18 +34,18 @@ def make(demo, **sizes):
 
 
 class Sender:
-    """Sends a signal to the process as soon as a plan has begun to run."""
+    """Sends a signal to the process as soon as a context has begun to run."""
 
-    def __init__(self, plan, number):
-        self._plan, self._number = plan, number
+    def __init__(self, context, number):
+        self._context, self._number = context, number
         self._over = threading.Event()
         self.sent_at = 1.0  # share of the batch that was done by then
 
     def send(self):
         while not self._over.is_set():
-            if self._plan.progress > 0:
+            if self._context.progress > 0:
                 os.kill(os.getpid(), self._number)
-                self.sent_at = self._plan.progress
+                self.sent_at = self._context.progress
                 return
             time.sleep(1e-3)
 
@@ -73,18 +74,18 @@ def run_and_wait(run):
     time.sleep(5)
 
 
-def interrupted(plan, run):
+def interrupted(context, run):
     """Interrupt a run; return which share of it was done when Python handled the signal."""
     seen = []
 
     def handle(number, frame):
-        seen.append(plan.progress)
+        seen.append(context.progress)
         raise KeyboardInterrupt
 
     for _ in range(TRIES):  # a busy machine may send too late
         with (
             handling(signal.SIGINT, handle),
-            Sender(plan, signal.SIGINT) as sender,
+            Sender(context, signal.SIGINT) as sender,
             pytest.raises(KeyboardInterrupt),
         ):
             run_and_wait(run)
@@ -99,8 +100,8 @@ def test_a_signal_ends_a_batch_before_its_end(demo, threads):
     for one in (context, fresh):
         one.process(SHORT)
     long = Batch.of(long_text().tokens[: N_LONG - 3], pos=3)
-    assert interrupted(context.plan, lambda: context.process(long)) < 0.7
-    assert context.plan.progress == 0
+    assert interrupted(context, lambda: context.process(long)) < 0.7
+    assert context.progress == 0
     assert context.length(0) == 3
     assert context.digest(0) == fresh.digest(0)
     outputs = [one.process(Batch.of([9, 8], pos=3)).logits for one in (context, fresh)]
@@ -112,7 +113,7 @@ def test_a_signal_ends_a_batch_before_its_end(demo, threads):
 def test_all_threads_leave_together_whichever_goes_first(demo, order):
     context = make(demo, threads=3)
     use_order(order)
-    assert interrupted(context.plan, lambda: context.process(long_text())) < 0.7
+    assert interrupted(context, lambda: context.process(long_text())) < 0.7
     assert len(context.process(SHORT).logits) == 1
 
 
@@ -127,14 +128,17 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
     batch = Batch(np.arange(n, dtype=np.int32) % 1000, slots={"hidden": rows})
     sampler = Sampler(Sampling.greedy(), Scratch(demo.hparams.n_vocab))
 
+    choices = {
+        "samplers": [sampler], "history": [batch.tokens], "n_prompt": [n], "p_min": [0.0],
+        "recycle": {"hidden": "hidden"},
+    }  # fmt: skip
+
     def draft(context):
-        return context.draft(
-            batch, [4], samplers=[sampler], history=[batch.tokens], n_prompt=[n], p_min=[0.0],
-            recycle={"hidden": "hidden"},
-        )  # fmt: skip
+        with context.journal.transaction((context.runner,)):
+            return run_drafts([(context.runner, batch)], [4], choices)
 
     one, fresh = contexts
-    assert interrupted(one.plan, lambda: draft(one)) < 0.9
+    assert interrupted(one, lambda: draft(one)) < 0.9
     assert one.length(0) == 0
     assert draft(one) == draft(fresh)
     assert one.digest(0) == fresh.digest(0)
@@ -142,10 +146,10 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
 
 def test_a_handler_that_raises_nothing_changes_no_bit(demo):
     context, fresh, seen = make(demo), make(demo), []
-    with handling(signal.SIGUSR1, lambda *_: seen.append(context.plan.progress)):
+    with handling(signal.SIGUSR1, lambda *_: seen.append(context.progress)):
         for _ in range(TRIES):
             context.remove(0)
-            with Sender(context.plan, signal.SIGUSR1):
+            with Sender(context, signal.SIGUSR1):
                 logits = context.process(long_text()).logits
             if 0 < seen[-1] < 1:
                 break
@@ -163,7 +167,7 @@ def test_a_handler_may_run_another_context(demo):
         other.remove(0)
         found.append(other.process(text).logits)
 
-    with handling(signal.SIGUSR1, handle), Sender(context.plan, signal.SIGUSR1):
+    with handling(signal.SIGUSR1, handle), Sender(context, signal.SIGUSR1):
         context.process(long_text())
     assert np.array_equal(found[0], make(demo).process(text).logits)
 
@@ -178,7 +182,7 @@ def test_what_a_handler_raises_comes_out(demo):
     context = make(demo)
     with (
         handling(signal.SIGUSR1, handle),
-        Sender(context.plan, signal.SIGUSR1),
+        Sender(context, signal.SIGUSR1),
         pytest.raises(Stop),
     ):
         run_and_wait(lambda: context.process(long_text()))
@@ -196,7 +200,7 @@ def test_other_threads_run_to_their_end(demo):
     thread = threading.Thread(target=work)
     with (
         handling(signal.SIGINT, signal.default_int_handler),
-        Sender(context.plan, signal.SIGINT),
+        Sender(context, signal.SIGINT),
         pytest.raises(KeyboardInterrupt),
     ):
         run_and_wait(thread.start)

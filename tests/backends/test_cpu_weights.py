@@ -103,6 +103,7 @@ open("/proc/self/clear_refs", "w").write("5")
 before = status("VmHWM")
 model = mtpcore.load_model(sys.argv[1])
 context = mtpcore.Context(model, 32, n_batch=32, threads=16)
+context.prepare()
 peak = status("VmHWM")
 packed = [made if type(made) is list else [made] for made in model.packed.values()]
 print(sum(one.nbytes for made in packed for one in made), peak - before)
@@ -328,7 +329,7 @@ def test_an_interrupt_ends_packing_before_the_next_window(monkeypatch):
     try:
         monkeypatch.setattr(mtpcore.gguf.Tensor, "release", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            mtpcore.Context(model, 64, threads=2)
+            mtpcore.Context(model, 64, threads=2).prepare()
     finally:
         signal.signal(signal.SIGINT, before)
         monkeypatch.setattr(mtpcore.gguf.Tensor, "release", release)

@@ -11,9 +11,9 @@ import sys
 import pytest
 
 import mtpcore
+from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.cli import run
 from mtpcore.decoding import Generator
-from mtpcore.runtime.context import Context
 
 PROMPT = ("-p", "def read_config(path):", "--temp", "0")
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.S)
@@ -422,15 +422,15 @@ def test_interruption_ends_with_the_report(command, glm, monkeypatch):
 
 def test_an_interrupted_prompt_is_reported_as_far_as_it_was_read(command, glm, monkeypatch):
     """A batch that a signal cuts off is taken back: it does not count."""
-    process, batches = Context.extend, []
+    process, batches = CpuPlan.run, []
 
-    def interrupt(self, batch, choices=None):
-        batches.append(len(batch))
+    def interrupt(self, rows, memory):
+        batches.append(len(rows.tokens))
         if len(batches) == 4:
             raise KeyboardInterrupt
-        return process(self, batch, choices)
+        return process(self, rows, memory)
 
-    monkeypatch.setattr(Context, "extend", interrupt)
+    monkeypatch.setattr(CpuPlan, "run", interrupt)
     code, out, err = command("run", glm, "--prompt-tokens", ",".join(["7"] * 50), "-b", 8, "--json")
     assert code == 130
     found = json.loads(out)
