@@ -183,6 +183,10 @@ class Plan(Protocol):
 
     program: Program
 
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 

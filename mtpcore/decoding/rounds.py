@@ -74,6 +74,7 @@ def run_round(
         (running[seq], _read(cross, seq, running[seq], len(tokens), stats))
         for seq, tokens in prefill.items()
     ]
+    n_prompt = sum(map(len, prefill.values()))
     stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
@@ -85,7 +86,7 @@ def run_round(
             stats.lengths[k] = stats.lengths.get(k, 0) + 1
     else:
         stats.prefill_seconds += pass_seconds
-    n_prompt = sum(map(len, prefill.values()))
+        stats.prefill_tokens += n_prompt
     return RoundResult(
         progress=progress,
         asked=asked,

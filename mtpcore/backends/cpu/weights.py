@@ -69,6 +69,7 @@ class Weights:
         self._shared: PackedMemory | None = None
         self._plain, self._converted = _Room(_WINDOW), _Room(_CONVERTED)
         self._workers = 1
+        self._is_over = False
 
     def matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in its own type, where that has kernels."""
@@ -116,10 +117,14 @@ class Weights:
             self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
         make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         self._workers = max(1, min(threads, len(wanted)))
-        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
+        try:
             for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
-        self._shared, self._workers = None, 1
+        finally:  # where a signal or an error ends it early, no worker packs on
+            self._is_over = True
+            pool.shutdown(cancel_futures=True)
+        self._shared, self._workers, self._is_over = None, 1, False
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -187,9 +192,14 @@ class Weights:
         ]
         matrices: list[PackedMatrix] = []
 
+        def fill(row: int, rows: NDArray[np.uint8]) -> None:
+            if self._is_over:
+                raise concurrent.futures.CancelledError
+            matrices[row // n_rows].fill(row % n_rows, rows)
+
         def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
             matrices[:] = self._empty(kind, weight.shape)
-            return lambda row, rows: matrices[row // n_rows].fill(row % n_rows, rows)
+            return fill
 
         tensor.stream(_kinds(form), ranges, start)
         return matrices

@@ -114,6 +114,8 @@ class CudaBackend:
 class CudaPlan:
     """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
 
+    progress = 0.0  # nobody counts
+
     def __init__(
         self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int
     ) -> None:

@@ -158,6 +158,8 @@ class ReferenceBackend:
 class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
 
+    progress = 0.0  # nobody counts
+
     def __init__(
         self,
         backend: ReferenceBackend,

@@ -106,7 +106,8 @@ void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int 
         }
         if (begin < end)
             mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
-                       op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread]);
+                       op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
+                       run->interrupt);
         prepared += mtp_whole_lines(mtp_activation_bytes(activation, n, op->matrices->n_cols));
         unit += units;
     }

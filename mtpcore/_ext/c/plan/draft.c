@@ -297,6 +297,8 @@ static void draft_as_task(void *argument, int thread, int n_threads)
         mtp_choices_begin(&pass->choices, thread);
         mtp_plan_walk(pass->plan, pass->run, pass->plan->pool, thread, n_threads);
         wait_for_all(pass, n_threads);
+        if (mtp_was_interrupted(pass->run->interrupt))
+            return;
         choose_all(self, pass, n_written, thread, n_threads);
         if (thread == 0)
             take_all(self, pass, n_threads);

@@ -61,7 +61,7 @@ typedef struct {
  * n_axes, and the rows of each pass. Returns its bytes; where memory is NULL that is all. */
 size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory);
 
-/* Draft until every sequence has ended; the drafts follow each history. */
+/* Draft until every sequence has ended, or the run is interrupted; the drafts follow each history. */
 void mtp_draft_run(mtp_draft *draft);
 
 #endif

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "core/exact.h"
+#include "core/interrupt.h"
 #include "matmul/matmul.h"
 #include "ops/operations.h"
 #include "core/pool.h"
@@ -107,6 +108,7 @@ typedef struct {
     void **buffers;
     mtp_memory *memory; /* by group */
     mtp_epilogue epilogue;
+    mtp_interrupt *interrupt; /* or NULL */
     /* Made by mtp_run_begin from the above: */
     int32_t *base;    /* [n] first place of the row's sequence in this batch */
     int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */
@@ -147,7 +149,7 @@ void mtp_run_begin(mtp_run *run);
 /* Bytes of scratch that a thread needs for an operation. */
 size_t mtp_scratch_bytes(const mtp_op *op);
 
-/* Run all operations; returns when every output is written. */
+/* Run all operations; returns when every output is written, or when the run was interrupted. */
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run);
 
 /* Start a region for a run: on all threads, or on the caller where there is little to do. */
