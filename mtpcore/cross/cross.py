@@ -15,7 +15,13 @@ from mtpcore.acts.guards import Storey, act
 from mtpcore.backends.base import Choices
 from mtpcore.boundary.arguments import Length, Probability, read, read_below
 from mtpcore.boundary.arrays import is_whole
-from mtpcore.cross.by_sequence import pairs_of, read_ids, read_unfinished, setting_of
+from mtpcore.cross.by_sequence import (
+    pairs_of,
+    read_ids,
+    read_processors,
+    read_unfinished,
+    setting_of,
+)
 from mtpcore.cross.roles import Roles
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.verification import RoundRows, tree_rows, walk
@@ -24,7 +30,7 @@ from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
-from mtpcore.sampling import Sampler, Sampling
+from mtpcore.sampling import LogitsProcessor, Sampler, Sampling
 
 __all__ = ["Acceptance", "Cross", "DraftSampler"]
 
@@ -136,7 +142,7 @@ class Cross(Roles):
             wanted[self.llm.check_seq(seq)] = n
         return wanted
 
-    def choose(self, seq: int, sampling: Sampling) -> int:
+    def choose(self, seq: int, sampling: Sampling, processor: LogitsProcessor | None = None) -> int:
         """Return the pending token, choosing it where the newest row has logits.
 
         Raises
@@ -146,7 +152,7 @@ class Cross(Roles):
         """
         token = self._states[seq].pending
         if token is None:
-            token = self._pending(seq, sampling)
+            token = self._pending(seq, sampling, processor)
         if token is None:
             raise BatchError(
                 "nothing to continue from",
@@ -220,6 +226,7 @@ class Cross(Roles):
         prefill: Mapping[int, Sequence[int]] | None = None,
         unfinished: Collection[int] = (),
         acceptance: Acceptance | None = None,
+        processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position, all sequences in one batch.
 
@@ -237,6 +244,9 @@ class Cross(Roles):
             them, and no logits are made.
         acceptance : callable, optional
             For measurements: decides in place of the target. The text is then meaningless.
+        processors : mapping of seq to callable, optional
+            Called with the tokens and the logits of each position that the target comes to, before
+            it chooses there; each may change the logits in place. See ``LogitsProcessor``.
 
         Returns
         -------
@@ -253,8 +263,9 @@ class Cross(Roles):
         drafts = read_ids(drafts, "drafts")
         given = read_ids({} if prefill is None else prefill, "prefill")
         unfinished = read_unfinished(unfinished, given)
+        watching = read_processors({} if processors is None else processors)
         with self.transaction({**drafts, **given}):
-            return self.judge(drafts, sampling, given, unfinished, acceptance)
+            return self.judge(drafts, sampling, given, unfinished, acceptance, watching)
 
     def judge(
         self,
@@ -263,6 +274,7 @@ class Cross(Roles):
         prefill: Mapping[int, Sequence[int]],
         unfinished: Collection[int],
         acceptance: Acceptance | None,
+        processors: Mapping[int, LogitsProcessor],
     ) -> dict[int, Verdict]:
         """Do what ``verify`` does, in an act that is under way."""
         prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
@@ -273,19 +285,27 @@ class Cross(Roles):
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.llm.memory:
                 self.llm.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self.choose(seq, setting_of(sampling, seq)), draft)
+            pending = self.choose(seq, setting_of(sampling, seq), processors.get(seq))
+            rows.add_draft(seq, state.n, pending, draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
             return {}
         batch = rows.batch()
         self._round = rows
-        output = self.llm.extend(batch, self._choices(rows, batch, sampling))
+        output = self.llm.extend(batch, self._choices(rows, batch, sampling, processors))
         self._round = None
         begin = perf_counter()
         verdicts = {
             seq: self._walk(
-                seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
+                seq,
+                batch,
+                span,
+                output,
+                drafts[seq],
+                setting_of(sampling, seq),
+                acceptance,
+                processors.get(seq),
             )
             for seq, span in rows.spans.items()
         }
@@ -299,16 +319,22 @@ class Cross(Roles):
             self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
-    def _choices(self, rows: RoundRows, batch: Batch, sampling: Samplings) -> Choices | None:
+    def _choices(
+        self,
+        rows: RoundRows,
+        batch: Batch,
+        sampling: Samplings,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> Choices | None:
         """Return who chooses while logits are made; None where all of these are needed.
 
-        Those of prompts are kept until somebody chooses.
+        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
             sampler = self._sampler(seq, setting_of(sampling, seq))
-            if sampler.is_race:
+            if sampler.is_race and seq not in processors:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
@@ -323,6 +349,7 @@ class Cross(Roles):
         draft: Draft,
         sampling: Sampling,
         acceptance: Acceptance | None,
+        processor: LogitsProcessor | None,
     ) -> Verdict:
         state, sampler = self._states[seq], self._sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
@@ -333,7 +360,7 @@ class Cross(Roles):
             token = output.chosen_at(begin + row)
             if token is not None:
                 return token
-            logits = output.logits_at(begin + row)
+            logits = self._process_logits(processor, tokens, output.logits_at(begin + row))
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
         return walk(draft, choose, history, acceptance and partial(self.guard.lend, acceptance))

@@ -30,7 +30,7 @@ from mtpcore.runtime.admission import check_rewind
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context, Watcher
 from mtpcore.runtime.output import Output
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
 
 __all__ = ["Roles"]
 
@@ -279,26 +279,51 @@ class Roles:
         return [int(t) for t in self._history(seq)]
 
     @act(Storey.CONTEXT)
-    def pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+    def pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
         """Return the token that was chosen and not yet processed.
 
         Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
-        (None: only look).
+        (None: only look). ``processor`` may change the logits before, see ``LogitsProcessor``.
         """
         self.journal.settle()
-        return self._pending(seq, sampling)
+        if processor is not None and not callable(processor):
+            raise BatchError("a logits processor is a callable", got=spell(processor))
+        return self._pending(seq, sampling, processor)
 
-    def _pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+    def _pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
         """Do what ``pending`` does, in an act that is under way."""
         state = self._state(seq)
         if sampling is not None:
             check_sampling(sampling)
         if state.pending is None and sampling is not None and state.last_logits is not None:
-            token = self._sampler(seq, sampling).choose(
-                state.last_logits, self._history(seq), state.n_prompt, state.n
-            )
+            tokens = self._history(seq)
+            logits = self._process_logits(processor, tokens, state.last_logits)
+            token = self._sampler(seq, sampling).choose(logits, tokens, state.n_prompt, state.n)
             state.set_pending(token)
         return state.pending
+
+    def _process_logits(
+        self,
+        processor: LogitsProcessor | None,
+        tokens: NDArray[np.int32],
+        logits: NDArray[np.float32],
+    ) -> NDArray[np.float32]:
+        """Return one row of logits as a processor leaves it; what it gets are copies."""
+        if processor is None:
+            return logits
+        changed = logits.copy()
+        self.guard.lend(processor, tokens.copy(), changed[:])  # of a view it may change the shape
+        return changed
 
     @act(Storey.CROSS)
     def rollback(self, seq: int, pos: int) -> None:
