@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from time import perf_counter
 from typing import Literal
 
 from mtpcore.acts.guards import Storey, act
-from mtpcore.boundary.arguments import expect, offers
+from mtpcore.boundary.arguments import Flag, expect, offers, read
 from mtpcore.cross import Acceptance, Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
@@ -24,7 +26,7 @@ from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.tokens import Tokens
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.runtime.context import Context
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
 
 __all__ = ["Generator"]
 
@@ -52,6 +54,9 @@ class Generator:
         ``SyntheticAcceptance``. The text is then meaningless.
     lengths : LengthPolicy, optional
         What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
+    prefix_caching : bool
+        Whether a finished request leaves its tokens in the KV cache, so that a later request whose
+        prompt begins with the same tokens processes only the others. The text is the same.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Generator:
         p_min: float = 0.0,
         acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
+        prefix_caching: bool = False,
     ) -> None:
         if acceptance is not None and not callable(acceptance):
             raise BatchError("acceptance is a callable", got=spell(acceptance))
@@ -89,6 +95,9 @@ class Generator:
             )
         self.cross, self.guard = source, source.guard
         self.acceptance = acceptance
+        self.prefix_caching: bool = read(
+            prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
+        )
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._requests: list[Request] = []  # those that are not done, in the order of add()
@@ -113,15 +122,42 @@ class Generator:
         ignore_eos: bool = False,
         draft_sampler: DraftSampler | None = None,
         p_min: float | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Request:
         """Queue a request; ``step`` works on it.
+
+        Parameters
+        ----------
+        prompt : sequence of int
+            Token ids, one or more.
+        sampling : Sampling, optional
+            How tokens are chosen; default: as the generator was made.
+        draft : int or "auto", optional
+            Longest draft; default: as the generator was made.
+        max_tokens : int
+            The budget.
+        stop : sequence of str
+            The text ends before any of these.
+        ignore_eos : bool
+            Whether the text goes on after an end-of-text token.
+        draft_sampler, p_min : optional
+            As the generator takes them; default: as it was made.
+        logprobs : int, optional
+            Note each token's log-probability and those of the n likeliest, in
+            ``Request.logprobs``; 0 notes the token's alone. Default: none.
+        logits_processor : callable, optional
+            Is called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab],
+            once for each token of the text, in order, and may change the logits in place: before
+            bias, penalties and cuts. Drafts do not change what it is called with. What it raises
+            comes out of ``step``, which undoes the round; the next round calls it again.
 
         Raises
         ------
         BatchError, CapacityError
             A prompt that cannot be processed, or that fills the context.
         """
-        request = self._request(
+        request = self.request(
             prompt,
             sampling=sampling,
             draft=draft,
@@ -130,22 +166,27 @@ class Generator:
             ignore_eos=ignore_eos,
             draft_sampler=draft_sampler,
             p_min=p_min,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
         )
         self._queue(request)
         return request
 
-    def _request(
+    def request(
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling | None,
-        draft: int | Literal["auto"] | None,
-        max_tokens: int,
-        stop: Sequence[str],
-        ignore_eos: bool,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
         draft_sampler: DraftSampler | None = None,
         p_min: float | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Request:
+        """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes."""
         llm = self.cross.llm
         request = Request(
             prompt,
@@ -156,6 +197,8 @@ class Generator:
             ignore_eos=ignore_eos,
             draft_sampler=self.draft_sampler if draft_sampler is None else draft_sampler,
             p_min=self.p_min if p_min is None else p_min,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
             tokenizer=llm.model.tokenizer,
         )
         n_vocab = llm.model.hparams.n_vocab
@@ -229,7 +272,7 @@ class Generator:
         Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
         Until then the request rests, and it gives way where another one needs its sequence.
         """
-        request = self._request(
+        request = self.request(
             prompt,
             max_tokens=max_tokens,
             stop=stop,
@@ -281,7 +324,8 @@ class Generator:
             if request.done and request.seq is not None:
                 self._finished.append(request.seq)
                 if self.cross.owners.has(request, request.seq):
-                    self.cross.clear(request.seq)
+                    if not self.prefix_caching:
+                        self.cross.clear(request.seq)
                     self.cross.owners.release(request.seq)
                 request.seq = None
         self._requests = [request for request in self._requests if not request.done]
@@ -315,14 +359,54 @@ class Generator:
         self._forget_finished()
         for request in list(self._requests):
             if request.seq is None and not request.resting:
-                request.seq = self.cross.owners.claim(request)
+                request.seq = self._find_sequence(request)
                 if request.seq is None:
                     resting = [one for one in self._requests if one.resting]
                     held = [one for one in resting if one.seq is not None]
                     if not held:
                         return
                     self._cancel(held[0])
-                    request.seq = self.cross.owners.claim(request)
+                    request.seq = self._find_sequence(request)
+
+    def _find_sequence(self, request: Request) -> int | None:
+        """Claim a sequence for a request; None: none is free.
+
+        Of those that are free it is the one with which the fewest tokens are processed, or
+        forgotten that a later prompt may begin with.
+        """
+        owners, lengths, prompt = self.cross.owners, self.cross.llm.lengths, request.prompt
+        seq = owners.find(request)  # where the call that claimed it was interrupted
+        if seq is None:
+            free = owners.free()
+            if not free:
+                return None
+            common = {one: self._count_common(one, prompt) for one in free}
+            seq = min(free, key=lambda one: lengths[one] - 2 * common[one])
+            owners.claim(seq, request)
+        request.begin_at(self._keep_prefix(seq, prompt))
+        return seq
+
+    def _count_common(self, seq: int, prompt: Sequence[int]) -> int:
+        """Return how many tokens a sequence and a prompt begin with alike."""
+        if not self.cross.llm.lengths[seq]:
+            return 0
+        pairs = zip(self.cross.tokens(seq), prompt, strict=False)
+        equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return sum(1 for _ in equal)
+
+    def _keep_prefix(self, seq: int, prompt: Sequence[int]) -> int:
+        """Forget what a sequence holds beyond a prompt's first tokens; return how many stay.
+
+        The prompt's last token is always processed: its logits are needed.
+        """
+        n = min(self._count_common(seq, prompt), len(prompt) - 1)
+        if n:
+            with suppress(CapacityError):  # a sliding window keeps too little
+                self.cross.rollback(seq, n)
+                return n
+        if self.cross.llm.lengths[seq]:
+            self.cross.remove(seq)
+        return 0
 
     def _check_waiting(self) -> None:
         """Raise CapacityError where requests wait that no round would ever bring further."""

@@ -27,11 +27,12 @@ class Stats(msgspec.Struct):
     which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted ids that
     were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
     not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
-    ``passes`` the target's runs after the prompts. ``prompts`` are those whose own run gave a text
-    its first token; one that is answered by an end-of-text token gave none. ``verify_seconds`` is
-    the target's runs, ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds``
-    what follows it, ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in
-    ``draft_seconds``.
+    ``passes`` the target's runs after the prompts. ``prompt_tokens`` are all tokens of the prompts;
+    ``cached_tokens`` of them were in the KV cache already and were not processed again. ``prompts``
+    are those whose own run gave a text its first token; one that is answered by an end-of-text
+    token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of
+    tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the choice of
+    draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
@@ -39,6 +40,7 @@ class Stats(msgspec.Struct):
 
     tokens: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     prompts: int = 0
     passes: int = 0
     verify_steps: int = 0

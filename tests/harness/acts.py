@@ -12,7 +12,7 @@ NOT_ACTS = {
         *("tokens", "transaction", "save", "restore"),
         *("propose", "judge", "settle", "clear", "choose"),
     },
-    Generator: {"generate"},  # it is made of add, step and cancel
+    Generator: {"request", "generate"},  # the latter is made of queue, step and cancel
 }
 """Public methods that only look, that are made of acts, or that are parts of one under way."""
 
@@ -53,9 +53,7 @@ class Room:
 
 
 def new_request(generator):
-    return generator._request(
-        [1, 2], sampling=None, draft=None, max_tokens=4, stop=(), ignore_eos=False
-    )
+    return generator.request([1, 2], max_tokens=4)
 
 
 CALLS = {
