@@ -218,13 +218,13 @@ class Generator:
 
     @act(Storey.GENERATOR)
     def queue(self, request: Request) -> None:
-        """Let rounds work on a request."""
+        """Let rounds work on a request; twice is once."""
         self._queue(expect(request, Request, "queue() takes a request"))
 
     def _queue(self, request: Request) -> None:
         if request.max_tokens == 0:
             request.end("length")
-        else:
+        elif not (request.done or request in self._requests):
             self._requests.append(request)
 
     @property
