@@ -2,6 +2,7 @@
 
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM
+from mtpcore.lm.opening import default_n_ctx
 from mtpcore.lm.streams import AsyncStream, Stream
 
-__all__ = ["LM", "AsyncStream", "Completion", "CompletionStats", "Piece", "Stream"]
+__all__ = ["LM", "AsyncStream", "Completion", "CompletionStats", "Piece", "Stream", "default_n_ctx"]

@@ -16,11 +16,9 @@ from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 
-__all__ = ["ModelSource", "open_cross", "open_draft_model", "open_model"]
+__all__ = ["default_n_ctx", "open_cross", "open_draft_model", "open_model"]
 
 log = logging.getLogger("mtpcore")
-
-ModelSource = str | PathLike[str] | Model
 _LONGEST = 4096
 """Places of a sequence by default: models may be trained on texts for which there is no memory."""
 
@@ -61,10 +59,9 @@ def open_cross(
         Drafts were asked for, and nothing can make them.
     """
     draft = read_draft(draft)
-    trained = getattr(model.hparams, "n_ctx_train", 0)
     llm = Context(
         model,
-        (min(trained, _LONGEST) or _LONGEST) if n_ctx is None else n_ctx,
+        default_n_ctx(model) if n_ctx is None else n_ctx,
         n_seq_max=n_seq_max,
         n_batch=n_batch,
         kv_dtype=kv_dtype,
@@ -90,6 +87,12 @@ def open_cross(
             "a file of its own, and plugins may bring others",
         )
     return cross
+
+
+def default_n_ctx(model: Model) -> int:
+    """Return how many tokens fit by default: what the model was trained on, at most 4096."""
+    trained = getattr(model.hparams, "n_ctx_train", 0)
+    return min(trained, _LONGEST) or _LONGEST
 
 
 def open_draft_model(path: str | PathLike[str]) -> Model | None:

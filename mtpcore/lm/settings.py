@@ -23,7 +23,9 @@ CALL_OPTIONS = (
     "logits_processor",
 )
 """The other options of a call, which somebody may have misspelt."""
-_FIX_OF_STREAM = "LM.stream() gives a text in pieces; a stream of noise is given in sampling=Sampling(stream=...)"
+_FIX_OF_STREAM = (
+    "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
+)
 
 
 class SamplingOptions(TypedDict, total=False):
