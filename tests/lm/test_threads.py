@@ -1,8 +1,10 @@
 """One LM in several threads and event loops: each text is that of a call alone."""
 
 import asyncio
+import gc
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -93,8 +95,9 @@ def test_the_event_loop_is_free_while_rounds_run(lm):
 @searching(20)
 @given(at=st.integers(0, 12), how=st.sampled_from(["cancel", "break", "aclose", "timeout"]))
 def test_cancelling_frees_the_sequence_and_changes_no_other_text(lm, wanted, at, how):
+    stream = lm.astream(PROMPTS[1], **(OPTIONS | {"max_tokens": 80}))
+
     async def read_some():
-        stream = lm.astream(PROMPTS[1], **OPTIONS)
         n = 0
         async for _ in stream:
             n += 1
@@ -104,24 +107,38 @@ def test_cancelling_frees_the_sequence_and_changes_no_other_text(lm, wanted, at,
                 if how == "aclose":
                     await stream.aclose()
                 await asyncio.sleep(0)
-        return n
 
     async def work():
         beside = asyncio.create_task(read(lm, PROMPTS[0]))
-        reader = asyncio.create_task(read_some())
         if how == "timeout":
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0):
                     await read_some()
-        if how == "cancel":
-            for _ in range(at):
-                await asyncio.sleep(0)
-            reader.cancel()
-        await asyncio.gather(reader, return_exceptions=True)
+        else:
+            reader = asyncio.create_task(read_some())
+            if how == "cancel":
+                for _ in range(at):
+                    await asyncio.sleep(0)
+                reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+        if how == "break":
+            await stream.aclose()
         return await beside
 
     assert asyncio.run(work()) == wanted[0]
+    lm._engine.executor.submit(int).result(60)  # a round may be running still
+    assert lm.generator.cross.owners.describe() == []
     assert lm.n_running == 0
+
+
+def test_letting_go_of_an_asynchronous_stream_ends_it(lm):
+    async def work():
+        async for _ in lm.astream(PROMPTS[1], **(OPTIONS | {"max_tokens": 80})):
+            break
+
+    asyncio.run(work())
+    gc.collect()
+    lm._engine.executor.submit(int).result(60)
     assert lm.generator.cross.owners.describe() == []
 
 
@@ -181,6 +198,7 @@ def test_a_fork_goes_on_by_itself(lm, wanted):
     asyncio.run(read(lm, PROMPTS[0]))
     child = os.fork()
     if not child:
+        signal.alarm(60)
         found = [lm.generate(PROMPTS[1], **OPTIONS).text, asyncio.run(read(lm, PROMPTS[2]))]
         os._exit(found != wanted[1:3])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -204,6 +222,7 @@ def test_a_fork_out_of_the_middle_of_a_round_says_so():
         inside.wait(60)
         child = os.fork()
         if not child:
+            signal.alarm(60)
             try:
                 lm.generate("b", **options)
             except MtpcoreError as error:
