@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu
 from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Program
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     backend.WORTH_SHARING = 0.0
-    print(f"{_matmul.isa()}, {options.threads} threads, {options.layers} layers")
+    print(f"{_cpu.isa()}, {options.threads} threads, {options.layers} layers")
     for name in options.shapes:
         shape = SHAPES[name]
         made = program(shape, options.layers)

@@ -12,73 +12,48 @@ from mtpcore.errors import BusyError
 cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident()
 
-cdef int FREE = 1 << 20  # above every storey
-cdef int LENT = 0  # below every storey
-
 
 cdef class Guard:
-    cdef int storey  # of the innermost act that is running
-    cdef unsigned long thread  # which runs it
-    cdef object kind, function  # of the outermost one, for messages
-
-    def __cinit__(self):
-        self.storey = FREE
-
-    def lend(self, function, *args):
-        cdef int before = self.storey
-        if before == FREE or self.thread != PyThread_get_thread_ident():
-            return function(*args)
-        self.storey = LENT
-        try:
-            return function(*args)
-        finally:
-            self.storey = before
+    cdef bint taken
+    cdef unsigned long thread  # which took it
+    cdef object kind, function  # the act that is running, for messages
 
 
-def perform(function, int storey, tuple args not None, dict kwargs not None):
+def perform(function, tuple args not None, dict kwargs not None):
+    cdef Guard guard
     if not args:
         return function(**kwargs)  # raises: it lacks its first argument
-    return run(<Guard?> args[0].guard, function, storey, args, kwargs)
-
-
-def perform_together(tuple guards not None, function, int storey, tuple args not None,
-                     dict kwargs not None):
-    return run_together(guards, 0, function, storey, args, kwargs)
-
-
-cdef int take(Guard guard, kind, function, int storey) except -1:
-    """Take a guard for an act; return the storey to leave it at."""
-    cdef unsigned long here = PyThread_get_thread_ident()
-    cdef int before = guard.storey
-    if storey >= before or (before != FREE and guard.thread != here):
-        raise busy(guard, kind, function, here)
-    guard.storey, guard.thread = storey, here
-    if before == FREE:
-        guard.kind, guard.function = kind, function
-    return before
-
-
-cdef object run(Guard guard, function, int storey, tuple args, dict kwargs):
-    cdef int before = take(guard, type(args[0]), function, storey)
+    guard = <Guard?> args[0].guard
+    take(guard, type(args[0]), function)
     try:
         return function(*args, **kwargs)
     finally:
-        guard.storey = before
+        guard.taken = False
 
 
-cdef object run_together(tuple guards, Py_ssize_t i, function, int storey, tuple args,
-                         dict kwargs):
+def perform_together(tuple guards not None, function, tuple args not None, dict kwargs not None):
+    return run_together(guards, 0, function, args, kwargs)
+
+
+cdef int take(Guard guard, kind, function) except -1:
+    if guard.taken:
+        raise busy(guard, kind, function, PyThread_get_thread_ident())
+    guard.taken, guard.thread = True, PyThread_get_thread_ident()
+    guard.kind, guard.function = kind, function
+    return 0
+
+
+cdef object run_together(tuple guards, Py_ssize_t i, function, tuple args, dict kwargs):
     """Take the guards from the i-th on, one in the other."""
     cdef Guard guard
-    cdef int before
     if i == len(guards):
         return function(*args, **kwargs)
     guard = <Guard?> guards[i]
-    before = take(guard, type(args[0]), function, storey)
+    take(guard, type(args[0]), function)
     try:
-        return run_together(guards, i + 1, function, storey, args, kwargs)
+        return run_together(guards, i + 1, function, args, kwargs)
     finally:
-        guard.storey = before
+        guard.taken = False
 
 
 cdef object busy(Guard guard, kind, function, unsigned long here):

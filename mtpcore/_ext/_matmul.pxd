@@ -2,7 +2,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t
 
 
-cdef extern from "matmul.h" nogil:
+cdef extern from "matmul/matmul.h" nogil:
     ctypedef struct mtp_matrix:
         int32_t type, is_mapped
         int64_t n_rows

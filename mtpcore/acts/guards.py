@@ -3,66 +3,38 @@
 Contexts of one model may run in several threads at once. On a context, or on a Cross with all of
 its contexts and generators, one act runs at a time: they share a guard, and another act, of
 another thread or of the same one (a callback, a signal handler, a ``__del__``), is refused before
-it changes anything. An act may be made of others as long as these stand on lower storeys.
+it changes anything. What an act is made of are the verbs of a ``GraphRunner`` or a ``Speculation``,
+which are no acts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from mtpcore._ext._guard import Guard, perform, perform_together
 
-__all__ = ["Guard", "Storey", "act", "act_of_all", "perform_together"]
+__all__ = ["Guard", "act", "act_of_all"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Storey(IntEnum):
-    """What an act is made of: of acts of lower storeys, or of none.
-
-    Attributes
-    ----------
-    ROWS
-        Forgets or copies rows of one context.
-    PASS
-        Runs rows through a context; where they are delivered, others may forget some.
-    CONTEXT
-        What a caller does with one context, or with one sequence's pending token.
-    CROSS
-        Touches all roles.
-    GENERATOR
-        A round and all else that is made of several acts of a Cross.
-    """
-
-    ROWS = 1
-    PASS = 2
-    CONTEXT = 3
-    CROSS = 4
-    GENERATOR = 5
-
-
-def act(storey: Storey) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a function run under the guard of its first argument, its attribute ``guard``.
+def act(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a method run under the guard of its object, the attribute ``guard``.
 
     Raises
     ------
     BusyError
-        By the function: another act is running that it is no part of.
+        By the method: an act is running.
     """
-    number = int(storey)
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        @wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            return perform(function, number, args, kwargs)
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        return perform(function, args, kwargs)
 
-        return guarded
-
-    return decorate
+    return guarded
 
 
 def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:
@@ -78,6 +50,6 @@ def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         found: list[Any] = [getattr(one, "guard", None) for one in kwargs.values()]
         guards = tuple(dict.fromkeys(one for one in found if isinstance(one, Guard)))
-        perform_together(guards, initialise, Storey.CROSS, args, kwargs)
+        perform_together(guards, initialise, args, kwargs)
 
     return guarded

@@ -24,6 +24,7 @@ __all__ = [
     "DraftPass",
     "DraftRun",
     "Plan",
+    "RowBuffer",
     "Rows",
     "Store",
     "WeightSource",
@@ -198,6 +199,24 @@ class Plan(Protocol):
         """
 
 
+class RowBuffer(Protocol):
+    """Rows of one width that wait between two graphs, where the reader's backend keeps them."""
+
+    def __len__(self) -> int: ...
+
+    def write(self, at: int, parts: Sequence[F32]) -> None:
+        """Store rows from row ``at`` on; of several parts, float32[n, *], each fills its columns.
+
+        Parts are outputs of a plan, of this backend or another one, or arrays of a caller.
+        """
+
+    def read(self, begin: int, end: int) -> F32:
+        """Return a copy of rows [begin, end) for the slots of a plan of this backend."""
+
+    def not_finite(self, begin: int, end: int) -> list[int]:
+        """Return which of rows [begin, end) hold NaN or infinity, ascending."""
+
+
 class Backend(Protocol):
     """Lowers programs; one object for each kind of device."""
 
@@ -206,6 +225,9 @@ class Backend(Protocol):
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
+
+    def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
+        """Make room for rows that wait for a plan of this backend; their values are undefined."""
 
     def plan(
         self,

@@ -10,13 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpcore._ext._matmul import (
-    available_fetches,
-    available_isas,
-    check_environment,
-    fetch,
-    isa,
-)
+from mtpcore._ext._cpu import available_fetches, available_isas, check_environment, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.drafting.heads import n_heads

@@ -1,8 +1,9 @@
 """Contexts in roles, the links between them, and what a round needs of them."""
 
-from mtpcore.cross.cross import Acceptance, Cross, DraftSampler
+from mtpcore.cross.cross import Cross
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
+from mtpcore.cross.speculation import Acceptance, DraftSampler
 from mtpcore.cross.verification import draft_batch
 from mtpcore.declarations.draft_tree import Draft
 

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
-from time import perf_counter
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mtpcore.acts.guards import Storey, act
-from mtpcore.backends.base import Choices
+from mtpcore.acts.guards import Guard, act, act_of_all
+from mtpcore.acts.journal import Journal, Saved, Transaction
 from mtpcore.boundary.arguments import Length, Probability, read, read_below
-from mtpcore.boundary.arrays import is_whole
-from mtpcore.cross.by_sequence import (
-    pairs_of,
-    read_ids,
-    read_processors,
-    read_unfinished,
-    setting_of,
-)
-from mtpcore.cross.roles import Roles
+from mtpcore.cross.assembly import make_drafters
+from mtpcore.cross.by_sequence import pairs_of, read_ids, read_processors, read_unfinished
+from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.verification import RoundRows, tree_rows, walk
-from mtpcore.declarations.draft_tree import Draft, DraftTree
-from mtpcore.drafting.drafters import DraftJob
+from mtpcore.cross.speculation import Acceptance, DraftSampler, Samplings, Speculation
+from mtpcore.declarations.checks import check_struct
+from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import Link
+from mtpcore.drafting.drafters import Drafter
 from mtpcore.errors import BatchError, LinkError, spell
-from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.output import Output
-from mtpcore.sampling import LogitsProcessor, Sampler, Sampling
+from mtpcore.links.links import Links
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.runner import GraphRunner
+from mtpcore.sampling import LogitsProcessor, Sampling
 
-__all__ = ["Acceptance", "Cross", "DraftSampler"]
+__all__ = ["Cross"]
 
-logger = logging.getLogger("mtpcore")
-DraftSampler = Literal["coupled", "argmax"]
-Samplings = Sampling | Mapping[int, Sampling]
-Acceptance = Callable[[int, int], bool]
-"""Says whether draft number i (from 0) with this token id is accepted, whatever the target says."""
 GREEDY = Sampling.greedy()
 
 
-class Cross(Roles):
+class Cross:
     """Contexts in named roles and the rows that pass between them.
 
     ``Cross(llm=a, draft=b)`` takes contexts and Proposers; the role ``llm`` is the target. A
@@ -58,7 +45,71 @@ class Cross(Roles):
         Roles that do not fit together.
     """
 
-    @act(Storey.CROSS)
+    @act_of_all
+    def __init__(self, **roles: Context | Proposer) -> None:
+        self.guard, self.journal = Guard(), Journal()
+        if not isinstance(roles.get("llm"), Context):
+            raise LinkError("a Cross has a context in the role llm", got=", ".join(roles))
+        contexts = {n: r for n, r in roles.items() if isinstance(r, Context)}
+        for name, context in contexts.items():
+            if context.owner is not None:
+                raise LinkError("context belongs to another Cross", where=name)
+        if len({id(c) for c in contexts.values()}) != len(contexts):
+            raise LinkError("one context in two roles", got=", ".join(contexts))
+        self.contexts: dict[str, Context] = contexts
+        self.llm = contexts["llm"]
+        for name, context in contexts.items():
+            if context.n_seq_max < self.llm.n_seq_max:
+                raise LinkError(
+                    "a role holds every sequence of the target",
+                    where=name,
+                    wanted=f"n_seq_max {self.llm.n_seq_max}",
+                    got=f"n_seq_max {context.n_seq_max}",
+                )
+        graphs = {n: r.runner if isinstance(r, Context) else r for n, r in roles.items()}
+        runners = {name: context.runner for name, context in contexts.items()}
+        self.links = Links(runners)
+        drafters = make_drafters(graphs, self.links)
+        self.speculation = Speculation(runners, self.links, drafters)
+        self.owners = Owners(self.llm.runner)
+        for context in contexts.values():
+            context.join(self)
+
+    def __repr__(self) -> str:
+        roles = ", ".join([*self.contexts, *(n for n in self.drafters if n not in self.contexts)])
+        return f"{type(self).__name__}({roles})"
+
+    @property
+    def drafters(self) -> Mapping[str, Drafter]:
+        """What drafts, by role, in the order in which they are asked."""
+        return self.speculation.drafters
+
+    @property
+    def invalid(self) -> int:
+        """How many ids of drafters were no tokens."""
+        return self.speculation.trust.invalid
+
+    @property
+    def paused(self) -> int:
+        """How often a sequence got no further draft: embedding rows, rows that are not finite."""
+        drafters = self.drafters.values()
+        return self.speculation.trust.paused + sum(drafter.paused for drafter in drafters)
+
+    def transaction(self, seqs: Iterable[int], *things: Saved) -> Transaction:
+        """Return an act that may change these sequences in every role, and further things."""
+        return self.journal.transaction([*self.speculation.saved(list(seqs)), *things])
+
+    def settle(self, runner: GraphRunner, seq: int) -> None:
+        """Bring the rows of a drafter's sequence up to date, in an act that is under way."""
+        self.speculation.settle(runner, seq)
+
+    @act
+    def prepare(self) -> None:
+        """Make the plans of all contexts now, which packs the weights; see ``Context.prepare``."""
+        for context in self.contexts.values():
+            _ = context.runner.plan
+
+    @act
     def draft(
         self,
         seq: int | Mapping[int, int],
@@ -97,40 +148,8 @@ class Cross(Roles):
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
         with self.transaction(wanted):
-            drafts = self.propose(wanted, sampling, draft_sampler, p_min)
+            drafts = self.speculation.draft(wanted, sampling, draft_sampler, p_min)
         return drafts if several else next(iter(drafts.values()))
-
-    def propose(
-        self,
-        wanted: Mapping[int, int],
-        sampling: Samplings,
-        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
-        p_min: float,
-    ) -> dict[int, Draft]:
-        """Do what ``draft`` does, in an act that is under way."""
-        jobs = []
-        for one, n in wanted.items():
-            state, settings = self._state(one), setting_of(sampling, one)
-            self.choose(one, settings)
-            n = min(n, max(self.llm.n_ctx - state.n - 1, 0), self.llm.longest_draft)
-            if n and self.drafters and state.n_known < state.n:
-                self._pause(one, state.n_known)
-            elif n:
-                sampler = self._sampler(one, settings, setting_of(draft_sampler, one))
-                jobs.append(
-                    DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
-                )
-        drafts: dict[int, Draft] = {one: [] for one in wanted}
-        for name, drafter in self.drafters.items():
-            open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
-            if open_jobs:
-                for one, draft in drafter.draft(list(open_jobs.values())).items():
-                    job = open_jobs[one]
-                    if isinstance(draft, DraftTree):
-                        drafts[one] = self._trust_tree(name, job, draft)
-                    else:
-                        drafts[one] = self._trust(name, one, draft, job.k)
-        return drafts
 
     def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
         """Return how much to draft for each sequence, checked."""
@@ -142,82 +161,7 @@ class Cross(Roles):
             wanted[self.llm.check_seq(seq)] = n
         return wanted
 
-    def choose(self, seq: int, sampling: Sampling, processor: LogitsProcessor | None = None) -> int:
-        """Return the pending token, choosing it where the newest row has logits.
-
-        Raises
-        ------
-        BatchError
-            There are none.
-        """
-        token = self._states[seq].pending
-        if token is None:
-            token = self._pending(seq, sampling, processor)
-        if token is None:
-            raise BatchError(
-                "nothing to continue from",
-                where=f"sequence {seq}",
-                fix="process() tokens with outputs='last' first",
-            )
-        return token
-
-    def _trust(self, name: str, seq: int, ids: Sequence[Any], k: int) -> list[int]:
-        """Cut a drafter's output at the first id that is none, and at the length asked for."""
-        n_vocab = self.llm.model.hparams.n_vocab
-        if len(ids) > k:
-            self._warn(name, seq, f"more than {k} drafts; the others are dropped")
-        good: list[int] = []
-        for token in ids[:k]:
-            if not is_whole(token) or not 0 <= token < n_vocab:
-                self.invalid += 1
-                self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
-                break
-            good.append(int(token))
-        return good
-
-    def _trust_tree(self, name: str, job: DraftJob, tree: DraftTree) -> DraftTree:
-        """Cut ids that are none, with what follows them; then what is too deep or has no room."""
-        n_vocab, depth = self.llm.model.hparams.n_vocab, tree.depth
-        kept = np.zeros(len(tree), bool)
-        for node, above in enumerate(tree.parent.tolist()):
-            if above >= 0 and not kept[above]:
-                continue
-            token = int(tree.tokens[node])
-            if depth[node] > job.k:
-                self._warn(name, job.seq, f"more than {job.k} drafts in a row; the rest is dropped")
-            elif not 0 <= token < n_vocab:
-                self.invalid += 1
-                self._warn(name, job.seq, f"{token} is no token; its branch of drafts is dropped")
-            else:
-                kept[node] = True
-        llm = self.llm
-        room = min(llm.n_ctx - len(job.history), llm.n_batch - 1, llm.longest_draft - 1)
-        kept[np.flatnonzero(kept)[room:]] = False
-        return tree.select(kept)
-
-    def _pause(self, seq: int, place: int) -> None:
-        """Count a sequence that no drafter can follow; warn of the first one."""
-        if not self._paused:
-            logger.warning(
-                "sequence %d, position %d holds no token that a drafter could read; "
-                "no drafts (said once, counted)",
-                seq,
-                place,
-            )
-        self._paused += 1
-
-    @property
-    def paused(self) -> int:
-        """How often a sequence got no further draft: embedding rows, rows that are not finite."""
-        return self._paused + sum(drafter.paused for drafter in self.drafters.values())
-
-    def _warn(self, name: str, seq: int, what: str) -> None:
-        """Warn of the first thing that a drafter does wrong."""
-        if not self._warned:
-            self._warned = True
-            logger.warning("drafter %s, sequence %d: %s (said once)", name, seq, what)
-
-    @act(Storey.CROSS)
+    @act
     def verify(
         self,
         drafts: Mapping[int, Draft],
@@ -265,118 +209,11 @@ class Cross(Roles):
         unfinished = read_unfinished(unfinished, given)
         watching = read_processors({} if processors is None else processors)
         with self.transaction({**drafts, **given}):
-            return self.judge(drafts, sampling, given, unfinished, acceptance, watching)
-
-    def judge(
-        self,
-        drafts: Mapping[int, Draft],
-        sampling: Samplings,
-        prefill: Mapping[int, Sequence[int]],
-        unfinished: Collection[int],
-        acceptance: Acceptance | None,
-        processors: Mapping[int, LogitsProcessor],
-    ) -> dict[int, Verdict]:
-        """Do what ``verify`` does, in an act that is under way."""
-        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
-        rows = RoundRows()
-        for seq, draft in drafts.items():
-            state = self._decided(seq)
-            if seq in prefill:
-                raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
-            if self.llm.memory:
-                self.llm.memory.allow_rewind(len(draft))
-            pending = self.choose(seq, setting_of(sampling, seq), processors.get(seq))
-            rows.add_draft(seq, state.n, pending, draft)
-        for seq, ids in prefill.items():
-            rows.add_prompt(seq, self._decided(seq).n, ids, ends=seq not in unfinished)
-        if not len(rows):
-            return {}
-        batch = rows.batch()
-        self._round = rows
-        output = self.llm.extend(batch, self._choices(rows, batch, sampling, processors))
-        self._round = None
-        begin = perf_counter()
-        verdicts = {
-            seq: self._walk(
-                seq,
-                batch,
-                span,
-                output,
-                drafts[seq],
-                setting_of(sampling, seq),
-                acceptance,
-                processors.get(seq),
+            return self.speculation.verify(
+                drafts, sampling, given, unfinished, acceptance, watching
             )
-            for seq, span in rows.spans.items()
-        }
-        self.choose_seconds += perf_counter() - begin
-        self._deliver_paths(rows, output, verdicts)
-        for seq, verdict in verdicts.items():
-            self._states[seq].undecided = verdict
-        for seq, ids in prefill.items():
-            self._diverge(self._states[seq], seq, int(ids[0]))
-        if prefill:
-            self._note(batch, output, {seq: output.rows[seq] for seq in prefill})
-        return verdicts
 
-    def _choices(
-        self,
-        rows: RoundRows,
-        batch: Batch,
-        sampling: Samplings,
-        processors: Mapping[int, LogitsProcessor],
-    ) -> Choices | None:
-        """Return who chooses while logits are made; None where all of these are needed.
-
-        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
-        """
-        pos = batch.pos[batch.outputs]
-        samplers: list[Sampler | None] = [None] * len(pos)
-        for seq, (begin, end) in rows.spans.items():
-            sampler = self._sampler(seq, setting_of(sampling, seq))
-            if sampler.is_race and seq not in processors:
-                samplers[begin:end] = [sampler] * (end - begin)
-        if not any(samplers):
-            return None
-        return Choices(samplers=samplers, indices=(pos + 1).tolist())
-
-    def _walk(
-        self,
-        seq: int,
-        batch: Batch,
-        span: tuple[int, int],
-        output: Output,
-        draft: Draft,
-        sampling: Sampling,
-        acceptance: Acceptance | None,
-        processor: LogitsProcessor | None,
-    ) -> Verdict:
-        state, sampler = self._states[seq], self._sampler(seq, sampling)
-        begin, end = span  # of rows, and of logits: those of drafts come first
-        history = state.history[: state.n + end - begin]
-        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
-
-        def choose(row: int, tokens: NDArray[np.int32]) -> int:
-            token = output.chosen_at(begin + row)
-            if token is not None:
-                return token
-            logits = self._process_logits(processor, tokens, output.logits_at(begin + row))
-            return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
-
-        return walk(draft, choose, history, acceptance and partial(self.guard.lend, acceptance))
-
-    def _deliver_paths(
-        self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
-    ) -> None:
-        """Keep of each tree the path taken, of chains beside it all, and deliver the paths."""
-        if not rows.branching:
-            return
-        paths = {seq: tree_rows(verdicts[seq].path) for seq in rows.branching}
-        for seq, mine in output.rows.items():
-            self.llm.follow(seq, paths.get(seq, range(len(mine))))
-        self.links.post("llm", output, {seq: output.rows[seq][path] for seq, path in paths.items()})
-
-    @act(Storey.CROSS)
+    @act
     def accept(self, seq: int, n: int | None = None) -> None:
         """Commit the pending token and ``n`` drafts (default: all accepted); forget the rest.
 
@@ -387,37 +224,118 @@ class Cross(Roles):
         LinkError
             Nothing was verified, or more drafts than were accepted.
         """
-        self._state(seq)
+        self.llm.check_seq(seq)
         with self.transaction((seq,)):
-            self.settle(seq, n)
+            self.speculation.accept(seq, n)
 
-    def settle(self, seq: int, n: int | None = None) -> None:
-        """Do what ``accept`` does, in an act that is under way."""
-        state = self._states[seq]
-        verdict = state.undecided
-        if verdict is None:
-            raise LinkError(
-                "nothing was verified", where=f"sequence {seq}", fix="call verify() first"
-            )
-        n = read_below(
-            verdict.accepted if n is None else n,
-            verdict.accepted + 1,
-            "drafts the target did not accept",
-            where=f"sequence {seq}",
-            error=LinkError,
+    @act
+    def connect(self, link: Link) -> None:
+        """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
+        if not isinstance(link, Link):
+            raise LinkError("connect() takes a Link", got=spell(link))
+        check_struct(link, "Link", LinkError)
+        self.links.connect(link)
+        self.links.apply()
+
+    @act
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
+        """Deliver rows from an outside engine as if ``role`` had made them.
+
+        Parameters
+        ----------
+        tap : str or sequence of str
+            The tap, or those that are joined in one slot, in their order.
+        rows : array_like or DLPack, shape (n, width)
+            Hidden rows of positions ``pos``, ``pos + 1``, ...
+
+        Raises
+        ------
+        LinkError, BatchError
+            Nothing reads this tap, or the rows do not fit or are not finite.
+        """
+        self.llm.check_seq(seq)
+        with self.transaction((seq,)):
+            self.links.feed(role, tap, seq, pos, rows)
+
+    def tokens(self, seq: int) -> list[int]:
+        """Return the tokens that the target has processed; -1 where it read an embedding row."""
+        state = self.speculation.states.checked(seq)
+        self.journal.settle()
+        tokens: list[int] = state.history[: state.n].tolist()
+        return tokens
+
+    @act
+    def pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
+        """Return the token that was chosen and not yet processed.
+
+        Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
+        (None: only look). ``processor`` may change the logits before, see ``LogitsProcessor``.
+        """
+        self.journal.settle()
+        if processor is not None:
+            processor = read_processors({seq: processor})[seq]
+        return self.speculation.states.pending(seq, sampling, processor)
+
+    @act
+    def rollback(self, seq: int, pos: int) -> None:
+        """Forget everything from position ``pos`` on, in every role.
+
+        Roles that the target reads (an encoder) keep their rows: they are no consequence of what
+        is taken back, and the target needs them again.
+
+        Raises
+        ------
+        BatchError, CapacityError
+            No such place, or a role with a sliding window keeps too little; nothing changed.
+        """
+        state = self.speculation.states.checked(seq)
+        pos = read_below(
+            pos, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
         )
-        length = state.n + 1 + n
-        self._rewind(seq, length)
-        for context in self.contexts.values():
-            if context.memory is not None:
-                context.memory.commit(seq, min(length, context.lengths[seq]))
-        state.undecided = None
-        state.commit(length)
-        state.set_pending(verdict.tokens[n])
+        with self.transaction((seq,)):
+            self.speculation.rollback(seq, pos)
 
-    @act(Storey.CROSS)
+    @act
+    def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is, in every role.
+
+        Parameters
+        ----------
+        stream : int, optional
+            Which noise ``new`` draws from until it is removed, whatever the stream of the settings
+            it is given: its tokens are those of a request with this stream. A token that is
+            pending was chosen before and stays. Default: as ``seq`` does.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, one that is not empty, or a draft that is undecided.
+        SamplingError
+            No number of a stream.
+        """
+        self.llm.check_seq(seq), self.llm.check_seq(new)
+        with self.transaction((seq, new)):
+            self.speculation.fork(seq, new, stream)
+
+    @act
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence, in every role."""
+        self.llm.check_seq(seq)
+        with self.transaction((seq,)):
+            self.speculation.remove(seq)
+
+    @act
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
-        self._state(seq)
+        self.llm.check_seq(seq)
         with self.transaction((seq,)):
-            return {name: context.digest_now(seq) for name, context in self.contexts.items()}
+            found = {}
+            for name, context in self.contexts.items():
+                self.speculation.settle(context.runner, seq)
+                found[name] = context.runner.digest(seq)
+            return found

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.acts.guards import Storey, act
 from mtpcore.boundary.arguments import offers
 from mtpcore.cross.cross import Cross
 from mtpcore.declarations.checks import check_tree
@@ -93,7 +92,6 @@ def link(
         return _link(llm, several, draft_model, tree, tokens)
 
 
-@act(Storey.GENERATOR)  # above the Cross that it makes
 def _link(
     llm: Context,
     several: Sequence[OneDrafter],
@@ -102,12 +100,9 @@ def _link(
     tokens: NDArray[np.int32] | None,
 ) -> Cross:
     borrows = draft_model is not None and draft_model.target is None
-    taps = llm.taps
     try:
         return Cross(**_roles(llm, several, draft_model, tree, tokens))
     except BaseException:
-        if llm.taps != taps:
-            llm.set_taps(taps)
         if draft_model is not None and borrows:
             draft_model.give_back()
         raise
@@ -252,7 +247,7 @@ def _contexts(
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
     taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
     try:
-        llm.add_taps([Tap.parse(tap) for tap in taps])
+        llm.runner.with_taps([Tap.parse(tap) for tap in taps])
     except GraphError as error:
         raise GraphError(
             error.what, where=f"{where}: {error.where}", wanted=error.wanted, got=error.got

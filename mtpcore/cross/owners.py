@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpcore.runtime.context import Context
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["Owners"]
 
@@ -14,10 +14,10 @@ class Owners:
 
     Parameters
     ----------
-    target : Context
+    target : GraphRunner
     """
 
-    def __init__(self, target: Context) -> None:
+    def __init__(self, target: GraphRunner) -> None:
         self._target = target
         self._owners: list[object | None] = [None] * target.n_seq_max
         self._released = [0] * target.n_seq_max  # tokens that a sequence had when it was released

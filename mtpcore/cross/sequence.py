@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -9,10 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.errors import LinkError
-from mtpcore.sampling import Sampling
+from mtpcore.boundary.arrays import is_whole
+from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import GraphRunner
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling, process_logits
 
-__all__ = ["SequenceState", "Verdict"]
+__all__ = ["SequenceState", "SequenceStates", "Verdict"]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -120,16 +125,8 @@ class SequenceState:
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
 
     def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
-        """Return a sampler of these settings; the newest one of each kind is kept.
-
-        Raises
-        ------
-        LinkError
-            No such kind.
-        """
+        """Return a sampler of these settings; the newest one of each kind is kept."""
         kept = self.samplers
-        if kind not in ("coupled", "argmax"):
-            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=repr(kind))
         if kind not in kept or kept[kind][0] is not sampling:
             changed: dict[str, Any] = {} if self.stream is None else {"stream": self.stream}
             if kind == "argmax":
@@ -137,3 +134,115 @@ class SequenceState:
             settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
             kept[kind] = sampling, Sampler(settings, scratch)
         return kept[kind][1]
+
+
+class SequenceStates:
+    """The states of a Cross's sequences; states[seq] is one of them.
+
+    Parameters
+    ----------
+    target : GraphRunner
+        What its sequences hold already are places without tokens.
+    """
+
+    def __init__(self, target: GraphRunner) -> None:
+        self._target = target
+        self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
+        self._scratch = Scratch(target.model.hparams.n_vocab)
+        for state, length in zip(self._states, target.lengths, strict=True):
+            state.append(length, np.zeros(0, np.int32))
+
+    def __getitem__(self, seq: int) -> SequenceState:
+        return self._states[seq]
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        return iter(self._states)
+
+    def of(self, seqs: Iterable[int]) -> list[SequenceState]:
+        """Return the states of those that are numbers of sequences."""
+        return [self._states[seq] for seq in seqs if is_whole(seq) and 0 <= seq < len(self._states)]
+
+    def checked(self, seq: int) -> SequenceState:
+        """Return the state of a sequence; raise BatchError where there is none of this number."""
+        return self._states[self._target.sequences.check(seq)]
+
+    def decided(self, seq: int) -> SequenceState:
+        """Return the state of a sequence; raise LinkError where a draft of it is undecided."""
+        state = self.checked(seq)
+        if state.undecided:
+            raise LinkError(
+                "a draft is undecided",
+                where=f"sequence {seq}",
+                fix="call accept() or rollback() first",
+            )
+        return state
+
+    def known(self, seq: int) -> NDArray[np.int32]:
+        """Return the history up to the first place without a token."""
+        state = self._states[seq]
+        return state.history[: state.n_known]
+
+    def sampler(self, seq: int, sampling: Sampling, kind: str = "coupled") -> Sampler:
+        """Return a sequence's sampler; the newest one of each kind is kept.
+
+        Raises
+        ------
+        LinkError, SamplingError
+            No such kind, or no settings.
+        """
+        if type(kind) is not str or kind not in ("coupled", "argmax"):
+            raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
+        check_sampling(sampling)
+        return self._states[seq].sampler(sampling, kind, self._scratch)
+
+    def pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
+        """Return the token that was chosen and not yet processed; see ``Cross.pending``."""
+        state = self.checked(seq)
+        if sampling is not None:
+            check_sampling(sampling)
+        if state.pending is None and sampling is not None and state.last_logits is not None:
+            tokens = state.history[: state.n]
+            logits = process_logits(processor, tokens, state.last_logits)
+            sampler = self.sampler(seq, sampling)
+            token = sampler.choose(logits, tokens, state.n_prompt, state.n)
+            state.set_pending(token)
+        return state.pending
+
+    def choose(self, seq: int, sampling: Sampling, processor: LogitsProcessor | None = None) -> int:
+        """Return the pending token, choosing it where the newest row has logits.
+
+        Raises
+        ------
+        BatchError
+            There are none.
+        """
+        token = self._states[seq].pending
+        if token is None:
+            token = self.pending(seq, sampling, processor)
+        if token is None:
+            raise BatchError(
+                "nothing to continue from",
+                where=f"sequence {seq}",
+                fix="process() tokens with outputs='last' first",
+            )
+        return token
+
+    def note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
+        """Note the tokens of these rows, by sequence, which the target has processed."""
+        wanted = {int(row): i for i, row in enumerate(output.outputs)}
+        for seq, mine in rows.items():
+            state = self._states[seq]
+            state.append(int(output.pos[mine[0]]), batch.tokens[mine])
+            newest = wanted.get(int(mine[-1]))
+            if newest is None:
+                continue
+            token = output.chosen_at(newest)
+            if token is not None:
+                state.set_pending(token)
+            else:
+                state.last_logits = output.logits_at(newest)

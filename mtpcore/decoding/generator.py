@@ -9,7 +9,7 @@ from itertools import takewhile
 from time import perf_counter
 from typing import Literal
 
-from mtpcore.acts.guards import Storey, act
+from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Flag, expect, offers, read
 from mtpcore.cross import Acceptance, Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
@@ -110,7 +110,7 @@ class Generator:
             f"{len(self._requests) - running} waiting)"
         )
 
-    @act(Storey.GENERATOR)
+    @act
     def add(
         self,
         prompt: Sequence[int],
@@ -216,7 +216,7 @@ class Generator:
             )
         return request
 
-    @act(Storey.GENERATOR)
+    @act
     def queue(self, request: Request) -> None:
         """Let rounds work on a request; twice is once."""
         self._queue(expect(request, Request, "queue() takes a request"))
@@ -233,7 +233,7 @@ class Generator:
         self.cross.journal.settle()
         return any(not (request.done or request.resting) for request in self._requests)
 
-    @act(Storey.GENERATOR)
+    @act
     def cancel(self, request: Request) -> None:
         """Stop a request; its sequence is free at once.
 
@@ -282,7 +282,7 @@ class Generator:
         )
         return Tokens(self, request)
 
-    @act(Storey.GENERATOR)
+    @act
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
@@ -325,7 +325,7 @@ class Generator:
                 self._finished.append(request.seq)
                 if self.cross.owners.has(request, request.seq):
                     if not self.prefix_caching:
-                        self.cross.clear(request.seq)
+                        self.cross.speculation.remove(request.seq)
                     self.cross.owners.release(request.seq)
                 request.seq = None
         self._requests = [request for request in self._requests if not request.done]
@@ -343,12 +343,12 @@ class Generator:
                 pass_seconds=seconds - ran.draft_seconds - ran.choose_seconds,
                 choose_seconds=ran.choose_seconds,
             )
-            self.stats.note(self.guard.lend(self.lengths.observe, done))
+            self.stats.note(self.lengths.observe(done))
 
     def _forget_finished(self) -> None:
         """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
-            self.guard.lend(self.lengths.forget, self._finished[-1])
+            self.lengths.forget(self._finished[-1])
             self._finished.pop()
 
     def _admit(self) -> None:
@@ -374,7 +374,8 @@ class Generator:
         Of those that are free it is the one with which the fewest tokens are processed, or
         forgotten that a later prompt may begin with.
         """
-        owners, lengths, prompt = self.cross.owners, self.cross.llm.lengths, request.prompt
+        owners, lengths = self.cross.owners, self.cross.llm.runner.lengths
+        prompt = request.prompt
         seq = owners.find(request)  # where the call that claimed it was interrupted
         if seq is None:
             free = owners.free()
@@ -388,7 +389,7 @@ class Generator:
 
     def _count_common(self, seq: int, prompt: Sequence[int]) -> int:
         """Return how many tokens a sequence and a prompt begin with alike."""
-        if not self.cross.llm.lengths[seq]:
+        if not self.cross.llm.runner.lengths[seq]:
             return 0
         pairs = zip(self.cross.tokens(seq), prompt, strict=False)
         equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
@@ -400,12 +401,15 @@ class Generator:
         The prompt's last token is always processed: its logits are needed.
         """
         n = min(self._count_common(seq, prompt), len(prompt) - 1)
-        if n:
-            with suppress(CapacityError):  # a sliding window keeps too little
-                self.cross.rollback(seq, n)
+        if self.cross.llm.runner.lengths[seq] == 0:
+            return 0
+        with suppress(CapacityError):  # a sliding window keeps too little
+            if n:
+                with self.cross.transaction((seq,)):
+                    self.cross.speculation.rollback(seq, n)
                 return n
-        if self.cross.llm.lengths[seq]:
-            self.cross.remove(seq)
+        with self.cross.transaction((seq,)):
+            self.cross.speculation.remove(seq)
         return 0
 
     def _check_waiting(self) -> None:

@@ -56,7 +56,7 @@ def run_round(
     _check_sequences(cross, running)
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
-    invalid, paused, chosen_before = cross.invalid, cross.paused, cross.choose_seconds
+    invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
     t0 = perf_counter()
     asked = _choose_lengths(cross, ready, lengths)
     t1 = perf_counter()
@@ -65,9 +65,9 @@ def run_round(
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
     seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
-    verdicts = cross.judge(drafts, samplings, prefill, going_on, acceptance, seen)
+    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, acceptance, seen)
     t3 = perf_counter()
-    choose_seconds = cross.choose_seconds - chosen_before
+    choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
         (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats))
         for seq, verdict in verdicts.items()
@@ -104,7 +104,7 @@ def run_round(
 
 def _check_sequences(cross: Cross, running: Requests) -> None:
     """Refuse sequences that do not hold what their requests say."""
-    held = cross.llm.lengths
+    held = cross.llm.runner.lengths
     for seq, request in running.items():
         n = request.n_prefilled + max(len(request.tokens) - 1, 0)
         if held[seq] != n:
@@ -130,7 +130,7 @@ def _choose_lengths(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dic
         else:
             asked[seq] = min(request.draft, left)
     if limits:
-        chosen, where = cross.guard.lend(lengths.choose, limits, asked), type(lengths).__name__
+        chosen, where = lengths.choose(limits, asked), type(lengths).__name__
         if not isinstance(chosen, Mapping):
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
@@ -147,7 +147,7 @@ def _draft(
     for p_min in {ready[seq].p_min for seq in wanted}:
         mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
         samplers = {seq: ready[seq].draft_sampler for seq in mine}
-        drafts |= cross.propose(mine, samplings, samplers, p_min)
+        drafts |= cross.speculation.draft(mine, samplings, samplers, p_min)
     return drafts
 
 
@@ -177,8 +177,8 @@ def _read(
         stats.cached_tokens += request.n_cached
     tokens: Sequence[int] = ()
     if _ends_prompt(request, n):
-        tokens = (cross.choose(seq, request.sampling, logits),)
-    is_full = bool(tokens) and cross.llm.lengths[seq] >= cross.llm.n_ctx
+        tokens = (cross.speculation.states.choose(seq, request.sampling, logits),)
+    is_full = bool(tokens) and cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
     logprobs = logits.logprobs(tokens) if logits else ()
     progress = request.advance(tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full)
     stats.prompts += len(progress.tokens)
@@ -196,13 +196,13 @@ def _accept(
     stats: Stats,
 ) -> Progress:
     """Keep what was accepted of a draft, and return where that brings the request."""
-    cross.settle(seq)
+    cross.speculation.accept(seq)
     progress = request.advance(
         verdict.tokens,
         verdict.accepted,
         n_drafted=len(draft),
         logprobs=logits.logprobs(verdict.tokens) if logits else (),
-        is_full=cross.llm.lengths[seq] >= cross.llm.n_ctx,
+        is_full=cross.llm.runner.lengths[seq] >= cross.llm.n_ctx,
     )
     stats.tokens += len(progress.tokens)
     if len(draft):

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mtpcore.decoding.request import Request
 from mtpcore.errors import BusyError, CapacityError
 
-if TYPE_CHECKING:
-    from mtpcore.decoding.generator import Generator
-
 __all__ = ["Tokens"]
+
+
+class Rounds(Protocol):
+    """What works on requests: a ``Generator``."""
+
+    def queue(self, request: Request) -> None:
+        """Let rounds work on a request."""
+
+    def step(self) -> None:
+        """Run one round."""
+
+    def cancel(self, request: Request) -> None:
+        """Stop a request."""
 
 
 class Tokens(Iterator[int]):
@@ -21,7 +31,7 @@ class Tokens(Iterator[int]):
     Whoever lets go of it, or closes it, cancels the request.
     """
 
-    def __init__(self, generator: Generator, request: Request) -> None:
+    def __init__(self, generator: Rounds, request: Request) -> None:
         self._generator, self._request = generator, request
         self._given = 0
         self._is_queued = self._is_closed = False

@@ -21,7 +21,7 @@ from mtpcore.drafting.feeders import Feeders, sound_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.context import Context, run_drafts
+from mtpcore.runtime.runner import GraphRunner, run_drafts
 
 __all__ = ["GraphDrafter"]
 
@@ -29,7 +29,7 @@ I32 = NDArray[np.int32]
 
 
 class GraphDrafter:
-    """A drafter context fed from inboxes.
+    """A drafter's graph fed from inboxes, by its further graphs where it has them.
 
     Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
     the pending token come from the target's true hidden rows; those written while drafting come
@@ -43,14 +43,15 @@ class GraphDrafter:
 
     shape: Literal["chain", "tree"] = "chain"
 
-    def __init__(self, name: str, context: Context, feeders: Feeders) -> None:
-        assert context.drafter is not None
-        self.name, self.context, self.spec = name, context, context.drafter
+    def __init__(self, name: str, runner: GraphRunner, feeders: Feeders) -> None:
+        assert runner.drafter is not None
+        self.name, self.runner, self.spec = name, runner, runner.drafter
         self.feeders = feeders
+        self.runners = {**feeders.runners, name: runner}
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self._check()
         self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
-        self._ids = read_vocabulary(context)
+        self._ids = read_vocabulary(runner)
         self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         self.paused = 0
 
@@ -62,7 +63,7 @@ class GraphDrafter:
             fit=self.spec.fit,
             shape=self.shape,
             tree=tree,
-            kv=followed_memory(self.spec.kv, self.context.program),
+            kv=followed_memory(self.spec.kv, self.runner.program),
         )
         asked = msgspec.structs.replace(
             self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
@@ -80,7 +81,7 @@ class GraphDrafter:
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""
-        return range(self.context.lengths[job.seq] or self.first, len(job.history))
+        return range(self.runner.lengths[job.seq] or self.first, len(job.history))
 
     def _sound(self, seq: int, places: range) -> range:
         """Return the places before the first one whose hidden row is missing or not finite."""
@@ -89,7 +90,7 @@ class GraphDrafter:
             if end is not None:
                 end += feed.pairing == "next-token"
                 places = range(places.start, max(places.start, min(places.stop, end)))
-        return sound_places(self.context, self._feeds, seq, places)
+        return sound_places(self.runner, self._feeds, seq, places)
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
@@ -103,13 +104,13 @@ class GraphDrafter:
         The pending token's entry, which a draft may have left, is as true as the others, but
         nobody has committed to that token yet. Rows that are not finite make no entries.
         """
-        self.rewind(seq, len(history))
+        self._rewind(seq, len(history))
         self.feeders.fill({seq: history})
-        begin = self.context.lengths[seq] or self.first
+        begin = self.runner.lengths[seq] or self.first
         places = self._sound(seq, range(begin, len(history)))
         if places:
             tokens = history[places.start : places.stop]
-            self.context.extend(Batch(tokens, seq=seq, pos=begin, outputs="none"))
+            self.runner.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
@@ -121,7 +122,7 @@ class GraphDrafter:
         self.feeders.fill({job.seq: job.history[:-1] for job in jobs})
         for job in jobs:
             # The pending token's entry is made anew: its logits are wanted.
-            self.rewind(job.seq, len(job.history) - 1)
+            self._rewind(job.seq, len(job.history) - 1)
             missing = self._entries(job)
             sound = self._sound(job.seq, missing)
             if sound == missing:
@@ -135,14 +136,14 @@ class GraphDrafter:
 
     def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
         """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
-        room = max(self.context.n_batch // len(active), 1)
+        room = max(self.runner.n_batch // len(active), 1)
         for job in active:
             missing = self._entries(job)
             if len(missing) > room:
                 tokens = job.history[missing.start : -1]
-                self.context.extend(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
-        for begin in range(0, len(active), self.context.n_batch):
-            self._run_together(active[begin : begin + self.context.n_batch], drafts)
+                self.runner.process(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+        for begin in range(0, len(active), self.runner.n_batch):
+            self._run_together(active[begin : begin + self.runner.n_batch], drafts)
 
     def _missing(self, jobs: list[DraftJob]) -> Batch:
         """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
@@ -161,21 +162,28 @@ class GraphDrafter:
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
         choices = draft_choices(jobs, self._recycle, self._ids)
-        found = run_drafts([(self.context, self._missing(jobs))], lengths, choices)
+        found = run_drafts([(self.runner, self._missing(jobs))], lengths, choices)
         for job, k, ids in zip(jobs, lengths, found, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
 
+    def _rewind(self, seq: int, n: int) -> None:
+        if self.runner.lengths[seq] > n:
+            self.runner.rewind(seq, n)
+
     def rewind(self, seq: int, n: int) -> None:
-        """Forget the entries from place ``n`` on."""
-        if self.context.lengths[seq] > n:
-            self.context.forget(seq, n)
+        """Forget the entries from place ``n`` on, and the rows that they were made of."""
+        for runner in self.runners.values():
+            if runner.lengths[seq] > n:
+                runner.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` be a copy of ``seq``."""
-        self.context.copy(seq, new)
+        for runner in self.runners.values():
+            runner.fork(seq, new)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
-        self.context.forget(seq, 0)
+        for runner in self.runners.values():
+            runner.rewind(seq, 0)

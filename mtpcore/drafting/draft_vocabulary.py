@@ -167,7 +167,7 @@ class DraftVocabulary:
         lies in the current folder.
         """
         beside = _model(model).path.with_suffix(".vocabulary.json")
-        return Path(beside.name) if Path(__file__).parent in beside.parents else beside
+        return Path(beside.name) if Path(__file__).parents[1] in beside.parents else beside
 
     def cut(self, n: int) -> DraftVocabulary:
         """Return the ``n`` most frequent tokens, one or more; all where there are no more.

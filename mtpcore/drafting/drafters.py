@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
-from mtpcore.acts.guards import Guard
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, KVPolicy
 from mtpcore.errors import PluginError, spell
 from mtpcore.graph.program import Program
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = [
     "DeclaredProposer",
@@ -70,11 +70,18 @@ class Drafter(Protocol):
     def spec(self) -> DrafterSpec | None:
         """The declaration; None where there is no graph."""
 
+    @property
+    def runners(self) -> Mapping[str, GraphRunner]:
+        """Its graphs by role; all of them follow the target."""
+
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
     def draft(self, jobs: list[DraftJob]) -> Mapping[int, Draft]:
         """Return drafts by sequence; ids are not trusted."""
+
+    def settle(self, seq: int, history: I32) -> None:
+        """Let each graph hold exactly the entries of these tokens, which the target processed."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget what depends on tokens from place ``n`` on."""
@@ -158,14 +165,15 @@ class ProposerDrafter:
     """A drafter without a graph."""
 
     spec: DrafterSpec | None = None
+    runners: Mapping[str, GraphRunner] = {}
     paused = 0
 
-    def __init__(self, proposer: Proposer, guard: Guard) -> None:
-        self.proposer, self._guard = proposer, guard
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer = proposer
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
-        return {job.seq: self._guard.lend(self._ask, job) for job in jobs}
+        return {job.seq: self._ask(job) for job in jobs}
 
     def _ask(self, job: DraftJob) -> Draft:
         answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
@@ -175,6 +183,9 @@ class ProposerDrafter:
         is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
         ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
         return list(islice(ids, job.k + 1))
+
+    def settle(self, seq: int, history: I32) -> None:
+        """Do nothing."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Do nothing: a proposer is given the whole history each time."""

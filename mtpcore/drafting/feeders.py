@@ -12,7 +12,7 @@ from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.links import role_of
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.context import Context
+from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["Feeders", "find_feeders", "order_graphs", "sound_places"]
 
@@ -30,8 +30,8 @@ class Feeders:
     role : str
         The drafter's.
     spec : DrafterSpec
-    contexts : mapping of str to Context
-        Of the further graphs by role, each after those that it reads.
+    runners : mapping of str to GraphRunner
+        The further graphs by role, each after those that it reads.
     inboxes : mapping of str to (mapping of str to Inbox)
         The inboxes of their slots; what was read is given up.
     """
@@ -40,12 +40,13 @@ class Feeders:
         self,
         role: str,
         spec: DrafterSpec,
-        contexts: Mapping[str, Context],
+        runners: Mapping[str, GraphRunner],
         inboxes: Mapping[str, Mapping[str, Inbox]],
     ) -> None:
-        self._spec, self._contexts, self._inboxes = spec, contexts, inboxes
+        self.runners = runners
+        self._spec, self._inboxes = spec, inboxes
         self._sources = {
-            feed.src: contexts.get(role_of(feed.src, role, spec)) for feed in spec.feeds
+            feed.src: runners.get(role_of(feed.src, role, spec)) for feed in spec.feeds
         }
 
     def reach(self, feed: Feed, seq: int) -> int | None:
@@ -58,51 +59,51 @@ class Feeders:
 
         Rows end before the first place at which something read is not finite.
         """
-        for role, context in self._contexts.items():
-            feeds = [f for f in self._spec.feeds if f.graph == context.graph_type.name]
+        for role, runner in self.runners.items():
+            feeds = [f for f in self._spec.feeds if f.graph == runner.graph_type.name]
             tokens: list[int] = []
             seqs: list[int] = []
             at: list[int] = []
             for seq, text in texts.items():
                 reaches = [self.reach(feed, seq) for feed in feeds]
                 end = min([len(text), *(n for n in reaches if n is not None)])
-                places = sound_places(context, feeds, seq, range(context.lengths[seq], end))
+                places = sound_places(runner, feeds, seq, range(runner.lengths[seq], end))
                 tokens += text[places.start : places.stop].tolist()
                 seqs += [seq] * len(places)
                 at += places
             if tokens:
-                context.extend(Batch(tokens, seq=seqs, pos=at, outputs="none"))
+                runner.process(Batch(tokens, seq=seqs, pos=at, outputs="none"))
             for seq in texts:
                 for box in self._inboxes[role].values():
-                    box.release(seq, context.lengths[seq])
+                    box.release(seq, runner.lengths[seq])
 
 
-def find_feeders(role: str, contexts: Mapping[str, Context]) -> dict[str, Context]:
-    """Return the contexts of the further graphs of the drafter in ``role``, in running order.
+def find_feeders(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, GraphRunner]:
+    """Return the runners of the further graphs of the drafter in ``role``, in running order.
 
     Raises
     ------
     LinkError
         One is missing or runs another graph; or as ``order_graphs``.
     """
-    context = contexts[role]
-    spec = context.drafter
+    runner = runners[role]
+    spec = runner.drafter
     assert spec is not None
     found = {}
     for graph in order_graphs(spec):
         name = role_of(graph, role, spec)
-        one = contexts.get(name)
+        one = runners.get(name)
         if (
             one is None
             or one.graph_type.name != graph
             or one.drafter != spec
-            or one.model is not context.model
+            or one.model is not runner.model
         ):
             raise LinkError(
                 "a graph of the drafter has no context",
                 where=f"role {role}, drafter {spec.name!r}",
                 wanted=f"its graph {graph!r} in the role {name}",
-                got=", ".join(contexts) if one is None else repr(one),
+                got=", ".join(runners) if one is None else repr(one),
                 fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}), "
                 "or let link() make the contexts",
             )
@@ -140,9 +141,9 @@ def order_graphs(spec: DrafterSpec) -> list[str]:
     return order
 
 
-def sound_places(context: Context, feeds: Sequence[Feed], seq: int, places: range) -> range:
+def sound_places(runner: GraphRunner, feeds: Sequence[Feed], seq: int, places: range) -> range:
     """Return the places before the first one for which a row to be read is not finite."""
     if not places:
         return places
-    ends = [context.sources[feed.slot].sound_until(seq, places) for feed in feeds]
+    ends = [runner.sources[feed.slot].sound_until(seq, places) for feed in feeds]
     return range(places.start, min(ends, default=places.stop))

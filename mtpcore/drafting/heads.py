@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from mtpcore.drafting.feeders import sound_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.context import Context, run_drafts
+from mtpcore.runtime.runner import GraphRunner, run_drafts
 
 __all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
 
@@ -39,24 +39,22 @@ class HeadDrafter:
     Afterwards every head goes back to the accepted entries. (llama.cpp chains heads so; SGLang
     feeds the target's rows.)
 
-    The further heads are roles of their own that read the target: what the Cross does to those it
-    does to them, and to the first head through this object.
-
     Raises
     ------
     LinkError
         The declaration asks for what this loop cannot do.
     """
 
-    def __init__(self, name: str, contexts: Sequence[Context]) -> None:
-        spec = contexts[0].drafter
+    def __init__(self, name: str, runners: Mapping[str, GraphRunner]) -> None:
+        self.name, self.runners, self._heads = name, runners, tuple(runners.values())
+        spec = self._heads[0].drafter
         assert spec is not None
-        self.name, self.contexts, self.spec = name, tuple(contexts), spec
+        self.spec = spec
         self._check()
         self._fed_by_target = spec.heads.hidden_from == "target"
-        self._ids = read_vocabulary(contexts[0])
+        self._ids = read_vocabulary(self._heads[0])
         self._later = any(f.pairing == "next-token" and f.first == "none" for f in spec.feeds)
-        self._n_batch = min(context.n_batch for context in self.contexts)
+        self._n_batch = min(runner.n_batch for runner in self._heads)
         self._recycle: dict[str, str] = {}
         if not self._fed_by_target:
             self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
@@ -71,12 +69,12 @@ class HeadDrafter:
                 fix="leave tree= (--draft-tree) out",
             )
         heads = Heads(
-            count=len(self.contexts),
+            count=len(self._heads),
             order="each-step",
             rereads=self.spec.heads.rereads,
             hidden_from=self.spec.heads.hidden_from,
         )
-        kv = followed_memory(self.spec.kv, self.contexts[0].program, per_head=True)
+        kv = followed_memory(self.spec.kv, self._heads[0].program, per_head=True)
         wanted = DrafterSpec(name=self.spec.name, fit=self.spec.fit, heads=heads, kv=kv)
         names = ["shape", "kv", "heads", "block", "tree", "vocabulary", "positions", "graphs"]
         names.append("first_embedding")
@@ -99,16 +97,20 @@ class HeadDrafter:
 
     def _lacking(self, head: int, seq: int, n: int) -> range:
         """Return the places of accepted entries that a head lacks."""
-        return range(self.contexts[head].lengths[seq] or self._first(head), n)
+        return range(self._heads[head].lengths[seq] or self._first(head), n)
 
-    def settle(self, head: int, seq: int, history: I32) -> None:
-        """Let a head hold exactly the entries of the tokens that the target has processed."""
-        context = self.contexts[head]
+    def settle(self, seq: int, history: I32) -> None:
+        """Let each head hold exactly the entries of the tokens that the target has processed."""
+        for head in range(len(self._heads)):
+            self._settle(head, seq, history)
+
+    def _settle(self, head: int, seq: int, history: I32) -> None:
+        runner = self._heads[head]
         places = self._lacking(head, seq, len(history))
-        places = sound_places(context, self.spec.feeds, seq, places)
+        places = sound_places(runner, self.spec.feeds, seq, places)
         if places:
             tokens = history[places.start : places.stop]
-            context.extend(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
+            runner.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
 
     def draft(self, jobs: list[DraftJob]) -> Drafts:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
@@ -128,12 +130,12 @@ class HeadDrafter:
     def _reach(self, job: DraftJob) -> int:
         """Return how many drafts the target's rows allow, of those wanted."""
         n = len(job.history) - 1
-        most = min(job.k, len(self.contexts), self.spec.limit, self._n_batch)
+        most = min(job.k, len(self._heads), self.spec.limit, self._n_batch)
         for head in range(most):
             places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
             if not places:
                 return head  # the text is shorter than what the head looks back
-            sound = sound_places(self.contexts[head], self.spec.feeds, job.seq, places)
+            sound = sound_places(self._heads[head], self.spec.feeds, job.seq, places)
             if sound != places:
                 self._pause(job.seq, sound.stop)
                 return head
@@ -150,8 +152,8 @@ class HeadDrafter:
         self._catch_up(wanted)
         jobs = [job for job, _ in wanted]
         passes = [
-            (context, self._batch(head, [job for job, k in wanted if k > head]))
-            for head, context in enumerate(self.contexts[: max(k for _, k in wanted)])
+            (runner, self._batch(head, [job for job, k in wanted if k > head]))
+            for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
         ]
         choices = draft_choices(jobs, self._recycle, self._ids)
         found = run_drafts(passes, [k for _, k in wanted], choices)
@@ -159,9 +161,9 @@ class HeadDrafter:
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
-            for context, _ in passes:
-                if context.lengths[job.seq] >= len(job.history):
-                    context.forget(job.seq, len(job.history) - 1)
+            for runner, _ in passes:
+                if runner.lengths[job.seq] >= len(job.history):
+                    runner.rewind(job.seq, len(job.history) - 1)
 
     def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
         """Let heads read accepted entries that do not fit the rows of a draft."""
@@ -169,14 +171,14 @@ class HeadDrafter:
         for job, k in wanted:
             for head in range(k):
                 if len(self._lacking(head, job.seq, len(job.history) + head)) > room:
-                    self.settle(head, job.seq, job.history[:-1])
+                    self._settle(head, job.seq, job.history[:-1])
 
     def _batch(self, head: int, jobs: list[DraftJob]) -> Batch:
         """Return what a head reads: accepted entries it lacks, the pending token, the drafts.
 
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
         """
-        context = self.contexts[head]
+        runner = self._heads[head]
         tokens: list[I32] = []
         seqs: list[int] = []
         places: list[int] = []
@@ -191,7 +193,7 @@ class HeadDrafter:
             places += at
             where = np.array(known, np.int32)
             for slot, found in slots.items():
-                found.append(context.sources[slot](np.full(len(known), job.seq, np.int32), where))
+                found.append(runner.sources[slot](np.full(len(known), job.seq, np.int32), where))
                 found.append(np.zeros((len(at) - len(known), found[0].shape[1]), np.float32))
         return Batch(
             np.concatenate(tokens),
@@ -202,18 +204,20 @@ class HeadDrafter:
         )
 
     def rewind(self, seq: int, n: int) -> None:
-        """Forget the first head's entries from place ``n`` on."""
-        context = self.contexts[0]
-        if context.lengths[seq] > n:
-            context.forget(seq, n)
+        """Forget the entries from place ``n`` on."""
+        for runner in self._heads:
+            if runner.lengths[seq] > n:
+                runner.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
-        """Let ``new`` be a copy of ``seq`` in the first head."""
-        self.contexts[0].copy(seq, new)
+        """Let ``new`` be a copy of ``seq``."""
+        for runner in self._heads:
+            runner.fork(seq, new)
 
     def remove(self, seq: int) -> None:
-        """Forget a sequence in the first head."""
-        self.contexts[0].forget(seq, 0)
+        """Forget a sequence."""
+        for runner in self._heads:
+            runner.rewind(seq, 0)
 
 
 def head_role(role: str, head: int) -> str:
@@ -221,33 +225,33 @@ def head_role(role: str, head: int) -> str:
     return f"{role}_head{head}" if head else role
 
 
-def find_heads(role: str, contexts: Mapping[str, Context]) -> dict[str, Context]:
-    """Return the contexts of the heads of the drafter in ``role``, by role in their order.
+def find_heads(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, GraphRunner]:
+    """Return the graphs of the heads of the drafter in ``role``, by role in their order.
 
     Raises
     ------
     LinkError
         One is missing, or runs another graph.
     """
-    context = contexts[role]
-    spec = context.drafter
+    runner = runners[role]
+    spec = runner.drafter
     assert spec is not None
-    found = {role: context}
+    found = {role: runner}
     for head in range(1, n_heads(spec)):
         name = head_role(role, head)
-        one = contexts.get(name)
+        one = runners.get(name)
         if (
             one is None
             or one.head != head
             or one.drafter != spec
-            or one.graph_type != context.graph_type
-            or one.model is not context.model
+            or one.graph_type != runner.graph_type
+            or one.model is not runner.model
         ):
             raise LinkError(
                 "a head of the drafter has no context",
                 where=f"role {role}, drafter {spec.name!r}",
                 wanted=f"head {head} in the role {name}",
-                got=", ".join(contexts) if one is None else repr(one),
+                got=", ".join(runners) if one is None else repr(one),
                 fix=f"{name}=Context(model, graph_type={spec.graph_type!r}, "
                 f"drafter={spec.name!r}, head={head}), or let link() make the contexts",
             )

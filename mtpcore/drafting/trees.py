@@ -20,7 +20,7 @@ Branch = tuple[DraftJob, Growth, int]
 
 
 class TreeDrafter(GraphDrafter):
-    """A drafter context whose drafts branch; entries are kept as ``GraphDrafter`` keeps them.
+    """A drafter's graph whose drafts branch; entries are kept as ``GraphDrafter`` keeps them.
 
     A node's children are ranked by the sampler: the first is what a chain would draft there. A
     child is run with the row that its parent recycles.
@@ -30,8 +30,8 @@ class TreeDrafter(GraphDrafter):
 
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         assert self.spec.tree is not None
-        n_tokens = n_embeddings(self.context.program)
-        output = self.context.extend(self._missing(jobs))
+        n_tokens = n_embeddings(self.runner.program)
+        output = self.runner.process(self._missing(jobs))
         growths = [Growth(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
         self._branch([(job, growth, -1) for job, growth in zip(jobs, growths, strict=True)], output)
         while self._grow(jobs, growths):
@@ -74,7 +74,7 @@ class TreeDrafter(GraphDrafter):
         if not branching:
             return False
         fed_rows = {slot: np.stack(found) for slot, found in slots.items()}
-        output = self.context.look_ahead(
+        output = self.runner.explore(
             Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=fed_rows)
         )
         self._branch(branching, output)
@@ -82,12 +82,12 @@ class TreeDrafter(GraphDrafter):
 
     def _room(self, job: DraftJob) -> int:
         """Return how many rows a tree of this sequence may take in the drafter's context."""
-        own = self.context
+        own = self.runner
         return min(own.n_ctx - len(job.history), own.n_batch, own.longest_draft)
 
     def _branch(self, branching: list[Branch], output: Output) -> None:
         """Give nodes their children, each from its row of logits, in order."""
-        program = self.context.program
+        program = self.runner.program
         rows = {
             slot: output.tap(name)
             if program.shape(name)[0] == OUTPUTS

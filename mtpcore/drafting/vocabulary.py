@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import LinkError
 from mtpcore.graph import GraphType
-from mtpcore.runtime.context import Context
+from mtpcore.runtime.runner import GraphRunner
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
@@ -21,7 +21,7 @@ I32 = NDArray[np.int32]
 _FIX = "convert the drafter again, or give the file that was made for this target"
 
 
-def read_vocabulary(context: Context) -> I32 | None:
+def read_vocabulary(runner: GraphRunner) -> I32 | None:
     """Return the target's id of each of a drafter's logits, int32[n_logits]; None: their own.
 
     Raises
@@ -29,8 +29,8 @@ def read_vocabulary(context: Context) -> I32 | None:
     LinkError
         As ``find_rows``.
     """
-    assert context.drafter is not None
-    ids, rows = _declared(context.model, context.drafter), context.logit_rows
+    assert runner.drafter is not None
+    ids, rows = _declared(runner.model, runner.drafter), runner.logit_rows
     if rows is None:
         return ids
     return rows if ids is None else ids[rows]

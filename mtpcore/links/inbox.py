@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import RowBuffer
 from mtpcore.errors import LinkError
 
 __all__ = ["Inbox"]
@@ -16,14 +18,14 @@ _ROOM = 64  # rows that are made room for at least
 
 
 class Held(NamedTuple):
-    """Rows of one sequence: those of positions ``first`` to ``length``, in an array from ``base``.
+    """Rows of one sequence: those of positions ``first`` to ``length``, in a buffer from ``base``.
 
     A new one replaces it as a whole, and what is put goes behind the rows that are held or into
-    another array: an old one stays true through an act. ``unsound`` are the positions of rows that
+    another buffer: an old one stays true through an act. ``unsound`` are the positions of rows that
     are not finite, ascending.
     """
 
-    rows: F32
+    rows: RowBuffer
     base: int = 0
     first: int = 0
     length: int = 0
@@ -41,11 +43,15 @@ class Inbox:
         Width of a row.
     n_seq : int
         Sequences.
+    make : callable
+        The reader's ``Backend.row_buffer``.
     """
 
-    def __init__(self, name: str, width: int, n_seq: int) -> None:
-        self.name, self.width = name, width
-        self._empty = Held(np.empty((0, width), np.float32))
+    def __init__(
+        self, name: str, width: int, n_seq: int, make: Callable[[int, int], RowBuffer]
+    ) -> None:
+        self.name, self.width, self._make = name, width, make
+        self._empty = Held(make(0, width))
         self._held = [self._empty] * n_seq
 
     def length(self, seq: int) -> int:
@@ -60,42 +66,46 @@ class Inbox:
         """Hold the rows that there were."""
         self._held[:] = saved
 
-    def put(self, seq: int, pos: int, rows: F32) -> None:
+    def put(self, seq: int, pos: int, *parts: F32) -> None:
         """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
+
+        Parameters
+        ----------
+        parts : float32[n, *]
+            The rows; of several parts each has some of their columns, in order.
 
         Raises
         ------
         LinkError
             The rows leave a gap, or have another width.
         """
-        if rows.ndim != 2 or rows.shape[1] != self.width:
+        n = len(parts[0])
+        if sum(part.shape[1] for part in parts) != self.width:
             raise LinkError(
                 "delivered rows have another width",
                 where=self.name,
                 wanted=f"[n, {self.width}]",
-                got=rows.shape,
+                got=" and ".join(str(part.shape) for part in parts),
             )
-        held, base, first, length, unsound = self._held[seq]
+        rows, base, first, length, unsound = self._held[seq]
         if first == length != pos:
-            held, base, first, length = self._empty.rows, pos, pos, pos
+            rows, base, first, length = self._empty.rows, pos, pos, pos
         if not first <= pos <= length:
             raise LinkError(
                 "delivered rows leave a gap",
                 where=f"{self.name}, sequence {seq}, position {pos}",
                 wanted=f"a position in {first}..{length}",
             )
-        end = pos + len(rows)
-        if pos < length or end - base > len(held):
-            kept = held[first - base : pos - base]
-            held = np.empty((max(end - first, 2 * len(kept), _ROOM), self.width), np.float32)
-            held[: len(kept)] = kept
+        end = pos + n
+        if pos < length or end - base > len(rows):
+            kept = rows.read(first - base, pos - base)
+            rows = self._make(max(end - first, 2 * len(kept), _ROOM), self.width)
+            rows.write(0, (kept,))
             base = first
-        held[pos - base : end - base] = rows
-        unsound = _before(unsound, pos)
-        if not np.isfinite(rows).all():
-            bad = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
-            unsound += tuple(pos + i for i in bad)
-        self._held[seq] = Held(held, base, first, end, unsound)
+        rows.write(pos - base, parts)
+        bad = rows.not_finite(pos - base, end - base)
+        unsound = _before(unsound, pos) + tuple(base + at for at in bad)
+        self._held[seq] = Held(rows, base, first, end, unsound)
 
     def sound_until(self, seq: int, begin: int, end: int) -> int:
         """Return the position of the first row of [begin, end) that is not finite, or ``end``.
@@ -121,7 +131,7 @@ class Inbox:
         """
         self._check(seq, begin, end)
         held = self._held[seq]
-        return held.rows[begin - held.base : end - held.base].copy()
+        return held.rows.read(begin - held.base, end - held.base)
 
     def _check(self, seq: int, begin: int, end: int) -> None:
         """Raise LinkError where one of rows [begin, end) is not there."""
@@ -138,26 +148,32 @@ class Inbox:
 
     def release(self, seq: int, pos: int) -> None:
         """Give up the rows before position ``pos``: nobody will read them again."""
-        held, base, first, length, unsound = self._held[seq]
+        rows, base, first, length, unsound = self._held[seq]
         if pos <= first:
             return
         first = min(pos, length)
-        if len(held) > _ROOM:  # a prompt's rows take much room
-            held, base = held[first - base : length - base].copy(), first
+        if len(rows) > _ROOM:  # a prompt's rows take much room
+            rows, base = self._copy(rows, first - base, length - base), first
         unsound = tuple(at for at in unsound if at >= pos)
-        self._held[seq] = Held(held, base, first, length, unsound)
+        self._held[seq] = Held(rows, base, first, length, unsound)
+
+    def _copy(self, rows: RowBuffer, begin: int, end: int) -> RowBuffer:
+        """Return a buffer with some rows of another one."""
+        copy = self._make(end - begin, self.width)
+        copy.write(0, (rows.read(begin, end),))
+        return copy
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""
-        held, base, first, end, unsound = self._held[seq]
+        rows, base, first, end, unsound = self._held[seq]
         if length < end:
             unsound = _before(unsound, length)
-            self._held[seq] = Held(held, base, first, max(first, length), unsound)
+            self._held[seq] = Held(rows, base, first, max(first, length), unsound)
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""
         held = self._held[seq]
-        rows = held.rows[held.first - held.base : held.length - held.base].copy()
+        rows = self._copy(held.rows, held.first - held.base, held.length - held.base)
         self._held[new] = held._replace(rows=rows, base=held.first)
 
     def remove(self, seq: int) -> None:

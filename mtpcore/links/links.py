@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import numbers
 from mtpcore.declarations.spec import DrafterSpec, Link, Tap
-from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.errors import BatchError, GraphError, LinkError, spell
+from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
-from mtpcore.runtime.context import Context
 from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import GraphRunner, Tapped
 
 __all__ = ["Links", "role_of"]
 
@@ -24,10 +25,16 @@ _ANOTHER_TARGET = "link the target that the drafter was made for"
 
 
 class Links:
-    """The links of a Cross; rows are addressed by (sequence, position), never by batch row."""
+    """The links of a Cross; rows are addressed by (sequence, position), never by batch row.
 
-    def __init__(self, contexts: Mapping[str, Context]) -> None:
-        self._contexts = contexts
+    Nothing is asked of the contexts' graphs before ``apply``: links that do not fit together leave
+    them as they are.
+    """
+
+    def __init__(self, runners: Mapping[str, GraphRunner]) -> None:
+        self._runners = runners
+        self._tapped: dict[str, Tapped] = {}
+        self._sources: dict[Slot, InboxSource] = {}
         self._joined: dict[Slot, list[Link]] = {}
         self._readers: dict[str, frozenset[str]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
@@ -56,48 +63,55 @@ class Links:
         """
         where = f"{link.src}.{link.tap} -> {link.dst}.{link.slot}"
         for role in (link.src, link.dst):
-            if role not in self._contexts:
+            if role not in self._runners:
                 raise LinkError(
-                    "no such role", where=where, wanted=", ".join(self._contexts), got=role
+                    "no such role", where=where, wanted=", ".join(self._runners), got=role
                 )
-        src, dst = self._contexts[link.src], self._contexts[link.dst]
+        src, dst = self._runners[link.src], self._runners[link.dst]
         if link.slot not in dst.program.inputs:
             raise LinkError("no such slot", where=where, wanted=", ".join(dst.program.inputs))
-        tap = Tap.parse(link.tap)
-        made = src.program
-        if str(tap) not in made.outputs:
-            made = src.model.program(src.graph_type, taps=[tap], drafter=src.drafter)
+        tapped = self._tapped.get(link.src) or src.with_taps(())
+        if _spelling(link.tap) not in tapped.program.outputs:
+            tapped = src.with_taps((*tapped.taps, Tap.parse(link.tap)))
         key = (link.dst, link.slot)
         joined = [*self._joined.get(key, []), link]
         if any(one.src != link.src or one.pairing != link.pairing for one in joined):
             raise LinkError(
                 "links that join in a slot have one source and one pairing", where=where
             )
-        have = int(made.shape(str(tap))[1]) + sum(self._width(one) for one in joined[:-1])
+        have = sum(_width(tapped.program, one) for one in joined)
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
         if have > want:
             raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
-        if str(tap) not in src.program.outputs:
-            src.add_taps([tap])
-        self._joined[key] = joined
+        src.check_taps(tapped)
+        self._tapped[link.src], self._joined[key] = tapped, joined
         self._readers.clear()
         if key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
-            self._inboxes[key] = Inbox(f"{link.dst}.{link.slot}", want, n_seq)
-            dst.sources[link.slot] = InboxSource(self._inboxes[key], link.pairing, "none")
+            self._inboxes[key] = Inbox(
+                f"{link.dst}.{link.slot}", want, n_seq, dst.backend.row_buffer
+            )
+            self._sources[key] = InboxSource(self._inboxes[key], link.pairing, "none")
+
+    def apply(self) -> None:
+        """Let the contexts hand out and read what the links ask for."""
+        for role, tapped in self._tapped.items():
+            self._runners[role].set_taps(tapped)
+        for (role, slot), source in self._sources.items():
+            self._runners[role].sources[slot] = source
 
     def declare(self, role: str) -> None:
         """Make the links that a drafter's declaration asks for.
 
         Raises
         ------
-        LinkError
+        LinkError, GraphError
             As ``connect``, or the taps of a feed together are narrower than its slot.
         """
-        context = self._contexts[role]
-        drafter = context.drafter
+        runner = self._runners[role]
+        drafter = runner.drafter
         assert drafter is not None
-        back = context.head if drafter.heads.hidden_from == "target" else 0
+        back = runner.head if drafter.heads.hidden_from == "target" else 0
         for feed in drafter.feeds:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
             owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
@@ -105,8 +119,8 @@ class Links:
                 one = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
                 try:
                     self.connect(one)
-                except LinkError as error:
-                    raise LinkError(
+                except (GraphError, LinkError) as error:
+                    raise type(error)(
                         error.what,
                         where=f"{owner}: {error.where}",
                         wanted=error.wanted,
@@ -114,7 +128,8 @@ class Links:
                         fix=error.fix or _ANOTHER_TARGET,
                     ) from None
             box = self._inboxes[dst, feed.slot]
-            have = sum(self._width(one) for one in self._joined[dst, feed.slot])
+            program = self._tapped[src].program
+            have = sum(_width(program, one) for one in self._joined[dst, feed.slot])
             if have != box.width:
                 raise LinkError(
                     "rows are narrower than the slot",
@@ -123,12 +138,7 @@ class Links:
                     got=have,
                     fix=_ANOTHER_TARGET,
                 )
-            self._contexts[dst].sources[feed.slot] = InboxSource(
-                box, feed.pairing, feed.first, back
-            )
-
-    def _width(self, link: Link) -> int:
-        return int(self._contexts[link.src].program.shape(str(Tap.parse(link.tap)))[1])
+            self._sources[dst, feed.slot] = InboxSource(box, feed.pairing, feed.first, back)
 
     def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Deliver rows that ``role`` has made: of each sequence some that continue it."""
@@ -137,13 +147,13 @@ class Links:
             if joined[0].src != role:
                 continue
             taps = [output.tap(_spelling(one.tap)) for one in joined]
-            made = taps[0] if len(taps) == 1 else np.concatenate(taps, axis=1)
             for seq, mine in rows.items():
                 begin, end = int(mine[0]), int(mine[-1]) + 1
-                found = made[begin:end] if end - begin == len(mine) else made[mine]
-                posts.append((self._inboxes[key], seq, int(output.pos[begin]), found))
-        for box, seq, pos, found in posts:
-            box.put(seq, pos, found)
+                which = slice(begin, end) if end - begin == len(mine) else mine
+                parts = [tap[which] for tap in taps]
+                posts.append((self._inboxes[key], seq, int(output.pos[begin]), parts))
+        for box, seq, pos, parts in posts:
+            box.put(seq, pos, *parts)
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
@@ -154,7 +164,7 @@ class Links:
         where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
         if found.ndim != 2 or not np.isfinite(found).all():
             raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
-        n_ctx = self._contexts[role].n_ctx if role in self._contexts else 0
+        n_ctx = self._runners[role].n_ctx if role in self._runners else 0
         end = n_ctx - len(found) + 1
         pos = read_below(pos, end, "fed rows lie outside the context", where=where)
         boxes = [
@@ -201,6 +211,11 @@ class Links:
         """Forget a sequence's waiting rows."""
         for box in self._inboxes.values():
             box.remove(seq)
+
+
+def _width(program: Program, link: Link) -> int:
+    """Return the width of the rows that a link brings from a program."""
+    return int(program.shape(_spelling(link.tap))[1])
 
 
 @cache

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from threading import Condition, get_ident
 from types import FrameType
 
-from mtpcore.acts.guards import Guard, Storey, act
+from mtpcore.acts.guards import Guard, act
 from mtpcore.decoding import Generator
 from mtpcore.errors import BusyError, MtpcoreError
 from mtpcore.lm.jobs import Job
@@ -149,7 +149,7 @@ class Engine:
             self._n_rounds += 1
             self._condition.notify_all()
 
-    @act(Storey.GENERATOR)
+    @act
     def _round(self) -> Exception | None:
         """Run a round; return what it raised, unless that is for one consumer alone."""
         self._thread = get_ident()
@@ -174,7 +174,7 @@ class Engine:
             except BusyError:
                 return
 
-    @act(Storey.GENERATOR)
+    @act
     def _tend(self) -> None:
         self._admit()
         self._update()

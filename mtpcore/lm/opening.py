@@ -59,25 +59,28 @@ def open_cross(
         Drafts were asked for, and nothing can make them.
     """
     draft = read_draft(draft)
-    llm = Context(
-        model,
-        default_n_ctx(model) if n_ctx is None else n_ctx,
-        n_seq_max=n_seq_max,
-        n_batch=n_batch,
-        kv_dtype=kv_dtype,
-        threads=threads,
-        backend=backend,
-    )
+
+    def make_context() -> Context:
+        return Context(
+            model,
+            default_n_ctx(model) if n_ctx is None else n_ctx,
+            n_seq_max=n_seq_max,
+            n_batch=n_batch,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            backend=backend,
+        )
+
     if draft == 0:
-        return Cross(llm=llm)
+        return _prepared(Cross(llm=make_context()))
     insists = draft != "auto" or drafter != "auto"
     try:
-        cross = link(llm, drafter, draft_model=draft_model)
+        cross = _prepared(link(make_context(), drafter, draft_model=draft_model))
     except (LinkError, GraphError) as error:
         if insists:
             raise
         log.warning("decoding plainly, as the drafter cannot be used: %s", error)
-        return Cross(llm=llm)
+        return _prepared(Cross(llm=make_context()))
     if insists and not cross.drafters:
         raise LinkError(
             "the model has no drafter",
@@ -86,6 +89,12 @@ def open_cross(
             fix='draft="auto" decodes plainly where there is none; draft_model= gives a drafter in '
             "a file of its own, and plugins may bring others",
         )
+    return cross
+
+
+def _prepared(cross: Cross) -> Cross:
+    """Return a Cross whose weights are packed."""
+    cross.prepare()
     return cross
 
 

@@ -52,9 +52,6 @@ class Memory(Protocol):
             Not enough pages or context; nothing changed.
         """
 
-    def commit(self, seq: int, length: int) -> None:
-        """Say that rows before ``length`` will not be taken back by a rejection."""
-
     def check_rewind(self, seq: int, length: int) -> None:
         """Raise CapacityError where ``rewind`` would."""
 

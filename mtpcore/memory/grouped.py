@@ -57,11 +57,6 @@ class GroupedKV:
                         done.rewind(seq, length)
                 raise
 
-    def commit(self, seq: int, length: int) -> None:
-        """Tell every group."""
-        for group in self.groups:
-            group.commit(seq, length)
-
     def check_rewind(self, seq: int, length: int) -> None:
         """Raise CapacityError where a group cannot go back so far."""
         for group in self.groups:

@@ -53,9 +53,6 @@ class PagedKV:
         """Make room for rows ``[begin, end)`` of each sequence, all or none."""
         self.pages.reserve(rows)
 
-    def commit(self, seq: int, length: int) -> None:
-        """Do nothing: older rows cost nothing to keep."""
-
     def check_rewind(self, seq: int, length: int) -> None:
         """Accept any length."""
 

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.acts.guards import Guard, Storey, act, perform_together
+from mtpcore.acts.guards import Guard, act
 from mtpcore.acts.journal import Journal, Transaction
-from mtpcore.backends.base import Backend, Choices, DraftPass, DraftRun, Plan, WeightSource
+from mtpcore.backends.base import Backend, Choices
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
-from mtpcore.boundary.arguments import offers, read, read_below
+from mtpcore.boundary.arguments import offers, read
 from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError
-from mtpcore.graph import GraphType
-from mtpcore.memory import GroupedKV, PagedKV, make_memory
-from mtpcore.runtime.admission import (
-    Admitted,
-    RowSource,
-    admit,
-    check_path,
-    check_rewind,
-    run_parts,
-    undecided_tree,
-)
+from mtpcore.graph import GraphType, Program
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
 from mtpcore.runtime.output import Output
-from mtpcore.runtime.sliced_logits import slice_logits
+from mtpcore.runtime.runner import GraphRunner
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["Context", "Watcher", "run_drafts"]
+__all__ = ["Context", "Owner"]
 
 I32 = NDArray[np.int32]
-Watcher = Callable[[Batch, Output], None]
-"""Is told of every batch that was processed; what it raises undoes the batch."""
+
+
+class Owner(Protocol):
+    """What a context belongs to that changes only together with others: a Cross."""
+
+    guard: Guard
+    journal: Journal
+
+    def transaction(self, seqs: Iterable[int]) -> Transaction:
+        """Return an act that may change these sequences in every context."""
+
+    def settle(self, runner: GraphRunner, seq: int) -> None:
+        """Bring the rows of a sequence up to date that are made only when they are needed."""
 
 
 class Context:
@@ -109,88 +109,47 @@ class Context:
                 got=type(model).__name__,
                 fix="load it: Context(load_model(path))",
             )
-        self.n_ctx, self.n_seq_max, self.n_batch, self.threads, self.kv_dtype = read_sizes(
+        sizes = read_sizes(
             n_ctx, n_seq_max, n_batch, default_threads() if threads is None else threads, kv_dtype
         )
-        self.model, self.graph_type = model, GraphType(graph_type)
+        kind = GraphType(graph_type)
         self.backend = select_backend(backend)
-        plain = drafter is None and self.graph_type is not GraphType.DRAFT
-        self.drafter = None if plain else model.find_drafter(drafter)
-        self.head = read(head, int, "no such head", where="Context(head=...)", error=GraphError)
-        self.logit_rows = None if logit_rows is None else integers(logit_rows, "logit_rows")
-        self.sources: dict[str, RowSource] = {}
-        self.watchers: list[Watcher] = []
-        self.deliver: Watcher | None = None
-        self.before_digest: Callable[[int], None] | None = None
-        self.owner: object | None = None
-        self.guard = Guard()  # a Cross gives its contexts one in common
-        self.journal = Journal()
-        self.transaction: Callable[[Iterable[int]], Transaction] = lambda seqs: (
-            self.journal.transaction((self,))
+        plain = drafter is None and kind is not GraphType.DRAFT
+        self.runner = GraphRunner(
+            model,
+            sizes,
+            graph_type=kind,
+            backend=self.backend,
+            taps=read_taps(taps),
+            drafter=None if plain else model.find_drafter(drafter),
+            head=read(head, int, "no such head", where="Context(head=...)", error=GraphError),
+            logit_rows=None if logit_rows is None else integers(logit_rows, "logit_rows"),
         )
-        self.set_taps(read_taps(taps))
-
-    @act(Storey.PASS)
-    def set_taps(self, taps: tuple[Tap, ...]) -> None:
-        """Hand out these taps from now on; for ``link``, while the context holds no tokens."""
-        program = self.model.program(
-            self.graph_type, taps=taps, drafter=self.drafter, head=self.head
-        )
-        source: WeightSource = self.model
-        if self.logit_rows is not None:
-            program, source = slice_logits(program, self.model, self.logit_rows)
-        memory: PagedKV | GroupedKV | None = None
-        if program.memory:
-            memory = make_memory(
-                program.memory,
-                lambda layers, n_pages: self.backend.store(layers, n_pages, self.kv_dtype),
-                n_seq=self.n_seq_max,
-                n_ctx=self.n_ctx,
-                n_batch=self.n_batch,
-            )
-        with self.model.planning():
-            plan: Plan = self.backend.plan(
-                program,
-                source,
-                n_batch=self.n_batch,
-                n_ctx=self.n_ctx,
-                threads=self.threads,
-                stores=[group.store for group in memory.groups] if memory else (),
-            )
-        self.taps, self.program, self.memory, self.plan = taps, program, memory, plan
-        self.n_axes, self.slots = program.n_axes, program.slots()
-        self.lengths = [0] * self.n_seq_max
-        self.undecided: dict[int, tuple[int, int]] = {}
-
-    @act(Storey.CONTEXT)
-    def add_taps(self, taps: Sequence[Tap]) -> None:
-        """Hand out further taps from now on.
-
-        Raises
-        ------
-        LinkError
-            The context holds tokens already: rows of these taps would be missing.
-        """
-        wanted = tuple(dict.fromkeys((*self.taps, *read_taps(taps))))
-        if wanted == self.taps:
-            return
-        if any(self.length(seq) for seq in range(self.n_seq_max)):
-            raise LinkError(
-                "the context holds tokens whose hidden states were not kept",
-                wanted=f"taps {', '.join(map(str, wanted))}",
-                got=f"taps {', '.join(map(str, self.taps)) or 'none'}",
-                fix="link before the first process(), or make the context with these taps",
-            )
-        self.set_taps(wanted)
-
-    def _alone(self, seqs: Iterable[int]) -> Transaction:
-        """Return a transaction on this context; one that a Cross owns asks the Cross for it."""
-        return self.journal.transaction((self,))
+        self.model, self.graph_type = model, kind
+        self.n_ctx, self.n_seq_max, self.n_batch = sizes.n_ctx, sizes.n_seq_max, sizes.n_batch
+        self.threads, self.kv_dtype = sizes.threads, sizes.kv_dtype
+        self.guard, self.journal = Guard(), Journal()
+        self.owner: Owner | None = None
 
     def __repr__(self) -> str:
         taps = ", ".join(map(str, self.taps))
         sizes = f"n_ctx={self.n_ctx}, n_seq_max={self.n_seq_max}, backend={self.backend.name}"
         return f"Context({self.model.architecture}, {self.graph_type.name}, {sizes}, taps=({taps}))"
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Hidden states that are handed out."""
+        return self.runner.taps
+
+    @property
+    def program(self) -> Program:
+        """The operations of the graph."""
+        return self.runner.program
+
+    @property
+    def drafter(self) -> DrafterSpec | None:
+        """Whose graph it is, where it is a drafter's."""
+        return self.runner.drafter
 
     @property
     def guarantee(self) -> str:
@@ -200,15 +159,54 @@ class Context:
     @property
     def longest_draft(self) -> int:
         """How many drafts the memory can take back."""
-        return self.memory.longest_rewind if self.memory else self.n_ctx
+        return self.runner.longest_draft
+
+    def join(self, owner: Owner) -> None:
+        """Change from now on only together with the other contexts of ``owner``."""
+        self.owner, self.journal, self.guard = owner, owner.journal, owner.guard
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row of a sequence; 0 where it is empty."""
         seq = self.check_seq(seq)
         self.journal.settle()
-        return self.lengths[seq]
+        return self.runner.lengths[seq]
 
-    @act(Storey.PASS)
+    def check_seq(self, seq: int) -> int:
+        """Return the sequence; raise BatchError where there is none of this number."""
+        return self.runner.sequences.check(seq)
+
+    @act
+    def prepare(self) -> None:
+        """Make the plan now, which packs the weights; else the first ``process`` does.
+
+        Raises
+        ------
+        BackendError, GraphError
+            The backend cannot run the graph.
+        """
+        _ = self.runner.plan
+
+    @act
+    def add_taps(self, taps: Sequence[str | Tap]) -> None:
+        """Hand out further taps from now on.
+
+        Raises
+        ------
+        LinkError
+            The context holds tokens already: rows of these taps would be missing.
+        GraphError
+            The graph has no such tap.
+        """
+        tapped = self.runner.with_taps(read_taps(taps))
+        self.runner.check_taps(tapped)
+        self.runner.set_taps(tapped)
+
+    def _transaction(self, seqs: Iterable[int]) -> Transaction:
+        if self.owner is not None:
+            return self.owner.transaction(seqs)
+        return self.journal.transaction((self.runner,))
+
+    @act
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:
         """Run all rows and store them; all or nothing.
 
@@ -219,7 +217,7 @@ class Context:
         choices : mtpcore.backends.base.Choices, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
             ``Output.chosen`` has the tokens, and ``Output.logits`` only the rows without a
-            sampler. Watchers see all.
+            sampler.
 
         Returns
         -------
@@ -233,103 +231,23 @@ class Context:
             row that is missing. The state is what it was.
         """
         self.journal.settle()
-        admitted = admit(self, batch, choices)
-        with self.transaction(admitted[1]):
-            return self._run(batch, admitted)
+        admitted = self.runner.admit(batch, choices)
+        with self._transaction(admitted[1]):
+            return self.runner.run(batch, admitted)
 
-    def extend(self, batch: Batch, choices: Choices | None = None) -> Output:
-        """Do what ``process`` does, in an act that is under way."""
-        return self._run(batch, admit(self, batch, choices))
-
-    def _run(self, batch: Batch, admitted: Admitted) -> Output:
-        rows, ranges, groups = admitted
-        arrays = run_parts(self, rows, ranges)
-        output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
-        for watcher in self.watchers:
-            self.guard.lend(watcher, batch, output)
-        if self.deliver is not None:
-            self.deliver(batch, output)
-        for seq, (begin, end) in ranges.items():
-            self.lengths[seq] = end
-            if rows.parent is not None:
-                self.undecided[seq] = (begin, end)
-        return output
-
-    def save(self) -> Any:
-        """Return what ``restore`` needs to take back the rows of an act."""
-        memory = self.memory.save() if self.memory else None
-        return self.lengths.copy(), self.undecided.copy(), memory
-
-    def restore(self, saved: Any) -> None:
-        """Hold the rows that there were at the last ``save``."""
-        lengths, undecided, memory = saved
-        if self.memory:
-            self.memory.restore(memory)
-        self.lengths[:], self.undecided = lengths, undecided.copy()
-
-    @act(Storey.PASS)
-    def draft(
-        self,
-        batch: Batch,
-        k: Sequence[int],
-        *,
-        later: Sequence[tuple[Context, Batch]] = (),
-        **choices: Any,
-    ) -> list[list[int]]:
-        """Run rows and go on with what is chosen from them; only the rows themselves are kept.
-
-        The batch's outputs are the newest rows of its sequences; ``choices`` are the other fields
-        of ``DraftRun``, one entry for each sequence in the order of the outputs.
-
-        With ``later`` a context of its own makes each further draft: pass p reads a batch with the
-        sequences that want more than p drafts, where the newest p rows of each stand for those
-        before. The rows of passes that nobody reached are not kept.
-
-        Raises
-        ------
-        BatchError, CapacityError, LinkError
-            As ``process``; the batch and the passes after it fit ``n_batch`` and ``n_ctx``.
-        """
-        guards = {one.guard for one, _ in later} - {self.guard}
-        arguments = self, batch, later, k, choices
-        found: list[list[int]] = perform_together(
-            tuple(guards), Context._draft, Storey.PASS, arguments, {}
-        )
-        return found
-
-    def _draft(
-        self,
-        batch: Batch,
-        later: Sequence[tuple[Context, Batch]],
-        k: Sequence[int],
-        choices: dict[str, Any],
-    ) -> list[list[int]]:
-        self.journal.settle()
-        with self.journal.transaction([self, *(context for context, _ in later)]):
-            return run_drafts([(self, batch), *later], k, choices)
-
-    @act(Storey.PASS)
+    @act
     def explore(self, batch: Batch) -> Output:
-        """Run rows, or a draft tree, and forget them: they reach no link and no watcher.
+        """Run rows, or a draft tree, and forget them: they reach no link.
 
         Raises
         ------
         BatchError, CapacityError, LinkError
             As ``process``.
         """
-        with self.transaction(()):
-            return self.look_ahead(batch)
+        with self._transaction(()):
+            return self.runner.explore(batch)
 
-    def look_ahead(self, batch: Batch) -> Output:
-        """Do what ``explore`` does, in an act that is under way."""
-        rows, ranges, groups = admit(self, batch)
-        arrays = run_parts(self, rows, ranges)
-        if self.memory:
-            for seq, (begin, _) in ranges.items():
-                self.memory.rewind(seq, begin)
-        return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
-
-    @act(Storey.CONTEXT)
+    @act
     def keep(self, seq: int, path: Sequence[int]) -> None:
         """After a draft tree: keep of its rows only this path, as a chain.
 
@@ -341,35 +259,57 @@ class Context:
             There is no tree, or no such path; the context belongs to a Cross.
         """
         self._check_free("accept")
-        with self.transaction(()) as transaction:
-            transaction.commit(partial(self._keep, *check_path(self, seq, path)))
+        with self._transaction(()) as transaction:
+            transaction.commit(self.runner.decide(seq, path))
 
-    @act(Storey.CONTEXT)
+    @act
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
 
         Raises
         ------
-        BatchError, LinkError
-            The place lies beyond the sequence; the context belongs to a Cross.
+        BatchError, CapacityError, LinkError
+            The place lies beyond the sequence, or too far back for a sliding window; the context
+            belongs to a Cross.
         """
         self._check_free("rollback")
-        with self.transaction(()):
-            self.forget(seq, length)
+        with self._transaction(()):
+            self.runner.rewind(seq, length)
 
-    @act(Storey.CONTEXT)
+    @act
     def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-        self._check_free("remove")
-        with self.transaction(()):
-            self.forget(seq, 0)
+        """Forget a whole sequence.
 
-    @act(Storey.CONTEXT)
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence; the context belongs to a Cross.
+        """
+        self._check_free("remove")
+        with self._transaction(()):
+            self.runner.rewind(seq, 0)
+
+    @act
     def fork(self, seq: int, new: int) -> None:
-        """Let the empty sequence ``new`` continue from where ``seq`` is."""
+        """Let the empty sequence ``new`` continue from where ``seq`` is.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, or one that is not empty; the context belongs to a Cross.
+        """
         self._check_free("fork")
-        with self.transaction(()):
-            self.copy(seq, new)
+        with self._transaction(()):
+            self.runner.fork(seq, new)
+
+    @act
+    def digest(self, seq: int) -> bytes:
+        """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
+        seq = self.check_seq(seq)
+        with self._transaction((seq,)):
+            if self.owner is not None:
+                self.owner.settle(self.runner, seq)
+            return self.runner.digest(seq)
 
     def _check_free(self, act: str) -> None:
         if self.owner is not None:
@@ -377,89 +317,3 @@ class Context:
                 "a linked context changes together with the others",
                 fix=f"call {act}() of its Cross",
             )
-
-    @act(Storey.ROWS)
-    def forget(self, seq: int, length: int) -> None:
-        """Rewind this context alone, in an act that is under way."""
-        seq, length = check_rewind(self, seq, length)
-        if self.memory:
-            self.memory.rewind(seq, length)
-        self.lengths[seq] = self.memory.length(seq) if self.memory else length
-        self.undecided.pop(seq, None)
-
-    @act(Storey.ROWS)
-    def follow(self, seq: int, path: Sequence[int]) -> None:
-        """Keep a path in this context alone, in an act that is under way."""
-        self._keep(*check_path(self, seq, path))
-
-    def _keep(self, seq: int, begin: int, steps: list[int]) -> None:
-        """Keep these rows of a tree; what was cut off half-way is ended by the same call."""
-        if self.memory:
-            self.memory.keep(seq, begin, steps)
-        self.lengths[seq] = begin + len(steps)
-        self.undecided.pop(seq, None)
-
-    @act(Storey.ROWS)
-    def copy(self, seq: int, new: int) -> None:
-        """Fork this context alone, in an act that is under way."""
-        seq, new = self.check_seq(seq), self.check_seq(new)
-        if seq in self.undecided:
-            raise undecided_tree(seq)
-        if self.lengths[new] or seq == new:
-            raise BatchError(
-                "a fork goes to an empty sequence",
-                where=f"sequence {new}",
-                got=f"{self.lengths[new]} rows",
-                fix="remove it first",
-            )
-        if self.memory:
-            self.memory.fork(seq, new)
-        self.lengths[new] = self.lengths[seq]
-
-    @act(Storey.CONTEXT)
-    def digest(self, seq: int) -> bytes:
-        """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
-        seq = self.check_seq(seq)
-        with self.transaction((seq,)):
-            return self.digest_now(seq)
-
-    def digest_now(self, seq: int) -> bytes:
-        """Do what ``digest`` does, in an act that is under way."""
-        if self.before_digest:
-            self.before_digest(seq)
-        if self.memory:
-            return self.memory.digest(seq)
-        return self.lengths[seq].to_bytes(16, "little")
-
-    def check_seq(self, seq: int) -> int:
-        """Return the sequence; raise BatchError where there is none of this number."""
-        return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")
-
-
-def run_drafts(
-    passes: Sequence[tuple[Context, Batch]], k: Sequence[int], choices: Mapping[str, Any]
-) -> list[list[int]]:
-    """Run a draft in an act that is under way; only rows that ran are kept."""
-    taken = []
-    for context, batch in passes:
-        rows, ranges, _ = admit(context, batch)
-        if len(batch) > context.n_batch:
-            raise BatchError("a draft runs in one piece", wanted=context.n_batch, got=len(batch))
-        taken.append((context, rows, ranges, {seq: context.lengths[seq] for seq in ranges}))
-        room = ranges
-        if len(passes) == 1:
-            seqs = rows.seq[rows.outputs].tolist()
-            ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
-            room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
-        if context.memory:
-            context.memory.reserve(room)
-    (first, rows, _, _), *others = taken
-    later = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
-    found, n_run = first.plan.draft(DraftRun(rows=rows, k=k, later=later, **choices), first.memory)
-    for number, (context, _, ranges, before) in enumerate(taken):
-        for seq, (_, end) in ranges.items():
-            kept = end if number < n_run else before[seq]
-            if context.memory:
-                context.memory.rewind(seq, kept)
-            context.lengths[seq] = kept
-    return found

@@ -1,23 +1,31 @@
-"""What a context may be made of: its model, its sizes, its sequences."""
+"""How large a context is."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from mtpcore.boundary.arguments import one_of, read
 from mtpcore.errors import CapacityError
 from mtpcore.memory.types import KV_DTYPES
 
-__all__ = ["read_sizes"]
+__all__ = ["Sizes", "read_sizes"]
 
 
-def read_sizes(
-    n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype: str
-) -> tuple[int, int, int, int, str]:
-    """Return settings of a context; raise CapacityError, naming it, where one is none."""
-    return (
+class Sizes(Struct, frozen=True):
+    """Places of a sequence, sequences, rows that run at once, threads, type of keys and values."""
+
+    n_ctx: int
+    n_seq_max: int
+    n_batch: int
+    threads: int
+    kv_dtype: str
+
+
+def read_sizes(n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype: str) -> Sizes:
+    """Return sizes of a context; raise CapacityError, naming it, where one is none."""
+    return Sizes(
         _read("n_ctx", n_ctx, _upto(1 << 24)),
         _read("n_seq_max", n_seq_max, _upto(1 << 16)),
         _read("n_batch", n_batch, _upto(1 << 16)),

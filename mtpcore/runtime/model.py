@@ -95,6 +95,7 @@ class Model:
         absent: str = "",
     ) -> None:
         self._file, self.spec, self.hparams = file, spec, hparams
+        self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {one.spec.name: one for one in fitted}
         self._target: Model | None = None
@@ -249,7 +250,8 @@ class Model:
         Raises
         ------
         GraphError, PluginError, ModelFileError
-            No such graph, or it breaks the grammar, or the plugin fails; names the plugin.
+            No such graph, or it breaks the grammar, or the plugin fails, which is named; the model
+            was closed.
         """
         kind, points = GraphType(graph_type), read_taps(taps)
         fitted: FittedDrafter | None = None
@@ -263,6 +265,10 @@ class Model:
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
         key = (kind.name, points, spec.name, fitted is None, head)
         with self.lock:
+            if self._is_closed:
+                raise ModelFileError(
+                    "the file is closed", where=str(self.path), fix="load the model again"
+                )
             if key not in self._programs:
                 with _asked_once(key, f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"):
                     self._programs[key] = self._build(kind, points, spec, fitted, head)
@@ -409,11 +415,13 @@ class Model:
             yield
 
     def close(self) -> None:
-        """Give up the files and packed weights: contexts that were made go on, others cannot be.
+        """Give up the files and packed weights: no further context can be made.
 
-        The memory is free when the last of these contexts is gone.
+        Contexts that have planned, by ``process`` or ``prepare``, go on; their memory is free when
+        the last of them is gone.
         """
         with self.lock:
+            self._is_closed = True
             self.packed.clear()
             self._file.close()
 

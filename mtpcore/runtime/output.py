@@ -48,7 +48,7 @@ class Output:
     def logits(self) -> F32:
         """float32[n_outputs, n_vocab], in the order of the batch.
 
-        With choices they are those of the outputs that chose no token. A watched context has all.
+        With choices they are those of the outputs that chose no token.
 
         Raises
         ------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LogitsProcessor"]
+__all__ = ["LogitsProcessor", "process_logits"]
 
 LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], None]
 """``processor(tokens, logits)`` changes the logits, float32[n_vocab], in place.
@@ -16,3 +16,14 @@ LogitsProcessor = Callable[[NDArray[np.int32], NDArray[np.float32]], None]
 own chain: bias, penalties, cuts and temperature see what it left. What it does may depend on its
 arguments alone.
 """
+
+
+def process_logits(
+    processor: LogitsProcessor | None, tokens: NDArray[np.int32], logits: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return one row of logits as a processor leaves it; what it gets are copies."""
+    if processor is None:
+        return logits
+    changed = logits.copy()
+    processor(tokens.copy(), changed[:])  # of a view it may change the shape
+    return changed

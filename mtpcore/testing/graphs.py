@@ -11,6 +11,7 @@ from mtpcore.backends.base import F32, Backend, Rows
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
+from mtpcore.declarations.spec import Tap
 from mtpcore.graph.program import Program
 from mtpcore.runtime.context import Context
 from mtpcore.testing.runner import Runner
@@ -112,9 +113,7 @@ def _programs(
         yield role, one, one.program
         taps = one.program.taps
         if set(taps) - one.program.outputs.keys():
-            program = one.model.program(
-                one.graph_type, taps=taps, drafter=one.drafter, head=one.head
-            )
+            program = one.runner.with_taps([Tap.parse(tap) for tap in taps]).program
             yield f"{role} with all taps", one, program
 
 

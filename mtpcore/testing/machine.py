@@ -21,12 +21,13 @@ from mtpcore.errors import CapacityError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
+from mtpcore.testing.deliveries import intercept
 from mtpcore.testing.subject import Subject
 
 __all__ = ["machine_of"]
 
 N_SEQ, N_CTX = 3, 160
-FAULTS = ("proposer", "watcher", "acceptance")
+FAULTS = ("proposer", "delivery", "acceptance")
 SAMPLINGS = (
     Sampling.greedy(),
     Sampling(temperature=0.8, top_k=40, seed=3),
@@ -47,7 +48,7 @@ class Interrupter(Proposer):
         self.count()
         return []
 
-    def watch(self, batch: Batch, output: Output) -> None:
+    def deliver(self, batch: Batch, output: Output) -> None:
         self.count()
 
     def accept(self, number: int, token: int) -> bool:
@@ -70,7 +71,7 @@ def machine_of(
 
     ``options`` go to the contexts; ``drafter`` is a variant of the family's. After any of these
     acts every role's digest must equal that of a new Cross which got the tokens in one batch; so
-    must it after a proposer, a watcher of the target or a callback that accepts has raised.
+    must it after a proposer, the delivery of a batch or a callback that accepts has raised.
     """
 
     class Machine(RuleBasedStateMachine):
@@ -133,7 +134,7 @@ def machine_of(
             sampling: Sampling,
             again: bool,
         ) -> None:
-            """Let a round raise (T14): nothing has changed, and the same round can be run."""
+            """Let a round raise ; nothing has changed, and the same round can be run."""
             seqs = self.choose(data, sampling)
             wanted = dict.fromkeys(seqs, k)
             if fault == "proposer":
@@ -142,10 +143,9 @@ def machine_of(
             for seq in seqs:
                 if not len(drafts[seq]):
                     drafts[seq] = [0]  # without a draft nobody is asked whether to accept it
-            if fault == "watcher":
-                self.cross.llm.watchers.append(self.interrupter.watch)
-                self.interrupt(0, lambda: self.cross.verify(drafts, sampling))
-                self.cross.llm.watchers.remove(self.interrupter.watch)
+            if fault == "delivery":
+                with intercept(self.cross.llm, self.interrupter.deliver):
+                    self.interrupt(0, lambda: self.cross.verify(drafts, sampling))
             if fault == "acceptance":
                 fewest = min(len(draft) for draft in drafts.values())
                 after = 0 if isinstance(drafts[min(seqs)], DraftTree) else after % fewest
@@ -179,7 +179,7 @@ def machine_of(
                 assert self.cross.tokens(seq) == text
                 assert self.cross.llm.length(seq) == len(text)
                 assert self.cross.pending(seq) == before[seq]
-            assert not self.cross.llm.undecided
+            assert not self.cross.llm.runner.sequences.undecided
 
         def finish(self, drafts: dict[int, Any], sampling: Sampling, rejects: int) -> None:
             """Verify drafts and accept some of those that may be."""

@@ -154,7 +154,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     taps = [tap for feed in subject.spec.feeds if feed.src == "target" for tap in feed.taps]
     assert taps, f"{subject}: the drafter reads nothing of the target"
 
-    deliver = cross.llm.deliver
+    runner = cross.llm.runner
+    deliver = runner.deliver
     assert deliver is not None  # a Cross takes what its target makes
 
     def spoil(batch: Batch, output: Output) -> None:
@@ -164,7 +165,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
         made = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
         deliver(batch, made)
 
-    cross.llm.deliver = spoil
+    runner.deliver = spoil
     stats = _compare(cross, subject, texts)
     assert cross.paused, f"{subject}: broken rows from place {place} on were not noticed"
     if place == 0:

@@ -16,6 +16,7 @@ def test_estimates_are_what_packing_takes(tmp_path, kind, output):
     chosen = {n: kind if t.ndim > 1 else "F32" for n, t in tensors.items()}
     model = load(tmp_path, tensors, heads=1, types=chosen)
     cross = link(Context(model, 64))
+    cross.prepare()
     programs = [context.program for context in cross.contexts.values()]
     packed = {}
     for (*_, tensor, _), made in model.packed.items():
@@ -29,6 +30,7 @@ def test_estimates_of_stacks_are_what_packing_takes(kind):
     """Experts, and the matrices of heads."""
     with load_model(model_file("ds-12", kind)) as model:
         cross = link(Context(model, 64))
+        cross.prepare()
         programs = [context.program for context in cross.contexts.values()]
         packed = {}
         for (*_, tensor, _), made in model.packed.items():

@@ -165,7 +165,7 @@ def test_barriers_of_layers_with_experts(name, layers, behind):
     what comes before its first product each thread makes for itself; one barrier is the logits'.
     """
     context = mtpcore.Context(mtpcore.load_model(name), 64, threads=2)
-    steps = context.plan.steps
+    steps = context.runner.plan.steps
     adds = [i for i, step in enumerate(steps) if step.kind == "add"]
     # A layer ends with the last sum before the next norm.
     ends = [i for i in adds if steps[i + 1].kind == "rms_norm"][1::2]
@@ -177,7 +177,7 @@ def test_barriers_of_layers_with_experts(name, layers, behind):
 def test_norms_side_by_side_are_made_in_place():
     """The demo's head joins the norms of a token and a hidden row: nothing is copied for it."""
     cross = mtpcore.link(mtpcore.Context(mtpcore.load_model("demo"), 64, threads=2))
-    drafter = cross.drafters["draft"].context
+    drafter = cross.drafters["draft"].runner
     assert "concat" in [node.op for node in drafter.program.nodes]
     assert "copy" not in [step.kind for step in drafter.plan.steps]
 

@@ -101,6 +101,7 @@ open("/proc/self/clear_refs", "w").write("5")
 before = status("VmHWM")
 model = mtpcore.load_model(sys.argv[1])
 context = mtpcore.Context(model, 32, n_batch=32, threads=16)
+context.prepare()
 peak = status("VmHWM")
 packed = [made if type(made) is list else [made] for made in model.packed.values()]
 print(sum(one.nbytes for made in packed for one in made), peak - before)

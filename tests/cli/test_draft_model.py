@@ -115,8 +115,9 @@ def test_inspect_shows_it_with_its_target(command, pair):
     cross = mtpcore.link(
         mtpcore.Context(mtpcore.load_model(target), 64), draft_model=mtpcore.load_model(head)
     )
+    cross.prepare()
     for role, name in (("llm", "llm"), ("draft", "eagle3")):
-        assert parts[name]["kv_per_sequence"] == cross.contexts[role].memory.store.n_bytes
+        assert parts[name]["kv_per_sequence"] == cross.contexts[role].runner.memory.store.n_bytes
     packed = [
         {key: sum(p.nbytes for p in made) if isinstance(made, list) else made.nbytes
          for key, made in one.packed.items()}

@@ -41,9 +41,10 @@ def test_the_memory_plan_is_what_contexts_take(command, glm, kv_dtype):
     found = json.loads(command("inspect", glm, "--json", "-c", 100, "--kv-dtype", kv_dtype)[1])
     model = mtpcore.load_model(glm)
     cross = mtpcore.link(mtpcore.Context(model, 100, kv_dtype=kv_dtype))
+    cross.prepare()
     parts = {part["role"]: part for part in found["plan"]["parts"]}
     for role, name in (("llm", "llm"), ("draft", "glm_nextn")):
-        taken = cross.contexts[role].memory.store.n_bytes
+        taken = cross.contexts[role].runner.memory.store.n_bytes
         assert parts[name]["kv_per_sequence"] == taken
     packed = {
         key: sum(one.nbytes for one in made) if isinstance(made, list) else made.nbytes
@@ -61,14 +62,15 @@ def test_the_memory_plan_counts_every_head(command):
     found = json.loads(command("inspect", "demo:mimo2", "--json", "-c", 1000)[1])
     parts = {part["role"]: part for part in found["plan"]["parts"]}
     model = mtpcore.load_model("demo:mimo2")
-    contexts = mtpcore.link(mtpcore.Context(model, 1000)).contexts
-    heads = [one for role, one in contexts.items() if role != "llm"]
+    cross = mtpcore.link(mtpcore.Context(model, 1000))
+    cross.prepare()
+    heads = [one for role, one in cross.contexts.items() if role != "llm"]
     assert len(heads) == 3
     packed = [made if isinstance(made, list) else [made] for made in model.packed.values()]
     assert sum(part["weights"] for part in parts.values()) == sum(
         one.nbytes for made in packed for one in made
     )
-    alone = mtpcore.Context(model, 1000, graph_type="draft", drafter="mimo2_mtp").memory
+    alone = mtpcore.Context(model, 1000, graph_type="draft", drafter="mimo2_mtp").runner.memory
     assert parts["mimo2_mtp"]["kv_per_sequence"] == 3 * sum(g.store.n_bytes for g in alone.groups)
 
 
@@ -83,7 +85,7 @@ def test_the_plan_without_packing_counts_the_file_apart(command, glm):
     found = json.loads(command("inspect", glm, "--json", "--no-repack")[1])
     packed = json.loads(command("inspect", glm, "--json")[1])
     model = mtpcore.load_model(glm, repack=False)
-    mtpcore.link(mtpcore.Context(model, 100))
+    mtpcore.link(mtpcore.Context(model, 100)).prepare()
     mapped = {
         key[2]
         for key, made in model.packed.items()

@@ -32,9 +32,9 @@ class Noting:
 
 
 def noting(cross, role="llm"):
-    context = cross.contexts[role]
-    context.plan = Noting(context.plan)
-    return context.plan
+    runner = cross.contexts[role].runner
+    runner._plan = Noting(runner.plan)
+    return runner.plan
 
 
 def linked(**settings):
@@ -59,22 +59,6 @@ def written(sampling, draft, in_the_pass):
     assert len(asked) > 5
     assert set(asked[1:]) == {in_the_pass}
     return text
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-@pytest.mark.parametrize("sampling", [RACE, Sampling.greedy()])
-def test_a_watched_target_writes_the_same_text(family, sampling):
-    """Somebody who may look at the logits gets them, and the same tokens come of it."""
-    texts = []
-    for watched in (False, True):
-        cross = family.link(threads=1)
-        asked = noting(cross).asked
-        if watched:
-            cross.llm.watchers.append(lambda batch, output: output.logits)
-        generator = Generator(cross, sampling=sampling, draft=3)
-        texts.append(list(generator.generate(PROMPT, max_tokens=40, ignore_eos=True)))
-        assert any(asked) != watched
-    assert texts[0] == texts[1]
 
 
 def test_beside_drafts_a_prompt_has_its_own_logits_written():
@@ -130,7 +114,7 @@ def test_unfinished_prompts_are_of_sequences_that_have_one(unfinished):
     before = cross.digest(2)
     with pytest.raises(BatchError, match="unfinished"):
         cross.verify({2: []}, RACE, prefill={0: PROMPT, 1: []}, unfinished=unfinished)
-    assert cross.llm.lengths == [0, 0, len(PROMPT)]
+    assert cross.llm.runner.lengths == [0, 0, len(PROMPT)]
     assert cross.digest(2) == before
 
 

@@ -62,11 +62,14 @@ def state(cross):
     held = [
         (group.pages.n_free, np.where(group.pages.bounds[1] > 0, group.pages.bounds, 0).tolist())
         for context in cross.contexts.values()
-        for group in (context.memory.groups if context.memory else ())
+        for group in (context.runner.memory.groups if context.runner.memory else ())
     ]
-    undecided = [one.undecided for one in cross._states]
-    streams = [(one.stream, one.n_prompt, one.n_known) for one in cross._states]
-    texts = [one.history[: one.n + (one.pending is not None)].tolist() for one in cross._states]
+    undecided = [one.undecided for one in cross.speculation.states]
+    streams = [(one.stream, one.n_prompt, one.n_known) for one in cross.speculation.states]
+    texts = [
+        one.history[: one.n + (one.pending is not None)].tolist()
+        for one in cross.speculation.states
+    ]
     return [look(cross, seq) for seq in range(3)], held, undecided, streams, texts, cross.paused
 
 
@@ -132,9 +135,14 @@ BARE = {
 
 
 def held_by(context):
-    pages = context.memory.pages
+    pages = context.runner.memory.pages
     digests = [context.digest(seq) for seq in range(3)]
-    return digests, context.lengths[:], dict(context.undecided), pages.n_free
+    return (
+        digests,
+        context.runner.lengths[:],
+        dict(context.runner.sequences.undecided),
+        pages.n_free,
+    )
 
 
 @pytest.mark.parametrize("name", BARE)

@@ -7,6 +7,8 @@ I3 waiting rows are tagged with the state and place that their reader will pair 
 pair itself is asserted inside the double); I4 lengths; I5 the tokens are those of plain decoding.
 """
 
+from contextlib import nullcontext
+
 import pytest
 from harness.committed import Known, digest_before, look
 from harness.hashed import FUSED, N_VOCAB, SPEC, HashBackend, HashModel, Planted, read_tag
@@ -21,6 +23,7 @@ from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
+from mtpcore.testing.deliveries import intercept
 
 N_CTX, N_SEQ = 90, 4
 SAMPLINGS = (
@@ -33,7 +36,7 @@ samplings = st.sampled_from(SAMPLINGS)
 seqs = st.integers(0, N_SEQ - 1)
 prompts = st.lists(st.integers(0, N_VOCAB - 1), min_size=1, max_size=30)
 kinds = st.sampled_from(["coupled", "argmax"])
-failures = st.sampled_from([None] * 12 + ["watcher", "acceptance", 0, 1, 3, 6])
+failures = st.sampled_from([None] * 12 + ["delivery", "acceptance", 0, 1, 3, 6])
 """What raises in an act: nothing, one of its callbacks, or the backend after so many rows."""
 
 
@@ -74,17 +77,15 @@ class CrossMachine(RuleBasedStateMachine):
         ]
 
     def attempt(self, failure, act, *args, **choices):
-        """T14: act; where something raises in it return None, and all invariants hold as before."""
-        watchers = self.cross.llm.watchers
+        """Act; where something raises in it return None, and all invariants hold as before."""
         self.backend.fail_at = failure if isinstance(failure, int) else None
-        watchers += [raising] * (failure == "watcher")
         try:
-            return act(*args, **choices)
+            with intercept(self.cross.llm, raising) if failure == "delivery" else nullcontext():
+                return act(*args, **choices)
         except Planted:
             return None
         finally:
             self.backend.fail_at = None
-            watchers.clear()
 
     def refuses(self, kind, what, act, *args, **choices):
         """What is forbidden raises an error of ours, and nothing has changed."""
@@ -309,7 +310,7 @@ class CrossMachine(RuleBasedStateMachine):
         for seq, known in self.known.items():
             for role, fresh in self.fresh(seq).contexts.items():
                 own = self.cross.contexts[role]
-                if role != "llm" and own.memory:
+                if role != "llm" and own.runner.memory:
                     n = min(own.length(seq), len(known.tokens))
                     assert digest_before(own, seq, n) == digest_before(fresh, seq, n)
 
@@ -336,7 +337,7 @@ class CrossMachine(RuleBasedStateMachine):
             known = self.of(seq)
             for role, one in self.cross.contexts.items():
                 n = len(known.tokens)
-                assert one.memory is None or one.memory.length(seq) == one.length(seq)
+                assert one.runner.memory is None or one.runner.memory.length(seq) == one.length(seq)
                 if role == "llm":
                     assert one.length(seq) == n + known.n_undecided
                 else:

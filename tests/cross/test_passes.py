@@ -36,7 +36,7 @@ class Counted:
 def rounds(cross, n_rounds, k=3):
     """After a prompt and a first round, yield (accepted before, passes by role) of each round."""
     cross.llm.process(Batch.of([7, 3, 9, 12, 4, 8]))
-    plans = {name: Counted(context.plan) for name, context in cross.contexts.items()}
+    plans = {name: Counted(context.runner.plan) for name, context in cross.contexts.items()}
     accepted = None
     for _ in range(n_rounds + 1):
         for plan in plans.values():

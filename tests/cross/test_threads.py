@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mtpcore import Batch, BusyError, Context, Generator, Sampling, link, load_model
+from mtpcore.testing.deliveries import intercept
 
 SECONDS = float(os.environ.get("MTPCORE_STRESS_SECONDS", "0"))
 N_THREADS, N_ACTS = 4, 40
@@ -92,7 +93,7 @@ def make_cross(name="demo"):
 
 def holds_nothing(cross):
     """Say whether every page is free again, and used by nobody."""
-    pages = [group.pages for one in cross.contexts.values() for group in one.memory.groups]
+    pages = [group.pages for one in cross.contexts.values() for group in one.runner.memory.groups]
     for one in pages:
         one.save()  # until here the pages of the last act could be restored
     return all(one.n_free == len(one.uses) and not np.any(one.uses) for one in pages)
@@ -134,9 +135,9 @@ def test_an_iterator_that_is_closed_while_a_round_runs_gives_its_sequence_back()
             iterator.close()
 
     request = generator.add([4, 4, 4], max_tokens=12, ignore_eos=True)
-    cross.llm.watchers.append(close)
-    while generator.active:
-        generator.step()
+    with intercept(cross.llm, close):
+        while generator.active:
+            generator.step()
     assert closed
     assert text
     assert generator.stats.tokens < 60  # nobody wrote the other text to its end

@@ -1,5 +1,7 @@
 """Draft trees in a Cross: the way through them, and that what was not taken leaves no trace."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from harness import seer
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from mtpcore import Batch, Context, Cross, DraftTree, Sampling
 from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.testing.deliveries import intercept
 
 PROMPT = [3, 1, 4]
 SAMPLINGS = [
@@ -136,7 +139,7 @@ def test_an_undecided_tree_can_be_rolled_back_and_nothing_else():
     assert_fresh(cross, 0, PROMPT)
 
 
-@pytest.mark.parametrize("fault", ["backend", "watcher", "acceptance"])
+@pytest.mark.parametrize("fault", ["backend", "delivery", "acceptance"])
 def test_T14_whatever_raises_leaves_the_state_as_it_was(fault):
     """In the run, in a callback of the batch, and in one after it; chains and prompts beside it."""
     cross, backend, truth = ready()
@@ -155,14 +158,12 @@ def test_T14_whatever_raises_leaves_the_state_as_it_was(fault):
             acceptance=acceptance,
         )
 
-    if fault == "watcher":
-        cross.llm.watchers.append(fail)
     backend.fail_at = 5 if fault == "backend" else None
-    with pytest.raises(Planted):
+    raising = intercept(cross.llm, fail) if fault == "delivery" else nullcontext()
+    with raising, pytest.raises(Planted):
         verify(fail if fault == "acceptance" else None)
-    cross.llm.watchers.clear()
     assert [(cross.digest(s), cross.tokens(s), cross.pending(s)) for s in range(4)] == before
-    assert not cross.llm.undecided
+    assert not cross.llm.runner.sequences.undecided
     assert verify()[0].accepted == 3
     cross.accept(0)
     cross.accept(1)
@@ -222,36 +223,36 @@ def test_rows_of_a_tree_are_those_of_its_paths(tmp_path, backend, name, start):
     tokens = np.random.default_rng(1).permutation(64)[:n]
     depth = DraftTree(tokens, parent).depth
 
+    # A bias of nothing: all logits are written, none is chosen from while it is computed.
+    sampling = Sampling(temperature=1.0, seed=1, logit_bias={5: 0.0})
+
     def make(n_batch):
         llm = Context(model, 300, n_seq_max=3, n_batch=n_batch, backend=backend, taps=["hidden"])
         cross = Cross(llm=llm)
         llm.process(Batch.of(np.arange(start) % 64))
         llm.process(Batch.of([7], seq=1))
+        return cross
+
+    def verify(cross, *args, **options):
         outputs = []
-        llm.watchers.append(lambda batch, output: outputs.append(output))
-        return cross, outputs
+        with intercept(cross.llm, lambda batch, output: outputs.append(output)):
+            return cross.verify(*args, **options), outputs[-1]
 
     for n_batch in (10, 64):
-        cross, outputs = make(n_batch)
-        sampling = Sampling(temperature=1.0, seed=1)
-        verdicts = cross.verify(
-            {0: DraftTree(tokens, parent), 1: [5, 6]}, sampling, prefill={2: list(range(14))}
-        )
-        output = outputs[-1]
-        pending = cross.pending(0)
+        cross = make(n_batch)
+        drafts = {0: DraftTree(tokens, parent), 1: [5, 6]}
+        verdicts, output = verify(cross, drafts, sampling, prefill={2: list(range(14))})
         for node in range(n):
             path, at = [], node
             while at >= 0:
                 path, at = [tokens[at], *path], parent[at]
-            alone, chains = make(64)
-            assert alone.pending(0, sampling) == pending
-            alone.verify({0: path}, sampling)
+            _, chain = verify(make(64), {0: path}, sampling)
             row = 1 + node
-            assert np.array_equal(output.logits[row], chains[-1].logits[depth[node]])
-            assert np.array_equal(output.tap("hidden")[row], chains[-1].tap("hidden")[depth[node]])
+            assert np.array_equal(output.logits[row], chain.logits[depth[node]])
+            assert np.array_equal(output.tap("hidden")[row], chain.tap("hidden")[depth[node]])
         for seq, verdict in verdicts.items():
             cross.accept(seq)
-            fresh, _ = make(64)
+            fresh = make(64)
             fresh.remove(seq)
             fresh.llm.process(Batch.of(cross.tokens(seq), seq=seq))
             assert cross.digest(seq) == fresh.digest(seq)

@@ -11,6 +11,7 @@ from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError, CapacityError
 from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
+from mtpcore.testing.deliveries import intercept
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, SAMPLING, 40)
@@ -38,7 +39,7 @@ def agree(request, generator, tokens):
     assert cross.pending(0) is None
     for role, context in cross.contexts.items():
         assert context.length(0) == 0
-        assert context.memory.pages.n_free == len(context.memory.pages.uses)
+        assert context.runner.memory.pages.n_free == len(context.runner.memory.pages.uses)
         assert not [box.name for box in cross.links.inboxes(role).values() if box.length(0)]
 
 
@@ -240,7 +241,7 @@ def test_T14_a_round_that_raises_can_be_stepped_again(row):
     assert [r.tokens for r in made] == [plain(r.prompt, SAMPLING, 12) for r in made]
 
 
-def test_T14_a_watcher_that_raises():
+def test_a_delivery_that_raises():
     generator, _ = generator_of()
     llm, calls = generator.cross.llm, []
 
@@ -249,8 +250,8 @@ def test_T14_a_watcher_that_raises():
         if len(calls) % 2:
             raise Planted
 
-    llm.watchers.append(watch)
-    request = generator.add(PROMPT, max_tokens=30)
-    run(generator)
+    with intercept(llm, watch):
+        request = generator.add(PROMPT, max_tokens=30)
+        run(generator)
     assert request.tokens == TRUTH[:30]
     assert len(calls) > 6

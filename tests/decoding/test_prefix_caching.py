@@ -128,14 +128,14 @@ def test_generators_with_and_without_it_take_turns():
     other = Generator(one.cross, sampling=WARM)
     write(one, PROMPT)
     assert write(other, [*PROMPT, 5]).n_cached == 3
-    assert one.cross.llm.lengths == [0]
+    assert one.cross.llm.runner.lengths == [0]
     assert write(one, PROMPT).n_cached == 0
 
 
 def test_without_it_nothing_is_kept():
     generator = Generator(cached().cross, sampling=WARM)
     write(generator, PROMPT)
-    assert generator.cross.llm.lengths == [0]
+    assert generator.cross.llm.runner.lengths == [0]
 
 
 @pytest.mark.parametrize(("name", "kept"), [("demo", 20), ("demo:mimo2", 0)])

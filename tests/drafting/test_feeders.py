@@ -11,6 +11,7 @@ from harness.scripted import SCRIPTS, Scripted, plain
 
 from mtpcore import Batch, Context, Cross, Generator, LinkError, Sampling, link
 from mtpcore.plugin import Feed, Outputs
+from mtpcore.testing.deliveries import intercept
 
 SAMPLING = Sampling(temperature=0.9, seed=3)
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
@@ -63,19 +64,20 @@ def test_it_runs_before_drafts_and_only_for_what_is_new():
     cross = hashed(backend=backend)
     fusion = cross.contexts["draft_fusion"]
     seen = []
-    fusion.watchers.append(lambda batch, output: seen.append(batch.pos.tolist()))
-    cross.llm.process(Batch.of(PROMPT))
-    assert fusion.length(0) == 0
-    drafts = cross.draft(0, 3, SAMPLING)
-    assert seen == [list(range(7))]
-    assert drafts == plain(PROMPT, SAMPLING, 4)[1:]
-    cross.draft(0, 3, SAMPLING)
-    assert len(seen) == 1
-    cross.verify({0: drafts}, SAMPLING)
-    cross.accept(0, 1)
-    assert fusion.length(0) == 7
-    cross.draft(0, 3, SAMPLING)
-    assert seen[1:] == [[7, 8]]
+    look = intercept(fusion, lambda batch, output: seen.append(batch.pos.tolist()))
+    with look:
+        cross.llm.process(Batch.of(PROMPT))
+        assert fusion.length(0) == 0
+        drafts = cross.draft(0, 3, SAMPLING)
+        assert seen == [list(range(7))]
+        assert drafts == plain(PROMPT, SAMPLING, 4)[1:]
+        cross.draft(0, 3, SAMPLING)
+        assert len(seen) == 1
+        cross.verify({0: drafts}, SAMPLING)
+        cross.accept(0, 1)
+        assert fusion.length(0) == 7
+        cross.draft(0, 3, SAMPLING)
+        assert seen[1:] == [[7, 8]]
 
 
 def test_sequences_run_together():
@@ -83,8 +85,11 @@ def test_sequences_run_together():
     for seq in range(3):
         cross.llm.process(Batch.of(PROMPT[: seq + 2], seq=seq))
     batches = []
-    cross.contexts["draft_fusion"].watchers.append(lambda batch, output: batches.append(len(batch)))
-    cross.draft({0: 2, 1: 2, 2: 2}, sampling=SAMPLING)
+    look = intercept(
+        cross.contexts["draft_fusion"], lambda batch, output: batches.append(len(batch))
+    )
+    with look:
+        cross.draft({0: 2, 1: 2, 2: 2}, sampling=SAMPLING)
     assert batches == [2 + 3 + 4]
 
 
@@ -187,7 +192,7 @@ def test_contexts_made_by_hand():
     with pytest.raises(LinkError, match="no context"):
         Cross(**mixed)
     small = contexts(draft="draft", draft_fusion="fusion")
-    small["draft_fusion"].n_ctx = 59
+    small["draft_fusion"].runner.n_ctx = 59
     with pytest.raises(LinkError, match="smaller than the target's") as caught:
         Cross(**small)
     assert caught.value.where == "draft_fusion"

@@ -54,7 +54,7 @@ def test_no_context_is_made_of_a_shortened_file(tmp_path, repack):
     body = f"""
 model = mtpcore.load_model(path, repack={repack})
 cut()
-assert refusal(lambda: mtpcore.Context(model, n_ctx=64)) == SHORTER
+assert refusal(mtpcore.Context(model, n_ctx=64).prepare) == SHORTER
 """
     assert run(tmp_path, body) == (0, "")
 
@@ -64,7 +64,7 @@ def test_weights_in_the_file_are_looked_for_before_each_context(tmp_path):
 model = mtpcore.load_model(path, repack=False)
 process(mtpcore.Context(model, n_ctx=64))
 cut()
-assert refusal(lambda: mtpcore.Context(model, n_ctx=64)) == SHORTER
+assert refusal(mtpcore.Context(model, n_ctx=64).prepare) == SHORTER
 """
     assert run(tmp_path, body) == (0, "")
 
@@ -77,7 +77,7 @@ wanted = process(one).tobytes()
 cut()
 process(one)
 assert process(mtpcore.Context(model, n_ctx=64)).tobytes() == wanted
-assert refusal(lambda: mtpcore.link(mtpcore.Context(model, n_ctx=64))) == SHORTER
+assert refusal(mtpcore.link(mtpcore.Context(model, n_ctx=64)).prepare) == SHORTER
 """
     assert run(tmp_path, body) == (0, "")
 

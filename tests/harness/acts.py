@@ -7,11 +7,8 @@ from mtpcore import Batch, Context, Cross, Generator, Link, Sampling, Tap, link,
 SAMPLING = Sampling(temperature=1.0, seed=3)
 PROMPT = [5, 6, 7]
 NOT_ACTS = {
-    Context: {"length", "check_seq", "extend", "look_ahead", "digest_now", "save", "restore"},
-    Cross: {
-        *("tokens", "transaction", "save", "restore"),
-        *("propose", "judge", "settle", "clear", "choose"),
-    },
+    Context: {"length", "check_seq", "join"},
+    Cross: {"tokens", "transaction", "settle"},
     Generator: {"request", "generate"},  # the latter is made of queue, step and cancel
 }
 """Public methods that only look, that are made of acts, or that are parts of one under way."""
@@ -37,12 +34,17 @@ class Room:
     def state(self):
         """Return all that acts change, read without making one."""
         contexts = [
-            (one.taps, [*one.lengths], {**one.undecided}, [*map(one.memory.digest, range(4))])
+            (
+                one.taps,
+                [*one.runner.lengths],
+                {**one.runner.sequences.undecided},
+                [*map(one.runner.memory.digest, range(4))],
+            )
             for one in self.cross.contexts.values()
         ]
         sequences = [
             (one.history[: one.n + 1].tolist(), one.n, one.n_known, one.pending, one.stream)
-            for one in self.cross._states
+            for one in self.cross.speculation.states
         ]
         inboxes = [[box.length(seq) for seq in range(4)] for box in self.inboxes()]
         links, active = [*self.cross.links], len(self.generator._requests)
@@ -52,28 +54,30 @@ class Room:
         return self.cross.links.inboxes("draft").values()
 
 
+def look(sequences):
+    digests = [*map(sequences.memory.digest, range(4))]
+    return [*sequences.lengths], {**sequences.undecided}, digests
+
+
 def new_request(generator):
     return generator.request([1, 2], max_tokens=4)
 
 
 CALLS = {
     Context.process: lambda room: room.llm.process(Batch.of([5], seq=1, pos=3)),
-    Context.draft: lambda room: room.head.draft(Batch.of([5], seq=2, pos=1), [1]),
     Context.explore: lambda room: room.llm.explore(Batch.of([5], seq=1, pos=3)),
-    Context.set_taps: lambda room: room.llm.set_taps((Tap.parse("residual"),)),
     Context.add_taps: lambda room: room.llm.add_taps([Tap.parse("residual")]),
     Context.keep: lambda room: room.llm.keep(1, []),
     Context.rewind: lambda room: room.llm.rewind(1, 1),
     Context.remove: lambda room: room.llm.remove(1),
     Context.fork: lambda room: room.llm.fork(1, 2),
-    Context.forget: lambda room: room.llm.forget(1, 1),
-    Context.follow: lambda room: room.llm.follow(1, []),
-    Context.copy: lambda room: room.llm.copy(1, 2),
+    Context.prepare: lambda room: room.llm.prepare(),
     Context.digest: lambda room: room.head.digest(1),
     Cross.connect: lambda room: room.cross.connect(
         Link(src="llm", tap="residual", dst="draft", slot="hidden")
     ),
     Cross.feed: lambda room: room.cross.feed("llm", "hidden", 3, 0, np.zeros((1, 64), np.float32)),
+    Cross.prepare: lambda room: room.cross.prepare(),
     Cross.pending: lambda room: room.cross.pending(1, SAMPLING),
     Cross.draft: lambda room: room.cross.draft(1, 2, SAMPLING),
     Cross.verify: lambda room: room.cross.verify({1: [5]}, SAMPLING),
@@ -91,6 +95,5 @@ CALLS = {
 
 
 def spell(act):
-    """Return an act as errors write it; acts of ``Roles`` are those of a Cross."""
-    owner = {"Roles": "Cross"}.get(name := act.__qualname__.partition(".")[0], name)
-    return f"{owner}.{act.__name__}()"
+    """Return an act as errors write it."""
+    return f"{act.__qualname__}()"

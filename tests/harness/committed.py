@@ -90,7 +90,7 @@ class Known:
 
 def digest_before(context, seq, end):
     """Hash what a context holds of a sequence before place ``end``; a drafter is not settled."""
-    memory = context.memory
+    memory = context.runner.memory
     begin, end = memory.first(seq), min(end, memory.length(seq))
     found = hashlib.blake2b(f"{begin}..{end}".encode() if begin < end else b"none")
     memory.hash_rows(found, seq, begin, end)
@@ -99,8 +99,8 @@ def digest_before(context, seq, end):
 
 def check_pages(context):
     """No page is lost, once the next act has begun and given up what is not kept."""
-    context.save()
-    for group in context.memory.groups if context.memory else ():
+    context.runner.save()
+    for group in context.runner.memory.groups if context.runner.memory else ():
         pages = group.pages
         held = pages.tables[pages.tables >= 0]
         assert np.array_equal(np.bincount(held, minlength=len(pages.uses)), pages.uses)
@@ -111,7 +111,7 @@ def check_pages(context):
 def look(cross, seq):
     """Everything that a Cross shows of a sequence; nothing of it is changed by looking."""
     held = {
-        role: (one.length(seq), one.memory and digest_before(one, seq, one.length(seq)))
+        role: (one.length(seq), one.runner.memory and digest_before(one, seq, one.length(seq)))
         for role, one in cross.contexts.items()
     }
     waiting = {

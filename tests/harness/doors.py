@@ -80,10 +80,7 @@ SOUND = {
     "Output.tap.name": lambda w: "hidden",
     "Context.graph_type": lambda w: "llm",
     "Context.taps": lambda w: ("hidden",),
-    "Context.set_taps.taps": lambda w: (),
     "Context.keep.seq": lambda w: 1,
-    "Context.follow.seq": lambda w: 1,
-    "Context.draft.k": lambda w: [2],
     "Cross.accept.seq": lambda w: 1,
     "Cross.connect.link": lambda w: Link(src="llm", tap="hidden", dst="draft", slot="hidden"),
     "Cross.draft.k": lambda w: 2,
@@ -99,15 +96,9 @@ left out."""
 
 LEFT_OUT = {
     **dict.fromkeys(
-        (
-            *("Context.extend", "Context.look_ahead", "Context.digest_now"),
-            *("Context.save", "Context.restore", "Cross.save", "Cross.restore"),
-            *("Cross.transaction", "Cross.propose", "Cross.judge", "Cross.settle"),
-            *("Cross.clear", "Cross.choose"),
-        ),
+        (*("Context.join", "Cross.transaction", "Cross.settle"),),
         "a part of an act that is under way, which has read the arguments",
     ),
-    "Context.draft": "takes what a backend takes; drafters call it with what they made",
     "Link": "data; Cross.connect reads it",
     "Tap": "data; whoever takes taps reads it",
     "Tree": "data; link reads it",

@@ -19,6 +19,7 @@ import numpy as np
 
 from harness.memory_kinds import ListStore
 from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.host_rows import HostRows
 from mtpcore.declarations.spec import DrafterSpec, Feed, Fit
 from mtpcore.graph import GraphBuilder, GraphType, Outputs
 
@@ -164,6 +165,9 @@ class HashBackend:
             if self.fail_at < 0:
                 self.fail_at = None
                 raise Planted("planted")
+
+    def row_buffer(self, n_rows, width):
+        return HostRows(n_rows, width)
 
     def store(self, layers, n_pages, dtype):
         return ListStore(n_pages)

@@ -29,7 +29,7 @@ class ListStore:
 class RunningSum:
     """A recurrent kind: one number a sequence, with snapshots of the newest rows.
 
-    It can take back as many rows as ``allow_rewind`` was told, and drops snapshots on commit.
+    It can take back as many rows as ``allow_rewind`` was told; the next rows drop older snapshots.
     """
 
     def __init__(self, n_seq, n_ctx):
@@ -56,15 +56,13 @@ class RunningSum:
             if len(self.states[seq]) == 1 and self.states[seq][0][1] == 0.0:
                 self.states[seq] = [(begin, 0.0)]
                 self.starts[seq] = begin
+            kept = [one for one in self.states[seq] if one[0] >= begin - self.spare]
+            self.states[seq] = kept or self.states[seq][-1:]
 
     def write(self, seq, place, value):
         assert place == self.length(seq)
         snapshots = self.states[seq]
         snapshots.append((place + 1, np.float64(snapshots[-1][1] * 0.5 + value)))
-
-    def commit(self, seq, length):
-        kept = [s for s in self.states[seq] if s[0] >= length - self.spare]
-        self.states[seq] = kept or self.states[seq][-1:]
 
     def check_rewind(self, seq, length):
         if self.starts[seq] < length < self.length(seq) and length not in dict(self.states[seq]):

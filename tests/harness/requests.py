@@ -134,10 +134,10 @@ class Situation:
         assert cross.owners.describe() == []
         for name, context in cross.contexts.items():
             kept = self.role == "encoder" and name == "eye"
-            assert kept or context.lengths == [0] * context.n_seq_max
-            assert not context.undecided
+            assert kept or context.runner.lengths == [0] * context.n_seq_max
+            assert not context.runner.sequences.undecided
             check_pages(context)
-            for group in context.memory.groups if context.memory else ():
+            for group in context.runner.memory.groups if context.runner.memory else ():
                 assert kept or group.pages.n_free == len(group.pages.uses)
             for box in cross.links.inboxes(name).values():
                 assert not any(box.length(seq) for seq in range(context.n_seq_max))

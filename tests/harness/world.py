@@ -62,15 +62,19 @@ class World:
 
     def state(self):
         """Return everything that a call that fails may not change."""
-        found = [list(self.alone.lengths), dict(self.alone.undecided), list(self.alone.taps)]
+        found = [list(self.alone.runner.lengths), dict(self.alone.undecided), list(self.alone.taps)]
         found += [list(self.spare.lengths), list(self.spare.taps), self.spare.owner is None]
         found += [self.alone.digest(seq) for seq in (0, 2)]
         for cross in (self.cross, self.generator.cross):
             found += [cross.digest(seq) for seq in range(3)]
             found += [cross.tokens(seq) for seq in range(3)]
             found += [cross.pending(seq) for seq in range(3)]
-            found += [cross._states[seq].undecided for seq in range(3)]
-            found += [cross.llm.lengths[:], dict(cross.llm.undecided), len(list(cross.links))]
+            found += [cross.speculation.states[seq].undecided for seq in range(3)]
+            found += [
+                cross.llm.runner.lengths[:],
+                dict(cross.llm.runner.sequences.undecided),
+                len(list(cross.links)),
+            ]
         one = self.request
         found += [list(one.tokens), one.text, one.seq, one.n_prefilled, one.finish_reason]
         found += [len(self.generator._requests)]

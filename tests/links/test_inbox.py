@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtpcore.backends.host_rows import HostRows
+from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.links import InboxSource
 
@@ -23,7 +26,7 @@ acts = st.lists(
 @searching(200)
 @given(acts)
 def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
-    box, mine = Inbox("role.slot", 2, 2), 0
+    box, mine = Inbox("role.slot", 2, 2, HostRows), 0
     for act, at, sound in acts:
         first, length = box._held[mine].first, box.length(mine)
         if act == "put":
@@ -44,7 +47,7 @@ def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
 
 
 def test_a_source_with_zeros_before_the_first_row_is_sound_there():
-    box = Inbox("role.slot", 1, 1)
+    box = Inbox("role.slot", 1, 1, HostRows)
     box.put(0, 0, np.array([[1.0], [np.nan]], np.float32))
     source = InboxSource(box, "next-token", "zeros", back=1)
     seq, place = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
@@ -54,9 +57,20 @@ def test_a_source_with_zeros_before_the_first_row_is_sound_there():
 
 
 def test_a_source_gives_mixed_sequences_their_own_rows():
-    box = Inbox("role.slot", 1, 2)
+    box = Inbox("role.slot", 1, 2, HostRows)
     for seq in (0, 1):
         box.put(seq, 0, 10 * seq + np.arange(4, dtype=np.float32)[:, None])
     source = InboxSource(box, "same-token", "none")
     seq = np.array([1, 0, 1, 0], np.int32)
     assert source(seq, np.array([2, 0, 3, 1], np.int32)).ravel().tolist() == [12, 0, 13, 1]
+
+
+def test_parts_lie_side_by_side():
+    """Several taps of one batch make a row, whichever of its rows are delivered."""
+    box = Inbox("role.slot", 3, 1, HostRows)
+    left, right = np.arange(8, dtype=np.float32).reshape(4, 2), np.full((4, 1), -1, np.float32)
+    box.put(0, 0, left[1:3], right[1:3])
+    box.put(0, 2, left[[0, 3]], right[[0, 3]])
+    assert box.get(0, 0, 4).tolist() == [[2, 3, -1], [4, 5, -1], [0, 1, -1], [6, 7, -1]]
+    with pytest.raises(LinkError, match="another width"):
+        box.put(0, 4, left)

@@ -171,7 +171,7 @@ def test_a_drafter_on_fed_rows_drafts_as_on_delivered_ones():
     cross.feed("llm", "hidden", 0, 0, rows)
     assert cross.draft(0, 4) == drafts
     cross.feed("llm", "hidden", 0, 0, rows[:2])
-    cross.contexts["draft"].forget(0, 0)
+    cross.contexts["draft"].runner.rewind(0, 0)
     with pytest.raises(LinkError) as caught:
         cross.draft(0, 4)
     assert "sequence 0, position 2" in caught.value.where
@@ -341,7 +341,7 @@ def test_roles_that_do_not_fit_leave_no_links():
         with pytest.raises(LinkError):
             Cross(llm=llm, draft=draft, draft2=wrong)
         for one in (llm, draft, small):
-            assert (one.owner, one.deliver, one.before_digest) == (None, None, None)
+            assert (one.owner, one.runner.deliver) == (None, None)
             assert one.taps == ()
-            assert one.sources == {}
+            assert one.runner.sources == {}
     assert Cross(llm=llm, draft=draft).drafters.keys() == {"draft"}

@@ -26,14 +26,14 @@ class Counter:
     """Counts the tokens that the model processes."""
 
     def __init__(self, lm, monkeypatch):
-        llm = lm.generator.cross.llm
-        extend, self.n = llm.extend, 0
+        runner = lm.generator.cross.llm.runner
+        process, self.n = runner.process, 0
 
         def count(batch, *more, **named):
             self.n += len(batch)
-            return extend(batch, *more, **named)
+            return process(batch, *more, **named)
 
-        monkeypatch.setattr(llm, "extend", count)
+        monkeypatch.setattr(runner, "process", count)
 
     def take(self):
         n, self.n = self.n, 0

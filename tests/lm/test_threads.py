@@ -131,6 +131,21 @@ def test_cancelling_frees_the_sequence_and_changes_no_other_text(lm, wanted, at,
     assert lm.n_running == 0
 
 
+def test_what_is_closed_while_a_round_runs_ends_with_the_round(lm):
+    """The thread that runs the round does it; nobody needs to come back for it."""
+    other = lm.stream(PROMPTS[0], **(OPTIONS | {"max_tokens": 80}))
+    next(other)
+
+    def close_other(tokens, logits):
+        thread = threading.Thread(target=other.close)
+        thread.start()
+        thread.join()
+
+    stream = lm.stream(PROMPTS[1], max_tokens=1, logits_processor=close_other)
+    list(stream)
+    assert lm.generator.cross.owners.describe() == []
+
+
 def test_letting_go_of_an_asynchronous_stream_ends_it(lm):
     async def work():
         async for _ in lm.astream(PROMPTS[1], **(OPTIONS | {"max_tokens": 80})):

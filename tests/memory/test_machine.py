@@ -64,7 +64,6 @@ class Machine(RuleBasedStateMachine):
             self.starts[seq] = begin
         self.rows[seq] += values
         self.settled[seq] = self.end(seq)
-        self.memory.commit(seq, self.end(seq))
 
     @precondition(lambda self: any(self.rows))
     @rule(data=st.data(), k=st.integers(0, DRAFT))
@@ -77,7 +76,6 @@ class Machine(RuleBasedStateMachine):
             return
         accepted = data.draw(st.integers(0, k))
         self.memory.rewind(seq, begin + 1 + accepted)
-        self.memory.commit(seq, begin + 1 + accepted)
         self.rows[seq] += values[: accepted + 1]
 
     @rule(seq=seqs, n=st.integers(1, 250), lost=st.sets(seqs), again=st.booleans())
@@ -300,7 +298,7 @@ def test_t4_rewind_beyond_the_snapshots_is_refused():
     memory.reserve({0: (0, 8)})
     for place in range(8):
         memory.write(0, place, 1.0)
-    memory.commit(0, 8)
+    memory.reserve({0: (8, 9)})
     memory.rewind(0, 6)
     with pytest.raises(CapacityError, match="snapshot is gone"):
         memory.rewind(0, 4)

@@ -33,7 +33,8 @@ STOREYS = [
     "conversion decoding",
     "testing lm",
     "names",
-    "cli __main__",
+    "cli",
+    "__main__",
     "__init__",
 ]
 """Rooms from the ground up; those of one storey do not import each other."""
@@ -66,19 +67,19 @@ def storey_of(module):
     return FLOOR[parts[1] if len(parts) > 1 else "__init__"]
 
 
-def imported(path, whole=False):
+def imported(path, of_packages=False):
     """Yield every module of mtpcore that a Python file imports, wherever in it.
 
-    ``whole`` adds what may be modules: ``from mtpcore.discovery import hookspecs``.
+    With ``of_packages`` it is every name instead: ``from mtpcore.discovery import hookspecs``.
     """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            if whole or node.module == "mtpcore":
+            if of_packages or node.module == "mtpcore":
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
-            if node.module != "mtpcore":
+            else:
                 yield node.module
 
 
@@ -102,16 +103,15 @@ def test_imports_go_down_only(path):
 def dependencies():
     """Return by module what it imports, of the modules that there are; types alone count too."""
     modules = {module_of(path): path for path in sources("*.py")}
-    return {
-        name: {
-            one
-            for path in (path, path.with_suffix(".pyi"))
-            if path.exists()
-            for one in imported(path, whole=True)
-            if one in modules and one != name
-        }
-        for name, path in modules.items()
-    }
+    arrows = {}
+    for name, path in modules.items():
+        texts = [one for one in (path, path.with_suffix(".pyi")) if one.exists()]
+        names = [one for text in texts for one in imported(text, of_packages=True)]
+        arrows[name] = {one for one in names if one in modules} - {name}
+        arrows[name] |= {
+            one.rpartition(".")[0] for one in names if one not in modules
+        } & modules.keys() - {name}
+    return arrows
 
 
 def test_no_circle():

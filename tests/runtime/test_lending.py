@@ -35,6 +35,7 @@ def test_borrowed_tables_are_packed_once(pair, backend, first):
     for one in ("target", "head") if first == "target" else ("head", "target"):
         graph = {"graph_type": "draft", "drafter": "eagle3"} if one == "head" else {}
         contexts[one] = Context(target if one == "target" else head, 64, **graph, **options)
+        contexts[one].prepare()
     borrowed = {"token_embd.weight", "output.weight"}
     assert not [name for name in tensors(head.packed) if name.removeprefix("target:") in borrowed]
     names = tensors(target.packed)
@@ -51,7 +52,7 @@ def test_borrowed_tables_are_packed_once(pair, backend, first):
 
 def test_what_is_its_own_is_given_up_alone(pair):
     target, head = pair
-    link(Context(target, 64), draft_model=head)
+    link(Context(target, 64), draft_model=head).prepare()
     n = len(target.packed)
     assert head.packed
     head.close()

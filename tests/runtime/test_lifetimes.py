@@ -21,7 +21,9 @@ def test_contexts_go_on_when_their_model_is_closed(repack):
     wanted = [*text.generate(PROMPT, max_tokens=12)]
     model = load_model("demo", repack=repack)
     cross = link(Context(model, 64))
-    plain = Context(model, 64)
+    plain, late = Context(model, 64), Context(model, 64)
+    for one in (cross, plain):
+        one.prepare()
     model.close()
     model.close()
     generator = Generator(cross, draft=3, sampling=Sampling.greedy())
@@ -29,6 +31,9 @@ def test_contexts_go_on_when_their_model_is_closed(repack):
     for make in (lambda: Context(model, 64), lambda: link(plain)):
         with pytest.raises(ModelFileError, match="the file is closed"):
             make()
+    with pytest.raises(ModelFileError, match="the file is closed"):
+        late.process(Batch.of(PROMPT))
+    assert late.length(0) == 0
     assert plain.process(Batch.of(PROMPT)).logits.shape == (1, model.hparams.n_vocab)
     assert model.tokenizer.decode(model.tokenizer.encode("a b")) == "a b"
 

@@ -8,26 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore.errors import BatchError
-from mtpcore.runtime import admission as rows
+from mtpcore.runtime.admission import Admission
 from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.sequences import Sequences
 
 N_SEQ, N_CTX, N_VOCAB = 3, 12, 5
 
 
-def context_of(lengths, drafter):
-    """What ``admit`` asks of a context."""
-    context = SimpleNamespace(
-        n_seq_max=N_SEQ,
-        n_ctx=N_CTX,
-        lengths=list(lengths),
-        undecided={},
-        drafter=drafter,
-        model=SimpleNamespace(hparams=SimpleNamespace(n_vocab=N_VOCAB)),
-        n_axes=1,
-        program=SimpleNamespace(name="toy"),
-    )
-    context.length = lambda seq: context.lengths[seq]
-    return context
+def admission_of(lengths, starts_late):
+    sequences = Sequences(N_SEQ, None)
+    sequences.lengths[:] = lengths
+    program = SimpleNamespace(name="toy", n_axes=1, slots=dict)
+    return Admission(program, sequences, n_vocab=N_VOCAB, n_ctx=N_CTX, starts_late=starts_late)
 
 
 @st.composite
@@ -60,14 +52,14 @@ def batches(draw, lengths):
     st.booleans(),
 )
 def test_the_quick_way_is_the_close_look(data, lengths, is_drafter):
-    context = context_of(lengths, object() if is_drafter else None)
+    admission = admission_of(lengths, is_drafter)
     batch = data.draw(batches(lengths))
     try:
-        wanted = rows._look_closer(context, batch)
+        wanted = admission._look_closer(batch)
     except BatchError:
-        assert rows._chains(context, batch) is None
+        assert admission._chains(batch) is None
         return
-    place, ranges, groups, outputs = rows._chains(context, batch)
+    place, ranges, groups, outputs = admission._chains(batch)
     assert place.dtype == outputs.dtype == np.int32
     assert place.tolist() == wanted[0].tolist()
     assert ranges == wanted[1]

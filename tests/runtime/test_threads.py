@@ -100,8 +100,9 @@ def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, 
     monkeypatch.setattr(Model, "_build", count_build)
     model, draft_model = load(name)
     at_once(
-        *[lambda: link(Context(model, 64, threads=1), draft_model=draft_model)] * N_THREADS,
-        *[lambda: Context(model, 64, threads=2)] * N_THREADS,
+        *[lambda: link(Context(model, 64, threads=1), draft_model=draft_model).prepare()]
+        * N_THREADS,
+        *[lambda: Context(model, 64, threads=2).prepare()] * N_THREADS,
     )
     assert set(packed.values()) == set(built.values()) == {1}
 
@@ -141,7 +142,7 @@ def test_a_tokenizer_serves_several_threads():
 
 
 def test_a_model_that_is_closed_meanwhile_leaves_contexts_whole_or_unmade(tmp_path):
-    """A context that was made goes on; one that is being made is made, or an error says why."""
+    """A context that has planned goes on; one that plans is ready, or an error says why."""
     found = Counter()
     for _ in range(12):
         model = toy.load(tmp_path, toy.trunk_tensors())
@@ -149,6 +150,7 @@ def test_a_model_that_is_closed_meanwhile_leaves_contexts_whole_or_unmade(tmp_pa
         def make(model=model):
             try:
                 context = Context(model, 64, threads=1)
+                context.prepare()
             except Exception as error:
                 return type(error).__name__
             return context.process(Batch.of([1, 2])).logits.tobytes()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
-from mtpcore._ext._matmul import check_environment
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
@@ -20,6 +20,7 @@ from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.backends.draft import check_draft, draft_steps, n_embeddings
+from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
 from mtpcore.memory.base import Memory
@@ -62,6 +63,10 @@ class CpuBackend:
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
         return CpuStore(layers, n_pages, dtype)
+
+    def row_buffer(self, n_rows: int, width: int) -> HostRows:
+        """Make room for rows that wait for a plan, in the memory of the host."""
+        return HostRows(n_rows, width)
 
     def plan(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, IS_WATCHED
+from mtpcore._ext._plan import BARRIER_IF_FEW, BARRIER_IF_MANY, HAS_ASAN
 from mtpcore.backends.cpu.steps import GROUP, Buffer, Sharing, Step
 from mtpcore.errors import BackendError
 
@@ -134,7 +134,7 @@ def allocate(
             continue
         first, last = lives[buffer]
         size = max(buffers[buffer].n_bytes, n_threads * copy_bytes(buffers[buffer]))
-        if IS_WATCHED:  # a place of its own, and a line behind it that nobody may touch
+        if HAS_ASAN:  # a place of its own, and a line behind it that nobody may touch
             first, last, size = 0, phase, size + _LINE
         size = _lines(size)
         at = 0

@@ -12,6 +12,7 @@ from mtpcore.backends.base import F32, Rows, Store, WeightSource
 from mtpcore.backends.cuda.device import Device, DeviceArray, find_device
 from mtpcore.backends.cuda.layout import BITS, pack
 from mtpcore.backends.cuda.ops import LAUNCHERS, DeviceMatrix, Step
+from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Node, Program, Weight
 from mtpcore.memory.base import Memory
@@ -46,6 +47,10 @@ class CudaBackend:
             got=f"{len(layers)} attention layers",
             fix="use backend='cpu'",
         )
+
+    def row_buffer(self, n_rows: int, width: int) -> HostRows:
+        """Make room for rows that wait for a plan, in the memory of the host."""
+        return HostRows(n_rows, width)
 
     def plan(
         self,

@@ -10,6 +10,7 @@ from gguf import GGMLQuantizationType, quants
 
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.draft import draft_steps
+from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.attention import attention, cross_attention
@@ -89,6 +90,10 @@ class ReferenceBackend:
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> ReferenceStore:
         """Make the pages for these memory layers; ``dtype`` is ``f16``, ``f32`` or ``f64``."""
         return ReferenceStore(layers, n_pages, dtype)
+
+    def row_buffer(self, n_rows: int, width: int) -> HostRows:
+        """Make room for rows that wait for a plan, in the memory of the host."""
+        return HostRows(n_rows, width)
 
     def plan(
         self,

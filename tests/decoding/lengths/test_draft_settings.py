@@ -104,11 +104,11 @@ def test_requests_are_drafted_by_their_own_settings_or_the_generators(monkeypatc
         prompt[0]: (generator.add(prompt, max_tokens=20, draft_sampler=kind, p_min=p_min), i)
         for i, (prompt, (kind, p_min)) in enumerate(zip(PROMPTS, settings, strict=True))
     }
-    judge, lengths = cross.judge, [set() for _ in settings]
+    verify, lengths = cross.speculation.verify, [set() for _ in settings]
 
     def check(drafts, *rest, **options):
         for seq, draft in drafts.items():
-            text = [*cross.tokens(seq), cross.pending(seq)]
+            text = [*cross.tokens(seq), cross.speculation.states[seq].pending]
             request, i = made[text[0]]
             left = 20 - (len(text) - len(request.prompt)) - 1
             noisy = shared(backend, text, WARM, len(request.prompt))
@@ -116,9 +116,9 @@ def test_requests_are_drafted_by_their_own_settings_or_the_generators(monkeypatc
             p_min = 0.45 if settings[i][1] is None else settings[i][1]
             assert draft == cut(pairs, min(4, left), p_min)
             lengths[i].add(len(draft))
-        return judge(drafts, *rest, **options)
+        return verify(drafts, *rest, **options)
 
-    monkeypatch.setattr(cross, "judge", check)
+    monkeypatch.setattr(cross.speculation, "verify", check)
     run(generator)
     assert all(r.tokens == plain(r.prompt, WARM, 20) for r, _ in made.values())
     assert len(lengths[0]) > 2

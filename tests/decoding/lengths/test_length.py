@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, Tree, link
-from mtpcore.cross import cross as crosses
+from mtpcore.cross import speculation
 from mtpcore.decoding import Choice, SyntheticAcceptance, generator, rounds
 from mtpcore.errors import BatchError
 
@@ -223,7 +223,7 @@ def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     clock = Clock()
     monkeypatch.setattr(generator, "perf_counter", clock)
     monkeypatch.setattr(rounds, "perf_counter", clock)
-    monkeypatch.setattr(crosses, "perf_counter", clock)
+    monkeypatch.setattr(speculation, "perf_counter", clock)
     cross = link(Context(HashModel(), 4096, backend=TimedBackend(clock, verify, step)))
     found = {}
     for draft in (0, 1, 3, 5, 8, "auto"):

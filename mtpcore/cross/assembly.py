@@ -1,0 +1,87 @@
+"""From roles to drafters: which graphs and proposers of a Cross draft, and what feeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mtpcore.boundary.arguments import offers
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.chain import GraphDrafter
+from mtpcore.drafting.drafters import Drafter, ProposerDrafter
+from mtpcore.drafting.feeders import Feeders, find_feeders
+from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
+from mtpcore.drafting.trees import TreeDrafter
+from mtpcore.errors import LinkError
+from mtpcore.links.links import Links
+from mtpcore.runtime.runner import GraphRunner
+
+__all__ = ["make_drafters"]
+
+
+def make_drafters(roles: Mapping[str, GraphRunner | Proposer], links: Links) -> dict[str, Drafter]:
+    """Return what drafts, by role in the order of the roles, and declare its links.
+
+    Raises
+    ------
+    LinkError
+        Graphs that do not fit together or to the target, or a role that is neither.
+    """
+    runners = {name: role for name, role in roles.items() if isinstance(role, GraphRunner)}
+    found: dict[str, Drafter] = {}
+    for name, role in roles.items():
+        if isinstance(role, GraphRunner):
+            spec = role.drafter
+            if name == "llm" or spec is None or role.graph_type.name != spec.graph_type:
+                continue
+            if n_heads(spec) == 1:
+                found[name] = _graph_drafter(name, runners, links)
+            elif role.head == 0:
+                found[name] = _head_drafter(name, runners, links)
+            else:  # it comes with the first head
+                find_heads(name.removesuffix(head_role("", role.head)), runners)
+        elif offers(role, "propose"):
+            found[name] = ProposerDrafter(role)
+        else:
+            raise LinkError(
+                "a role is a Context or a Proposer", where=name, got=type(role).__name__
+            )
+    return found
+
+
+def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> GraphDrafter:
+    runner = runners[name]
+    assert runner.drafter is not None
+    feeding = find_feeders(name, runners)
+    _check({name: runner, **feeding}, runners["llm"], runner.drafter)
+    links.declare(name)
+    inboxes = {role: links.inboxes(role) for role in feeding}
+    feeders = Feeders(name, runner.drafter, feeding, inboxes)
+    grows = runner.drafter.shape == "tree" and runner.drafter.tree
+    return (TreeDrafter if grows else GraphDrafter)(name, runner, feeders)
+
+
+def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> HeadDrafter:
+    heads = find_heads(name, runners)
+    spec = runners[name].drafter
+    assert spec is not None
+    _check(heads, runners["llm"], spec)
+    drafter = HeadDrafter(name, heads)
+    for role in heads:
+        links.declare(role)
+    return drafter
+
+
+def _check(runners: Mapping[str, GraphRunner], target: GraphRunner, spec: DrafterSpec) -> None:
+    """Refuse graphs of a drafter that are too small or cannot take its drafts back."""
+    for role, one in runners.items():
+        if one.n_ctx < target.n_ctx:
+            raise LinkError(
+                "the drafter's context is smaller than the target's",
+                where=role,
+                wanted=f"n_ctx {target.n_ctx}",
+                got=f"n_ctx {one.n_ctx}",
+            )
+    for one in (target, *runners.values()):
+        if one.memory is not None:
+            one.memory.allow_rewind(spec.limit + 1)

@@ -1,0 +1,355 @@
+"""Draft, verify, accept: what a Cross does with its graphs, links and drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore._ext._sampling import Sampler
+from mtpcore.acts.journal import Saved
+from mtpcore.backends.base import Choices
+from mtpcore.boundary.arguments import read_below
+from mtpcore.cross.by_sequence import setting_of
+from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
+from mtpcore.cross.trust import Trust
+from mtpcore.cross.verification import RoundRows, tree_rows, walk
+from mtpcore.declarations.draft_tree import Draft
+from mtpcore.drafting.drafters import Drafter, DraftJob
+from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.links.links import Links
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import Deliver, GraphRunner
+from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
+
+__all__ = ["Acceptance", "DraftSampler", "Samplings", "Speculation"]
+
+DraftSampler = Literal["coupled", "argmax"]
+Samplings = Sampling | Mapping[int, Sampling]
+Acceptance = Callable[[int, int], bool]
+"""Says whether draft number i (from 0) with this token id is accepted, whatever the target says."""
+
+
+class Speculation:
+    """Graphs in roles, the links between them, and what drafts for the target, the role ``llm``.
+
+    Its verbs are those of a ``Cross``, without what makes these safe: nothing here refuses a second
+    caller, or takes back what an exception leaves half done. A Cross does both, and calls these
+    within its acts, as a round of a generator does.
+
+    Parameters
+    ----------
+    runners : mapping of str to GraphRunner
+        By role.
+    links : Links
+    drafters : mapping of str to Drafter
+        By role, in the order in which they are asked.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[str, GraphRunner],
+        links: Links,
+        drafters: Mapping[str, Drafter],
+    ) -> None:
+        self.runners, self.links, self.drafters = runners, links, drafters
+        self.target = runners["llm"]
+        self.states, self.trust = SequenceStates(self.target), Trust(self.target)
+        self.choose_seconds = 0.0
+        self._drafter_of = {
+            id(runner): drafter
+            for drafter in drafters.values()
+            for runner in drafter.runners.values()
+        }
+        self._others = {
+            name: runner for name, runner in runners.items() if id(runner) not in self._drafter_of
+        }
+        self._round: RoundRows | None = None  # which is being verified
+        links.apply()
+        for name, runner in runners.items():
+            runner.deliver = self._deliverer(name)
+
+    # What acts may change
+
+    def saved(self, seqs: Collection[int]) -> Iterator[Saved]:
+        """Yield what an act on these sequences may change."""
+        yield self
+        yield from self.runners.values()
+        yield from self.links.boxes
+        yield from self.states.of(seqs)
+
+    def save(self) -> Any:
+        """Return what is counted, for ``restore``."""
+        paused = [drafter.paused for drafter in self.drafters.values()]
+        return self.trust.invalid, self.trust.paused, self.choose_seconds, paused
+
+    def restore(self, saved: Any) -> None:
+        """Count what was counted then; no round is under way."""
+        self._round = None
+        self.trust.invalid, self.trust.paused, self.choose_seconds, paused = saved
+        for drafter, n in zip(self.drafters.values(), paused, strict=True):
+            drafter.paused = n
+
+    # Drafting
+
+    def draft(
+        self,
+        wanted: Mapping[int, int],
+        sampling: Samplings,
+        draft_sampler: DraftSampler | Mapping[int, DraftSampler],
+        p_min: float,
+    ) -> dict[int, Draft]:
+        """Draft up to so many tokens for each sequence; see ``Cross.draft``."""
+        jobs = []
+        for one, n in wanted.items():
+            state, settings = self.states[one], setting_of(sampling, one)
+            self.states.choose(one, settings)
+            n = min(n, max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
+            if n and self.drafters and state.n_known < state.n:
+                self.trust.pause(one, state.n_known)
+            elif n:
+                sampler = self.states.sampler(one, settings, setting_of(draft_sampler, one))
+                jobs.append(
+                    DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
+                )
+        drafts: dict[int, Draft] = {one: [] for one in wanted}
+        for name, drafter in self.drafters.items():
+            open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
+            if open_jobs:
+                for one, draft in drafter.draft(list(open_jobs.values())).items():
+                    drafts[one] = self.trust.check(name, open_jobs[one], draft)
+        return drafts
+
+    # Verifying
+
+    def verify(
+        self,
+        drafts: Mapping[int, Draft],
+        sampling: Samplings,
+        prefill: Mapping[int, Sequence[int]],
+        unfinished: Collection[int],
+        acceptance: Acceptance | None,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> dict[int, Verdict]:
+        """Let the target choose at every drafted position; see ``Cross.verify``."""
+        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
+        rows = RoundRows()
+        for seq, draft in drafts.items():
+            state = self.states.decided(seq)
+            if seq in prefill:
+                raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
+            if self.target.memory:
+                self.target.memory.allow_rewind(len(draft))
+            pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
+            rows.add_draft(seq, state.n, pending, draft)
+        for seq, ids in prefill.items():
+            rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
+        if not len(rows):
+            return {}
+        batch = rows.batch()
+        self._round = rows
+        output = self.target.process(batch, self._choices(rows, batch, sampling, processors))
+        self._round = None
+        begin = perf_counter()
+        verdicts = {
+            seq: self._walk(
+                seq,
+                batch,
+                span,
+                output,
+                drafts[seq],
+                setting_of(sampling, seq),
+                acceptance,
+                processors.get(seq),
+            )
+            for seq, span in rows.spans.items()
+        }
+        self.choose_seconds += perf_counter() - begin
+        self._deliver_paths(rows, output, verdicts)
+        for seq, verdict in verdicts.items():
+            self.states[seq].undecided = verdict
+        for seq, ids in prefill.items():
+            self._diverge(self.states[seq], seq, int(ids[0]))
+        if prefill:
+            self.states.note(batch, output, {seq: output.rows[seq] for seq in prefill})
+        return verdicts
+
+    def _choices(
+        self,
+        rows: RoundRows,
+        batch: Batch,
+        sampling: Samplings,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> Choices | None:
+        """Return who chooses while logits are made; None where all of these are needed.
+
+        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
+        """
+        pos = batch.pos[batch.outputs]
+        samplers: list[Sampler | None] = [None] * len(pos)
+        for seq, (begin, end) in rows.spans.items():
+            sampler = self.states.sampler(seq, setting_of(sampling, seq))
+            if sampler.is_race and seq not in processors:
+                samplers[begin:end] = [sampler] * (end - begin)
+        if not any(samplers):
+            return None
+        return Choices(samplers=samplers, indices=(pos + 1).tolist())
+
+    def _walk(
+        self,
+        seq: int,
+        batch: Batch,
+        span: tuple[int, int],
+        output: Output,
+        draft: Draft,
+        sampling: Sampling,
+        acceptance: Acceptance | None,
+        processor: LogitsProcessor | None,
+    ) -> Verdict:
+        state, sampler = self.states[seq], self.states.sampler(seq, sampling)
+        begin, end = span  # of rows, and of logits: those of drafts come first
+        history = state.history[: state.n + end - begin]
+        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
+
+        def choose(row: int, tokens: NDArray[np.int32]) -> int:
+            token = output.chosen_at(begin + row)
+            if token is not None:
+                return token
+            logits = process_logits(processor, tokens, output.logits_at(begin + row))
+            return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
+
+        return walk(draft, choose, history, acceptance)
+
+    def _deliver_paths(
+        self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
+    ) -> None:
+        """Keep of each tree the path taken, of chains beside it all, and deliver the paths."""
+        if not rows.branching:
+            return
+        paths = {seq: tree_rows(verdicts[seq].path) for seq in rows.branching}
+        for seq, mine in output.rows.items():
+            self.target.keep(seq, paths.get(seq, range(len(mine))))
+        self.links.post("llm", output, {seq: output.rows[seq][path] for seq, path in paths.items()})
+
+    def _deliverer(self, role: str) -> Deliver:
+        def deliver(batch: Batch, output: Output) -> None:
+            target, told = role == "llm", output.rows
+            if target and self._round is not None:  # of a tree the path taken is delivered later
+                branching = self._round.branching
+                told = {seq: mine for seq, mine in told.items() if seq not in branching}
+                self.links.post(role, output, told)
+                return
+            if batch.parent is not None:
+                raise LinkError(
+                    "a linked context decides a draft tree at once",
+                    where=role,
+                    fix="give the tree to verify() of its Cross, or use a context of its own",
+                )
+            if target:
+                for seq, mine in told.items():
+                    self._diverge(self.states.decided(seq), seq, int(batch.tokens[mine[0]]))
+            self.links.post(role, output, told)
+            if target:
+                self.states.note(batch, output, told)
+
+        return deliver
+
+    def _diverge(self, state: SequenceState, seq: int, token: int) -> None:
+        """Forget what drafters made of the pending token where another one takes its place."""
+        if token != state.pending:
+            for drafter in self.drafters.values():
+                drafter.rewind(seq, state.n)
+
+    def accept(self, seq: int, n: int | None = None) -> None:
+        """Commit the pending token and ``n`` drafts; see ``Cross.accept``."""
+        state = self.states[seq]
+        verdict = state.undecided
+        if verdict is None:
+            raise LinkError(
+                "nothing was verified", where=f"sequence {seq}", fix="call verify() first"
+            )
+        n = read_below(
+            verdict.accepted if n is None else n,
+            verdict.accepted + 1,
+            "drafts the target did not accept",
+            where=f"sequence {seq}",
+            error=LinkError,
+        )
+        length = state.n + 1 + n
+        self._rewind(seq, length)
+        state.undecided = None
+        state.commit(length)
+        state.set_pending(verdict.tokens[n])
+
+    # Sequences
+
+    def rollback(self, seq: int, n: int) -> None:
+        """Forget everything of a sequence from place ``n`` on, in every role."""
+        self._rewind(seq, n)
+        self.states[seq].rewind(self.target.lengths[seq])
+
+    def _rewind(self, seq: int, n: int) -> None:
+        """Take every role back to ``n`` tokens; the one place where rewinding happens."""
+        for name, runner in self.runners.items():
+            follows = name == "llm" or id(runner) in self._drafter_of
+            if runner.lengths[seq] <= n or not (follows or name in self.links.readers("llm")):
+                continue
+            _check_rewind(name, runner, seq, n)
+        for name, runner in self._others.items():
+            if runner.lengths[seq] > n and (name == "llm" or name in self.links.readers("llm")):
+                runner.rewind(seq, n)
+        for drafter in self.drafters.values():
+            drafter.rewind(seq, n)
+        self.links.rewind(seq, n)
+
+    def fork(self, seq: int, new: int, stream: int | None) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is; see ``Cross.fork``."""
+        state, other = self.states.decided(seq), self.states[new]
+        stream = state.stream if stream is None else Sampling(seed=0, stream=stream).stream
+        if other.n or seq == new:
+            raise BatchError(
+                "a fork goes to an empty sequence", where=f"sequence {new}", fix="remove it first"
+            )
+        for drafter in self.drafters.values():
+            drafter.remove(new)
+        for name, runner in self._others.items():
+            if name != "llm":
+                runner.rewind(new, 0)
+            runner.fork(seq, new)
+        for drafter in self.drafters.values():
+            drafter.fork(seq, new)
+        self.links.fork(seq, new)
+        other.copy_from(state)
+        other.set_stream(stream)
+
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence, in every role; twice is once."""
+        for _, runner in self._others.items():
+            runner.rewind(seq, 0)
+        for drafter in self.drafters.values():
+            drafter.remove(seq)
+        self.links.remove(seq)
+        self.states[seq].clear()
+
+    def settle(self, runner: GraphRunner, seq: int) -> None:
+        """Let a drafter's graph hold exactly the entries of the tokens that were processed."""
+        drafter = self._drafter_of.get(id(runner))
+        if drafter is not None:
+            drafter.settle(seq, self.states.known(seq))
+
+
+def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:
+    try:
+        runner.sequences.check_rewind(seq, n)
+    except CapacityError as error:
+        raise CapacityError(
+            error.what,
+            where=f"role {name}, {error.where}",
+            wanted=error.wanted,
+            got=error.got,
+            fix=error.fix,
+        ) from None

@@ -1,0 +1,92 @@
+"""What drafters return, cut where it cannot be a draft: nobody trusts them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mtpcore.boundary.arrays import is_whole
+from mtpcore.declarations.draft_tree import Draft, DraftTree
+from mtpcore.drafting.drafters import DraftJob
+from mtpcore.errors import spell
+from mtpcore.runtime.runner import GraphRunner
+
+__all__ = ["Trust"]
+
+logger = logging.getLogger("mtpcore")
+
+
+class Trust:
+    """Cuts drafts at what is no token of the target or does not fit; counts it, warns once.
+
+    ``invalid`` counts ids that are no tokens, ``paused`` sequences that no drafter can follow.
+
+    Parameters
+    ----------
+    target : GraphRunner
+    """
+
+    def __init__(self, target: GraphRunner) -> None:
+        self._target = target
+        self.invalid = self.paused = 0
+        self._warned = False
+
+    def check(self, name: str, job: DraftJob, draft: Any) -> Draft:
+        """Return what is good of a drafter's draft: its beginning, or a tree's upper part."""
+        if isinstance(draft, DraftTree):
+            return self._check_tree(name, job, draft)
+        return self._check_chain(name, job.seq, draft, job.k)
+
+    def _check_chain(self, name: str, seq: int, ids: Sequence[Any], k: int) -> list[int]:
+        """Cut a drafter's output at the first id that is none, and at the length asked for."""
+        n_vocab = self._target.model.hparams.n_vocab
+        if len(ids) > k:
+            self._warn(name, seq, f"more than {k} drafts; the others are dropped")
+        good: list[int] = []
+        for token in ids[:k]:
+            if not is_whole(token) or not 0 <= token < n_vocab:
+                self.invalid += 1
+                self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
+                break
+            good.append(int(token))
+        return good
+
+    def _check_tree(self, name: str, job: DraftJob, tree: DraftTree) -> DraftTree:
+        """Cut ids that are none, with what follows them; then what is too deep or has no room."""
+        n_vocab, depth = self._target.model.hparams.n_vocab, tree.depth
+        kept = np.zeros(len(tree), bool)
+        for node, above in enumerate(tree.parent.tolist()):
+            if above >= 0 and not kept[above]:
+                continue
+            token = int(tree.tokens[node])
+            if depth[node] > job.k:
+                self._warn(name, job.seq, f"more than {job.k} drafts in a row; the rest is dropped")
+            elif not 0 <= token < n_vocab:
+                self.invalid += 1
+                self._warn(name, job.seq, f"{token} is no token; its branch of drafts is dropped")
+            else:
+                kept[node] = True
+        llm = self._target
+        room = min(llm.n_ctx - len(job.history), llm.n_batch - 1, llm.longest_draft - 1)
+        kept[np.flatnonzero(kept)[room:]] = False
+        return tree.select(kept)
+
+    def pause(self, seq: int, place: int) -> None:
+        """Count a sequence that no drafter can follow; warn of the first one."""
+        if not self.paused:
+            logger.warning(
+                "sequence %d, position %d holds no token that a drafter could read; "
+                "no drafts (said once, counted)",
+                seq,
+                place,
+            )
+        self.paused += 1
+
+    def _warn(self, name: str, seq: int, what: str) -> None:
+        """Warn of the first thing that a drafter does wrong."""
+        if not self._warned:
+            self._warned = True
+            logger.warning("drafter %s, sequence %d: %s (said once)", name, seq, what)

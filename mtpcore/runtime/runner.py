@@ -1,0 +1,275 @@
+"""A graph that runs: its plan, its memory, and the verbs that change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import Backend, Choices, DraftPass, DraftRun, Plan, WeightSource
+from mtpcore.declarations.spec import DrafterSpec, Tap
+from mtpcore.errors import BatchError, LinkError
+from mtpcore.graph import GraphType, Program
+from mtpcore.memory import make_memory
+from mtpcore.runtime.admission import Admission, Admitted
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.limits import Sizes
+from mtpcore.runtime.output import Output
+from mtpcore.runtime.parts import run_parts
+from mtpcore.runtime.sequences import Sequences
+from mtpcore.runtime.sliced_logits import slice_logits
+
+if TYPE_CHECKING:
+    from mtpcore.runtime.model import Model
+
+__all__ = ["Deliver", "GraphRunner", "Tapped", "run_drafts"]
+
+Deliver = Callable[[Batch, Output], None]
+"""Is told of every batch that was processed; what it raises undoes the batch."""
+
+
+class Tapped(NamedTuple):
+    """A graph that hands out some hidden states, and where it finds its weights."""
+
+    taps: tuple[Tap, ...]
+    program: Program
+    source: WeightSource
+
+
+class GraphRunner:
+    """One graph of a model with the memory of its sequences.
+
+    Its verbs are those of a ``Context``, without what makes these safe: nothing here refuses a
+    second caller, or takes back what an exception leaves half done. A Context or a Cross does both,
+    and calls these within its acts.
+
+    ``sources`` give slots their rows; ``deliver`` is told of each batch that was processed.
+
+    Parameters
+    ----------
+    model : Model
+    sizes : Sizes
+    graph_type : GraphType
+    backend : Backend
+    taps : tuple of Tap
+    drafter : DrafterSpec, optional
+        Whose graph, where it is a drafter's.
+    head : int
+        Which of the drafter's heads.
+    logit_rows : int32[n], optional
+        Which logits the graph makes; None: all.
+
+    Raises
+    ------
+    GraphError
+        The model has no such graph, or the graph not these taps or logits.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sizes: Sizes,
+        *,
+        graph_type: GraphType,
+        backend: Backend,
+        taps: tuple[Tap, ...],
+        drafter: DrafterSpec | None,
+        head: int,
+        logit_rows: NDArray[np.int32] | None,
+    ) -> None:
+        self.model, self.sizes, self.backend = model, sizes, backend
+        self.graph_type, self.drafter, self.head = graph_type, drafter, head
+        self.logit_rows = logit_rows
+        self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
+        self._tapped = self._build(taps)
+        self.memory = None
+        if self.program.memory:
+            self.memory = make_memory(
+                self.program.memory,
+                lambda layers, n_pages: backend.store(layers, n_pages, sizes.kv_dtype),
+                n_seq=sizes.n_seq_max,
+                n_ctx=sizes.n_ctx,
+                n_batch=sizes.n_batch,
+            )
+        self.sequences = Sequences(sizes.n_seq_max, self.memory)
+        self.lengths = self.sequences.lengths
+        self._admission = Admission(
+            self.program,
+            self.sequences,
+            n_vocab=model.hparams.n_vocab,
+            n_ctx=sizes.n_ctx,
+            starts_late=drafter is not None,
+        )
+        self.sources = self._admission.sources
+        self.admit = self._admission.admit
+        self.deliver: Deliver | None = None
+        self._plan: Plan | None = None
+
+    def _build(self, taps: tuple[Tap, ...]) -> Tapped:
+        program = self.model.program(
+            self.graph_type, taps=taps, drafter=self.drafter, head=self.head
+        )
+        if self.logit_rows is None:
+            return Tapped(taps, program, self.model)
+        return Tapped(taps, *slice_logits(program, self.model, self.logit_rows))
+
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Hidden states that are handed out."""
+        return self._tapped.taps
+
+    @property
+    def program(self) -> Program:
+        """The operations of the graph."""
+        return self._tapped.program
+
+    def with_taps(self, taps: Sequence[Tap]) -> Tapped:
+        """Return the graph with further taps, for ``set_taps``; nothing changes until then.
+
+        Raises
+        ------
+        GraphError
+            The graph has no such tap.
+        """
+        wanted = tuple(dict.fromkeys((*self.taps, *taps)))
+        return self._tapped if wanted == self.taps else self._build(wanted)
+
+    def check_taps(self, tapped: Tapped) -> None:
+        """Refuse further taps where tokens were processed: their rows would be missing.
+
+        Raises
+        ------
+        LinkError
+            There are tokens in memory.
+        """
+        if tapped is not self._tapped and any(self.lengths):
+            raise LinkError(
+                "the context holds tokens whose hidden states were not kept",
+                wanted=f"taps {', '.join(map(str, tapped.taps))}",
+                got=f"taps {', '.join(map(str, self.taps)) or 'none'}",
+                fix="link before the first process(), or make the context with these taps",
+            )
+
+    def set_taps(self, tapped: Tapped) -> None:
+        """Hand out from now on what ``with_taps`` returned and ``check_taps`` let pass."""
+        if tapped is not self._tapped:
+            self._tapped, self._plan = tapped, None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, made when it is first asked for: weights are packed then.
+
+        Raises
+        ------
+        BackendError, GraphError
+            The backend cannot run the graph.
+        """
+        if self._plan is None:
+            with self.model.planning():
+                self._plan = self.backend.plan(
+                    self._tapped.program,
+                    self._tapped.source,
+                    n_batch=self.n_batch,
+                    n_ctx=self.n_ctx,
+                    threads=self.sizes.threads,
+                    stores=[group.store for group in self.memory.groups] if self.memory else (),
+                )
+        return self._plan
+
+    @property
+    def longest_draft(self) -> int:
+        """How many drafts the memory can take back."""
+        return self.memory.longest_rewind if self.memory else self.n_ctx
+
+    def process(self, batch: Batch, choices: Choices | None = None) -> Output:
+        """Run all rows and store them; see ``Context.process``."""
+        return self.run(batch, self.admit(batch, choices))
+
+    def run(self, batch: Batch, admitted: Admitted) -> Output:
+        """Run rows that were admitted, store them, and deliver what they made."""
+        rows, ranges, groups = admitted
+        arrays = run_parts(self.plan, self.memory, self.n_batch, rows, ranges)
+        output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+        if self.deliver is not None:
+            self.deliver(batch, output)
+        self.sequences.extend(ranges, branching=rows.parent is not None)
+        return output
+
+    def explore(self, batch: Batch) -> Output:
+        """Run rows, or a draft tree, and forget them; they are not delivered."""
+        rows, ranges, groups = self.admit(batch)
+        arrays = run_parts(self.plan, self.memory, self.n_batch, rows, ranges)
+        if self.memory:
+            for seq, (begin, _) in ranges.items():
+                self.memory.rewind(seq, begin)
+        return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows of a sequence from place ``length`` on; see ``Sequences.rewind``."""
+        self.sequences.rewind(seq, length)
+
+    def keep(self, seq: int, path: Sequence[int]) -> None:
+        """Keep of a draft tree's rows only this path, as a chain; see ``Context.keep``."""
+        self.sequences.keep(*self.sequences.check_path(seq, path))
+
+    def decide(self, seq: int, path: Sequence[int]) -> Callable[[], None]:
+        """Return what keeps a path, checked; called twice it keeps it once."""
+        return partial(self.sequences.keep, *self.sequences.check_path(seq, path))
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is."""
+        self.sequences.fork(seq, new)
+
+    def digest(self, seq: int) -> bytes:
+        """Return a hash of what is stored for a sequence."""
+        return self.sequences.digest(seq)
+
+    def save(self) -> Any:
+        """Return what ``restore`` needs to take back the rows of an act."""
+        return self.sequences.save()
+
+    def restore(self, saved: Any) -> None:
+        """Hold the rows that there were at the last ``save``."""
+        self.sequences.restore(saved)
+
+
+def run_drafts(
+    passes: Sequence[tuple[GraphRunner, Batch]], k: Sequence[int], choices: Mapping[str, Any]
+) -> list[list[int]]:
+    """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
+
+    One runner goes on by itself; of several each makes the draft of its number, and its batch has
+    the sequences that want so many. ``choices`` are the other fields of ``DraftRun``. What the
+    batches bring is kept, as far as they ran; rows of drafts are not.
+
+    Raises
+    ------
+    BatchError, CapacityError, LinkError
+        As ``process``; or a batch is longer than ``n_batch``.
+    """
+    taken = []
+    for runner, batch in passes:
+        rows, ranges, _ = runner.admit(batch)
+        if len(batch) > runner.n_batch:
+            raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
+        taken.append((runner, rows, ranges, {seq: runner.lengths[seq] for seq in ranges}))
+        room = ranges
+        if len(passes) == 1:
+            seqs = rows.seq[rows.outputs].tolist()
+            ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
+            room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
+        if runner.memory:
+            runner.memory.reserve(room)
+    (first, rows, _, _), *others = taken
+    later = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
+    found, n_run = first.plan.draft(DraftRun(rows=rows, k=k, later=later, **choices), first.memory)
+    for number, (runner, _, ranges, before) in enumerate(taken):
+        for seq, (_, end) in ranges.items():
+            kept = end if number < n_run else before[seq]
+            if runner.memory:
+                runner.memory.rewind(seq, kept)
+            runner.lengths[seq] = kept
+    return found

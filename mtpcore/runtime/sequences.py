@@ -1,0 +1,151 @@
+"""The sequences of one graph: how long each is, and its rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mtpcore.boundary.arguments import read_below
+from mtpcore.boundary.arrays import integers
+from mtpcore.errors import BatchError
+from mtpcore.memory import GroupedKV, PagedKV
+
+__all__ = ["ContextMemory", "Sequences"]
+
+ContextMemory: TypeAlias = PagedKV | GroupedKV
+
+
+class Sequences:
+    """Sequences 0 .. n_seq_max - 1 and what is stored of them.
+
+    ``lengths[seq]`` is the place after the newest row. ``undecided[seq]`` are the places of a draft
+    tree of which no path was chosen yet.
+
+    Parameters
+    ----------
+    n_seq_max : int
+    memory : PagedKV or GroupedKV, optional
+        None where the graph remembers nothing.
+    """
+
+    def __init__(self, n_seq_max: int, memory: ContextMemory | None) -> None:
+        self.n_seq_max, self.memory = n_seq_max, memory
+        self.lengths = [0] * n_seq_max
+        self.undecided: dict[int, tuple[int, int]] = {}
+
+    def check(self, seq: int) -> int:
+        """Return the sequence; raise BatchError where there is none of this number."""
+        return read_below(seq, self.n_seq_max, "no such sequence", fix="make n_seq_max larger")
+
+    def check_decided(self, seq: int) -> None:
+        """Raise BatchError where a draft tree of a sequence is undecided."""
+        if seq in self.undecided:
+            raise BatchError(
+                "a draft tree is undecided", where=f"sequence {seq}", fix="call keep() first"
+            )
+
+    def check_rewind(self, seq: int, length: int) -> tuple[int, int]:
+        """Return both; raise BatchError or CapacityError where it cannot go back to a place."""
+        seq = self.check(seq)
+        end, where = self.lengths[seq] + 1, f"sequence {seq}"
+        length = read_below(length, end, "rewinds to a place that is not there", where=where)
+        if length > self.undecided.get(seq, (length, length))[0]:
+            self.check_decided(seq)
+        if self.memory:
+            self.memory.check_rewind(seq, length)
+        return seq, length
+
+    def check_path(self, seq: int, path: Sequence[int]) -> tuple[int, int, list[int]]:
+        """Return the sequence, where its draft tree begins, and a path through it.
+
+        Raises
+        ------
+        BatchError
+            There is no tree, or no such path.
+        """
+        seq = self.check(seq)
+        if seq not in self.undecided:
+            raise BatchError("no draft tree to choose from", where=f"sequence {seq}")
+        begin, end = self.undecided[seq]
+        steps: list[int] = integers(path, "path").tolist()
+        if (
+            np.ndim(steps) != 1
+            or sorted(set(steps)) != steps
+            or (steps and not 0 <= steps[0] <= steps[-1] < end - begin)
+        ):
+            raise BatchError(
+                "a path ascends through the tree's rows",
+                where=f"sequence {seq}",
+                wanted=f"0..{end - begin - 1}",
+                got=steps,
+            )
+        return seq, begin, steps
+
+    def extend(self, ranges: Mapping[int, tuple[int, int]], *, branching: bool) -> None:
+        """Count rows that were stored at these places; of branching ones a path is kept later."""
+        for seq, (begin, end) in ranges.items():
+            self.lengths[seq] = end
+            if branching:
+                self.undecided[seq] = (begin, end)
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows of a sequence from place ``length`` on.
+
+        Raises
+        ------
+        BatchError, CapacityError
+            The place lies beyond the sequence, or too far back for a sliding window.
+        """
+        seq, length = self.check_rewind(seq, length)
+        if self.memory:
+            self.memory.rewind(seq, length)
+        self.lengths[seq] = self.memory.length(seq) if self.memory else length
+        self.undecided.pop(seq, None)
+
+    def keep(self, seq: int, begin: int, steps: list[int]) -> None:
+        """Keep of the tree at ``begin`` these rows alone; done twice it is done once."""
+        if self.memory:
+            self.memory.keep(seq, begin, steps)
+        self.lengths[seq] = begin + len(steps)
+        self.undecided.pop(seq, None)
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let the empty sequence ``new`` continue from where ``seq`` is.
+
+        Raises
+        ------
+        BatchError
+            No such sequence, one that is not empty, or an undecided tree.
+        """
+        seq, new = self.check(seq), self.check(new)
+        self.check_decided(seq)
+        if self.lengths[new] or seq == new:
+            raise BatchError(
+                "a fork goes to an empty sequence",
+                where=f"sequence {new}",
+                got=f"{self.lengths[new]} rows",
+                fix="remove it first",
+            )
+        if self.memory:
+            self.memory.fork(seq, new)
+        self.lengths[new] = self.lengths[seq]
+
+    def digest(self, seq: int) -> bytes:
+        """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
+        if self.memory:
+            return self.memory.digest(seq)
+        return self.lengths[seq].to_bytes(16, "little")
+
+    def save(self) -> Any:
+        """Return what ``restore`` needs to take back the rows of an act."""
+        memory = self.memory.save() if self.memory else None
+        return self.lengths.copy(), self.undecided.copy(), memory
+
+    def restore(self, saved: Any) -> None:
+        """Hold the rows that there were at the last ``save``."""
+        lengths, undecided, memory = saved
+        if self.memory:
+            self.memory.restore(memory)
+        self.lengths[:], self.undecided = lengths, undecided.copy()
