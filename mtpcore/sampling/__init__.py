@@ -1,4 +1,4 @@
-"""What a row of logits chooses: settings, the compiled sampler, and its definition in NumPy."""
+"""Sampling: settings, the compiled sampler, and its definition in NumPy."""
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.sampling.processor import LogitsProcessor, process_logits

@@ -140,7 +140,7 @@ def test_an_undecided_tree_can_be_rolled_back_and_nothing_else():
 
 
 @pytest.mark.parametrize("fault", ["backend", "delivery", "acceptance"])
-def test_T14_whatever_raises_leaves_the_state_as_it_was(fault):
+def test_whatever_raises_leaves_the_state_as_it_was(fault):
     """In the run, in a callback of the batch, and in one after it; chains and prompts beside it."""
     cross, backend, truth = ready()
     cross.llm.process(Batch.of([5, 6], seq=1))

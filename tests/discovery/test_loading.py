@@ -98,7 +98,7 @@ def test_tensors_that_a_trunk_must_not_have_are_refused(tmp_path):
     assert caught.value.got == "sinks"
 
 
-def test_T29_model_without_head(load, caplog):
+def test_model_without_head(load, caplog):
     model = load(toy.trunk_tensors())
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert warnings_of(caplog) == []
@@ -120,7 +120,7 @@ def test_a_model_without_drafter_names_plugins_that_had_no_say(tmp_path):
         assert caught.value.fix.endswith("install the drafter's plugin" + said)
 
 
-def test_T29_flag_without_tensors(load, caplog):
+def test_flag_without_tensors(load, caplog):
     model = load(toy.trunk_tensors(), heads=1)
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert model.hparams.n_layers == toy.N_LAYERS
@@ -129,7 +129,7 @@ def test_T29_flag_without_tensors(load, caplog):
     assert "says 1" in warning
 
 
-def test_T29_tensors_without_flag(load, caplog):
+def test_tensors_without_flag(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     model = load(tensors, n_blocks=toy.N_LAYERS + 1)
     assert model.file_layout == "combined"

@@ -1,4 +1,4 @@
-"""Weights as the kernels read them, made once for a model and shared by its contexts."""
+"""Packed weights, made once for each model and shared by its contexts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
 
 
 def stays_mapped(stored: int, retype: str | None) -> bool:
-    """Say whether the kernels can read a matrix of this type where it lies in the file."""
+    """Say whether the kernels can read a matrix of this type from the mapped file."""
     return stored in _NATIVE and retype in (None, GGMLQuantizationType(stored).name)
 
 
@@ -132,11 +132,11 @@ class Weights:
         key = ("cpu", form, weight.tensor, weight.retype)
         if key not in self._source.packed:
             self._source.packed[key] = make()
-        made: Made = self._source.packed[key]
-        return made
+        packed: Made = self._source.packed[key]
+        return packed
 
     def _stays(self, weight: Weight, retype: str | None) -> bool:
-        """Say whether a matrix is read where it lies in the file."""
+        """Say whether a matrix is read from the mapped file."""
         stored = self._source.tensors[weight.tensor].type
         return not self._source.repack and stays_mapped(stored, retype)
 
@@ -154,12 +154,12 @@ class Weights:
         """Return matrices to be filled: one, or those of a stack."""
         *stack, n_rows, n_cols = shape
         if self._shared is not None and not stack:
-            found = self._shared.take(kind, n_rows, n_cols)
-            if found is not None:
-                return [found]
+            shared = self._shared.take(kind, n_rows, n_cols)
+            if shared is not None:
+                return [shared]
         memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
-        made = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
-        return [matrix for matrix in made if matrix is not None]
+        matrices = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
+        return [matrix for matrix in matrices if matrix is not None]
 
     def _pack(self, weight: Weight, retype: str | None) -> list[PackedMatrix]:
         """Pack a tensor, in a type with kernels or in a given one."""
