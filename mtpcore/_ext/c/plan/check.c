@@ -168,7 +168,8 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_SCALE:
     case MTP_ACTIVATION:
         return is_alike(in, out) ? NULL : "rows of different shapes";
-    default:
-        return NULL;
+    case MTP_KINDS:
+        break;
     }
+    return "a kind of operation that is not checked here";
 }
