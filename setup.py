@@ -1,9 +1,11 @@
-"""Build the Cython modules and the C libraries of ``mtpcore/_ext``.
+"""Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
 One static library for each instruction set (file suffix ``_avx2.c``, ``_avx512.c``; everything
-else is portable C), linked into every Cython module; the choice is made at import.
-Environment: ``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers,
-``MTPCORE_CYTHON_DEBUG=1`` turns Cython's bounds checks on.
+else is portable C); which one runs is decided when the shared object is loaded.
+
+Environment, all of it unset in a release:
+``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
+``MTPCORE_SANITIZE=address,undefined`` builds with those sanitizers, and keeps debug data too.
 """
 
 import os
@@ -19,7 +21,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent
 SOURCES = Path("mtpcore/_ext/c")
 SANITIZE = os.environ.get("MTPCORE_SANITIZE", "")
-DEBUG = os.environ.get("MTPCORE_CYTHON_DEBUG", "") == "1"
+# Python's own flags come first, and often ask for debug data: nine tenths of a built file.
+DEBUG_DATA = "-g" if os.environ.get("MTPCORE_DEBUG", "") == "1" else "-g0"
 
 # Contracted multiply-adds and fast-math would let one row's bits depend on its neighbours.
 CFLAGS = [
@@ -33,6 +36,7 @@ CFLAGS = [
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
+    DEBUG_DATA,
 ]
 ISA_FLAGS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
@@ -49,7 +53,7 @@ ISA_FLAGS = {
         "-mprefer-vector-width=512",
     ],
 }
-MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function"]
+MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function", DEBUG_DATA]
 LINK = ["-pthread"]
 if SANITIZE:
     watch = [f"-fsanitize={SANITIZE}", "-fno-omit-frame-pointer", "-g1", "-O1"]
@@ -116,28 +120,39 @@ on_x86 = platform.machine() in ("x86_64", "AMD64")
 libraries = [library("mtpcore_base", "")]
 if on_x86:
     libraries += [library(f"mtpcore_{isa}", isa) for isa in ISA_FLAGS if c_sources(isa)]
-macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
-modules = [
-    Extension(
-        "mtpcore._ext." + pyx.stem,
-        [str(pyx.relative_to(ROOT))],
-        include_dirs=[str(SOURCES)],
-        define_macros=macros,
-        extra_link_args=LINK,
-        extra_compile_args=MODULE_CFLAGS,
-        depends=[str(f.relative_to(ROOT)) for f in (ROOT / SOURCES).rglob("*.*")],
-    )
-    for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
-]
 directives = {
     "language_level": "3",
-    "boundscheck": DEBUG,
+    "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash
+    "nonecheck": True,
     "wraparound": False,
-    "initializedcheck": DEBUG,
     "cdivision": True,
     "autotestdict": False,
     "embedsignature": True,
 }
+# One C file for each module, all linked into one shared object; mtpcore/_ext/__init__.py finds the
+# modules in it.
+modules = cythonize(
+    [
+        Extension("mtpcore._ext." + pyx.stem, [str(pyx.relative_to(ROOT))])
+        for pyx in sorted((ROOT / "mtpcore/_ext").glob("*.pyx"))
+    ],
+    build_dir="build",
+    compiler_directives=directives,
+    include_path=["."],
+)
+native = Extension(
+    "mtpcore._ext._native",
+    [source for module in modules for source in module.sources],
+    include_dirs=[str(SOURCES)],
+    define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")],
+    extra_compile_args=MODULE_CFLAGS,
+    extra_link_args=LINK,
+    depends=[
+        str(file.relative_to(ROOT))
+        for file in sorted((ROOT / "mtpcore/_ext").rglob("*.*"))
+        if file.suffix in {".pyx", ".pxd", ".c", ".h", ".inc"}
+    ],
+)
 # First-party plugins are distributions of their own; the main one brings them along.
 plugins = {
     file.parent.name: str(file.parent.relative_to(ROOT))
@@ -147,8 +162,6 @@ setup(
     packages=[*find_packages(include=["mtpcore", "mtpcore.*"]), *plugins],
     package_dir=plugins,
     libraries=libraries,
-    ext_modules=cythonize(
-        modules, build_dir="build", compiler_directives=directives, include_path=["."]
-    ),
+    ext_modules=[native],
     cmdclass={"build_clib": BuildClib, "build_ext": BuildExt},
 )

@@ -1,11 +1,11 @@
-"""Time attention over paged memory: what rows, context and the type of memory cost a layer.
+"""Time attention over the paged KV cache, by tokens, context length and kv_dtype.
 
     python benchmarks/attention.py --context 512 2048 8192 --rows 1 4 8
 
-prints for each shape, type, context and number of rows the milliseconds a layer takes (median,
-least and most of several), the cost relative to one row, and multiply-adds and stored bytes per
-second. Layers have memory of their own, so that together they do not fit a cache unless
-``--layers 1`` makes them.
+prints for each shape, type, context and number of tokens (rows) the milliseconds of a layer
+(median, least and most of several), the cost relative to one row, and multiply-adds and stored
+bytes per second. Each layer has a KV cache of its own, so that together they do not fit a
+processor cache; with ``--layers 1`` they do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu
 from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Program
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     backend.WORTH_SHARING = 0.0
-    print(f"{_matmul.isa()}, {options.threads} threads, {options.layers} layers")
+    print(f"{_cpu.isa()}, {options.threads} threads, {options.layers} layers")
     for name in options.shapes:
         shape = SHAPES[name]
         made = program(shape, options.layers)

@@ -1,8 +1,8 @@
-"""Measure ``draft="auto"`` against fixed lengths and plain decoding, at several acceptances.
+"""Measure ``draft="auto"`` against fixed lengths and plain decoding, at several acceptance rates.
 
 ``python benchmarks/lengths.py MODEL.gguf [-l 1.3,2.8,3.6] [-n 80]``: for each mean length (tokens
-that a pass with three drafts would give) the model writes texts with each draft length in turn, the
-acceptance being simulated; the last line of each says what auto chose and why.
+that a pass with three drafts would give) the model generates texts with each draft length in turn,
+with simulated acceptance; the last line of each says what auto chose and why.
 """
 
 from __future__ import annotations

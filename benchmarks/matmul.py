@@ -1,11 +1,11 @@
-"""Time products of packed matrices: what 2..8 token rows cost beside one.
+"""Time matmuls of packed weights: what 2 to 8 tokens (rows) cost compared with one.
 
     python benchmarks/matmul.py --threads 2 --megabytes 256
 
 prints, for each weight type, at what speed the threads read memory; and for each number of rows
 milliseconds (best of several), the cost relative to one row, and weight bytes and multiply-adds per
-second. Rows of the matrix are split between threads. A small --megabytes shows matrices that stay
-in a cache.
+second. The matrix's rows are split between threads. With a small --megabytes matrices stay in a
+processor cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from numpy.typing import NDArray
 from timing import Reader, bandwidth
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu, _matmul
 
 TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
@@ -77,11 +77,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=range(1, 9))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--isa", default=_matmul.isa(), choices=_matmul.available_isas())
-    parser.add_argument("--fetch", default=_matmul.fetch(), choices=_matmul.available_fetches())
+    parser.add_argument("--isa", default=_cpu.isa(), choices=_cpu.available_isas())
+    parser.add_argument("--fetch", default=_cpu.fetch(), choices=_cpu.available_fetches())
     options = parser.parse_args()
-    _matmul.use_isa(options.isa)
-    _matmul.use_fetch(options.fetch)
+    _cpu.use_isa(options.isa)
+    _cpu.use_fetch(options.fetch)
     print(f"{options.isa}, {options.fetch}, {options.threads} threads, {options.columns} columns")
     read = Reader.fastest(options.threads)
     for name in options.types:

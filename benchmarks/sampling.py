@@ -1,4 +1,4 @@
-"""Time of one choice, Python included: ``python benchmarks/sampling.py [--isa base]``.
+"""Time the choice of one token, Python included: ``python benchmarks/sampling.py [--isa base]``.
 
 Logits are normal with a few likely tokens. Prints the median and the 10th and 90th percentile in
 microseconds for each vocabulary and chain.
@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from mtpcore._ext import _sampling
+from mtpcore._ext import _cpu
 from mtpcore.sampling import Sampler, Sampling, Scratch
 
 CHAINS = {
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     arguments = parser.parse_args()
     if arguments.isa:
-        _sampling.use_isa(arguments.isa)
+        _cpu.use_isa(arguments.isa)
     for n_vocab in (2_048, 32_768, 151_936):
         for chain in CHAINS:
             median, low, high = measure(chain, n_vocab, arguments.calls)

@@ -1,4 +1,4 @@
-"""What was measured on: processor, system, versions; and how busy it was."""
+"""The machine of a measurement: processor, system, versions, and how busy it was."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu
 
 __all__ = ["Watch", "describe"]
 
@@ -27,8 +27,8 @@ def describe() -> dict[str, Any]:
         "memory_gb": round(int(_field("/proc/meminfo", "MemTotal").split()[0]) / 1e6),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "isa": _matmul.isa(),
-        "fetch": _matmul.fetch(),
+        "isa": _cpu.isa(),
+        "fetch": _cpu.fetch(),
         "llama_cpp": _peer(),
     }
 

@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``draft.h``."""
+"""The draft loop: a checked face of ``c/plan/draft.h``."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``draft.h``."""
+"""The draft loop: a checked face of ``c/plan/draft.h``."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._plan cimport (
-    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, data_of, lay_out_draft, mtp_draft,
-    mtp_draft_pass, mtp_draft_sequence, mtp_recycle, run_draft, zeros,
+    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_draft, mtp_draft_lay_out,
+    mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits, mtp_recycle, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -16,19 +16,22 @@ from mtpcore.errors import BackendError, BatchError, CapacityError
 cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
 
-def draft(wanted, list passes):
+def draft(wanted, list passes not None):
     cdef mtp_draft loop
     cdef int64_t i, m = len(wanted.rows.outputs)
     cdef Executor one
     if m == 0:
         return [], 0
+    if not passes:
+        raise BackendError("a draft without passes")
+    passes = [(<Executor?> each[0], *each[1:]) for each in passes]
     memset(&loop, 0, sizeof(mtp_draft))
     loop.n_sequences, loop.n_passes = m, len(passes)
     samplers = tuple(wanted.samplers)  # what the loop points into
     running, taken = [], ()
     try:
         for each in passes:
-            one = <Executor?> each[0]
+            one = each[0]
             if one.is_running:
                 raise BackendError("a plan runs one batch at a time")
             running.append(one)
@@ -46,8 +49,13 @@ def draft(wanted, list passes):
         taken = samplers
         for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = True
+        one = passes[0][0]
+        for i in range(loop.n_passes):
+            loop.passes[i].run.interrupt = &one.interrupt
+        one.watch()
         with nogil:
-            run_draft(&loop)
+            mtp_draft_run(&loop)
+        one.raise_interrupt()
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
         for sampler in taken:
@@ -55,6 +63,29 @@ def draft(wanted, list passes):
         for one in running:
             one.is_running = False
         free(loop.passes)
+
+
+cdef int64_t own_values(Executor executor, int64_t buffer):
+    """Return how many values the array of a buffer outside the arena has; 0 where there is none."""
+    if not 0 <= buffer < executor.plan.n_buffers or not executor.reaches[buffer].is_outside:
+        return 0
+    return max(executor.reaches[buffer].given, 0)
+
+
+cdef int check_recycled(Executor executor, int64_t slot, int64_t output, int64_t axis,
+                        int64_t width) except -1:
+    """Check that rows of so many values can be taken from an output, and are all a slot reads."""
+    cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
+    if axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST_TOKENS:
+        raise BackendError("no such rows to recycle", got=(axis, width))
+    if own_values(executor, output) < width * executor.run_state.n_rows[axis]:
+        raise BackendError("an output with less values than are recycled", got=output)
+    if (own_values(executor, slot) < width * n_tokens or executor.reaches[slot].is_written
+            or executor.reaches[slot].row_stride[MTP_TOKENS] > width
+            or executor.reaches[slot].end[MTP_TOKENS] > width
+            or executor.reaches[slot].end[MTP_OUTPUTS]):
+        raise BackendError("a slot with rows of another width than are recycled", got=slot)
+    return 0
 
 
 cdef list drafts_of(mtp_draft_sequence *own):
@@ -69,16 +100,22 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     cdef int64_t n_logits
     cdef mtp_recycle *fed
     executor, rows, pages, external, logits, n_logits, recycled = passes[number]
-    executor.take_rows(rows, pages)
-    for buffer, array in external:
-        executor.run_state.buffers[<int> buffer] = data_of(array, False)
-    own.plan, own.run = &executor.plan, &executor.run_state
-    own.choices, own.choices.logits = executor.choices, logits
-    own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
     if len(recycled) > MTP_MOST_RECYCLED:
         raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+    executor.take_rows(rows, pages)
+    executor.take_arrays(external, rows.embeddings is not None, -1)
+    if number == 0 and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences:
+        raise BatchError("one output a sequence", where="pass 0", wanted=loop.n_sequences,
+                         got=executor.run_state.n_rows[MTP_OUTPUTS])
+    if (n_logits < 1 or own_values(executor, logits) < n_logits * executor.run_state.n_rows[1]
+            or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
+        raise BackendError("not a buffer of so many logits", where=f"pass {number}", got=n_logits)
+    own.plan, own.run = &executor.plan, &executor.run_state
+    own.choices, own.choices.logits = executor.choices, logits
+    own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
     for i, (slot, output, axis, width) in enumerate(recycled):
+        check_recycled(executor, slot, output, axis, width)
         own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
     if number == 0:
         loop.n_logits, loop.n_recycled = n_logits, len(recycled)
@@ -100,6 +137,7 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
     """Check what each sequence needs, and lay out what the loop writes."""
     cdef const int32_t[::1] ids = wanted.token_ids, text
     cdef int64_t m = loop.n_sequences, i, most = 0
+    cdef size_t size
     cdef int64_t n_axes = first.run_state.n_axes
     cdef Sampler sampler
     cdef mtp_draft_sequence *own
@@ -110,12 +148,15 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
         if longest > MOST_TOKENS:
             raise CapacityError("no memory for a draft", wanted=f"{longest} tokens")
         most = max(most, <int64_t> longest)
-    lay_out_draft(loop, most, n_axes, first.reserve(lay_out_draft(loop, most, n_axes, NULL)))
+    size = mtp_draft_lay_out(loop, most, n_axes, NULL)
+    mtp_draft_lay_out(loop, most, n_axes, first.reserve(size))
     for i in range(m):
         own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
         text = history[i]
         own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
         own.k, own.p_min = k[i], p_min[i]
+        if own.n_history + max(own.k, 0) > most:
+            raise BatchError("a history that changed", where=f"sequence {i}", got=own.n_history)
         if own.n_history:
             memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
         own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer

@@ -1,8 +1,4 @@
-"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``.
-
-Importing the module reads ``MTPCORE_ISA`` (``base``, ``avx2`` or ``avx512``; unset: the best that
-the machine runs) and raises `BackendError` when it names a set that cannot be used.
-"""
+"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
 
 from typing import Any
 
@@ -13,56 +9,12 @@ __all__ = [
     "PackedMatrix",
     "PackedMemory",
     "activation_block",
-    "available_fetches",
-    "available_isas",
-    "check_environment",
-    "fetch",
     "is_native",
-    "isa",
     "map_rows",
     "matmul",
     "pack",
     "packed_bytes",
-    "use_fetch",
-    "use_isa",
 ]
-
-def isa() -> str:
-    """Return the name of the instruction set in use."""
-
-def available_isas() -> tuple[str, ...]:
-    """Return the instruction sets that this machine runs, the plainest first."""
-
-def use_isa(name: str) -> str:
-    """Use another instruction set from the next call on; return the previous one.
-
-    For tests and measurements: results do not depend on it.
-
-    Raises
-    ------
-    BackendError
-        The set is unknown or this machine cannot run it.
-    """
-
-def fetch() -> str:
-    """Return how weights are asked for ahead: the next ``lines``, or eight ``pages`` in turn."""
-
-def available_fetches() -> tuple[str, ...]:
-    """Return the ways to ask for weights ahead."""
-
-def use_fetch(name: str) -> str:
-    """Ask for weights in another way from the next call on; return the previous one.
-
-    For tests and measurements of this module's products: results do not depend on it.
-
-    Raises
-    ------
-    BackendError
-        There is no such way.
-    """
-
-def check_environment() -> None:
-    """Raise BackendError where MTPCORE_ISA or MTPCORE_FETCH names what cannot be used here."""
 
 def is_native(type: int) -> bool:
     """Tell whether matrices of this GGUF type can be packed and multiplied."""

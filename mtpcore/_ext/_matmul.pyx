@@ -1,90 +1,18 @@
-"""Packed weight matrices and their products with token rows: a checked face of ``matmul.h``."""
-
-import os
+"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
 
 import numpy as np
 
 from mtpcore.errors import BackendError, CapacityError, GraphError
 
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa)
-    int mtp_isa_named(const char *name)
-    int mtp_isa_supported(int isa)
-    int mtp_isa()
-    int mtp_isa_use(int isa)
-    int mtp_isa_refused()
-    int MTP_ISA_COUNT
-    const char *mtp_fetch_name(int fetch)
-    int mtp_fetch_named(const char *name)
-    int mtp_fetch()
-    int mtp_fetch_use(int fetch)
-    int mtp_fetch_refused()
-    int MTP_FETCH_COUNT
-
-cdef extern from "memory.h" nogil:
+cdef extern from "core/memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
 
-cdef extern from "rounding.h" nogil:
+cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
 
 cdef int64_t LARGEST = <int64_t> 1 << 40  # elements; keeps all sizes inside int64
-
-
-def isa():
-    return mtp_isa_name(mtp_isa()).decode()
-
-
-def available_isas():
-    return tuple(
-        mtp_isa_name(i).decode() for i in range(MTP_ISA_COUNT) if mtp_isa_supported(i)
-    )
-
-
-def use_isa(str name not None):
-    previous = isa()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise unusable_isa("use_isa", name)
-    return previous
-
-
-def unusable_isa(where, name):
-    return BackendError(
-        "this machine cannot use the instruction set", where=where,
-        wanted=" or ".join(available_isas()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes the last",
-    )
-
-
-def fetch():
-    return mtp_fetch_name(mtp_fetch()).decode()
-
-
-def available_fetches():
-    return tuple(mtp_fetch_name(i).decode() for i in range(MTP_FETCH_COUNT))
-
-
-def use_fetch(str name not None):
-    previous = fetch()
-    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
-        raise unusable_fetch("use_fetch", name)
-    return previous
-
-
-def unusable_fetch(where, name):
-    return BackendError(
-        "no such way to fetch weights ahead", where=where,
-        wanted=" or ".join(available_fetches()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes what suits the processor",
-    )
-
-
-def check_environment():
-    if mtp_isa_refused():
-        raise unusable_isa("environment variable MTPCORE_ISA", os.environ.get("MTPCORE_ISA"))
-    if mtp_fetch_refused():
-        raise unusable_fetch("environment variable MTPCORE_FETCH", os.environ.get("MTPCORE_FETCH"))
 
 
 def is_native(int type):
@@ -183,9 +111,11 @@ cdef class PackedMatrix:
                 wanted=f"{each} for each of {w.n_rows - begin} rows, or groups of 32",
                 got=rows.shape[0],
             )
-        if n:
-            with nogil:
-                mtp_pack(w.type, w.n_cols, &rows[0], begin, end, <void *> w.data)
+        if n == 0:
+            return
+        cdef const unsigned char *first = &rows[0]
+        with nogil:
+            mtp_pack(w.type, w.n_cols, first, begin, end, <void *> w.data)
 
     def row(self, int64_t index):
         if not 0 <= index < self.matrix.n_rows:
@@ -249,7 +179,8 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     cdef float[:, :] y = out
     cdef const int32_t[::1] scatter = checked_rows(out_rows, y.shape[0], "out_rows")
     cdef int64_t n_out = y.shape[0] if out_rows is None else scatter.shape[0]
-    if n_out != n_tokens or y.shape[1] != end - row_begin or y.strides[1] != sizeof(float):
+    if (n_out != n_tokens or y.shape[1] != end - row_begin or y.strides[1] != sizeof(float)
+            or y.strides[0] % <Py_ssize_t> sizeof(float) != 0):
         raise GraphError(
             "output does not fit", where="matmul",
             wanted=f"{n_tokens} contiguous rows of {end - row_begin}",
@@ -269,13 +200,16 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
     if out_rows is not None:
         y_rows = &scatter[0]
     cdef int64_t y_stride = y.strides[0] // <int64_t> sizeof(float)
+    cdef const float *from_rows = &tokens[0, 0]
+    cdef float *to_rows = &y[0, 0] - row_begin
+    cdef void *tiles = &prepared[0]
     cdef unsigned before
     with nogil:
         before = mtp_round_to_nearest()
-        mtp_prepare(activation, &tokens[0, 0], w.n_cols, token_rows, n_tokens, w.n_cols, 0,
-                    (n_tokens + 7) // 8, 0, w.n_cols, &prepared[0])
-        mtp_matmul(w, &prepared[0], n_tokens, &y[0, 0] - row_begin, y_stride, y_rows, row_begin,
-                   end, scratch.data)
+        mtp_prepare(activation, from_rows, w.n_cols, token_rows, n_tokens, w.n_cols, 0,
+                    (n_tokens + 7) // 8, 0, w.n_cols, tiles)
+        mtp_matmul(w, tiles, n_tokens, to_rows, y_stride, y_rows, row_begin, end, scratch.data,
+                   NULL)
         mtp_round_as(before)
     return out
 
@@ -285,10 +219,14 @@ def activation_block(int activation):
 
 
 def checked_rows(rows, int64_t n_rows, name):
-    indices = np.ascontiguousarray(() if rows is None else rows, np.int32)
-    if indices.size and not (0 <= indices.min() and indices.max() < n_rows):
+    """Return row numbers as int32[n], after checking them as they were given."""
+    given = np.asarray(() if rows is None else rows)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise GraphError("row numbers are integers in a row", where=f"matmul, {name}",
+                         wanted="int32[n]", got=f"{given.dtype}{list(given.shape)}")
+    if given.size and not (0 <= given.min() and given.max() < n_rows):
         raise GraphError(
             "row index out of range", where=f"matmul, {name}", wanted=f"0 <= row < {n_rows}",
-            got=(int(indices.min()), int(indices.max())),
+            got=(int(given.min()), int(given.max())),
         )
-    return indices
+    return np.ascontiguousarray(given, np.int32)

@@ -3,36 +3,26 @@
 from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._buffers cimport int32s
+from mtpcore._ext._interrupt cimport mtp_interrupt
 from mtpcore._ext._matmul cimport mtp_matrix
-from mtpcore._ext._sampling cimport mtp_leader, mtp_sampler_scratch, mtp_sampling
+from mtpcore._ext._sampling cimport mtp_winner, mtp_sampler_scratch, mtp_sampling
 
 
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa) noexcept
-    int mtp_isa_named(const char *name) noexcept
-    int mtp_isa() noexcept
-    int mtp_isa_use(int isa) noexcept
-    const char *mtp_fetch_name(int fetch) noexcept
-    int mtp_fetch_named(const char *name) noexcept
-    int mtp_fetch() noexcept
-    int mtp_fetch_use(int fetch) noexcept
-
-
-cdef extern from "memory.h" nogil:
+cdef extern from "core/memory.h" nogil:
     void *mtp_memory_zeros(size_t size)
     void mtp_memory_free_zeros(void *memory)
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
-    bint MTP_IS_WATCHED
+    bint MTP_HAS_ASAN
     void mtp_poison_behind(void *memory, size_t bytes)
     void mtp_poison_behind_copies(void *memory, size_t bytes, size_t each, int64_t n_copies)
 
 
-cdef extern from "rows.h" nogil:
+cdef extern from "ops/rows.h" nogil:
     int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 
 
-cdef extern from "pool.h" nogil:
+cdef extern from "core/pool.h" nogil:
     ctypedef struct mtp_pool:
         pass
 
@@ -41,13 +31,13 @@ cdef extern from "pool.h" nogil:
     int mtp_pool_order(int order)
 
 
-cdef extern from "plan.h" nogil:
+cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
-    mtp_kind MTP_EMBED, MTP_COPY, MTP_TAKE, MTP_PREPARE, MTP_MATMUL, MTP_RMS_NORM, MTP_LAYER_NORM
-    mtp_kind MTP_ADD, MTP_MUL, MTP_SCALE, MTP_ACTIVATION, MTP_GATED, MTP_ANGLES, MTP_ROPE
-    mtp_kind MTP_REMEMBER, MTP_ATTENTION, MTP_MERGE, MTP_CROSS_ATTENTION, MTP_ROUTE
-    mtp_kind MTP_SORT_BY_EXPERT
-    mtp_kind MTP_SORT_BY_HEAD, MTP_PREPARE_BY_EXPERT, MTP_EXPERT_MATMUL, MTP_MIX
+    mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
+    mtp_kind MTP_ANGLES
+    mtp_kind MTP_KINDS
+    const char *mtp_kind_name(mtp_kind kind)
+    const char *mtp_kind_sharing(mtp_kind kind)
 
     ctypedef struct mtp_view:
         int32_t buffer
@@ -101,6 +91,7 @@ cdef extern from "plan.h" nogil:
         int64_t n_axes
         void **buffers
         mtp_memory *memory
+        mtp_interrupt *interrupt
         int32_t *base
         int32_t *depth
         int32_t *is_tree
@@ -125,11 +116,12 @@ cdef extern from "plan.h" nogil:
     int MTP_PAGE
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
+    int MTP_RANGE
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
 
-cdef extern from "plan_check.h" nogil:
+cdef extern from "plan/check.h" nogil:
     ctypedef struct mtp_bounds:
         const int64_t *bytes
         const mtp_memory *memory
@@ -140,8 +132,8 @@ cdef extern from "plan_check.h" nogil:
     const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 
 
-cdef extern from "choices.h" nogil:
-    ctypedef struct mtp_chooser:
+cdef extern from "plan/fused_sampling.h" nogil:
+    ctypedef struct mtp_row_sampler:
         const mtp_sampling *settings
         int64_t index
         float *logits
@@ -151,15 +143,15 @@ cdef extern from "choices.h" nogil:
         int64_t n
         int64_t most
         const int32_t *token_ids
-        mtp_chooser *choosers
-        mtp_leader *leaders
+        mtp_row_sampler *samplers
+        mtp_winner *winners
 
-    bint mtp_plan_can_choose(const mtp_plan *plan, int32_t logits)
+    int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits)
     void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices,
                          int32_t *chosen)
 
 
-cdef extern from "draft.h" nogil:
+cdef extern from "plan/draft.h" nogil:
     ctypedef struct mtp_recycle:
         int32_t slot
         int32_t output
@@ -201,11 +193,17 @@ cdef extern from "draft.h" nogil:
     void mtp_draft_run(mtp_draft *draft)
 
 
-# Pools and the choice of an instruction set live once in each compiled module: loops run in this.
-cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)
-cdef void run_draft(mtp_draft *draft) noexcept nogil
-cdef void *data_of(object array, bint writable) except NULL
 cdef void *zeros(int64_t n, size_t each) except NULL
+
+
+# What operations reach of a buffer outside the arena, in values of 4 bytes, by axis: the largest
+# distance of rows, and where the last row's values end if it begins at 0.
+cdef struct reach:
+    int64_t[2] row_stride
+    int64_t[2] end
+    bint is_outside, is_written
+    bint holds_embeddings  # which only tokens of -1 read
+    int64_t given  # values of the array of this run, below 0 for none
 
 
 cdef class Executor:
@@ -221,17 +219,30 @@ cdef class Executor:
     cdef list kept          # what records point to
     cdef list capacities    # bytes of each buffer
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
+    cdef reach *reaches     # of each buffer
+    cdef int64_t most_ops
+    cdef int64_t most_places  # of a sequence, so that its ranges are no more than planned
+    cdef bint is_finished
     cdef int64_t n_batch
     cdef int32_t *own_rows  # tokens, sequences and parents of a batch, n_batch of each
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
-    cdef mtp_view view(self, object found) except *
+    cdef mtp_interrupt interrupt
+    cdef object raised      # by a signal handler while a batch ran
+    cdef mtp_interrupt *watch(self) except NULL
+    cdef int raise_interrupt(self) except -1
+    cdef mtp_view view(self, object found, int axis, bint is_written,
+                       bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_choices(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
+    cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
+                            int64_t n_pages, int64_t seq) except -1
     cdef int take_rows(self, object rows, object pages) except -1
+    cdef int take_arrays(self, object external, bint has_embeddings, int32_t unwritten) except -1
+    cdef int64_t n_values(self, int64_t buffer) except -1

@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,50 +14,34 @@ __all__ = [
     "BY_COLUMNS",
     "BY_ROWS",
     "Executor",
-    "IS_WATCHED",
+    "HAS_ASAN",
     "IN_COPIES",
     "KINDS",
     "MAX_THREADS",
     "ORDERS",
+    "SHARING",
     "UNIT",
     "expert_list_words",
-    "use_fetch",
-    "use_isa",
     "use_order",
 ]
 
 KINDS: dict[str, int]
+"""Number of each kind of operation; ``c/ops/operations.h`` lists them."""
+SHARING: dict[str, str]
+"""How threads share the work of each kind: ``ROWS``, ``GATHER`` or ``SPREAD``."""
 BARRIER_IF_FEW: int
 BARRIER_IF_MANY: int
 """When all threads wait before an operation: up to `UNIT` rows, or more; a sum of these."""
 BY_ROWS: int
 IN_COPIES: int
 BY_COLUMNS: int
-"""How an operation's work is shared; see ``plan.h``."""
+"""How an operation's work is shared; see ``c/plan/plan.h``."""
 UNIT: int
 """Rows that one thread keeps together."""
-IS_WATCHED: bool
+HAS_ASAN: bool
 """Whether this is a build with AddressSanitizer: buffers have a poisoned line behind them."""
 MAX_THREADS: int
 ORDERS: tuple[str, ...]
-
-def use_isa(name: str) -> str:
-    """Run plans with another instruction set, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        The machine cannot run it.
-    """
-
-def use_fetch(name: str) -> str:
-    """Let plans ask for weights in another way, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        There is no such way.
-    """
 
 def use_order(name: str) -> str:
     """Run the threads of plans in one of ``ORDERS``, for tests; return the one used before.
@@ -159,6 +143,16 @@ class Executor:
             An id, place, output, parent or choice is out of range; nothing was run.
         BackendError
             Another thread is running this plan.
+        BaseException
+            What a signal handler raises (``KeyboardInterrupt``) while the main thread runs a long
+            batch: what it was to write is undefined.
+        """
+
+    @property
+    def progress(self) -> float:
+        """Share of the running batch's operations that were begun, 0 .. 1; 0 where none runs.
+
+        Of batches of a few milliseconds it stays 0. Any thread may ask.
         """
 
     def can_choose(self, logits: int) -> bool:

@@ -1,70 +1,44 @@
-"""The executor of plans: a checked face of ``plan.h`` and ``pool.h``."""
+"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
-from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
-)
-from libc.stdint cimport int32_t, int64_t
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._buffers cimport doubles_of, floats, floats_of, int32s, int32s_of, memory_of
+from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
-from mtpcore._ext._sampling cimport Sampler, mtp_leader
+from mtpcore._ext._sampling cimport Sampler, mtp_winner
+
+from threading import main_thread
 
 import numpy as np
 
 from mtpcore.errors import BackendError, BatchError, CapacityError, SamplingError
 
 KV_TYPES = {"f32": MTP_KV_F32, "f16": MTP_KV_F16, "q8_0": MTP_KV_Q8_0}
-KINDS = {
-    "embed": MTP_EMBED, "copy": MTP_COPY, "take": MTP_TAKE, "prepare": MTP_PREPARE,
-    "matmul": MTP_MATMUL, "rms_norm": MTP_RMS_NORM, "layer_norm": MTP_LAYER_NORM, "add": MTP_ADD,
-    "mul": MTP_MUL, "scale": MTP_SCALE, "activation": MTP_ACTIVATION, "gated": MTP_GATED,
-    "angles": MTP_ANGLES, "rope": MTP_ROPE, "remember": MTP_REMEMBER,
-    "attention": MTP_ATTENTION, "merge": MTP_MERGE, "cross_attention": MTP_CROSS_ATTENTION,
-    "route": MTP_ROUTE, "sort_by_expert": MTP_SORT_BY_EXPERT, "sort_by_head": MTP_SORT_BY_HEAD,
-    "prepare_by_expert": MTP_PREPARE_BY_EXPERT, "expert_matmul": MTP_EXPERT_MATMUL, "mix": MTP_MIX,
-}
+KINDS = {mtp_kind_name(kind).decode(): kind for kind in range(MTP_KINDS)}
+SHARING = {mtp_kind_name(kind).decode(): mtp_kind_sharing(kind).decode()
+           for kind in range(MTP_KINDS)}
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
-IS_WATCHED = bool(MTP_IS_WATCHED)
+cdef int64_t MOST = 1 << 31  # rows of a batch, operations, heads: what int32 can count
+HAS_ASAN = bool(MTP_HAS_ASAN)
 MAX_THREADS = MTP_MAX_THREADS
-
-
-def use_isa(str name not None):
-    previous = mtp_isa_name(mtp_isa()).decode()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise BackendError("this machine cannot use the instruction set", where="use_isa",
-                           got=repr(name))
-    return previous
-
-
-def use_fetch(str name not None):
-    previous = mtp_fetch_name(mtp_fetch()).decode()
-    if mtp_fetch_use(mtp_fetch_named(name.encode())) != 0:
-        raise BackendError("no such way to fetch weights ahead", where="use_fetch", got=repr(name))
-    return previous
 
 
 ORDERS = ("together", "first to last", "last to first")
 
 
 def use_order(str name not None):
+    refuse_unless(name in ORDERS, "no such order of threads", " or ".join(ORDERS), repr(name))
     return ORDERS[mtp_pool_order(ORDERS.index(name))]
 
 
 def expert_list_words(int64_t n_experts, int64_t n_slots):
     return mtp_expert_list_words(n_experts, n_slots)
-
-
-cdef void *data_of(array, bint writable) except NULL:
-    """Address of a C-contiguous array that the caller keeps alive."""
-    cdef Py_buffer found
-    PyObject_GetBuffer(array, &found, PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
-    cdef void *data = found.buf
-    PyBuffer_Release(&found)
-    return data
 
 
 cdef void *zeros(int64_t n, size_t each) except NULL:
@@ -74,30 +48,44 @@ cdef void *zeros(int64_t n, size_t each) except NULL:
     return found
 
 
-cdef size_t lay_out_draft(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory):
-    return mtp_draft_lay_out(draft, most, n_axes, memory)
+cdef int refuse_unless(bint is_right, what, wanted, got) except -1:
+    if not is_right:
+        raise BackendError(what, wanted=wanted, got=got)
+    return 0
 
 
-cdef void run_draft(mtp_draft *draft) noexcept nogil:
-    mtp_draft_run(draft)
+cdef int run_signal_handlers(void *executor) noexcept with gil:
+    """Let Python handle signals that came; return whether that raised, for the run to end."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<Executor> executor).raised = error
+        return 1
+    return 0
 
 
 cdef class Executor:
-    def __cinit__(self):
+    def __cinit__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
+                  size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
+        cdef int64_t i, n_buffers = len(offsets)
+        memset(&self.interrupt, 0, sizeof(mtp_interrupt))
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
         memset(&self.choices, 0, sizeof(mtp_choices))
-
-    def __init__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
-                 size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
-        cdef int64_t i, n_buffers = len(offsets)
-        if not 1 <= n_threads <= MTP_MAX_THREADS:
-            raise BackendError("impossible number of threads", wanted=f"1 to {MTP_MAX_THREADS}",
-                               got=n_threads)
+        refuse_unless(1 <= n_threads <= MTP_MAX_THREADS, "impossible number of threads",
+                      f"1 to {MTP_MAX_THREADS}", n_threads)
+        refuse_unless(1 <= n_batch < MOST, "impossible number of rows", f"1 to {MOST - 1}", n_batch)
+        refuse_unless(0 <= n_ops < MOST, "impossible number of operations", f"below {MOST}", n_ops)
+        refuse_unless(len(capacities) == len(copies) == n_buffers,
+                      "not a size, a distance of copies and an offset for each buffer", n_buffers,
+                      (len(capacities), len(copies)))
         self.kept, self.capacities = [], list(capacities)
-        self.n_batch, self.n_vocab = n_batch, n_vocab
-        self.ops = <mtp_op *> zeros(n_ops, sizeof(mtp_op))
+        self.n_batch, self.n_vocab, self.most_ops = n_batch, n_vocab, n_ops
+        self.most_places = INT64_MAX
+        # One record more than there are operations: where an operation is put together.
+        self.ops = <mtp_op *> zeros(n_ops + 1, sizeof(mtp_op))
         self.copy_bytes = <size_t *> zeros(n_buffers, sizeof(size_t))
+        self.reaches = <reach *> zeros(n_buffers, sizeof(reach))
         self.run_state.buffers = <void **> zeros(n_buffers, sizeof(void *))
         self.run_state.buffers_seen = <void **> zeros(n_threads * n_buffers, sizeof(void *))
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
@@ -105,9 +93,10 @@ cdef class Executor:
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
-        self.choices.choosers = <mtp_chooser *> zeros(self.choices.most, sizeof(mtp_chooser))
-        self.choices.leaders = <mtp_leader *> zeros(n_threads * self.choices.most,
-                                                    sizeof(mtp_leader))
+        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most,
+                                                          sizeof(mtp_row_sampler))
+        self.choices.winners = <mtp_winner *> zeros(n_threads * self.choices.most,
+                                                    sizeof(mtp_winner))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.plan.pool = mtp_pool_of(n_threads)
         if self.arena == NULL or self.plan.pool == NULL:
@@ -119,27 +108,39 @@ cdef class Executor:
         self.plan.copy_bytes, self.plan.n_buffers = self.copy_bytes, n_buffers
         for i, offset in enumerate(offsets):
             self.copy_bytes[i] = copies[i]
+            self.reaches[i].is_outside = offset is None
             if offset is None and copies[i]:
                 raise BackendError("copies of a buffer outside the arena", got=i)
+            refuse_unless(self.capacities[i] >= 0, "buffer of a size below 0", ">= 0",
+                          self.capacities[i])
             if offset is not None:
                 size = max(self.capacities[i], n_threads * copies[i])
-                if offset + size > arena_bytes:
-                    raise BackendError("buffer outside the arena", got=offset)
+                refuse_unless(0 <= offset and offset + size <= arena_bytes,
+                              "buffer outside the arena", f"0 to {arena_bytes}",
+                              (offset, offset + size))
                 self.run_state.buffers[i] = <char *> self.arena + <size_t> offset
                 mtp_poison_behind(self.run_state.buffers[i], size)
                 mtp_poison_behind_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
                                          n_threads)
         self.n_pages = [store.n_pages for store in stores]
         for i, store in enumerate(stores):
+            pages = memory_of(store.data)
+            refuse_unless(store.page_bytes >= 0 and store.n_pages >= 0
+                          and store.page_bytes * store.n_pages <= pages.n_bytes,
+                          "pages outside of their memory", f"at most {pages.n_bytes} bytes",
+                          (store.n_pages, store.page_bytes))
+            refuse_unless(store.dtype in KV_TYPES, "unknown type of memory", ", ".join(KV_TYPES),
+                          store.dtype)
             self.kept.append(store.data)
-            self.run_state.memory[i].store = mtp_store(
-                <char *> data_of(store.data, True), store.page_bytes,
-                KV_TYPES[store.dtype])
+            self.run_state.memory[i].store = mtp_store(pages.data, store.page_bytes,
+                                                       KV_TYPES[store.dtype])
 
     def __dealloc__(self):
-        for i in range(self.plan.n_ops):
-            free(self.ops[i].matrices)
+        if self.ops != NULL:
+            for i in range(self.most_ops + 1):
+                free(self.ops[i].matrices)
         free(self.ops)
+        free(self.reaches)
         free(self.run_state.buffers)
         free(self.run_state.buffers_seen)
         free(self.copy_bytes)
@@ -147,23 +148,34 @@ cdef class Executor:
         free(self.run_state.base)
         free(self.own_rows)
         free(self.run_state.memory)
-        free(self.choices.choosers)
-        free(self.choices.leaders)
+        free(self.choices.samplers)
+        free(self.choices.winners)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
 
-    cdef mtp_view view(self, found) except *:
+    cdef mtp_view view(self, found, int axis, bint is_written, bint holds_embeddings) except *:
+        """Check that what a view reaches, at the largest batch, lies in its buffer."""
         cdef mtp_view view
-        (view.buffer, view.n_heads, view.offset, view.row_stride, view.head_stride,
-         view.width) = found
-        last_of_row = (view.n_heads - 1) * view.head_stride + view.width
-        last = view.offset + (self.n_batch - 1) * view.row_stride + last_of_row
-        copied = self.copy_bytes[view.buffer]
-        few = view.offset + (min(self.n_batch, MTP_UNIT) - 1) * view.row_stride + last_of_row
-        if not (0 <= view.offset and 4 * last <= self.capacities[view.buffer]
-                and (copied == 0 or 4 * few <= copied)):
+        cdef reach *own
+        buffer, n_heads, offset, row_stride, head_stride, width = found
+        if not (0 <= buffer < self.plan.n_buffers and 1 <= n_heads < MOST
+                and min(offset, row_stride, head_stride, width) >= 0):
+            raise BackendError("view of no buffer, or of no values", got=found)
+        # In Python's integers, which do not overflow.
+        end_of_row = int(offset) + (int(n_heads) - 1) * int(head_stride) + int(width)
+        last = end_of_row + (int(self.n_batch) - 1) * int(row_stride)
+        few = end_of_row + (min(self.n_batch, MTP_UNIT) - 1) * int(row_stride)
+        copied = self.copy_bytes[<int64_t> buffer]
+        if not (4 * last <= self.capacities[buffer] and (copied == 0 or 4 * few <= copied)):
             raise BackendError("view outside its buffer", got=found)
+        view.buffer, view.n_heads, view.offset = buffer, n_heads, offset
+        view.row_stride, view.head_stride, view.width = row_stride, head_stride, width
+        own = &self.reaches[view.buffer]
+        own.row_stride[axis] = max(own.row_stride[axis], view.row_stride)
+        own.end[axis] = max(own.end[axis], <int64_t> end_of_row)
+        own.is_written |= is_written
+        own.holds_embeddings |= holds_embeddings
         return view
 
     def add(self, str kind not None, int barrier, int axis, inputs, outputs, *, int sharing=0,
@@ -171,29 +183,47 @@ cdef class Executor:
             float f=0, int memory=0):
         cdef mtp_op *op = &self.ops[self.plan.n_ops]
         cdef mtp_matrix *found
+        cdef int64_t i
+        inputs, outputs, weights, ints = list(inputs), list(outputs), list(weights), list(ints)
+        matrices = tuple(matrices)
+        refuse_unless(not self.is_finished, "the plan is finished", "no more operations", kind)
+        refuse_unless(self.plan.n_ops < self.most_ops, "more operations than were announced",
+                      self.most_ops, kind)
+        refuse_unless(kind in KINDS, "unknown operation", ", ".join(KINDS), kind)
+        refuse_unless(axis in (MTP_TOKENS, MTP_OUTPUTS), "unknown axis", "0 or 1", axis)
+        refuse_unless(sharing in (MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS),
+                      "unknown way to share work", "0 to 2", sharing)
+        refuse_unless(len(inputs) <= 3 and len(outputs) <= 2 and len(weights) <= 2
+                      and len(ints) <= 6, "more than an operation has room for",
+                      "3 inputs, 2 outputs, 2 weights, 6 numbers",
+                      (len(inputs), len(outputs), len(weights), len(ints)))
+        refuse_unless(sharing != MTP_BY_COLUMNS or n_units >= 1,
+                      "columns are cut in one part at least", ">= 1", n_units)
+        free(op.matrices)  # of an operation that was refused
+        memset(op, 0, sizeof(mtp_op))
         op.kind, op.barrier, op.axis, op.f = KINDS[kind], barrier, axis, f
-        if sharing == MTP_BY_COLUMNS and n_units < 1:
-            raise BackendError("columns are cut in one part at least", got=n_units)
         op.sharing, op.n_units = sharing, n_units
         op.memory = memory
+        # What the other axis's rows are taken from has rows of the batch.
+        read_axis = MTP_TOKENS if kind == "take" else axis
         for i, view in enumerate(inputs):
-            op.inputs[i] = self.view(view)
+            op.inputs[i] = self.view(view, read_axis, False, kind == "embed")
         for i, view in enumerate(outputs):
-            op.out[i] = self.view(view)
+            op.out[i] = self.view(view, axis, True, False)
         for i, value in enumerate(ints):
             op.n[i] = value
         for i, array in enumerate(weights):
             if array is not None:
-                op.weights[i] = <const float *> data_of(array, False)
+                op.weights[i] = floats_of(array, False).data
         if numbers is not None:
-            op.numbers = <const double *> data_of(numbers, False)
+            op.numbers = doubles_of(numbers).data
         if axes is not None:
-            op.axes = <const int32_t *> data_of(axes, False)
+            op.axes = int32s_of(axes, 1).data
         if matrices:
             found = <mtp_matrix *> zeros(len(matrices), sizeof(mtp_matrix))
+            op.matrices = found
             for i, matrix in enumerate(matrices):
                 found[i] = (<PackedMatrix?> matrix).matrix
-            op.matrices = found
         self.check_lengths(op, matrices, weights, numbers, axes)
         self.kept.append((matrices, weights, numbers, axes))
         self.plan.n_ops += 1
@@ -203,7 +233,10 @@ cdef class Executor:
         cdef int64_t wanted = op.out[0].width
         if op.kind in (MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL):
             wanted = op.n[0] if op.kind == MTP_EXPERT_MATMUL else 1
-            if len(matrices) != wanted or any(one.shape != matrices[0].shape for one in matrices):
+            if len(matrices) != max(wanted, 1) or any(
+                    (one.type, one.shape, one.is_mapped) != (
+                        matrices[0].type, matrices[0].shape, matrices[0].is_mapped)
+                    for one in matrices):
                 raise BackendError("not as many equal matrices as are used", wanted=wanted,
                                    got=len(matrices))
             wanted = op.matrices[0].n_rows
@@ -215,10 +248,14 @@ cdef class Executor:
             if array is not None and len(array) != wanted:
                 raise BackendError("not a weight for each value", wanted=wanted, got=len(array))
         if op.kind == MTP_ANGLES:
-            if len(numbers) != op.n[0] + 1 or len(axes) != op.n[0] or min(axes, default=0) < 0:
+            n_numbers = 0 if numbers is None else len(numbers)
+            n_axes = -1 if axes is None else len(axes)
+            if n_numbers != op.n[0] + 1 or n_axes != op.n[0] or min(axes, default=0) < 0:
                 raise BackendError("not a frequency and an axis for each pair", wanted=op.n[0],
-                                   got=(len(numbers) - 1, len(axes)))
-            self.n_axes = max(self.n_axes, 1 + max(axes, default=-1))
+                                   got=(n_numbers - 1, n_axes))
+            self.n_axes = max(self.n_axes, 1 + int(max(axes, default=-1)))
+        if op.kind in (MTP_ATTENTION, MTP_MERGE) and op.n[5] > 1:
+            self.most_places = min(self.most_places, op.n[5] * MTP_RANGE)
         return 0
 
     cdef int check_relations(self) except -1:
@@ -235,15 +272,17 @@ cdef class Executor:
             for i in range(self.plan.n_ops):
                 misfit = mtp_plan_misfit(&self.plan, i, &bounds)
                 if misfit != NULL:
-                    names = {number: name for name, number in KINDS.items()}
-                    raise BackendError(misfit.decode(), where=f"operation {i}, "
-                                       f"{names[self.ops[i].kind]}")
+                    name = mtp_kind_name(self.ops[i].kind).decode()
+                    raise BackendError(misfit.decode(), where=f"operation {i}, {name}")
         finally:
             free(sizes)
         return 0
 
     def finish(self, double work, double work_of_row, double worth_sharing):
         """Check the whole, and give every thread its scratch."""
+        refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
+        refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
+                      self.most_ops, self.plan.n_ops)
         self.check_relations()
         cdef size_t each = 64, used
         cdef int64_t i
@@ -258,6 +297,7 @@ cdef class Executor:
             mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
+        self.is_finished = True
 
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1:
@@ -267,6 +307,22 @@ cdef class Executor:
         if not (seq < tables.n and place // MTP_PAGE < tables.width and
                 0 <= tables.data[seq * tables.width + place // MTP_PAGE] < n_pages):
             raise BatchError("place has no page", where=f"row {row}", got=place)
+        return 0
+
+    cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
+                            int64_t n_pages, int64_t seq) except -1:
+        """Check that all of what attention may see of a sequence is there."""
+        cdef int64_t begin, end, page
+        if not (seq < length.n and seq < first.n and seq < tables.n):
+            raise BatchError("sequence without memory", got=seq, wanted=f"below {length.n}")
+        begin, end = first.data[seq], length.data[seq]
+        if not (0 <= begin and end <= min(tables.width * MTP_PAGE, self.most_places)):
+            raise BatchError("sequence is longer than the plan's memory", where=f"sequence {seq}",
+                             got=f"places {begin} to {end}")
+        for page in range(begin // MTP_PAGE, (end + MTP_PAGE - 1) // MTP_PAGE):
+            if not 0 <= tables.data[seq * tables.width + page] < n_pages:
+                raise BatchError("place has no page", where=f"sequence {seq}",
+                                 got=page * MTP_PAGE)
         return 0
 
     cdef int take_rows(self, rows, pages) except -1:
@@ -280,11 +336,12 @@ cdef class Executor:
         cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
         cdef int32_t least = 0 if rows.embeddings is None else -1
         cdef mtp_memory *memory
+        refuse_unless(self.is_finished, "a plan that is not finished", "finish()", "run")
         if len(pages) != len(self.n_pages):
             raise BackendError("memory of another plan", wanted=f"{len(self.n_pages)} groups",
                                got=len(pages))
         if positions.width < self.n_axes:
-            raise BatchError("positions with fewer axes than are turned by", wanted=self.n_axes,
+            raise BatchError("positions with fewer axes than RoPE reads", wanted=self.n_axes,
                              got=positions.width)
         if not (n <= self.n_batch and seq.n == n and place.n == n and positions.n == n and m <= n):
             raise BatchError("rows do not fit the plan", wanted=f"at most {self.n_batch} rows",
@@ -300,6 +357,13 @@ cdef class Executor:
             if place.data[t] < 0 or seq.data[t] < 0:
                 raise BatchError("place or sequence below 0", where=f"row {t}",
                                  got=(place.data[t], seq.data[t]))
+            before = t - 1
+            while before >= 0 and seq.data[before] != seq.data[t]:
+                before -= 1
+            if before >= 0 and place.data[before] >= place.data[t]:
+                raise BatchError("rows of a sequence come in the order of their places",
+                                 where=f"row {t}", got=place.data[t],
+                                 wanted=f"above {place.data[before]}")
         for t in range(m):
             if not 0 <= outputs.data[t] < n:
                 raise BatchError("output is not a row", where=f"output {t}", got=outputs.data[t])
@@ -323,9 +387,50 @@ cdef class Executor:
             length, n_pages = int32s_of(group.length, 1), self.n_pages[i]
             for t in range(n):
                 self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)
+                if t == 0 or seq.data[t] != seq.data[t - 1]:
+                    self.check_sequence(&tables, &first, &length, n_pages, seq.data[t])
             memory = &self.run_state.memory[i]
             memory.tables, memory.first, memory.length = tables.data, first.data, length.data
             memory.pages_of_seq = tables.width
+        return 0
+
+    cdef int64_t n_values(self, int64_t buffer) except -1:
+        """Return how many values of a buffer outside the arena operations reach in this run."""
+        cdef const reach *own = &self.reaches[buffer]
+        cdef int64_t wanted = 0
+        for axis in range(2):
+            if own.end[axis] and self.run_state.n_rows[axis]:
+                last_row = (self.run_state.n_rows[axis] - 1) * own.row_stride[axis]
+                wanted = max(wanted, <int64_t> (last_row + own.end[axis]))
+        return wanted
+
+    cdef int take_arrays(self, external, bint has_embeddings, int32_t unwritten) except -1:
+        """Note the arrays of the buffers outside the arena; ``unwritten`` needs none.
+
+        The run's rows are known already.
+        """
+        cdef int64_t i
+        cdef floats values
+        cdef reach *own
+        for i in range(self.plan.n_buffers):
+            self.reaches[i].given = -1
+        for buffer, array in external:
+            i = buffer
+            refuse_unless(0 <= i < self.plan.n_buffers and self.reaches[i].is_outside,
+                          "an array for a buffer that is not outside the arena",
+                          f"0 to {self.plan.n_buffers - 1}", i)
+            values = floats_of(array, self.reaches[i].is_written)
+            self.run_state.buffers[i], self.reaches[i].given = values.data, values.n
+        for i in range(self.plan.n_buffers):
+            own = &self.reaches[i]
+            if not own.is_outside or i == unwritten:
+                continue
+            if own.holds_embeddings and not has_embeddings:
+                continue
+            wanted = self.n_values(i)
+            if wanted > 0 and own.given < wanted:
+                raise BatchError("array does not fit the rows", where=f"buffer {i}",
+                                 wanted=f"{wanted} values", got=max(own.given, 0))
         return 0
 
     def run(self, rows, pages, external, int32_t logits=-1, written=None):
@@ -336,39 +441,65 @@ cdef class Executor:
         self.is_running = True
         try:
             self.take_rows(rows, pages)
-            for buffer, array in external:
-                self.run_state.buffers[<int> buffer] = data_of(array, False)
+            self.run_state.interrupt = self.watch()
+            self.take_arrays(external, rows.embeddings is not None, logits)
             if logits >= 0:
                 self.take_choices(rows.choices, logits, written)
                 found = np.empty(self.choices.n, np.int32)
-                chosen = <int32_t *> data_of(found, True)
+                chosen = int32s_of(found, 1).data
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
                         mtp_plan_choose(&self.plan, &self.run_state, &self.choices, chosen)
+                    self.raise_interrupt()
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
                     mtp_plan_run(&self.plan, &self.run_state)
+                self.raise_interrupt()
         finally:
             self.is_running = False
 
+    cdef mtp_interrupt *watch(self) except NULL:
+        """Begin to watch for signals; of all threads Python lets the main one handle them."""
+        cdef bint is_main = PyThread_get_thread_ident() == <unsigned long> main_thread().ident
+        self.interrupt.is_wanted = NULL
+        if is_main:
+            self.interrupt.is_wanted = run_signal_handlers
+        self.interrupt.argument = <void *> self
+        mtp_interrupt_begin(&self.interrupt)
+        return &self.interrupt
+
+    cdef int raise_interrupt(self) except -1:
+        """Raise what a signal handler raised while the batch ran, which is then undone."""
+        if self.raised is None:
+            return 0
+        raised, self.raised = self.raised, None
+        raise raised
+
+    @property
+    def progress(self):
+        if not self.is_running:
+            return 0.0
+        return <double> self.interrupt.n_begun / <double> self.plan.n_ops
+
     def can_choose(self, int32_t logits):
-        return mtp_plan_can_choose(&self.plan, logits)
+        return mtp_plan_n_logits(&self.plan, logits) > 0
 
     cdef int take_choices(self, wanted, int32_t logits, written) except -1:
         """Check who chooses, or where the logits go, and note it."""
-        cdef int64_t n = self.run_state.n_rows[1], n_logits = written.shape[1], at = 0, i, index
-        cdef float *kept = <float *> data_of(written, True)
+        cdef int64_t n = self.run_state.n_rows[1], at = 0, i, index
+        cdef int64_t n_logits = mtp_plan_n_logits(&self.plan, logits)
+        cdef float *kept = floats_of(written, True).data
         cdef const int32_t[::1] ids = wanted.token_ids
         cdef Sampler sampler
         samplers, indices = tuple(wanted.samplers), wanted.indices
         if not len(samplers) == len(indices) == n:
             raise BatchError("one choice an output", wanted=n, got=(len(samplers), len(indices)))
-        if written.shape[0] != samplers.count(None):
-            raise BatchError("one row an output that chooses nothing", where="logits",
-                             got=written.shape[0])
-        if not mtp_plan_can_choose(&self.plan, logits):
+        if n_logits == 0:
             raise BackendError("the plan writes its logits")
+        if written.shape != (samplers.count(None), n_logits):
+            raise BatchError("one row an output that chooses nothing", where="logits",
+                             wanted=(samplers.count(None), n_logits), got=written.shape)
         self.choices.logits, self.choices.n = logits, n
         self.choices.token_ids = NULL
         if ids is not None and n_logits != ids.shape[0]:
@@ -379,14 +510,14 @@ cdef class Executor:
         self.choosing = samplers
         for i in range(n):
             if samplers[i] is None:
-                self.choices.choosers[i] = mtp_chooser(NULL, 0, kept + at * n_logits)
+                self.choices.samplers[i] = mtp_row_sampler(NULL, 0, kept + at * n_logits)
                 at += 1
                 continue
             sampler, index = <Sampler?> samplers[i], indices[i]
             sampler._check(n_logits, 0, 0, index, ids, None)
             if not sampler.is_race:
                 raise SamplingError("a choice needs all of its logits", where=f"output {i}")
-            self.choices.choosers[i] = mtp_chooser(&sampler.settings, index, NULL)
+            self.choices.samplers[i] = mtp_row_sampler(&sampler.settings, index, NULL)
         return 0
 
     cdef char *reserve(self, size_t size) except NULL:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 
-cdef extern from "sampler.h" nogil:
+cdef extern from "sampler/sampler.h" nogil:
     ctypedef struct mtp_sampling:
         double temperature
         int64_t top_k
@@ -22,10 +22,10 @@ cdef extern from "sampler.h" nogil:
     ctypedef struct mtp_sampler_scratch:
         pass
 
-    ctypedef struct mtp_leader:
+    ctypedef struct mtp_winner:
         pass
 
-    bint mtp_is_race(const mtp_sampling *sampling) noexcept
+    bint mtp_can_fuse(const mtp_sampling *sampling) noexcept
     mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) noexcept
     void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch) noexcept
     int32_t mtp_choose(

@@ -1,4 +1,4 @@
-"""Types and documentation of the compiled sampler; ``c/sampler.h`` defines what it computes."""
+"""The sampler: a checked face of ``c/sampler/sampler.h``, which defines what it computes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -150,22 +150,13 @@ class Sampler:
             As `choose_with_probability` gives them.
         shares : float64[m]
             How much of the choice is each token's, if logits are not quite what they seem; never
-            rising, the probabilities at temperature 0. ``c/sampler.h`` has the formula.
+            rising, the probabilities at temperature 0. ``c/sampler/sampler.h`` has the formula.
 
         Raises
         ------
         SamplingError
             A shape, an id or a number is out of range, or another thread drafts with the scratch.
         """
-
-def use_isa(name: str) -> str:
-    """Make choices with another instruction set, for tests; return the one used before.
-
-    Raises
-    ------
-    BackendError
-        The machine cannot run it.
-    """
 
 def gumbel(seed: int, stream: int, index: int, token_id: int) -> float:
     """Return the noise of one token at one index of a sequence."""

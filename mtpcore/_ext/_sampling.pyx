@@ -1,4 +1,4 @@
-"""Checked face of the sampler; ``c/sampler.h`` defines chain, noise and choice.
+"""Checked face of the sampler; ``c/sampler/sampler.h`` defines chain, noise and choice.
 
 Compiled modules include ``_sampling.pxd`` and call ``mtp_choose(..., &sampler.settings, ...,
 scratch.pointer, ...)`` without the GIL, with a `Scratch` of their own for each thread.
@@ -8,23 +8,17 @@ from libc.stdint cimport int32_t, int64_t, uint32_t
 
 import numpy as np
 
-from mtpcore.errors import BackendError, SamplingError
+from mtpcore.errors import SamplingError
 
-cdef extern from "cpu.h" nogil:
-    const char *mtp_isa_name(int isa) noexcept
-    int mtp_isa_named(const char *name) noexcept
-    int mtp_isa() noexcept
-    int mtp_isa_use(int isa) noexcept
-
-cdef extern from "logarithm.h" nogil:
+cdef extern from "core/logarithm.h" nogil:
     double mtp_log(double x) noexcept
     double mtp_exp(double x) noexcept
 
-cdef extern from "rounding.h" nogil:
+cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
 
-cdef extern from "philox.h" nogil:
+cdef extern from "sampler/philox.h" nogil:
     void mtp_philox(uint32_t *counter, unsigned long long key) noexcept
 
 
@@ -70,23 +64,23 @@ cdef class Sampler:
 
     @property
     def is_race(self):
-        return mtp_is_race(&self.settings)
+        return mtp_can_fuse(&self.settings)
 
-    def choose(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
-               int64_t index, const int32_t[::1] token_ids=None,
+    def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,
+               int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None,
                const uint32_t[::1] mask=None):
         return self._choose(logits, history, n_prompt, index, token_ids, mask, NULL)
 
-    def choose_with_probability(self, const float[::1] logits, const int32_t[::1] history,
-                                int64_t n_prompt, int64_t index,
-                                const int32_t[::1] token_ids=None,
+    def choose_with_probability(self, const float[::1] logits not None,
+                                const int32_t[::1] history not None, int64_t n_prompt,
+                                int64_t index, const int32_t[::1] token_ids=None,
                                 const uint32_t[::1] mask=None):
         cdef float probability = 0
         token_id = self._choose(logits, history, n_prompt, index, token_ids, mask, &probability)
         return token_id, probability
 
-    def rank(self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,
-             int64_t index, int64_t n, const int32_t[::1] token_ids=None):
+    def rank(self, const float[::1] logits not None, const int32_t[::1] history not None,
+             int64_t n_prompt, int64_t index, int64_t n, const int32_t[::1] token_ids=None):
         cdef int64_t n_vocab = logits.shape[0], n_history = history.shape[0]
         if n < 1:
             raise SamplingError("too few places in a ranking", where="rank", wanted=">= 1", got=n)
@@ -159,14 +153,6 @@ cdef class Sampler:
         return 0
 
 
-def use_isa(str name not None):
-    previous = mtp_isa_name(mtp_isa()).decode()
-    if mtp_isa_use(mtp_isa_named(name.encode())) != 0:
-        raise BackendError("this machine cannot use the instruction set", where="use_isa",
-                           got=repr(name))
-    return previous
-
-
 def gumbel(seed, stream, int64_t index, int32_t token_id):
     return mtp_gumbel(seed, stream, index, token_id)
 
@@ -177,7 +163,7 @@ def philox(counter, key):
     return words[0], words[1], words[2], words[3]
 
 
-def log(const double[::1] x):
+def log(const double[::1] x not None):
     result = np.empty(x.shape[0])
     cdef double[::1] out = result
     cdef int64_t i
@@ -186,7 +172,7 @@ def log(const double[::1] x):
     return result
 
 
-def exp(const double[::1] x):
+def exp(const double[::1] x not None):
     result = np.empty(x.shape[0])
     cdef double[::1] out = result
     cdef int64_t i

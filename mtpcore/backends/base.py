@@ -1,4 +1,4 @@
-"""What a backend is: it lowers a Program to a Plan, and keeps rows of memory.
+"""What a backend is: it lowers a Program to a Plan, and holds the pages of the KV cache.
 
 The protocols here are all that contexts know of a backend. Arrays in ``Rows`` are checked before
 a plan sees them: ids, positions, places and parents are in range, arrays are C-contiguous.
@@ -36,12 +36,12 @@ I32 = NDArray[np.int32]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """Who chooses from each of m rows of logits, in the order of the outputs.
+    """How tokens are sampled while their logits are computed: one entry for each of m outputs.
 
-    Output i chooses with ``samplers[i]``, for which ``is_race``, the token with index
-    ``indices[i]`` in its sequence; where the sampler is None its logits are wanted, and the index
-    says nothing. ``token_ids`` int32[n_logits] names the token of each logit where that is not its
-    index.
+    For output i ``samplers[i]``, whose ``is_race`` is true, samples the token with index
+    ``indices[i]`` in its sequence. Where the sampler is None the logits are wanted instead, and
+    the index is ignored. ``token_ids`` int32[n_logits] names the token of each logit where that
+    is not its index.
     """
 
     samplers: Sequence[Sampler | None]
@@ -58,8 +58,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """A checked batch of n rows, as plans read it.
 
     ``tokens`` int32[n], -1 where ``embeddings`` float32[n, width] holds the row; ``positions``
-    int32[n, axes] turn the RoPE; ``seq`` int32[n] is the memory slot; ``place`` int32[n] is where
-    the row is stored and, for chains, how far it sees (places first..place of its sequence);
+    int32[n, axes] rotate queries and keys; ``seq`` int32[n] is the sequence; ``place`` int32[n] is
+    the index at which the token is stored (a chain attends to first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
     wanted, ascending; ``slots`` float32[n, width] by name; with ``choices`` it is enough to know
@@ -144,7 +144,7 @@ class WeightTensor(Protocol):
         """Return values of rows, float32[end - begin, shape[-1]]; all outer axes count rows."""
 
     def release(self, begin: int, end: int) -> None:
-        """Say that the rows from ``begin`` on and before ``end`` are not read again soon."""
+        """Let the system reclaim the pages of rows [begin, end)."""
 
     def stream(
         self,
@@ -160,7 +160,7 @@ class WeightTensor(Protocol):
 
 
 class WeightSource(Protocol):
-    """A model as backends see it: its tensors, and a place for what they made of them.
+    """A model as backends see it: its tensors, and a table of the weights that they packed.
 
     ``packed`` holds packed weights by (backend, layout, tensor), so that contexts share them.
     """
@@ -183,6 +183,10 @@ class Plan(Protocol):
 
     program: Program
 
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
@@ -195,7 +199,8 @@ class Plan(Protocol):
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.
 
-        None runs that no sequence goes on to. What they write to ``memory`` the caller takes back.
+        A pass runs only if some sequence goes on to it. The caller takes back what they write to
+        ``memory``.
         """
 
 

@@ -11,10 +11,11 @@ from typing import Literal
 from mtpcore.cli import options as shared
 from mtpcore.cli.bench_report import Text, collect, describe
 from mtpcore.cli.measure import ROWS, measure_costs, take_turns
+from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
 from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
-from mtpcore.cli.terminal import harmless, note, progress
+from mtpcore.cli.terminal import harmless, note
 from mtpcore.cross import Cross
 from mtpcore.decoding import Controller, Generator, SimulatedAcceptance, Stats
 from mtpcore.errors import SamplingError
@@ -70,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
+    shared.check_prompt(options)
     sampling = shared.sampling_of(options)
     with open_model(options) as model:
         prompts = _prompts(options, model)
@@ -87,7 +89,7 @@ def execute(options: argparse.Namespace) -> int:
             done[0] += 1
 
         total = (options.repetitions + 1) * (len(prompts) * len(arms) + n_costs)
-        with progress("measuring", total, lambda: done[0]):
+        with progress("measuring", lambda: (done[0], total), "runs"):
             texts = [
                 _measure(name, arms, tokens, options, simulated, after_each)
                 for name, tokens in prompts.items()

@@ -10,7 +10,13 @@ from mtpcore.acts.journal import Journal, Saved, Transaction
 from mtpcore.boundary.arguments import Length, Probability, read, read_below
 from mtpcore.boundary.arrays import RowsLike
 from mtpcore.cross.assembly import make_drafters
-from mtpcore.cross.by_sequence import pairs_of, read_ids, read_unfinished, setting_of
+from mtpcore.cross.by_sequence import (
+    pairs_of,
+    read_ids,
+    read_processors,
+    read_unfinished,
+    setting_of,
+)
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.speculation import DraftSampler, Samplings, Speculation
@@ -23,7 +29,7 @@ from mtpcore.errors import LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.runner import GraphRunner
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = ["Cross"]
 
@@ -196,6 +202,7 @@ class Cross:
         *,
         prefill: Mapping[int, Sequence[int]] | None = None,
         unfinished: Collection[int] = (),
+        processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position, all sequences in one batch.
 
@@ -211,6 +218,9 @@ class Cross:
         unfinished : collection of seq
             Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after
             them, and no logits are made.
+        processors : mapping of seq to callable, optional
+            Called with the tokens and the logits of each position that the target comes to, before
+            it chooses there; each may change the logits in place. See ``LogitsProcessor``.
 
         Returns
         -------
@@ -225,8 +235,9 @@ class Cross:
         drafts = read_ids(drafts, "drafts")
         given = read_ids({} if prefill is None else prefill, "prefill")
         unfinished = read_unfinished(unfinished, given)
+        watching = read_processors({} if processors is None else processors)
         with self.transaction({**drafts, **given}):
-            return self.speculation.verify(drafts, sampling, given, unfinished)
+            return self.speculation.verify(drafts, sampling, given, unfinished, watching)
 
     @act
     def accept(self, seq: int, n: int | None = None) -> None:
@@ -296,14 +307,21 @@ class Cross:
         return tokens
 
     @act
-    def pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+    def pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
         """Return the token that was chosen and not yet processed.
 
         Where none was chosen and the newest row has logits, it is chosen now, by ``sampling``
-        (None: only look).
+        (None: only look). ``processor`` may change the logits before, see ``LogitsProcessor``.
         """
         self.journal.settle()
-        return self.speculation.states.pending(seq, sampling)
+        if processor is not None:
+            processor = read_processors({seq: processor})[seq]
+        return self.speculation.states.pending(seq, sampling, processor)
 
     @act
     def rollback(self, seq: int, pos: int) -> None:

@@ -24,7 +24,7 @@ from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import Deliver, GraphRunner
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
 __all__ = ["DraftSampler", "Samplings", "Speculation"]
 
@@ -129,6 +129,7 @@ class Speculation:
         sampling: Samplings,
         prefill: Mapping[int, Sequence[int]],
         unfinished: Collection[int],
+        processors: Mapping[int, LogitsProcessor],
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
         prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
@@ -139,18 +140,27 @@ class Speculation:
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.target.memory:
                 self.target.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self.states.choose(seq, setting_of(sampling, seq)), draft)
+            pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
+            rows.add_draft(seq, state.n, pending, draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
             return {}
         batch = rows.batch()
         self._round = rows
-        output = self.target.process(batch, self._choices(rows, batch, sampling))
+        output = self.target.process(batch, self._choices(rows, batch, sampling, processors))
         self._round = None
         begin = perf_counter()
         verdicts = {
-            seq: self._walk(seq, batch, span, output, drafts[seq], setting_of(sampling, seq))
+            seq: self._walk(
+                seq,
+                batch,
+                span,
+                output,
+                drafts[seq],
+                setting_of(sampling, seq),
+                processors.get(seq),
+            )
             for seq, span in rows.spans.items()
         }
         self.choose_seconds += perf_counter() - begin
@@ -163,16 +173,22 @@ class Speculation:
             self.states.note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
-    def _choices(self, rows: RoundRows, batch: Batch, sampling: Samplings) -> Choices | None:
+    def _choices(
+        self,
+        rows: RoundRows,
+        batch: Batch,
+        sampling: Samplings,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> Choices | None:
         """Return who chooses while logits are made; None where all of these are needed.
 
-        Those of prompts are kept until somebody chooses.
+        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
-            if sampler.is_race:
+            if sampler.is_race and seq not in processors:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
@@ -186,6 +202,7 @@ class Speculation:
         output: Output,
         draft: Draft,
         sampling: Sampling,
+        processor: LogitsProcessor | None,
     ) -> Verdict:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
@@ -196,7 +213,7 @@ class Speculation:
             token = output.chosen_at(begin + row)
             if token is not None:
                 return token
-            logits = output.logits_at(begin + row)
+            logits = process_logits(processor, tokens, output.logits_at(begin + row))
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
         return walk(draft, choose, history)

@@ -11,6 +11,7 @@ from mtpcore.cross import Cross, Draft, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
+from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, LinkError, spell
@@ -63,17 +64,19 @@ def run_round(
     draft_seconds = watch.lap()
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
-    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on)
+    seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
+    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, seen)
     pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
-        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, stats))
+        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats))
         for seq, verdict in verdicts.items()
     ]
     progress += [
-        (running[seq], _read(cross, seq, running[seq], len(tokens), stats))
+        (running[seq], _read(cross, seq, running[seq], len(tokens), seen.get(seq), stats))
         for seq, tokens in prefill.items()
     ]
+    n_prompt = sum(map(len, prefill.values()))
     stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
@@ -85,7 +88,7 @@ def run_round(
             stats.lengths[k] = stats.lengths.get(k, 0) + 1
     else:
         stats.prefill_seconds += pass_seconds
-    n_prompt = sum(map(len, prefill.values()))
+        stats.prefill_tokens += n_prompt
     return RoundResult(
         progress=progress,
         asked=asked,
@@ -164,26 +167,42 @@ def _ends_prompt(request: Request, n: int) -> bool:
     return request.n_prefilled + n == len(request.prompt)
 
 
-def _read(cross: Cross, seq: int, request: Request, n: int, stats: Stats) -> Progress:
+def _read(
+    cross: Cross, seq: int, request: Request, n: int, logits: RoundLogits | None, stats: Stats
+) -> Progress:
     """Return where a chunk of its prompt brings a request: its end brings the first token."""
-    stats.prompt_tokens += 0 if request.n_prefilled else len(request.prompt)
+    if request.n_prefilled == request.n_cached:
+        stats.prompt_tokens += len(request.prompt)
+        stats.cached_tokens += request.n_cached
     tokens: Sequence[int] = ()
     if _ends_prompt(request, n):
-        tokens = (cross.speculation.states.choose(seq, request.sampling),)
+        tokens = (cross.speculation.states.choose(seq, request.sampling, logits),)
     is_full = bool(tokens) and cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
-    progress = request.advance(tokens, 0, n_prompt=n, is_full=is_full)
+    logprobs = logits.logprobs(tokens) if logits else ()
+    progress = request.advance(tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full)
     stats.prompts += len(progress.tokens)
     stats.tokens += len(progress.tokens)
     return progress
 
 
 def _accept(
-    cross: Cross, seq: int, request: Request, draft: Draft, verdict: Verdict, stats: Stats
+    cross: Cross,
+    seq: int,
+    request: Request,
+    draft: Draft,
+    verdict: Verdict,
+    logits: RoundLogits | None,
+    stats: Stats,
 ) -> Progress:
     """Keep what was accepted of a draft, and return where that brings the request."""
     cross.speculation.accept(seq)
-    is_full = cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
-    progress = request.advance(verdict.tokens, verdict.accepted, is_full=is_full)
+    progress = request.advance(
+        verdict.tokens,
+        verdict.accepted,
+        n_drafted=len(draft),
+        logprobs=logits.logprobs(verdict.tokens) if logits else (),
+        is_full=cross.llm.runner.lengths[seq] >= cross.llm.n_ctx,
+    )
     stats.tokens += len(progress.tokens)
     if len(draft):
         depth = draft.depth.max() if isinstance(draft, DraftTree) else len(draft)

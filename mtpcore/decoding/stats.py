@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -27,11 +28,15 @@ class Stats(msgspec.Struct):
     which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted ids that
     were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
     not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
-    ``passes`` the target's runs after the prompts. ``prompts`` are those whose own run gave a text
-    its first token; one that is answered by an end-of-text token gave none. ``verify_seconds`` is
-    the target's runs, ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds``
-    what follows it, ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in
-    ``draft_seconds``.
+    ``passes`` the target's runs after the prompts. ``prompt_tokens`` are all tokens of the prompts;
+    ``cached_tokens`` of them were in the KV cache already and were not processed again. ``prompts``
+    are those whose own run gave a text its first token; one that is answered by an end-of-text
+    token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of
+    tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the choice of
+    draft lengths. A drafter reads the prompt in ``draft_seconds``.
+
+    ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
+    in which nothing else was done; in all others prompts share a run with drafts.
 
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
@@ -39,6 +44,8 @@ class Stats(msgspec.Struct):
 
     tokens: int = 0
     prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
     prompts: int = 0
     passes: int = 0
     verify_steps: int = 0
@@ -82,9 +89,30 @@ class Stats(msgspec.Struct):
         for i in range(accepted):
             self.accepted_per_position[i] += 1
 
+    @classmethod
+    def sum(cls, runs: Iterable[Stats]) -> Stats:
+        """Return the counts and times of several runs as one; of choices the latest are kept.
+
+        Parameters
+        ----------
+        runs : iterable of Stats
+            In their order; they are not changed.
+        """
+        total = cls()
+        for run in runs:
+            for name, value in msgspec.structs.asdict(run).items():
+                if isinstance(value, int | float):
+                    setattr(total, name, getattr(total, name) + value)
+            pairs = zip_longest(total.accepted_per_position, run.accepted_per_position, fillvalue=0)
+            total.accepted_per_position = [one + other for one, other in pairs]
+            for k, n in run.lengths.items():
+                total.lengths[k] = total.lengths.get(k, 0) + n
+            total.note(run.choices)
+        return total
+
     @property
     def acceptance(self) -> float:
-        """Accepted drafts over drafted ones (0 where nothing was drafted)."""
+        """The acceptance rate: accepted drafts over drafted ones (0 where nothing was drafted)."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -100,6 +128,11 @@ class Stats(msgspec.Struct):
         return (self.tokens - self.prompts) / seconds if seconds else 0.0
 
     @property
+    def prefill_tokens_per_second(self) -> float:
+        """Tokens of prompts for each second of the runs that only read prompts."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
     def acceptance_per_position(self) -> list[float]:
-        """Of all steps the share in which draft i + 1 was accepted."""
+        """Of all steps the share in which draft i + 1 was accepted, however many were drafted."""
         return [n / self.verify_steps for n in self.accepted_per_position]

@@ -1,7 +1,7 @@
-"""The verbs with which trunks and heads are written.
+"""The builder with which the graphs of trunks and heads are written.
 
-Each verb checks shapes at once and names node, tensor and shapes where they do not fit. Weight
-names may hold ``{n}``, the head's block; ties decide which tensor a name means.
+Each method adds an operation and checks shapes at once; an error names node, tensor and shapes.
+Weight names may hold ``{n}``, the head's block; ties decide which tensor a name means.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GraphBuilder:
     name : str
         The graph's, in errors.
     tensors : mapping of str to TensorShape
-        The file's tensors; a verb that names another one fails.
+        The file's tensors; a method that names another one fails.
     ties : sequence of Tie
         Which names stand in for which.
     slots : mapping of str to int
@@ -108,8 +108,8 @@ class GraphBuilder:
         return self.resolve(name) is not None
 
     def _weight(self, name: str, node: str) -> Weight:
-        found = self.resolve(name)
-        if found is None:
+        weight = self.resolve(name)
+        if weight is None:
             wanted = self._expand(name)
             tie, stem = self._ties.get(wanted), wanted.split(".")[-2] if "." in wanted else wanted
             near = ", ".join([t for t in self.tensors if stem in t][:3])
@@ -122,7 +122,7 @@ class GraphBuilder:
                 if lent
                 else "convert the checkpoint again with this tensor kept",
             )
-        return found
+        return weight
 
     # Nodes
 
@@ -146,7 +146,7 @@ class GraphBuilder:
         name: str | None = None,
         **attrs: object,
     ) -> tuple[Value, ...]:
-        """Add a node of any operation in the table; the verbs below are shorter.
+        """Add a node of any operation in the table; the methods below are shorter.
 
         Parameters
         ----------
@@ -170,18 +170,20 @@ class GraphBuilder:
             No such operation, or something that it cannot compute with.
         """
         node = name or f"{op}_{len(self._nodes)}"
-        found = tuple(None if w is None else self._weight(w, node) for w in weights)
-        made = infer(
+        resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
+        signatures = infer(
             op,
             node,
             inputs,
-            [w.shape if w else None for w in found],
+            [w.shape if w else None for w in resolved],
             attrs,
-            [w.tensor for w in found if w],
+            [w.tensor for w in resolved if w],
         )
-        outputs = tuple(self._value(node, *one) for one in made)
+        outputs = tuple(self._value(node, *signature) for signature in signatures)
         self._nodes.append(
-            Node(op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), found, attrs)
+            Node(
+                op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), resolved, attrs
+            )
         )
         return outputs
 
@@ -248,15 +250,15 @@ class GraphBuilder:
         return self.add("slice", [x], name=name, start=start, stop=stop)[0]
 
     def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, n_heads * D] as [T, n_heads, D]."""
+        """Reshape [T, n_heads * D] to [T, n_heads, D]."""
         return self.add("heads", [x], name=name, n_heads=n_heads)[0]
 
     def rows(self, x: Value, *, name: str | None = None) -> Value:
-        """See [T, H, D] as [T, H * D]."""
+        """Reshape heads into rows: [T, H, D] -> [T, H * D]."""
         return self.add("rows", [x], name=name)[0]
 
     def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, 1, D] as [T, n_heads, D], every head the same."""
+        """Repeat one head for all: [T, 1, D] -> [T, n_heads, D]."""
         return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
 
     def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
@@ -318,17 +320,17 @@ class GraphBuilder:
         sinks: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv].
+        """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
 
         Parameters
         ----------
         q, k, v : Value
             [T, H, Dk], [T, Hk, Dk] and [T, Hk, Dv]. A number as ``v`` means that the first so many
-            entries of each key are its value; then memory holds the keys alone.
+            entries of each key are its value (a latent cache); then the keys alone are stored.
         layer : int
-            The memory layer; each is written once.
+            Layer of the KV cache; each is written once.
         scale : float
-            Of the products of q and k.
+            Factor of the products of q and k.
         mask : str
             What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence.
         window : int
@@ -339,10 +341,10 @@ class GraphBuilder:
         Raises
         ------
         GraphError
-            A memory layer is written twice, or shapes do not fit.
+            A layer is written twice, or shapes do not fit.
         """
         latent = isinstance(v, int)
-        made = self.add(
+        attended = self.add(
             "attention",
             [q, k] if isinstance(v, int) else [q, k, v],
             [sinks] if sinks else [],
@@ -356,9 +358,9 @@ class GraphBuilder:
         if layer in self._memory:
             raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
         self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(made.shape[2]), window, latent
+            layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
         )
-        return made
+        return attended
 
     def route(
         self,
@@ -422,25 +424,25 @@ class GraphBuilder:
         return self.add("mix", [x, shares], name=name)[0]
 
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
-        """Keep only the rows whose outputs were asked for."""
+        """Keep only the tokens whose outputs were asked for."""
         return self.add("outputs", [x], name=name)[0]
 
     def tap(self, tap: str, x: Value) -> Value:
-        """Offer a tap; it becomes an output where somebody asked for it."""
+        """Offer a tap; it becomes an output if it was asked for."""
         point = Tap.parse(tap)
         self._offered.append(str(point))
         if point in self._wanted_taps:
             self._taps[str(point)] = x
         return x
 
-    def finish(self, made: Outputs) -> Program:
-        """Check everything and return the program that hands out what was ``made``.
+    def finish(self, results: Outputs) -> Program:
+        """Check everything and return the program that hands out ``results``.
 
         Raises
         ------
         GraphError
-            A tap was asked for that the graph does not offer, an output is no rows of numbers, or
-            the grammar is broken.
+            The graph does not offer a tap that was asked for, an output is not float32 rows, or a
+            rule of the operations is broken.
         """
         missing = sorted(str(t) for t in self._wanted_taps if str(t) not in self._taps)
         if missing:
@@ -450,16 +452,16 @@ class GraphBuilder:
                 wanted=", ".join(missing),
                 got=", ".join(self._offered) or "no taps",
             )
-        outputs = {name: value.id for name, value in (*made.rows.items(), *self._taps.items())}
-        if made.logits is not None:
-            if len(made.logits.shape) != 2 or made.logits.shape[0] != OUTPUTS:
+        outputs = {name: value.id for name, value in (*results.rows.items(), *self._taps.items())}
+        if results.logits is not None:
+            if len(results.logits.shape) != 2 or results.logits.shape[0] != OUTPUTS:
                 raise GraphError(
                     "logits are of output rows only",
                     where=self.name,
                     wanted=f"[{OUTPUTS}, n_vocab]",
-                    got=made.logits.shape,
+                    got=results.logits.shape,
                 )
-            outputs = {"logits": made.logits.id, **outputs}
+            outputs = {"logits": results.logits.id, **outputs}
         for name, i in outputs.items():
             if self._values[i].dtype != "f32":
                 raise GraphError(

@@ -1,4 +1,4 @@
-"""What a graph starts from, and what it hands out."""
+"""Inputs and outputs of a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Inputs", "Outputs"]
 
 
 class Inputs:
-    """What a graph starts from.
+    """Inputs of a graph.
 
     ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
     of that name, f32[n_tokens, width].
@@ -43,7 +43,7 @@ class Inputs:
 
 
 class Outputs:
-    """What a graph hands out: ``logits`` and named rows (taps, recycled states)."""
+    """Outputs of a graph: ``logits`` and named rows (taps, recycled states)."""
 
     def __init__(self, logits: Value | None = None, **rows: Value) -> None:
         self.logits, self.rows = logits, rows

@@ -1,6 +1,6 @@
 """The protocol of memory: what a context keeps of each sequence, whatever its kind.
 
-Every kind can append rows, take back the newest ones, copy and forget a sequence, and show what
+Every kind can append tokens, remove the newest ones, copy and remove a sequence, and hash what
 it holds. Kinds differ in how far back they can rewind: ``allow_rewind`` tells a kind the longest
 draft when contexts are linked, so that it can refuse then and not at the first rejection.
 """
@@ -24,10 +24,10 @@ class Memory(Protocol):
 
     @property
     def longest_rewind(self) -> int:
-        """How many newest rows can be taken back whatever happened before."""
+        """How many of the newest tokens can be removed, whatever happened before."""
 
     def allow_rewind(self, n: int) -> None:
-        """Promise that up to ``n`` newest rows can be taken back.
+        """Promise that up to ``n`` of the newest tokens can be removed.
 
         Raises
         ------
@@ -56,12 +56,12 @@ class Memory(Protocol):
         """Raise CapacityError where ``rewind`` would."""
 
     def rewind(self, seq: int, length: int) -> None:
-        """Forget the rows from place ``length`` on.
+        """Remove the tokens from place ``length`` on.
 
         Raises
         ------
         CapacityError
-            The rows are older than this kind can take back; nothing changed.
+            The tokens are older than this kind can remove; nothing changed.
         """
 
     def save(self) -> Any:

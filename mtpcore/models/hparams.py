@@ -122,14 +122,14 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         ModelFileError
             A key is missing or out of range, or does not agree with the tensors.
         """
-        made = convert(fields, cls)
-        n_layers, n_drafter_blocks = count_layers(fields, tensors, made.n_blocks)
+        hparams = convert(fields, cls)
+        n_layers, n_drafter_blocks = count_layers(fields, tensors, hparams.n_blocks)
         return msgspec.structs.replace(
-            made,
-            n_vocab=_count_vocabulary(fields, tensors, made.width),
+            hparams,
+            n_vocab=_count_vocabulary(fields, tensors, hparams.width),
             n_layers=n_layers,
             n_drafter_blocks=n_drafter_blocks,
-            rope=Rope.read(fields, made.head_width, cls.rope_style),
+            rope=Rope.read(fields, hparams.head_width, cls.rope_style),
             **cls.read_more(fields),
         )
 
@@ -146,9 +146,9 @@ def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -
     ``nextn_predict_layers`` says how many were left out.
     """
     heads = [
-        int(found[1])
+        int(match[1])
         for name in tensors
-        if (found := re.fullmatch(r"blk\.(\d{1,6})\.nextn\.eh_proj\.weight", name))
+        if (match := re.fullmatch(r"blk\.(\d{1,6})\.nextn\.eh_proj\.weight", name))
     ]
     declared = fields.get(
         "{arch}.nextn_predict_layers", Annotated[int, msgspec.Meta(ge=0, le=1 << 20)], 0

@@ -111,8 +111,8 @@ TABLES: tuple[Rename, ...] = (
 def interleave(heads: str) -> Callable[[Array, Config], Array]:
     """Return a change: halves of rotary pairs become neighbours in each of ``config[heads]`` heads.
 
-    Checkpoints turn the pair (i, i + width / 2) of a head, some families' files the pair
-    (2 i, 2 i + 1).
+    RoPE rotates the pair (i, i + width / 2) of a head in checkpoints, and the pair (2 i, 2 i + 1)
+    in some families' files.
     """
 
     def change(values: Array, config: Config) -> Array:

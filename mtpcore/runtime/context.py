@@ -68,7 +68,7 @@ class Context:
         Threads of the CPU; default: the processors this process may use, at most as many as its
         control groups pay for.
     backend : str or Backend
-        "cpu", "reference", "cuda" or a backend object.
+        "cpu", "reference" or a backend object.
     taps : sequence of str or Tap
         Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
     drafter : DrafterSpec or str, optional
@@ -160,6 +160,14 @@ class Context:
     def longest_draft(self) -> int:
         """How many drafts the memory can take back."""
         return self.runner.longest_draft
+
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts.
+
+        Other threads may ask while the batch runs.
+        """
+        return self.runner.progress
 
     def join(self, owner: Owner) -> None:
         """Change from now on only together with the other contexts of ``owner``."""

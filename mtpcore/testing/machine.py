@@ -1,4 +1,4 @@
-"""Conformance: whatever was done, the state is that of a fresh context fed the accepted tokens.
+"""Conformance: a rejected draft leaves no trace; states equal those of fresh contexts.
 
 A rule machine for ``hypothesis``, which only tests install.
 """
@@ -77,8 +77,8 @@ def machine_of(
             self.texts: dict[int, list[int]] = {}
 
         def make(self, interrupter: Interrupter) -> Cross:
-            made: ContextOptions = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
-            return subject.link(N_CTX, drafter=drafter, before=interrupter, **made)
+            sizes: ContextOptions = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
+            return subject.link(N_CTX, drafter=drafter, before=interrupter, **sizes)
 
         @rule(seq=st.integers(0, N_SEQ - 1), n=st.integers(1, 70), seed=st.integers(0, 99))
         def prefill(self, seq: int, n: int, seed: int) -> None:
@@ -129,7 +129,7 @@ def machine_of(
             sampling: Sampling,
             again: bool,
         ) -> None:
-            """Let a round raise ; nothing has changed, and the same round can be run."""
+            """Let a round raise: nothing has changed, and the same round can be run."""
             seqs = self.choose(data, sampling)
             wanted = dict.fromkeys(seqs, k)
             if fault == "proposer":

@@ -1,4 +1,4 @@
-"""Samples of a grid in which every two values of two factors meet."""
+"""Samples of a grid that contain every pair of values of two factors."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def _read_factors(given: Any) -> dict[str, tuple[Any, ...]]:
     wanted = "a mapping of names to hashable values"
     factors: dict[str, Any] = read(given, dict[str, Any], "no factors", wanted=wanted)
     try:
-        found = {name: tuple(dict.fromkeys(values)) for name, values in factors.items()}
+        grid = {name: tuple(dict.fromkeys(values)) for name, values in factors.items()}
     except Exception as error:  # whatever a caller's object raises
         raise BatchError("no factors", wanted=wanted, got=spell(error, str)) from error
-    if not all(found.values()):
+    if not all(grid.values()):
         raise BatchError("a factor has values", wanted=wanted, got=spell(given))
-    return found
+    return grid
 
 
 def _pairs(point: Point) -> Iterator[tuple[tuple[str, Any], tuple[str, Any]]]:

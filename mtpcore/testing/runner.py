@@ -1,4 +1,4 @@
-"""A program with a memory of its own, fed without a context: for tests of single storeys."""
+"""A program with a memory of its own, run without a context: for tests of graphs and backends."""
 
 from __future__ import annotations
 

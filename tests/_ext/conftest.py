@@ -2,13 +2,13 @@
 
 import pytest
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu
 
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """Set back the instruction set of products, and how they ask for weights."""
-    isa, fetch = _matmul.isa(), _matmul.fetch()
+    """Set back the instruction set, and how kernels ask for weights."""
+    isa, fetch = _cpu.isa(), _cpu.fetch()
     yield
-    _matmul.use_isa(isa)
-    _matmul.use_fetch(fetch)
+    _cpu.use_isa(isa)
+    _cpu.use_fetch(fetch)

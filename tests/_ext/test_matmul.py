@@ -32,11 +32,11 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu, _matmul
 from mtpcore.errors import BackendError, GraphError
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
-each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
+each_isa = pytest.mark.parametrize("isa", _cpu.available_isas())
 small_search = searching(40)
 
 
@@ -51,7 +51,7 @@ def test_rows_come_back_as_the_format_defines_them(type_, n_rows):
 @each_type
 @each_isa
 def test_product_is_near_the_exact_one(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     n_rows, n_cols = 37, N_COLS[type_]
     rows, x = random_rows(type_, n_rows, n_cols), random_tokens(9, n_cols)
     w = dequantize(rows, type_).astype(np.float64)
@@ -69,7 +69,7 @@ def test_product_is_near_the_exact_one(type_, isa):
 @pytest.mark.parametrize("type_", QUANTISED, ids=lambda t: t.name)
 @each_isa
 def test_quantised_product_repeats_the_contract_bit_for_bit(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     n_rows, n_cols = 70, N_COLS[type_]
     rows, x = random_rows(type_, n_rows, n_cols), random_tokens(8, n_cols)
     got = _matmul.matmul(_matmul.pack(rows, type_, n_rows, n_cols), x)
@@ -79,7 +79,7 @@ def test_quantised_product_repeats_the_contract_bit_for_bit(type_, isa):
 @pytest.mark.parametrize("type_", FLOATS, ids=lambda t: t.name)
 @each_isa
 def test_float_product_is_one_chain_of_fma(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     rows, x = random_rows(type_, 50, N_COLS[type_]), random_tokens(8, N_COLS[type_])
     w = dequantize(rows, type_)
     wanted = np.zeros((8, 50), np.float32)
@@ -92,7 +92,7 @@ def test_float_product_is_one_chain_of_fma(type_, isa):
 @each_isa
 @pytest.mark.parametrize("code", [0x00, 0x7F, 0x80, 0xFF])
 def test_extreme_codes_do_not_saturate(type_, isa, code):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     rows = random_rows(type_, 32, 512)
     blocks = rows.reshape(32, -1, BLOCK_BYTES[type_])
     keep = [at + i for at in SCALES[type_] for i in range(1 if type_ == Type.MXFP4 else 2)]
@@ -108,8 +108,8 @@ def test_extreme_codes_do_not_saturate(type_, isa, code):
 def test_bits_do_not_depend_on_the_instruction_set(type_):
     packed, x = packed_matrix(type_, 77), random_tokens(17, N_COLS[type_])
     results = []
-    for isa in _matmul.available_isas():
-        _matmul.use_isa(isa)
+    for isa in _cpu.available_isas():
+        _cpu.use_isa(isa)
         results.append(_matmul.matmul(packed, x))
     for result in results[1:]:
         assert_same_bits(result, results[0])
@@ -118,13 +118,13 @@ def test_bits_do_not_depend_on_the_instruction_set(type_):
 @each_type
 @each_isa
 def test_bits_do_not_depend_on_what_is_asked_for_ahead(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     packed, x = packed_matrix(type_, 77), random_tokens(17, N_COLS[type_])
     for n in (1, 4, 17):
         results = []
-        for fetch in _matmul.available_fetches():
-            assert _matmul.use_fetch(fetch) in _matmul.available_fetches()
-            assert _matmul.fetch() == fetch
+        for fetch in _cpu.available_fetches():
+            assert _cpu.use_fetch(fetch) in _cpu.available_fetches()
+            assert _cpu.fetch() == fetch
             results.append(_matmul.matmul(packed, x[:n]))
         assert_same_bits(results[1], results[0])
 
@@ -132,7 +132,7 @@ def test_bits_do_not_depend_on_what_is_asked_for_ahead(type_, isa):
 @each_type
 @each_isa
 def test_bits_do_not_depend_on_the_batch(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     packed, x = packed_matrix(type_, 40), random_tokens(17, N_COLS[type_])
     alone = np.concatenate([_matmul.matmul(packed, row[None]) for row in x])
     for n in range(1, 18):
@@ -145,7 +145,7 @@ def test_bits_do_not_depend_on_the_batch(type_, isa):
 @small_search
 def test_bits_survive_any_gather_range_and_scatter(data):
     type_ = data.draw(st.sampled_from(TYPES))
-    _matmul.use_isa(data.draw(st.sampled_from(_matmul.available_isas())))
+    _cpu.use_isa(data.draw(st.sampled_from(_cpu.available_isas())))
     n_rows = data.draw(st.integers(1, 130))
     n_cols = block_of(type_) * data.draw(st.integers(1, 5))
     packed, x = packed_matrix(type_, n_rows, n_cols), random_tokens(11, n_cols)
@@ -168,7 +168,7 @@ def test_bits_survive_any_gather_range_and_scatter(data):
 @each_isa
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_a_bad_token_spoils_its_own_row_only(type_, isa, poison):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     packed, x = packed_matrix(type_, 40), random_tokens(9, N_COLS[type_])
     clean = _matmul.matmul(packed, x)
     x[3, 5] = poison
@@ -191,8 +191,8 @@ def test_bad_weights_spoil_their_own_output_only(type_, poison):
         rows[21, at : at + 2] = np.frombuffer(np.float16(poison).tobytes(), np.uint8)
     packed = _matmul.pack(rows, type_, 40, N_COLS[type_])
     results = []
-    for isa in _matmul.available_isas():
-        _matmul.use_isa(isa)
+    for isa in _cpu.available_isas():
+        _cpu.use_isa(isa)
         results.append(_matmul.matmul(packed, x))
     assert not np.isfinite(results[0][:, 21]).any()
     assert_same_bits(np.delete(results[0], 21, 1), np.delete(clean, 21, 1))
@@ -203,7 +203,7 @@ def test_bad_weights_spoil_their_own_output_only(type_, poison):
 @each_type
 @each_isa
 def test_zero_and_tiny_blocks_give_zero(type_, isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     x = np.zeros((3, N_COLS[type_]), np.float32)
     if type_ not in FLOATS:
         x[1] = 1e-40
@@ -219,14 +219,14 @@ def test_every_power_of_two_scales_mxfp4():
         wanted = dequantize(rows, Type.MXFP4)
     assert_same_bits([packed.row(i) for i in range(256)], wanted)
     x = np.float32(2.0**-20) * random_tokens(3, 64)
-    for isa in _matmul.available_isas():
-        _matmul.use_isa(isa)
+    for isa in _cpu.available_isas():
+        _cpu.use_isa(isa)
         assert_same_bits(_matmul.matmul(packed, x), restated_product(rows, Type.MXFP4, x))
 
 
 @each_isa
 def test_codes_round_to_nearest_even_at_any_size(isa):
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     rows = random_rows(Type.Q8_0, 32, 64)
     halves = np.arange(-32, 32) + np.float32(0.5)
     halves[[0, 32]] = 127.0, -127.0
@@ -240,7 +240,7 @@ def test_codes_round_to_nearest_even_at_any_size(isa):
 @pytest.mark.parametrize("rest", [-0.4375, 0.375])
 def test_scales_suit_their_codes_at_any_size(isa, size, rest):
     """Activations lie beside their codes, on one side; no scale becomes subnormal by that."""
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     x = np.full((1, 64), 10 + rest, np.float32)
     x[0, [0, 32]] = 127
     x *= np.float32(size)
@@ -310,6 +310,10 @@ def test_pack_refuses_what_does_not_fit(arguments, what):
         ({"out": np.zeros((1, 70), np.float32)}, "output does not fit"),
         ({"out": np.zeros((2, 69), np.float32)}, "output does not fit"),
         ({"out": np.zeros((2, 140), np.float32)[:, ::2]}, "output does not fit"),
+        ({"rows": [1 << 32]}, "out of range"),
+        ({"rows": [-(1 << 32)]}, "out of range"),
+        ({"rows": [0.0]}, "integers in a row"),
+        ({"rows": [[0]]}, "integers in a row"),
         ({"out_rows": [0, 2]}, "out of range"),
         ({"out_rows": [0]}, "output does not fit"),
     ],
@@ -331,17 +335,17 @@ def test_rows_outside_the_matrix_are_refused(index):
 
 
 def test_unknown_instruction_sets_are_refused():
-    before = _matmul.isa()
+    before = _cpu.isa()
     with pytest.raises(BackendError, match="sse9"):
-        _matmul.use_isa("sse9")
-    assert _matmul.isa() == before
+        _cpu.use_isa("sse9")
+    assert _cpu.isa() == before
 
 
 def test_unknown_ways_to_fetch_are_refused():
-    before = _matmul.fetch()
+    before = _cpu.fetch()
     with pytest.raises(BackendError, match="lines or pages; got 'books'"):
-        _matmul.use_fetch("books")
-    assert _matmul.fetch() == before
+        _cpu.use_fetch("books")
+    assert _cpu.fetch() == before
 
 
 def environment_with(**names):
@@ -349,7 +353,7 @@ def environment_with(**names):
 
 
 def import_with(**names):
-    code = "from mtpcore._ext import _matmul; print(_matmul.isa(), _matmul.fetch())"
+    code = "from mtpcore._ext import _cpu; print(_cpu.isa(), _cpu.fetch())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment_with(**names),
@@ -380,7 +384,7 @@ def test_an_unknown_name_in_the_environment_is_an_error_of_one_line(name, value,
 
 def test_environment_names_the_instruction_set():
     assert import_with(MTPCORE_ISA="base")[0] == "base"
-    assert import_with(MTPCORE_ISA="")[0] == _matmul.available_isas()[-1]
+    assert import_with(MTPCORE_ISA="")[0] == _cpu.available_isas()[-1]
 
 
 def test_environment_names_what_is_asked_for_ahead():

@@ -16,11 +16,11 @@ from harness.matrices import (
     random_tokens,
 )
 
-from mtpcore._ext import _matmul
+from mtpcore._ext import _cpu, _matmul
 from mtpcore.errors import BackendError, GraphError
 
 each_type = pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
-each_isa = pytest.mark.parametrize("isa", _matmul.available_isas())
+each_isa = pytest.mark.parametrize("isa", _cpu.available_isas())
 
 
 def misaligned(rows):
@@ -33,12 +33,12 @@ def misaligned(rows):
 @each_isa
 @pytest.mark.parametrize("n_rows", [1, 17, 32, 77])
 def test_rows_left_in_the_file_give_the_bits_of_packed_ones(type_, isa, n_rows):
-    _matmul.use_isa("base")
+    _cpu.use_isa("base")
     n_cols = N_COLS[type_]
     rows, x = random_rows(type_, n_rows, n_cols), random_tokens(17, n_cols)
     packed = _matmul.pack(rows, type_, n_rows, n_cols)
     wanted = _matmul.matmul(packed, x)
-    _matmul.use_isa(isa)
+    _cpu.use_isa(isa)
     mapped = _matmul.map_rows(misaligned(rows), type_, n_rows, n_cols)
     assert (mapped.is_mapped, packed.is_mapped) == (True, False)
     assert mapped.nbytes == rows.nbytes

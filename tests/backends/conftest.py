@@ -2,7 +2,8 @@
 
 import pytest
 
-from mtpcore._ext._plan import use_fetch, use_isa, use_order
+from mtpcore._ext._cpu import fetch, isa, use_fetch, use_isa
+from mtpcore._ext._plan import use_order
 from mtpcore.backends.cpu import backend
 
 
@@ -15,10 +16,8 @@ def share_small_plans(monkeypatch):
 @pytest.fixture(autouse=True)
 def _as_before():
     """Set back the instruction set of plans, what they ask for ahead, and the order of threads."""
-    isa, fetch, order = use_isa("base"), use_fetch("lines"), use_order("together")
-    use_isa(isa)
-    use_fetch(fetch)
+    isa_before, fetch_before, order = isa(), fetch(), use_order("together")
     yield
-    use_isa(isa)
-    use_fetch(fetch)
+    use_isa(isa_before)
+    use_fetch(fetch_before)
     use_order(order)

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_VOCAB, WIDTH, trunk
 
-from mtpcore._ext._matmul import available_isas
-from mtpcore._ext._plan import use_isa
+from mtpcore._ext._cpu import available_isas, use_isa
 from mtpcore.backends.base import Rows
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BackendError, BatchError, MtpcoreError

@@ -42,6 +42,11 @@ def set_int(step, at, value):
     step.ints = [*step.ints[:at], value, *step.ints[at + 1 :]]
 
 
+def set_ints(step, values):
+    for at, value in values.items():
+        set_int(step, at, value)
+
+
 def shorter_weight(step):
     step.weights = [w if w is None else w[:-1].copy() for w in step.weights]
 
@@ -64,9 +69,16 @@ MISFITS = {
         lambda s: setattr(s, "inputs", [s.inputs[0], narrower(s.inputs[1])]),
     ),
     "route, used": ("demo", "route", lambda s: set_int(s, 0, 9)),
+    "route, groups": ("demo", "route", lambda s: set_ints(s, {3: 2, 4: 3})),
+    "route, used of groups": ("demo", "route", lambda s: set_ints(s, {0: 4, 3: 4, 4: 1})),
     "route, correction": ("demo", "route", shorter_weight),
     "sort_by_expert, experts": ("demo", "sort_by_expert", lambda s: set_int(s, 0, 7)),
     "sort_by_expert, room": ("demo", "sort_by_expert", lambda s: set_int(s, 0, 900)),
+    "sort_by_expert, used": (
+        "demo",
+        "sort_by_expert",
+        lambda s: setattr(s, "outputs", [narrower(s.outputs[0])]),
+    ),
     "sort_by_expert, no ids": (
         "demo",
         "sort_by_expert",
@@ -81,6 +93,7 @@ MISFITS = {
     "angles, numbers": ("demo", "angles", lambda s: setattr(s, "numbers", s.numbers[:-1].copy())),
     "angles, axes": ("demo", "angles", lambda s: setattr(s, "axes", s.axes - np.int32(1))),
     "rope, pairs": ("demo", "rope", lambda s: set_int(s, 0, s.ints[0] + 32)),
+    "rope, negative": ("demo", "rope", lambda s: set_int(s, 0, -1)),
     "remember, page": ("demo", "remember", lambda s: set_int(s, 0, 1 << 20)),
     "remember, values": ("demo", "remember", lambda s: set_int(s, 1, 1 << 20)),
     "remember, group": ("demo", "remember", lambda s: setattr(s, "memory", 1)),
@@ -115,7 +128,7 @@ def test_what_fits_is_made(model, models):
     CpuPlan(lower(models[model]), threads=2)
 
 
-def test_positions_have_the_axes_that_are_turned_by(models):
+def test_positions_have_the_axes_that_rope_reads(models):
     lowered = lower(models["demo"])
     for step in lowered.steps:
         if step.kind == "angles":
@@ -123,5 +136,5 @@ def test_positions_have_the_axes_that_are_turned_by(models):
     plan = CpuPlan(lowered, threads=1)
     context = mtpcore.Context(models["demo"], n_ctx=64)
     context.runner._plan = plan
-    with pytest.raises(mtpcore.BatchError, match="fewer axes than are turned by"):
+    with pytest.raises(mtpcore.BatchError, match="fewer axes than RoPE reads"):
         context.process(mtpcore.Batch.of([1]))

@@ -4,12 +4,14 @@ import logging
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from harness.generated import FAMILIES, N_VOCAB, NATIVE, QUANTISED, write_generated
 
 import mtpcore
-from mtpcore._ext._matmul import is_native
+from mtpcore._ext._matmul import activation_block, is_native, pack
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
+from mtpcore.backends.reference.arithmetic.formats import NATIVE_TYPES
 
 CONVERTED = ("TQ1_0", "TQ2_0")
 TEXTS = np.random.default_rng(3).integers(0, N_VOCAB, (9, 5))
@@ -48,6 +50,16 @@ def relative_rms(made, wanted):
 
 def test_native_types():
     assert {t.name for t in GGMLQuantizationType if is_native(t)} == set(NATIVE)
+
+
+def test_the_arithmetic_is_written_down_for_every_native_type():
+    """The reference backend has lists of its own, of types and of how they want activations."""
+    native = [int(kind) for kind in GGMLQuantizationType if is_native(kind)]
+    assert sorted(NATIVE_TYPES) == sorted(native)
+    for kind in native:
+        n_cols, row_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        matrix = pack(bytes(row_bytes), kind, 1, n_cols)
+        assert activation_block(matrix.activation) == BLOCK_OF_TYPE.get(kind, 1)
 
 
 @pytest.mark.parametrize("kind", NATIVE)

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -291,3 +293,41 @@ def test_only_what_leaves_the_file_is_packed_ahead(repack):
     Packed(source).pack_ahead(program, 2)
     forms = ["exact matrix", *(["matrix"] if repack else [])]
     assert set(source.packed) == {("cpu", form, "m.weight") for form in forms}
+
+
+def test_an_interrupt_ends_packing_before_the_next_window(monkeypatch):
+    """What was packed by then is kept, and the rest is packed the next time."""
+    monkeypatch.setattr("mtpcore.backends.cpu.weights._WINDOW", 1 << 12)
+    model, handled, n_read = mtpcore.load_model("demo"), threading.Event(), []
+    release = mtpcore.gguf.Tensor.release
+
+    def interrupt(tensor, begin, end):
+        release(tensor, begin, end)
+        n_read.append(end - begin)
+        if len(n_read) == 40:
+            os.kill(os.getpid(), signal.SIGINT)
+        if len(n_read) >= 40:
+            handled.wait(60)
+            time.sleep(0.05)
+
+    def handle(number, frame):
+        handled.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        monkeypatch.setattr(mtpcore.gguf.Tensor, "release", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mtpcore.Context(model, 64, threads=2).prepare()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        monkeypatch.setattr(mtpcore.gguf.Tensor, "release", release)
+    assert 40 <= len(n_read) < 60
+    kept = dict(model.packed)
+    batch = mtpcore.Batch.of([5, 6, 7], outputs="all")
+    logits = [
+        mtpcore.Context(one, 64).process(batch).logits
+        for one in (model, mtpcore.load_model("demo"))
+    ]
+    assert np.array_equal(*logits)
+    assert kept.items() <= dict(model.packed).items()

@@ -8,8 +8,8 @@ from harness.search import searching
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from mtpcore._ext._matmul import available_fetches, available_isas
-from mtpcore._ext._plan import ORDERS, use_fetch, use_isa, use_order
+from mtpcore._ext._cpu import available_fetches, available_isas, use_fetch, use_isa
+from mtpcore._ext._plan import ORDERS, use_order
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.testing import Runner, Weights

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from programs import Raw, Tensor, random_tensors
 
-from mtpcore._ext._matmul import available_isas
-from mtpcore._ext._plan import use_isa
+from mtpcore._ext._cpu import available_isas, use_isa
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.reference.arithmetic import OPERATIONS

@@ -5,8 +5,7 @@ import pytest
 from harness.generated import N_VOCAB, write_generated
 
 from mtpcore import Batch, Context, load_model
-from mtpcore._ext._matmul import available_isas
-from mtpcore._ext._plan import use_isa
+from mtpcore._ext._cpu import available_isas, use_isa
 
 MOST = 40
 

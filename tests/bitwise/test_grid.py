@@ -14,7 +14,7 @@ from harness.generated import FAMILIES, NATIVE
 from harness.generated_heads import OTHERS
 from harness.traces import COMPANIES, Drafted, Rows, run_cases
 
-from mtpcore._ext._matmul import available_isas
+from mtpcore._ext._cpu import available_isas
 from mtpcore.testing.pairs import cover_pairs
 
 FILTER = os.environ.get("MTPCORE_GRID", "")

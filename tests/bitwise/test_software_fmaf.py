@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mtpcore._ext._matmul import available_isas
+from mtpcore._ext._cpu import available_isas
 
 CHILD = """
 import ctypes

@@ -120,6 +120,17 @@ def test_everything_is_there_for_programs(command, glm):
     assert found["settings"]["draft"] == 4
 
 
+def test_the_acceptance_rate_is_that_of_run(command, glm):
+    """And the same in the lines for people, by position and all together."""
+    words = (glm, "def f(x):", "-n", 40, "--draft", 3, "--temp", 0)
+    found = json.loads(command("bench", *words, "-r", 1, "--json")[1])
+    stats = json.loads(command("run", *words, "--ignore-eos", "--json")[1])["stats"]
+    for name in ("acceptance", "acceptance_per_position"):
+        assert found[name] == found["texts"][0][name] == stats[name]
+    out = command("bench", *words, "-r", 1)[1]
+    assert f"acceptance rate {stats['acceptance']:.2f}, by position " in out
+
+
 def test_simulated_acceptance_is_what_was_asked_for(command, glm):
     arguments = ("-p", "x", "-n", 120, "-r", 1, "--draft", 3, "--synthetic-length", 2.5)
     code, out, _ = command("bench", glm, *arguments, "--json")

@@ -8,7 +8,7 @@ from harness import eagle3
 import mtpcore
 from mtpcore.gguf import open_model_file, write_model_file
 
-PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1")
+PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1", "--temp", "0")
 
 
 @pytest.fixture(scope="module")

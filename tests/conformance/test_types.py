@@ -11,10 +11,10 @@ from harness.generated import NATIVE
 from harness.generated_heads import EAGLE3, OTHERS, write_eagle3, write_family
 
 from mtpcore import Sampling
-from mtpcore._ext import _matmul, _plan, _sampling
+from mtpcore._ext._cpu import available_isas, isa, use_isa
 from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
 
-ISAS = _matmul.available_isas()
+ISAS = available_isas()
 IS_WHOLE = "MTPCORE_GRID" in os.environ
 FAMILIES = (*OTHERS, EAGLE3)
 CASES = [
@@ -52,16 +52,10 @@ def subject(tmp_path_factory):
 
 @pytest.fixture
 def use():
-    """Change the instruction set of every compiled module, until the test is over."""
-    before = [(module, module.use_isa(ISAS[0])) for module in (_matmul, _plan, _sampling)]
-
-    def change(isa):
-        for module, _ in before:
-            module.use_isa(isa)
-
-    yield change
-    for module, isa in before:
-        module.use_isa(isa)
+    """Change the instruction set until the test is over."""
+    before = isa()
+    yield use_isa
+    use_isa(before)
 
 
 @pytest.mark.parametrize(("family", "kind", "isa"), CASES)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from harness.published import tokenizer
 
-from mtpcore._ext._plan import IS_WATCHED
+from mtpcore._ext._plan import HAS_ASAN
 
 TESTS = Path(__file__).parents[1]
 PROGRAM = """
@@ -70,7 +70,7 @@ def write_sparse_checkpoint(folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.skipif(IS_WATCHED, reason="AddressSanitizer keeps what was freed for a while")
+@pytest.mark.skipif(HAS_ASAN, reason="AddressSanitizer keeps what was freed for a while")
 def test_memory_is_bounded_by_the_largest_tensor(tmp_path):
     write_sparse_checkpoint(tmp_path / "large")
     program = PROGRAM.format(tests=str(TESTS), folder=str(tmp_path))

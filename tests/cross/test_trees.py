@@ -144,7 +144,7 @@ def test_an_undecided_tree_can_be_rolled_back_and_nothing_else():
 
 
 @pytest.mark.parametrize("fault", ["backend", "delivery", "choice"])
-def test_T14_whatever_raises_leaves_the_state_as_it_was(fault, monkeypatch):
+def test_whatever_raises_leaves_the_state_as_it_was(fault, monkeypatch):
     """In the run, in a callback of the batch, and after it; chains and prompts beside it."""
     cross, backend, truth = ready()
     cross.llm.process(Batch.of([5, 6], seq=1))

@@ -12,7 +12,7 @@ import toy
 
 import mtpcore.models
 from mtpcore.discovery import loading
-from mtpcore.discovery.loading import find_companion, find_model, load_model
+from mtpcore.discovery.loading import find_companion, find_head, find_model, load_model
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf import write_model_file
@@ -98,7 +98,7 @@ def test_tensors_that_a_trunk_must_not_have_are_refused(tmp_path):
     assert caught.value.got == "sinks"
 
 
-def test_T29_model_without_head(load, caplog):
+def test_model_without_head(load, caplog):
     model = load(toy.trunk_tensors())
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert warnings_of(caplog) == []
@@ -120,7 +120,7 @@ def test_a_model_without_drafter_names_plugins_that_had_no_say(tmp_path):
         assert caught.value.fix.endswith("install the drafter's plugin" + said)
 
 
-def test_T29_flag_without_tensors(load, caplog):
+def test_flag_without_tensors(load, caplog):
     model = load(toy.trunk_tensors(), heads=1)
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert model.hparams.n_layers == toy.N_LAYERS
@@ -129,7 +129,7 @@ def test_T29_flag_without_tensors(load, caplog):
     assert "says 1" in warning
 
 
-def test_T29_tensors_without_flag(load, caplog):
+def test_tensors_without_flag(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     model = load(tensors, n_blocks=toy.N_LAYERS + 1)
     assert model.file_layout == "combined"
@@ -220,6 +220,17 @@ def test_a_packaged_model_may_have_a_drafter_in_a_file_of_its_own(monkeypatch):
     assert find_model("demo:x-draft") == Path("data/demo-x-draft.gguf")
     assert find_companion("demo:x-draft") is None
     assert find_companion("elsewhere") is None
+
+
+@pytest.mark.parametrize("model", ["big.gguf", "big-00001-of-00003.gguf"])
+def test_drafters_and_heads_lie_beside_a_model(tmp_path, model):
+    path = tmp_path / model
+    assert (find_companion(path), find_head(path)) == (None, None)
+    for name in ("big-draft.gguf", "mtp-big.gguf"):
+        (tmp_path / name).touch()
+    assert find_companion(str(path)) == str(tmp_path / "big-draft.gguf")
+    assert find_head(path) == str(tmp_path / "mtp-big.gguf")
+    assert find_companion(tmp_path / "big") is None
 
 
 def test_an_unknown_packaged_model_names_the_known_ones():

@@ -18,7 +18,7 @@ import numpy as np
 import mtpcore
 from harness.generated import N_VOCAB
 from harness.generated_heads import write_family
-from mtpcore._ext._matmul import available_isas
+from mtpcore._ext._cpu import available_isas
 
 N_TOKENS = 72  # more than a page of memory
 OTHERS = (1, 2)  # sequences in whose company the text may be

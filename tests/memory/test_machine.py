@@ -273,7 +273,7 @@ class CodedReferenceMachine(ReferenceMachine):
 
 
 class RecurrentMachine(Machine):
-    """T2: a state that rejected rows have advanced is taken back through snapshots."""
+    """A state that rejected rows have advanced is restored from snapshots."""
 
     def make(self):
         return RunningSum(N_SEQ, N_CTX)

@@ -120,7 +120,7 @@ def linked(model, drafter="auto", n_ctx=512, **settings):
 
 
 @pytest.mark.parametrize("drafter", ["mimo2_mtp", "mimo2_mtp_target_fed", "mimo2_mtp_first_head"])
-def test_T41_every_head_holds_the_accepted_text_alone(models, drafter):
+def test_every_head_holds_the_accepted_text_alone(models, drafter):
     """Drafts at every few places, accepted or not; at page edges and window edges of every role."""
     model, place = models[MIMO2], 30
     tokens = text()[:place].tolist()

@@ -26,7 +26,7 @@ FORBIDDEN = {
     "-funsafe-math-optimizations",
     "-mrecip",
 }
-COMPUTE_NOTHING = {"cpu.c", "memory.c", "pool.c"}
+COMPUTE_NOTHING = {"cpu.c", "interrupt.c", "memory.c", "pool.c"}
 FLAGS_IN_SOURCE = re.compile(
     r"\boptimi[sz]e\s*\(|\bpragma\s+(?:STDC|clang\s+(?:fp|optimize))\b|\bfloat_control\b"
 )
@@ -37,7 +37,8 @@ def build(monkeypatch):
     """What setup.py hands to setuptools, with nothing built."""
     found = {}
     monkeypatch.chdir(ROOT)
-    monkeypatch.delenv("MTPCORE_SANITIZE", raising=False)
+    for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
     monkeypatch.setattr(Cython.Build, "cythonize", lambda modules, **options: modules)
     runpy.run_path(str(ROOT / "setup.py"))
@@ -91,7 +92,13 @@ def test_one_source_file_alone_changes_its_flags():
         for line in path.read_text("utf-8").splitlines()
         if FLAGS_IN_SOURCE.search(line)
     ]
-    assert found == ['matmul_chunks_avx512.c: #pragma GCC optimize("no-tree-ter")']
+    assert found == ['chunks_avx512.c: #pragma GCC optimize("no-tree-ter")']
+
+
+def test_debug_data_is_left_out_unless_it_is_asked_for(build):
+    """The last of these flags decides, and Python's own come first."""
+    for name, given in flags(build):
+        assert [flag for flag in given if flag.startswith("-g")] == ["-g0"], name
 
 
 def test_portable_library_asks_for_no_instruction_set(build):

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from mtpcore._ext import _matmul
-from mtpcore._ext._plan import IS_WATCHED
+from mtpcore._ext._plan import HAS_ASAN
 
 # A few at the borders of a loop cost nothing. When a compiler decides otherwise, it is hundreds.
 MOST_ON_THE_STACK = 64
@@ -28,7 +28,7 @@ def disassembly():
     return done.stdout.splitlines()
 
 
-@pytest.mark.skipif(IS_WATCHED, reason="built without optimisation, to be watched")
+@pytest.mark.skipif(HAS_ASAN, reason="built without optimisation, to be watched")
 def test_products_keep_their_sums_in_registers(disassembly):
     on_the_stack, uses_vectors = Counter(), Counter()
     name = ""

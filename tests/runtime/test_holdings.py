@@ -9,7 +9,7 @@ import pytest
 from harness import seer
 
 from mtpcore import Batch, CapacityError, Context, GraphError, link, load_model
-from mtpcore._ext._plan import IS_WATCHED
+from mtpcore._ext._plan import HAS_ASAN
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.declarations.spec import Tap
 
@@ -71,8 +71,8 @@ def test_without_the_head_nothing_of_it_is_held(model):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(IS_WATCHED, reason="AddressSanitizer keeps what was freed for a while")
-def test_T42_memory_of_contexts_goes_with_them(tmp_path):
+@pytest.mark.skipif(HAS_ASAN, reason="AddressSanitizer keeps what was freed for a while")
+def test_memory_of_contexts_goes_with_them(tmp_path):
     """Native memory too: of 200 contexts that fill a megabyte each nothing stays."""
     small = seer.load(tmp_path, "line")
 

@@ -7,7 +7,7 @@ from harness.situations import situations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore._ext import _matmul, _sampling
+from mtpcore._ext import _cpu, _sampling
 from mtpcore.errors import SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 
@@ -19,16 +19,16 @@ NO_HISTORY = np.zeros(0, np.int32)
     situations(),
     st.integers(0, 2**32 - 1),
     st.sampled_from([1, 2, 3, 10, 80, 5000]),
-    st.sampled_from(_matmul.available_isas()),
+    st.sampled_from(_cpu.available_isas()),
 )
 def test_equals_the_definition(situation, index, n, isa):
     sampling, logits, history, n_prompt, n_ids, token_ids, _ = situation
     sampler = Sampler(sampling, Scratch(len(logits), n_ids))
     given = logits, history, n_prompt, index
     ids, probabilities, shares = found = sampler.rank(*given, n, token_ids)
-    before = _sampling.use_isa(isa)
+    before = _cpu.use_isa(isa)
     again = sampler.rank(*given, n, token_ids)
-    _sampling.use_isa(before)
+    _cpu.use_isa(before)
     assert all(map(np.array_equal, again, found))
     wanted = reference.rank(sampling, *given, n, token_ids)
     assert ids.tolist() == wanted[0].tolist()

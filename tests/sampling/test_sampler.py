@@ -9,7 +9,7 @@ from harness.situations import situations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore._ext import _matmul, _sampling
+from mtpcore._ext import _cpu, _sampling
 from mtpcore.errors import BackendError, SamplingError
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 
@@ -78,10 +78,10 @@ def test_every_instruction_set_chooses_the_same():
     rows.append(np.where(rng.random(777) < 0.1, np.nan, np.float32(1)).astype(np.float32))
     rows.append(np.array([1.0, np.inf, np.nan, np.inf, -np.inf], np.float32))
     results = {}
-    before = _sampling.use_isa("base")
+    before = _cpu.use_isa("base")
     try:
-        for isa in _matmul.available_isas():
-            _sampling.use_isa(isa)
+        for isa in _cpu.available_isas():
+            _cpu.use_isa(isa)
             results[isa] = [
                 Sampler(
                     Sampling(seed=2**63 + 5, stream=2**40 + 1, **case), Scratch(len(row))
@@ -91,10 +91,10 @@ def test_every_instruction_set_chooses_the_same():
                 for index in (0, 1, 2**32 - 1)
             ]
     finally:
-        _sampling.use_isa(before)
+        _cpu.use_isa(before)
     assert all(result == results["base"] for result in results.values())
     with pytest.raises(BackendError):
-        _sampling.use_isa("none")
+        _cpu.use_isa("none")
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))

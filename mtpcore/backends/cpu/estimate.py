@@ -1,4 +1,4 @@
-"""Bytes that weights take once packed, found without packing them."""
+"""Bytes of packed weights, computed without packing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def estimate_packed_bytes(
     type has kernels. Another type counts as float16, which it becomes unless its values ask for
     float32.
     """
-    found: dict[tuple[str, str], int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for program in programs:
         for node in program.nodes:
             for i, weight in enumerate(node.weights):
@@ -34,13 +34,13 @@ def estimate_packed_bytes(
                     continue
                 form = FORMS.get(node.op, "vector") if i == 0 else "vector"
                 key = (form, weight.tensor)
-                if key not in found:
+                if key not in sizes:
                     stored = tensors[weight.tensor].type
-                    found[key] = _bytes(weight, stored, form)
+                    sizes[key] = _bytes(weight, stored, form)
                     if form != "vector" and not repack and stays_mapped(stored, form):
-                        found[key] = 0
+                        sizes[key] = 0
     total: dict[str, int] = {}
-    for (_, tensor), n in found.items():
+    for (_, tensor), n in sizes.items():
         total[tensor] = total.get(tensor, 0) + n
     return total
 

@@ -1,4 +1,4 @@
-"""What lowering makes of a program: steps on views of buffers.
+"""The result of lowering: steps on views of buffers.
 
 A plan has hundreds of each. Nothing that they hold refers back to them, so the garbage collector
 need not visit them (``gc=False``).
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import PackedMatrix
+from mtpcore._ext._plan import SHARING
 from mtpcore.backends.base import F32
 
 __all__ = ["GROUP", "Access", "Buffer", "Sharing", "Step", "View"]
@@ -53,9 +54,10 @@ class Buffer(msgspec.Struct, gc=False):
 
 
 class Sharing(Enum):
-    """How a step's work is shared among threads; ``plan.h`` describes the ways.
+    """How a step's work is shared among threads.
 
-    ``GATHER`` is ``ROWS`` where a thread reads or writes rows of others.
+    Each kind of operation begins with ``ROWS``, ``GATHER`` or ``SPREAD``, as ``c/ops/operations.h``
+    says; ``c/plan/plan.h`` describes the others.
     """
 
     ROWS = 1
@@ -75,10 +77,6 @@ class Access(NamedTuple):
     buffer: int
     writes: bool
     columns: Hashable = None
-
-
-_SPREAD = {"matmul", "attention", "cross_attention", "expert_matmul"}
-_GATHER = {"take", "sort_by_expert", "sort_by_head", "prepare_by_expert"}
 
 
 class Step(msgspec.Struct, gc=False):
@@ -110,12 +108,11 @@ class Step(msgspec.Struct, gc=False):
     def __post_init__(self) -> None:
         self.reads |= {view.buffer for view in self.inputs}
         self.writes |= {view.buffer for view in self.outputs}
-        is_spread, gathers = self.kind in _SPREAD, self.kind in _GATHER
-        self.sharing = Sharing.SPREAD if is_spread else Sharing.GATHER if gathers else Sharing.ROWS
+        self.sharing = Sharing[SHARING[self.kind]]
         self.accesses = [Access(buffer, False) for buffer in self.reads]
         self.accesses += [Access(buffer, True) for buffer in self.writes]
 
     @property
     def gathers(self) -> bool:
         """Say whether a thread touches rows of others, however many there are."""
-        return self.kind in _GATHER
+        return SHARING[self.kind] == "GATHER"

@@ -1,4 +1,4 @@
-"""Weights as the kernels read them, made once for a model and shared by its contexts."""
+"""Packed weights, made once for each model and shared by its contexts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _kinds(form: str) -> list[int]:
 
 
 def stays_mapped(stored: int, form: str) -> bool:
-    """Say whether the kernels can read a matrix of this type where it lies in the file."""
+    """Say whether the kernels can read a matrix of this type from the mapped file."""
     return stored in _kinds(form)
 
 
@@ -69,6 +69,7 @@ class Weights:
         self._shared: PackedMemory | None = None
         self._plain, self._converted = _Room(_WINDOW), _Room(_CONVERTED)
         self._workers = 1
+        self._is_over = False
 
     def matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in its own type, where that has kernels."""
@@ -116,10 +117,14 @@ class Weights:
             self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
         make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         self._workers = max(1, min(threads, len(wanted)))
-        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
+        try:
             for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
-        self._shared, self._workers = None, 1
+        finally:  # where a signal or an error ends it early, no worker packs on
+            self._is_over = True
+            pool.shutdown(cancel_futures=True)
+        self._shared, self._workers, self._is_over = None, 1, False
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -137,11 +142,11 @@ class Weights:
         key = ("cpu", form, weight.tensor)
         if key not in self._source.packed:
             self._source.packed[key] = make()
-        made: Made = self._source.packed[key]
-        return made
+        packed: Made = self._source.packed[key]
+        return packed
 
     def _stays(self, weight: Weight, form: str) -> bool:
-        """Say whether a matrix is read where it lies in the file."""
+        """Say whether a matrix is read from the mapped file."""
         stored = self._source.tensors[weight.tensor].type
         return not self._source.repack and stays_mapped(stored, form)
 
@@ -159,12 +164,12 @@ class Weights:
         """Return matrices to be filled: one, or those of a stack."""
         *stack, n_rows, n_cols = shape
         if self._shared is not None and not stack:
-            found = self._shared.take(kind, n_rows, n_cols)
-            if found is not None:
-                return [found]
+            shared = self._shared.take(kind, n_rows, n_cols)
+            if shared is not None:
+                return [shared]
         memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
-        made = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
-        return [matrix for matrix in made if matrix is not None]
+        matrices = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
+        return [matrix for matrix in matrices if matrix is not None]
 
     def _pack(self, weight: Weight, form: str) -> list[PackedMatrix]:
         """Pack a tensor, in its own type or in one with kernels."""
@@ -187,9 +192,14 @@ class Weights:
         ]
         matrices: list[PackedMatrix] = []
 
+        def fill(row: int, rows: NDArray[np.uint8]) -> None:
+            if self._is_over:
+                raise concurrent.futures.CancelledError
+            matrices[row // n_rows].fill(row % n_rows, rows)
+
         def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
             matrices[:] = self._empty(kind, weight.shape)
-            return lambda row, rows: matrices[row // n_rows].fill(row % n_rows, rows)
+            return fill
 
         tensor.stream(_kinds(form), ranges, start)
         return matrices

@@ -1,4 +1,4 @@
-"""Programs lowered to launches; the door to CUDA, with the operations that have kernels so far."""
+"""The CUDA backend: programs lowered to kernel launches, for the operations that have kernels."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class CudaBackend:
         if key not in source.packed:
             tensor = source.tensors[weight.tensor]
             if len(weight.shape) == 2:
-                made = pack(tensor.raw(), tensor.type, *weight.shape)
-                codes, scales = self.device.upload(made.codes), self.device.upload(made.scales)
+                packed = pack(tensor.raw(), tensor.type, *weight.shape)
+                codes, scales = self.device.upload(packed.codes), self.device.upload(packed.scales)
                 source.packed[key] = DeviceMatrix(tensor.type, *weight.shape, codes, scales)
             else:
                 source.packed[key] = self.device.upload(tensor.array())
@@ -113,6 +113,8 @@ class CudaBackend:
 
 class CudaPlan:
     """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
+
+    progress = 0.0  # nobody counts
 
     def __init__(
         self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int

@@ -114,15 +114,15 @@ class ReferenceBackend:
         unknown = sorted({node.op for node in program.nodes} - set(self.operations))
         if unknown:
             raise BackendError("operations that are not defined", got=", ".join(unknown))
-        own = [store for store in stores if isinstance(store, ReferenceStore)]
-        if len(own) < len(stores):
+        reference_stores = [store for store in stores if isinstance(store, ReferenceStore)]
+        if len(reference_stores) < len(stores):
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         load = self._load_as_kernels if self.has_kernel_arithmetic else self._load
         weights = [
             [None if w is None else load(node, i, w, source) for i, w in enumerate(node.weights)]
             for node in program.nodes
         ]
-        return ReferencePlan(self, program, weights, own)
+        return ReferencePlan(self, program, weights, reference_stores)
 
     def operation(self, op: str) -> Operation:
         """Return how an operation is computed."""
@@ -158,6 +158,8 @@ class ReferenceBackend:
 class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
 
+    progress = 0.0  # nobody counts
+
     def __init__(
         self,
         backend: ReferenceBackend,
@@ -180,20 +182,20 @@ class ReferencePlan:
             ):
                 inputs = [values[i] for i in node.inputs]
                 n_rows = len(rows.outputs) if node.op == "outputs" else len(inputs[0])
-                made = (
+                results = (
                     operation(run, inputs, weights, node.attrs)
                     if n_rows
                     else [self._zeros(i, 0) for i in node.outputs]
                 )
-                values.update(zip(node.outputs, map(self._round, made), strict=True))
+                values.update(zip(node.outputs, map(self._round, results), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
         return draft_steps(self, run, memory)
 
-    def _round(self, made: Array) -> Array:
-        return made if made.dtype == np.int32 else made.astype(self._dtype, copy=False)
+    def _round(self, values: Array) -> Array:
+        return values if values.dtype == np.int32 else values.astype(self._dtype, copy=False)
 
     def _zeros(self, value_id: int, n_rows: int) -> Array:
         value = self.program.values[value_id]

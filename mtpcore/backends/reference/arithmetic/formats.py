@@ -20,7 +20,7 @@ from mtpcore.backends.reference.arithmetic.blocks32 import (
 )
 from mtpcore.backends.reference.arithmetic.blocks256 import iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k
 
-__all__ = ["BLOCKS", "blocks_of", "stored"]
+__all__ = ["BLOCKS", "NATIVE_TYPES", "blocks_of", "stored"]
 
 BLOCKS: dict[int, Callable[[Raw], Blocks]] = {
     int(Type.Q8_0): q8_0,
@@ -39,7 +39,7 @@ BLOCKS: dict[int, Callable[[Raw], Blocks]] = {
 }
 """What reads the blocks uint8[..., block bytes] of a type."""
 
-_NATIVE = (*BLOCKS, int(Type.F32), int(Type.F16), int(Type.BF16))
+NATIVE_TYPES = (*BLOCKS, int(Type.F32), int(Type.F16), int(Type.BF16))
 """Types that the kernels multiply; others become one of these at load."""
 
 
@@ -51,4 +51,6 @@ def blocks_of(kind: int, raw: Raw) -> Blocks:
 
 def stored(tensor: WeightTensor) -> tuple[int, Raw]:
     """Return the type in which a matrix is multiplied, and its rows uint8[..., row bytes]."""
-    return (tensor.type, tensor.raw()) if tensor.type in _NATIVE else tensor.native(_NATIVE)
+    return (
+        (tensor.type, tensor.raw()) if tensor.type in NATIVE_TYPES else tensor.native(NATIVE_TYPES)
+    )

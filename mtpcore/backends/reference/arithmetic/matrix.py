@@ -1,4 +1,4 @@
-"""Products with matrices."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def load_matrix(tensor: WeightTensor, weight: Weight) -> Any:
     kind, raw = stored(tensor)
     shape = weight.shape
     raw = raw.reshape(*shape[:-1], -1)
-    return matrix_of(kind, raw) if len(shape) == 2 else [matrix_of(kind, one) for one in raw]
+    return matrix_of(kind, raw) if len(shape) == 2 else [matrix_of(kind, part) for part in raw]
 
 
 def load_table(tensor: WeightTensor, weight: Weight) -> F32:

@@ -1,0 +1,50 @@
+/* Asking for weights before they are needed.
+ *
+ * Some processors fetch ahead only within pages that are read, at most so many lines of each: of
+ * eight pages at once they bring a third more bytes than of one after the other. Others bring one
+ * stream at full speed, and less of it if it jumps between pages. `benchmarks/reading.py` shows
+ * what a machine does, cpu.h which way is in use.
+ */
+#ifndef MTPCORE_FETCH_H
+#define MTPCORE_FETCH_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "core/cpu.h"
+
+enum {
+    MTP_LINE_BYTES = 64,
+    MTP_LINES_AHEAD_BYTES = 8192,
+    MTP_PAGE_BYTES = 4096,
+    MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES
+};
+
+/* Ask for as many lines as lie in the n bytes here, behind the end of the weights as well: asking
+ * for what is not there does nothing. Lines that come next go into the first-level cache. That has
+ * no room for two windows, so those go into the second; they are asked for eight lines at a time,
+ * so that where n is no multiple of 512 some are left to the hardware (one in nine for n = 576) and
+ * some are asked for twice. */
+static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *weights,
+                                                                  const int n_bytes)
+{
+    if (atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed) == MTP_FETCH_LINES) {
+        const char *next = (const char *)((uintptr_t)weights + MTP_LINES_AHEAD_BYTES);
+        _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
+            __builtin_prefetch(next + i, 0, 3);
+        return;
+    }
+    const int step = MTP_WINDOW_BYTES / MTP_PAGE_BYTES * MTP_LINE_BYTES;
+    const int n = (n_bytes + 3 * step / 4) / step;
+    _Pragma("GCC unroll 8") for (int i = 0; i < n; i++)
+    {
+        const uintptr_t here = (uintptr_t)weights + (uintptr_t)(i * n_bytes / n);
+        const uintptr_t window = here / MTP_WINDOW_BYTES + 1;
+        const uintptr_t line = here % MTP_WINDOW_BYTES / (uintptr_t)step;
+        const char *next = (const char *)(window * MTP_WINDOW_BYTES + line * MTP_LINE_BYTES);
+        _Pragma("GCC unroll 8") for (int page = 0; page < MTP_WINDOW_BYTES; page += MTP_PAGE_BYTES)
+            __builtin_prefetch(next + page, 0, 2);
+    }
+}
+
+#endif

@@ -1,0 +1,163 @@
+/* The loops around the kernels. */
+#include "matmul/matmul.h"
+
+#include <string.h>
+
+#include "core/cpu.h"
+#include "matmul/kernels.h"
+#include "matmul/unpacked.h"
+#include "matmul/pack.h"
+
+/* Prepared activations that one group is multiplied with before the next; they stay in L2. */
+enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
+
+/* Tokens whose sums are kept while a group is unpacked block by block. */
+enum { MOST_SUMS = 512 };
+
+#define ENTRY(isa, NAME, name, ...) [MTP_##NAME] = mtp_##name##_##isa,
+static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
+    [MTP_ISA_BASE] = {MTP_WEIGHT_TYPES(ENTRY, portable)},
+#if defined(__x86_64__)
+    [MTP_ISA_AVX2] = {MTP_WEIGHT_TYPES(ENTRY, avx2)},
+    [MTP_ISA_AVX512] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
+#endif
+};
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What unpacks once for so many tokens; NULL where that does not pay. */
+static const mtp_unpacked_kernel *unpacked_kernel(int32_t type, int64_t n_tokens)
+{
+#if defined(__x86_64__)
+    const mtp_unpacked_kernel *kernel = &mtp_unpacked_avx512[type];
+    if (mtp_isa() == MTP_ISA_AVX512 && kernel->unpack != NULL && n_tokens > kernel->most_direct)
+        return kernel;
+#endif
+    (void)type, (void)n_tokens;
+    return NULL;
+}
+
+/* What a matmul works on. */
+typedef struct {
+    const mtp_matrix *w;
+    const char *prepared;
+    int64_t n_tokens, token_bytes, width, n_blocks; /* width: of a full tile */
+    float *y;
+    int64_t y_stride;
+    const int32_t *out_rows;
+} job;
+
+static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32], int64_t row,
+                       size_t row_bytes)
+{
+    for (int64_t t = 0; t < n; t++) {
+        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
+        memcpy(job->y + token * job->y_stride + row, out[t], row_bytes);
+    }
+}
+
+/* Ask for the lines of results before they are made: they lie a row apart, so nothing else does. */
+static void expect_rows(const job *job, int64_t first, int64_t n, int64_t row)
+{
+    for (int64_t t = 0; t < n; t++) {
+        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
+        const char *out = (const char *)(job->y + token * job->y_stride + row);
+        __builtin_prefetch(out, 1);
+        __builtin_prefetch(out + 64, 1);
+    }
+}
+
+/* Multiply a group tile by tile: the kernels unpack as they go. */
+static void direct(const job *job, const char *group, int64_t begin, int64_t end, int64_t row,
+                   size_t row_bytes)
+{
+    const mtp_kernel *kernels = tables[mtp_isa()][job->w->type];
+    _Alignas(64) float out[MTP_TILE][MTP_GROUP_ROWS];
+    for (int64_t first = begin; first < end; first += job->width) {
+        const int64_t n = smaller(job->width, job->n_tokens - first);
+        expect_rows(job, first, n, row);
+        kernels[n - 1](group, job->n_blocks, job->prepared + first * job->token_bytes, out);
+        store_rows(job, first, n, out, row, row_bytes);
+    }
+}
+
+/* Multiply a group block by block, each unpacked once for all tiles. */
+static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const char *group,
+                     int64_t begin, int64_t end, int64_t row, size_t row_bytes)
+{
+    _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
+    _Alignas(64) mtp_unpacked block;
+    const int64_t block_bytes = mtp_block256_bytes(job->w->type);
+    memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
+    for (int64_t b = 0; b < job->n_blocks; b++) {
+        kernel->unpack(group, job->n_blocks, b, &block);
+        for (int64_t first = begin; first < end; first += job->width) {
+            const int64_t n = smaller(job->width, job->n_tokens - first);
+            const char *words = job->prepared + first * job->token_bytes;
+            words += b * n * MTP_ACT256_WORDS * (int64_t)sizeof(int32_t);
+            if (b == job->n_blocks - 1)
+                expect_rows(job, first, n, row);
+            /* Ahead of the block's two halves, with the first two tiles. */
+            const int64_t half = (first - begin) / job->width;
+            const char *packed = group + (half * job->n_blocks + b) * block_bytes;
+            kernel->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
+                                     half < 2 ? packed : NULL);
+        }
+    }
+    for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */
+        for (int r = 0; r < MTP_GROUP_ROWS; r++)
+            sums[t][r] = sums[t][r] == sums[t][r] ? sums[t][r] : mtp_float_from_bits(0x7fc00000u);
+    store_rows(job, begin, end - begin, sums, row, row_bytes);
+}
+
+mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
+{
+    const int64_t blocks = w->n_cols / mtp_type_block(w->type);
+    const size_t skipped = w->is_mapped
+                               ? (size_t)(begin * blocks * mtp_type_block_bytes(w->type))
+                               : mtp_packed_bytes(w->type, begin, w->n_cols);
+    return (mtp_matrix){w->type, w->is_mapped, end - begin, w->n_cols,
+                        (const char *)w->data + skipped};
+}
+
+size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
+{
+    return w->is_mapped ? (size_t)mtp_group_bytes(w->type, w->n_cols) : 0;
+}
+
+/* The group that begins with a row, made in scratch where the matrix is not packed. */
+static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
+{
+    if (!w->is_mapped)
+        return (const char *)w->data + row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
+    mtp_pack_group(w->type, w->n_rows, w->n_cols, w->data, row, scratch);
+    return scratch;
+}
+
+void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
+                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
+                void *scratch, mtp_interrupt *interrupt)
+{
+    const int activation = mtp_type_activation(w->type);
+    const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
+                     mtp_tile_width(activation), w->n_cols / mtp_type_block(w->type), y, y_stride,
+                     out_rows};
+    const mtp_unpacked_kernel *kernel = unpacked_kernel(w->type, n_tokens);
+    const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
+    const int64_t step = kernel ? smaller(tokens, MOST_SUMS) : tokens;
+
+    for (int64_t begin = 0; begin < n_tokens && !mtp_is_interrupted(interrupt); begin += step) {
+        const int64_t end = smaller(begin + step, n_tokens);
+        for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
+            const void *group = group_of(w, row, scratch);
+            const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
+            if (kernel)
+                unpacked(&job, kernel, group, begin, end, row, row_bytes);
+            else
+                direct(&job, group, begin, end, row, row_bytes);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+/* Activations as the kernels read them: quantised if the weights ask for it, tokens interleaved. */
+#include <string.h>
+
+#include "core/cpu.h"
+#include "matmul/layout.h"
+#include "matmul/quantise.h"
+
+static mtp_quantise quantise_in_use(void)
+{
+#if defined(__x86_64__)
+    if (mtp_isa() == MTP_ISA_AVX512)
+        return mtp_quantise_avx512;
+    if (mtp_isa() == MTP_ISA_AVX2)
+        return mtp_quantise_avx2;
+#endif
+    return mtp_quantise_portable;
+}
+
+static void store_words(int32_t *to, int stride, const void *words, int n)
+{
+    for (int w = 0; w < n; w++)
+        memcpy(to + (int64_t)w * stride, (const char *)words + 4 * w, 4);
+}
+
+static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
+{
+    if (width == 1) {
+        memcpy(out, x, (size_t)n_cols * sizeof *x);
+        return;
+    }
+    for (int64_t k = 0; k < n_cols; k++)
+        memcpy(out + k * width, x + k, 4);
+}
+
+static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *out, int width)
+{
+    const mtp_quantise quantise = quantise_in_use();
+    for (int64_t k = 0; k < n_cols; k += 32, out += MTP_ACT32_WORDS * width) {
+        int8_t codes[32];
+        int32_t minus_sums[2];
+        const float scale = quantise(x + k, 32, codes, minus_sums);
+        const int32_t minus_sum = minus_sums[0] + minus_sums[1];
+        store_words(out, width, codes, 8);
+        store_words(out + MTP_ACT32_MINUS_SUM * width, width, &minus_sum, 1);
+        store_words(out + MTP_ACT32_SCALE * width, width, &scale, 1);
+    }
+}
+
+static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *out, int width)
+{
+    const mtp_quantise quantise = quantise_in_use();
+    for (int64_t k = 0; k < n_cols; k += 256, out += MTP_ACT256_WORDS * width) {
+        int8_t codes[256];
+        int32_t minus_sums[16];
+        int16_t sums[8];
+        const float scale = quantise(x + k, 256, codes, minus_sums);
+        for (int s = 0; s < 8; s++)
+            sums[s] = (int16_t)-(minus_sums[2 * s] + minus_sums[2 * s + 1]);
+        store_words(out, width, codes, 64);
+        store_words(out + MTP_ACT256_MINUS_SUM * width, width, minus_sums, 16);
+        store_words(out + MTP_ACT256_PAIR_SUM * width, width, sums, 4);
+        store_words(out + MTP_ACT256_SCALE * width, width, &scale, 1);
+    }
+}
+
+void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t *rows,
+                 int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
+                 int64_t col_begin, int64_t col_end, void *prepared)
+{
+    const int full_width = mtp_tile_width(activation);
+    const int64_t token_bytes = mtp_token_bytes(activation, n_cols);
+    const int64_t bytes_before = mtp_token_bytes(activation, col_begin);
+    const int64_t own_cols = col_end - col_begin;
+    const int64_t end = tile_end * MTP_TILE < n_tokens ? tile_end * MTP_TILE : n_tokens;
+    for (int64_t t = tile_begin * MTP_TILE; t < end; t++) {
+        const int lane = (int)(t % full_width);
+        const int64_t first = t - lane, left = n_tokens - first;
+        const int width = left < full_width ? (int)left : full_width;
+        const float *source = x + (rows ? rows[t] : t) * x_stride + col_begin;
+        char *tile = (char *)prepared + first * token_bytes;
+        int32_t *out = (int32_t *)(tile + bytes_before * width) + lane;
+        if (activation == MTP_ACT_Q8_32)
+            prepare_q8_32(source, own_cols, out, width);
+        else if (activation == MTP_ACT_Q8_256)
+            prepare_q8_256(source, own_cols, out, width);
+        else
+            prepare_f32(source, own_cols, out, width);
+    }
+}

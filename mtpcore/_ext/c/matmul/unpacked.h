@@ -1,0 +1,38 @@
+/* Matmuls of many tokens: a block of 256 columns is unpacked once and multiplied with all tiles.
+ *
+ * The numbers are those of the direct kernels, in the same order, so the bits are the same.
+ */
+#ifndef MTPCORE_MATMUL_UNPACKED_H
+#define MTPCORE_MATMUL_UNPACKED_H
+
+#include "matmul/layout.h"
+
+/* One block of 32 rows, 64-byte aligned. Codes are unsigned, column 4j + i at [j][row][i]. */
+typedef struct {
+    uint8_t code[64][32][4];
+    int32_t sub_scale[16][32]; /* types of chunks have 8 */
+    int32_t sub_min[16][32];   /* types of chunks: 4 pairs of int16 */
+    int32_t missing[4][32];    /* types of chunks: pairs of int16 for the sums of activations */
+    float scale[32], min[32];
+} mtp_unpacked;
+
+/* Unpack block b of a group of 32 rows. */
+typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_unpacked *block);
+
+/* Add a block's products with the tokens of a tile, whose words of this block are `words`, to
+ * sum[t][row]; 64-byte aligned. Meanwhile fetch ahead for 16 rows of a packed block, if it is not
+ * NULL: spread over the work, weights come in its shadow. */
+typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],
+                             const char *packed);
+
+typedef struct {
+    mtp_unpack unpack;
+    mtp_multiply multiply[4]; /* for 1..4 tokens */
+    int most_direct;          /* up to so many tokens it is faster to unpack for each tile */
+} mtp_unpacked_kernel;
+
+#if defined(__x86_64__)
+extern const mtp_unpacked_kernel mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
+#endif
+
+#endif

@@ -1,0 +1,46 @@
+/* Facts about the weight types. */
+#include "matmul/layout.h"
+
+typedef struct {
+    int block, block_bytes, activation;
+} type_facts;
+
+#define FACTS(_, NAME, name, number, block, bytes, activation)                                      \
+    [MTP_##NAME] = {block, bytes, activation},
+static const type_facts types[MTP_TYPES] = {MTP_WEIGHT_TYPES(FACTS, )};
+
+int mtp_type_is_native(int32_t type)
+{
+    return type >= 0 && type < MTP_TYPES && types[type].block != 0;
+}
+
+int64_t mtp_type_block(int32_t type)
+{
+    return types[type].block;
+}
+
+int64_t mtp_type_block_bytes(int32_t type)
+{
+    return types[type].block_bytes;
+}
+
+int mtp_type_activation(int32_t type)
+{
+    return types[type].activation;
+}
+
+size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
+{
+    const int64_t n_groups = (n_rows + MTP_GROUP_ROWS - 1) / MTP_GROUP_ROWS;
+    return (size_t)(n_groups * mtp_group_bytes(type, n_cols));
+}
+
+int64_t mtp_activation_block(int activation)
+{
+    return activation == MTP_ACT_Q8_256 ? 256 : activation == MTP_ACT_Q8_32 ? 32 : 1;
+}
+
+size_t mtp_activation_bytes(int activation, int64_t n_tokens, int64_t n_cols)
+{
+    return (size_t)(n_tokens * mtp_token_bytes(activation, n_cols));
+}

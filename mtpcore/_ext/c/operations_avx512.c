@@ -1,3 +1,0 @@
-#include "operations.inc"
-
-const mtp_operation mtp_operations_avx512[MTP_KINDS] = OPERATIONS;

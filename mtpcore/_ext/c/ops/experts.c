@@ -1,0 +1,114 @@
+/* Matmuls with the matrices of experts: every expert that is used is read once for all rows. */
+#include <string.h>
+
+#include "ops/rows.h"
+
+typedef struct {
+    int32_t *begin, *slots, *rows; /* [n_experts + 1], then by expert */
+} expert_lists;
+
+static expert_lists lists_in(const mtp_op *op, const mtp_run *run, const mtp_view *view,
+                             int64_t n_experts)
+{
+    int32_t *words = run->buffers[view->buffer];
+    int32_t *slots = words + n_experts + 1;
+    return (expert_lists){words, slots, slots + run->n_rows[op->axis] * view->width};
+}
+
+/* A counting sort, so rows of one expert keep their order. */
+void mtp_op_sort_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    (void)n_threads;
+    if (thread != 0 && !mtp_is_copied(op, run))
+        return;
+    const int64_t n_experts = op->n[0], n_used = op->in[0].width, n = run->n_rows[op->axis];
+    expert_lists lists = lists_in(op, run, &op->out[0], n_experts);
+    memset(lists.begin, 0, (size_t)(n_experts + 1) * sizeof(int32_t));
+    for (int64_t t = 0; t < n; t++) {
+        const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
+        for (int64_t r = 0; r < n_used; r++)
+            lists.begin[ids[r] + 1]++;
+    }
+    for (int64_t e = 0; e < n_experts; e++)
+        lists.begin[e + 1] += lists.begin[e];
+    for (int64_t t = 0; t < n; t++) {
+        const int32_t *ids = mtp_row(run, &op->in[0], t, 0);
+        for (int64_t r = 0; r < n_used; r++) {
+            const int32_t at = lists.begin[ids[r]]++;
+            lists.slots[at] = (int32_t)(t * n_used + r);
+            lists.rows[at] = (int32_t)t;
+        }
+    }
+    memmove(lists.begin + 1, lists.begin, (size_t)n_experts * sizeof(int32_t));
+    lists.begin[0] = 0;
+}
+
+void mtp_op_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    (void)n_threads;
+    if (thread != 0 && !mtp_is_copied(op, run))
+        return;
+    const int64_t n_heads = op->out[0].width, n = run->n_rows[op->axis];
+    expert_lists lists = lists_in(op, run, &op->out[0], n_heads);
+    for (int64_t h = 0; h <= n_heads; h++)
+        lists.begin[h] = (int32_t)(h * n);
+    for (int64_t h = 0; h < n_heads; h++)
+        for (int64_t t = 0; t < n; t++) {
+            lists.slots[h * n + t] = (int32_t)(t * n_heads + h);
+            lists.rows[h * n + t] = (int32_t)t;
+        }
+}
+
+void mtp_op_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_view *x = &op->in[0];
+    const expert_lists lists = lists_in(op, run, &op->in[1], op->n[0]);
+    const int activation = (int)op->n[1];
+    const int64_t stride = op->n[2] ? x->head_stride : x->row_stride;
+    const mtp_range own = mtp_columns_of(op, x->width, thread, n_threads);
+    const int is_mine = op->sharing == MTP_BY_COLUMNS || mtp_is_copied(op, run);
+    char *out = run->buffers[op->out[0].buffer];
+    int64_t n_seen = 0;
+    for (int64_t e = 0; e < op->n[0]; e++) {
+        const int64_t begin = lists.begin[e], n = lists.begin[e + 1] - begin;
+        if (n == 0)
+            continue;
+        if (is_mine || n_seen++ % n_threads == thread)
+            mtp_prepare(activation, mtp_row(run, x, 0, 0), stride,
+                        (op->n[2] ? lists.slots : lists.rows) + begin, n, x->width, 0,
+                        (n + MTP_TILE - 1) / MTP_TILE, own.begin, own.end, out);
+        out += mtp_whole_lines(mtp_activation_bytes(activation, n, x->width));
+    }
+}
+
+/* Where the experts' columns are shared out, each thread has its part of every expert; else all
+ * groups of outputs of the experts in use, one expert's after the other's, are cut in equal parts. */
+void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const expert_lists lists = lists_in(op, run, &op->in[1], op->n[0]);
+    const int64_t n_outputs = op->matrices->n_rows, units = (n_outputs + 31) / 32;
+    const int activation = mtp_type_activation(op->matrices->type);
+    const mtp_range own = mtp_columns_of(op, n_outputs, thread, n_threads);
+    int64_t n_used = 0, unit = 0;
+    for (int64_t e = 0; e < op->n[0]; e++)
+        n_used += lists.begin[e + 1] > lists.begin[e];
+    const int64_t first = mtp_share(n_used * units, thread, n_threads);
+    const int64_t last = mtp_share(n_used * units, thread + 1, n_threads);
+    const char *prepared = run->buffers[op->in[0].buffer];
+    for (int64_t e = 0; e < op->n[0]; e++) {
+        const int64_t at = lists.begin[e], n = lists.begin[e + 1] - at;
+        if (n == 0)
+            continue;
+        int64_t begin = own.begin, end = own.end;
+        if (op->sharing != MTP_BY_COLUMNS) {
+            begin = first > unit ? (first - unit) * 32 : 0;
+            end = (last - unit) * 32 < n_outputs ? (last - unit) * 32 : n_outputs;
+        }
+        if (begin < end)
+            mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
+                       op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
+                       run->interrupt);
+        prepared += mtp_whole_lines(mtp_activation_bytes(activation, n, op->matrices->n_cols));
+        unit += units;
+    }
+}

@@ -1,0 +1,40 @@
+/* The kinds of operations of a plan: the one list of them. */
+#ifndef MTPCORE_OPERATIONS_H
+#define MTPCORE_OPERATIONS_H
+
+/* X(NAME, name, sharing) for each kind: MTP_NAME is its constant, `name` what Python calls it, and
+ * mtp_op_name the function that does it. How threads share its work where nobody says otherwise:
+ *   ROWS    each has its own rows, and reads no others;
+ *   GATHER  each has its own rows, but reads or writes rows of others;
+ *   SPREAD  over all threads, for any number of rows. */
+#define MTP_OPERATIONS(X)                                                                          \
+    X(EMBED, embed, ROWS)                                                                          \
+    X(COPY, copy, ROWS)                                                                            \
+    X(TAKE, take, GATHER)                                                                          \
+    X(PREPARE, prepare, ROWS)                                                                      \
+    X(MATMUL, matmul, SPREAD)                                                                      \
+    X(RMS_NORM, rms_norm, ROWS)                                                                    \
+    X(LAYER_NORM, layer_norm, ROWS)                                                                \
+    X(ADD, add, ROWS)                                                                              \
+    X(MUL, mul, ROWS)                                                                              \
+    X(SCALE, scale, ROWS)                                                                          \
+    X(ACTIVATION, activation, ROWS)                                                                \
+    X(GATED, gated, ROWS)                                                                          \
+    X(ANGLES, angles, ROWS)                                                                        \
+    X(ROPE, rope, ROWS)                                                                            \
+    X(REMEMBER, remember, ROWS)                                                                    \
+    X(ATTENTION, attention, SPREAD)                                                                \
+    X(MERGE, merge, ROWS)                                                                          \
+    X(CROSS_ATTENTION, cross_attention, SPREAD)                                                    \
+    X(ROUTE, route, ROWS)                                                                          \
+    X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \
+    X(SORT_BY_HEAD, sort_by_head, GATHER)                                                          \
+    X(PREPARE_BY_EXPERT, prepare_by_expert, GATHER)                                                \
+    X(EXPERT_MATMUL, expert_matmul, SPREAD)                                                        \
+    X(MIX, mix, ROWS)
+
+#define MTP_KIND_NUMBER(NAME, ...) MTP_##NAME,
+typedef enum { MTP_OPERATIONS(MTP_KIND_NUMBER) MTP_KINDS } mtp_kind;
+#undef MTP_KIND_NUMBER
+
+#endif

@@ -1,0 +1,113 @@
+#include "ops/rows.h"
+
+#include <math.h>
+#include <string.h>
+
+static void copy_row(const mtp_run *run, const mtp_view *from, int64_t from_row, const mtp_view *to,
+                     int64_t to_row, mtp_range own)
+{
+    for (int64_t head = 0; head < to->n_heads; head++)
+        memcpy((float *)mtp_row(run, to, to_row, head) + own.begin,
+               (const float *)mtp_row(run, from, from_row, head) + own.begin,
+               (size_t)(own.end - own.begin) * sizeof(float));
+}
+
+void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        if (run->tokens[t] >= 0)
+            mtp_matrix_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
+        else
+            copy_row(run, &op->in[0], t, &op->out[0], t, (mtp_range){0, op->out[0].width});
+}
+
+void mtp_op_copy(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_range own = mtp_columns_of(op, op->out[0].width, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        copy_row(run, &op->in[0], t, &op->out[0], t, own);
+}
+
+void mtp_op_take(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_range own = mtp_columns_of(op, op->out[0].width, thread, n_threads);
+    for (int64_t t = rows.begin; t < rows.end; t++)
+        copy_row(run, &op->in[0], run->outputs[t], &op->out[0], t, own);
+}
+
+void mtp_op_prepare(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const mtp_view *x = &op->in[0];
+    const mtp_range own = mtp_columns_of(op, x->width, thread, n_threads);
+    if (rows.begin < rows.end)
+        mtp_prepare((int)op->n[0], mtp_row(run, x, 0, 0), x->row_stride, NULL,
+                    run->n_rows[op->axis], x->width, rows.begin / MTP_TILE,
+                    (rows.end + MTP_TILE - 1) / MTP_TILE, own.begin, own.end,
+                    run->buffers[op->out[0].buffer]);
+}
+
+/* Results that the epilogue gets at once, so that they are still in the first cache: of few rows many
+ * columns, always whole groups and whole chunks of a choice. */
+enum { VALUES_AT_ONCE = 512 * MTP_UNIT, COLUMNS = 64, ROWS = VALUES_AT_ONCE / COLUMNS };
+
+static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
+{
+    _Alignas(64) float values[VALUES_AT_ONCE];
+    const mtp_matrix *w = op->matrices;
+    const char *prepared = run->buffers[op->in[0].buffer];
+    const int activation = mtp_type_activation(w->type);
+    const int64_t n = run->n_rows[op->axis];
+    const int64_t width = VALUES_AT_ONCE / (n < ROWS ? n : ROWS) / COLUMNS * COLUMNS;
+    for (int64_t at = begin; at < end && !mtp_is_interrupted(run->interrupt); at += width) {
+        const int64_t stop = at + width < end ? at + width : end;
+        const mtp_matrix part = mtp_matrix_part(w, at, stop);
+        for (int64_t row = 0; row < n; row += ROWS) {
+            const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
+            mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
+                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread], NULL);
+            run->epilogue.apply(run->epilogue.argument, thread, &piece);
+        }
+    }
+}
+
+void mtp_op_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const int64_t n = run->n_rows[op->axis], n_outputs = op->matrices->n_rows;
+    int64_t begin = (mtp_share(op->n[1], thread, n_threads) - op->n[0]) * op->n[2];
+    int64_t end = (mtp_share(op->n[1], thread + 1, n_threads) - op->n[0]) * op->n[2];
+    begin = begin > 0 ? begin : 0;
+    end = end < n_outputs ? end : n_outputs;
+    if (n == 0 || begin >= end)
+        return;
+    if (run->epilogue.apply && run->epilogue.buffer == op->out[0].buffer) {
+        matmul_with_epilogue(op, run, begin, end, thread);
+        return;
+    }
+    float *y = mtp_row(run, &op->out[0], 0, 0);
+    const int64_t stride = op->out[0].row_stride;
+    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,
+               run->scratch[thread], run->interrupt);
+    if (op->weights[0])
+        for (int64_t t = 0; t < n; t++)
+            for (int64_t i = begin; i < end; i++)
+                y[t * stride + i] += op->weights[0][i];
+}
+
+void mtp_op_angles(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const int64_t n = op->n[0];
+    const double magnitude = op->numbers[n];
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        float *y = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t i = 0; i < n; i++) {
+            const double angle = run->positions[t * run->n_axes + op->axes[i]] * op->numbers[i];
+            y[i] = (float)(cos(angle) * magnitude);
+            y[n + i] = (float)(sin(angle) * magnitude);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+/* Operations that move rows or call the matmul kernels; they are the same on every machine. */
+#ifndef MTPCORE_ROWS_H
+#define MTPCORE_ROWS_H
+
+#include "plan/plan.h"
+
+#define MTP_DECLARE(name) void name(const mtp_op *, const mtp_run *, int thread, int n_threads)
+
+/* out = row tokens[t] of the matrix; where that is -1, row t of in[0]. */
+MTP_DECLARE(mtp_op_embed);
+/* out = in[0] */
+MTP_DECLARE(mtp_op_copy);
+/* out = rows `outputs` of in[0] */
+MTP_DECLARE(mtp_op_take);
+/* out = in[0] as matrices want it: n[0] is an MTP_ACT_*. */
+MTP_DECLARE(mtp_op_prepare);
+/* out = matrix times in[0] (prepared) + weights[0]. The matmuls of a group share their threads'
+ * work: this one has units n[0] and following of n[1]; a unit is n[2] outputs, whole groups. The
+ * run's epilogue gets the results instead where it asks for them. */
+MTP_DECLARE(mtp_op_matmul);
+/* out = cosines, then sines, of positions[axes[i]] * numbers[i] for i < n[0], all times
+ * numbers[n[0]]. */
+MTP_DECLARE(mtp_op_angles);
+/* out = mtp_expert_lists of the ids in[0]; there are n[0] experts. */
+MTP_DECLARE(mtp_op_sort_by_expert);
+/* out = the lists of an expert for each head, which every row uses at the rank of its number. */
+MTP_DECLARE(mtp_op_sort_by_head);
+/* out = rows of in[0] by the lists in[1], prepared for each expert; n[0] experts, n[1] is an
+ * MTP_ACT_*; where n[2], in[0] has a row for each of an expert's ranks. */
+MTP_DECLARE(mtp_op_prepare_by_expert);
+/* out = matrices[id] times in[0] (prepared by expert), by the lists in[1]; n[0] experts. */
+MTP_DECLARE(mtp_op_expert_matmul);
+
+/* Slots (row * n_used + rank) and rows by expert: begin[n_experts + 1], slots, rows. */
+static inline int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
+{
+    return n_experts + 1 + 2 * n_slots;
+}
+
+/* Where one expert's prepared rows begin, given where the one before ended. */
+static inline size_t mtp_whole_lines(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+#endif

@@ -1,0 +1,173 @@
+#include "plan/check.h"
+
+#include "ops/rows.h"
+
+/* The last operation before this one that writes a buffer, or NULL. */
+static const mtp_op *maker_of(const mtp_plan *plan, int64_t at, int32_t buffer)
+{
+    for (int64_t i = at - 1; i >= 0; i--)
+        for (int j = 0; j < 2; j++)
+            if (plan->ops[i].out[j].n_heads > 0 && plan->ops[i].out[j].buffer == buffer)
+                return &plan->ops[i];
+    return NULL;
+}
+
+/* Among how many matrices the lists that an operation reads share out its rows; -1 where it reads no
+ * lists of such rows. */
+static int64_t n_matrices_of_lists(const mtp_plan *plan, int64_t at, const mtp_view *lists)
+{
+    const mtp_op *maker = maker_of(plan, at, lists->buffer);
+    if (!maker || maker->axis != plan->ops[at].axis || maker->out[0].width != lists->width)
+        return -1;
+    if (maker->kind == MTP_SORT_BY_EXPERT)
+        return maker->n[0];
+    return maker->kind == MTP_SORT_BY_HEAD ? maker->out[0].width : -1;
+}
+
+/* Whether heads of all rows follow each other, so that they can be counted through. */
+static int is_closed(const mtp_view *view)
+{
+    return view->row_stride == view->n_heads * view->head_stride;
+}
+
+static int is_same(const mtp_view *a, const mtp_view *b)
+{
+    return a->buffer == b->buffer && a->offset == b->offset && a->row_stride == b->row_stride;
+}
+
+static int is_alike(const mtp_view *a, const mtp_view *b)
+{
+    return a->n_heads == b->n_heads && a->width == b->width;
+}
+
+static int fits_prepared(const mtp_bounds *bounds, const mtp_view *prepared, int activation,
+                         int64_t n_rows, int64_t n_cols, int64_t more)
+{
+    const int64_t bytes = (int64_t)mtp_activation_bytes(activation, n_rows, n_cols) + more;
+    return bytes <= bounds->bytes[prepared->buffer];
+}
+
+/* Whether keys and values that begin at these bytes of a page end in it. */
+static int fits_page(const mtp_bounds *bounds, const mtp_op *op, int64_t n_heads, int64_t k_width,
+                     int64_t v_width)
+{
+    if (op->memory < 0 || op->memory >= bounds->n_groups)
+        return 0;
+    const mtp_store *store = &bounds->memory[op->memory].store;
+    const int64_t k_end = op->n[0] + n_heads * mtp_head_bytes(store->type, k_width);
+    const int64_t v_end = op->n[1] + n_heads * mtp_head_bytes(store->type, v_width);
+    return op->n[0] >= 0 && k_end <= store->page_bytes && v_end <= store->page_bytes;
+}
+
+/* Whether a view holds the sums of n[5] ranges of each query head, of as many rows as share them. */
+static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_view *sums,
+                       int64_t n_heads, int64_t width)
+{
+    const int64_t n_rows = bounds->n_batch < MTP_UNIT ? bounds->n_batch : MTP_UNIT;
+    return op->n[5] >= 1 && sums->n_heads / n_rows / op->n[5] >= n_heads &&
+           sums->width >= MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES *
+                                                MTP_RANGE_LANES;
+}
+
+const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
+{
+    const mtp_op *op = &plan->ops[at];
+    const mtp_view *in = op->in, *out = op->out;
+    const mtp_matrix *w = op->matrices;
+    const int64_t n = bounds->n_batch;
+    const mtp_op *maker;
+    switch (op->kind) {
+    case MTP_EMBED:
+        if (bounds->n_vocab < 1 || w->n_rows < bounds->n_vocab)
+            return "a table without a row for each token";
+        return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
+                   ? NULL : "rows of another width than the table's";
+    case MTP_PREPARE:
+        return fits_prepared(bounds, out, (int)op->n[0], n, in->width, 0)
+                   ? NULL : "no room for prepared rows";
+    case MTP_MATMUL:
+        if (!fits_prepared(bounds, in, mtp_type_activation(w->type), n, w->n_cols, 0))
+            return "prepared rows of another width than the matrix's";
+        return w->n_rows == out->width ? NULL : "outputs of another matrix";
+    case MTP_ROUTE:
+        if (op->n[3] > 1 && (in->width % op->n[3] || op->n[4] < 1 || op->n[4] > op->n[3] ||
+                             op->n[0] > op->n[4] * (in->width / op->n[3])))
+            return "more experts are used than are in the groups";
+        return op->n[0] >= 1 && op->n[0] <= in->width && op->n[0] <= out[0].width &&
+                       op->n[0] <= out[1].width
+                   ? NULL : "more experts are used than there are";
+    case MTP_SORT_BY_EXPERT:
+        maker = maker_of(plan, at, in->buffer);
+        if (!maker || maker->kind != MTP_ROUTE || maker->in[0].width > op->n[0] ||
+            maker->axis != op->axis || maker->n[0] < in->width || !is_same(&maker->out[0], in))
+            return "ids of more experts than there are lists for";
+        if (in->width != out->width)
+            return "lists for another number of experts";
+        return 4 * mtp_expert_list_words(op->n[0], n * in->width) <= bounds->bytes[out->buffer]
+                   ? NULL : "no room for the lists";
+    case MTP_SORT_BY_HEAD:
+        return 4 * mtp_expert_list_words(out->width, n * out->width) <= bounds->bytes[out->buffer]
+                   ? NULL : "no room for the lists";
+    case MTP_PREPARE_BY_EXPERT:
+        if (n_matrices_of_lists(plan, at, &in[1]) != op->n[0])
+            return "lists for other matrices";
+        if (op->n[2] && (in->n_heads != in[1].width || !is_closed(in)))
+            return "not a row for each rank";
+        return fits_prepared(bounds, out, (int)op->n[1], n * in[1].width, in->width, 64 * op->n[0])
+                   ? NULL : "no room for prepared rows";
+    case MTP_EXPERT_MATMUL:
+        maker = maker_of(plan, at, in->buffer);
+        if (n_matrices_of_lists(plan, at, &in[1]) != op->n[0])
+            return "lists for other matrices";
+        if (!maker || maker->kind != MTP_PREPARE_BY_EXPERT || maker->in[0].width != w->n_cols ||
+            maker->in[1].buffer != in[1].buffer || maker->axis != op->axis ||
+            maker->n[1] != mtp_type_activation(w->type))
+            return "prepared rows of another width than the matrices'";
+        return w->n_rows == out->width && out->n_heads == in[1].width && is_closed(out)
+                   ? NULL : "outputs of other matrices";
+    case MTP_MIX:
+        return in[0].width == out->width && in[0].n_heads <= in[1].width
+                   ? NULL : "not a share for each rank";
+    case MTP_ANGLES:
+        return 2 * op->n[0] <= out->width ? NULL : "no room for the angles";
+    case MTP_ROPE:
+        return is_alike(in, out) && op->n[0] >= 0 && 2 * op->n[0] <= in[0].width && 2 * op->n[0] <= in[1].width
+                   ? NULL : "more pairs than a head, or the angles, have";
+    case MTP_REMEMBER:
+        return fits_page(bounds, op, in[0].n_heads, in[0].width, op->n[1] < 0 ? 0 : in[1].width) &&
+                       (op->n[1] < 0 || in[1].n_heads == in[0].n_heads)
+                   ? NULL : "keys and values that no page has room for";
+    case MTP_ATTENTION:
+        if (op->n[2] < 1 || in->n_heads < 1 || in->n_heads % op->n[2] ||
+            in->n_heads != out->n_heads)
+            return "query heads that do not share key heads evenly";
+        if (op->n[5] > 1 && !fits_ranges(bounds, op, &out[1], out->n_heads, out->width))
+            return "no room for the ranges that threads share out";
+        return fits_page(bounds, op, op->n[2], in->width, op->n[1] < 0 ? 0 : out->width) &&
+                       (op->n[1] >= 0 || out->width <= in->width)
+                   ? NULL : "keys and values that no page has room for";
+    case MTP_MERGE:
+        return op->memory >= 0 && op->memory < bounds->n_groups &&
+                       fits_ranges(bounds, op, in, out->n_heads, out->width)
+                   ? NULL : "ranges of another attention";
+    case MTP_CROSS_ATTENTION:
+        if (in[1].n_heads < 1 || in->n_heads % in[1].n_heads || in->n_heads != out->n_heads)
+            return "query heads that do not share key heads evenly";
+        return in[1].n_heads == in[2].n_heads && in[1].width == in->width &&
+                       in[2].width == out->width
+                   ? NULL : "keys and values of another shape";
+    case MTP_ADD:
+    case MTP_MUL:
+    case MTP_GATED:
+        return is_alike(&in[0], out) && is_alike(&in[1], out) ? NULL : "rows of different shapes";
+    case MTP_COPY:
+    case MTP_TAKE:
+    case MTP_RMS_NORM:
+    case MTP_LAYER_NORM:
+    case MTP_SCALE:
+    case MTP_ACTIVATION:
+        return is_alike(in, out) ? NULL : "rows of different shapes";
+    default:
+        return NULL;
+    }
+}

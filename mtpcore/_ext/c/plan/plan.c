@@ -1,0 +1,185 @@
+#define _POSIX_C_SOURCE 200809L
+#include "plan/plan.h"
+
+#include <time.h>
+
+#include "core/cpu.h"
+
+static const mtp_operation *const operations[MTP_ISA_COUNT] = {
+    [MTP_ISA_BASE] = mtp_operations_portable,
+#if defined(__x86_64__)
+    [MTP_ISA_AVX2] = mtp_operations_avx2,
+    [MTP_ISA_AVX512] = mtp_operations_avx512,
+#endif
+};
+
+#define NAME(_, name, ...) #name,
+static const char *const names[MTP_KINDS] = {MTP_OPERATIONS(NAME)};
+#define SHARING(_, name, sharing) #sharing,
+static const char *const sharings[MTP_KINDS] = {MTP_OPERATIONS(SHARING)};
+
+const char *mtp_kind_name(mtp_kind kind)
+{
+    return names[kind];
+}
+
+const char *mtp_kind_sharing(mtp_kind kind)
+{
+    return sharings[kind];
+}
+
+/* Rows of one sequence come in the order of their places, so the first has the lowest. */
+static int32_t base_of(const mtp_run *run, int64_t t)
+{
+    for (int64_t row = t - 1; row >= 0; row--)
+        if (run->seq[row] == run->seq[t])
+            return run->base[row];
+    return run->place[t];
+}
+
+void mtp_run_begin(mtp_run *run)
+{
+    const int64_t n = run->n_rows[MTP_TOKENS];
+    run->n_tiles = 0;
+    for (int64_t t = 0; t < n; t++) {
+        const int32_t parent = run->parent ? run->parent[t] : -1;
+        run->base[t] = base_of(run, t);
+        run->depth[t] = run->parent == NULL ? run->place[t] - run->base[t]
+                                            : (parent < 0 ? 0 : run->depth[parent] + 1);
+        run->is_tree[t] = run->place[t] != run->base[t] + run->depth[t] ||
+                          (parent >= 0 && run->is_tree[parent]);
+        if (t == 0 || run->seq[t] != run->seq[t - 1] ||
+            t - run->tiles[run->n_tiles - 1] == MTP_QUERY_ROWS)
+            run->tiles[run->n_tiles++] = (int32_t)t;
+    }
+    run->tiles[run->n_tiles] = (int32_t)n;
+}
+
+/* A page of keys and values, and for each query its weights, its sums, its codes and a record. */
+static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_queries)
+{
+    const int64_t in_width = (k_width + 15) / 16 * 16, out_width = (v_width + 15) / 16 * 16;
+    const int64_t of_query = MTP_PAGE + 2 * out_width;
+    const int64_t values = (in_width + out_width) * MTP_PAGE + n_queries * of_query;
+    return (size_t)(values * 4 + n_queries * (mtp_query_code_bytes(k_width) + 128));
+}
+
+size_t mtp_scratch_bytes(const mtp_op *op)
+{
+    const int64_t shared = op->kind == MTP_ATTENTION ? op->in[0].n_heads / op->n[2] : 0;
+    switch (op->kind) {
+    case MTP_ATTENTION:
+        return attention_bytes(op->in[0].width, op->out[0].width,
+                               mtp_most_queries(shared));
+    case MTP_CROSS_ATTENTION:
+        return attention_bytes(op->in[0].width, op->out[0].width,
+                               op->in[0].n_heads / op->in[1].n_heads);
+    case MTP_ROUTE:
+        return (size_t)op->in[0].width * 14;
+    case MTP_MATMUL:
+    case MTP_EXPERT_MATMUL: /* whose matrices are alike */
+        return mtp_matmul_scratch_bytes(op->matrices);
+    default:
+        return 0;
+    }
+}
+
+/* Estimated nanoseconds of one thread. */
+static double work_of(const mtp_plan *plan, const mtp_run *run)
+{
+    return plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+}
+
+/* Less work in nanoseconds is over before anybody could be asked. */
+static const double WORTH_ASKING = 5e6;
+
+/* The run as this thread sees it: with its own copies of what is computed in copies. */
+static mtp_run run_of_thread(const mtp_plan *plan, const mtp_run *run, int thread)
+{
+    mtp_run seen = *run;
+    if (work_of(plan, run) < WORTH_ASKING)
+        seen.interrupt = NULL;
+    if (thread > 0 && mtp_is_few(run)) {
+        seen.buffers = run->buffers_seen + thread * plan->n_buffers;
+        for (int64_t b = 0; b < plan->n_buffers; b++)
+            seen.buffers[b] = (char *)run->buffers[b] + (size_t)thread * plan->copy_bytes[b];
+    }
+    return seen;
+}
+
+void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int thread,
+                   int n_threads)
+{
+    const mtp_operation *table = operations[mtp_isa()];
+    const int barrier = mtp_is_few(run) ? MTP_BARRIER_IF_FEW : MTP_BARRIER_IF_MANY;
+    const mtp_run seen = run_of_thread(plan, run, thread);
+    for (int64_t i = 0; i < plan->n_ops; i++) {
+        const mtp_op *op = &plan->ops[i];
+        if (n_threads > 1 && op->barrier & barrier)
+            mtp_pool_wait(pool);
+        if (mtp_is_interrupted(seen.interrupt))
+            continue;
+        if (seen.interrupt)
+            mtp_interrupt_count(seen.interrupt, i + 1);
+        table[op->kind](op, &seen, thread, n_threads);
+    }
+}
+
+typedef struct {
+    const mtp_plan *plan;
+    const mtp_run *run;
+} walk;
+
+static void walk_as_task(void *argument, int thread, int n_threads)
+{
+    const walk *self = argument;
+    mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
+}
+
+void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)
+{
+    if (plan->n_threads == 1 || work_of(plan, run) < plan->worth_sharing)
+        mtp_run_alone(task, argument);
+    else
+        mtp_pool_run(plan->pool, task, argument);
+}
+
+/* So much work in nanoseconds is shared without asking. */
+static const double SURELY_SHARED = 3e6;
+enum { ALONE, SHARED, RUNS_OF_A_TRIAL = 64 };
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+/* Sharing a small run pays while no other program takes a core; otherwise every barrier waits for
+ * the scheduler, a hundred times as long as the work. So the newest pace of both ways decides, and
+ * the slower one has another trial now and then. Results do not depend on it. */
+static void run_the_faster_way(const mtp_plan *plan, mtp_run *run, double work, walk *self)
+{
+    int way = run->pace[SHARED] <= run->pace[ALONE] ? SHARED : ALONE;
+    if (++run->n_timed % RUNS_OF_A_TRIAL == 0)
+        way = !way;
+    const double begin = now();
+    if (way == SHARED)
+        mtp_pool_run(plan->pool, walk_as_task, self);
+    else
+        mtp_run_alone(walk_as_task, self);
+    const double pace = (now() - begin) / work;
+    run->pace[way] = run->pace[way] == 0 ? pace : 0.75 * run->pace[way] + 0.25 * pace;
+}
+
+void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
+{
+    mtp_run_begin(run);
+    walk self = {plan, run};
+    const double work = work_of(plan, run);
+    if (plan->n_threads > 1 && plan->worth_sharing > 0 && work >= plan->worth_sharing &&
+        work < SURELY_SHARED)
+        run_the_faster_way(plan, run, work, &self);
+    else
+        mtp_plan_start(plan, run, walk_as_task, &self);
+}

@@ -1,3 +1,0 @@
-#include "quantise.h"
-
-MTP_DEFINE_QUANTISE(avx2)

@@ -1,3 +1,0 @@
-/* The sampler's passes in portable C. */
-#define MTP_PASSES mtp_sampler_passes_base
-#include "sampler_passes.inc"

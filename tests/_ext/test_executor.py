@@ -1,0 +1,333 @@
+"""What an executor is given is checked: an error, never a crash or a wrong read.
+
+The plan is as small as one can be: ``y = x + x`` for rows of four values, of arrays outside the
+arena, by way of a buffer inside.
+"""
+
+import gc
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from mtpcore._ext._draft import draft
+from mtpcore._ext._matmul import PackedMatrix, pack
+from mtpcore._ext._plan import Executor, use_order
+from mtpcore.backends.base import Rows
+from mtpcore.errors import BackendError, BatchError, MtpcoreError
+
+WIDTH, N_BATCH, N_VOCAB = 4, 3, 10
+X, INNER, Y = range(3)
+ROW_BYTES = 4 * WIDTH
+SIZES = {
+    "n_threads": 1,
+    "n_batch": N_BATCH,
+    "capacities": [N_BATCH * ROW_BYTES] * 3,
+    "copies": [0, 0, 0],
+    "offsets": [None, 0, None],
+    "arena_bytes": 256,
+    "n_ops": 2,
+    "n_vocab": N_VOCAB,
+}
+REFUSED = (MtpcoreError, TypeError, ValueError, OverflowError, IndexError, BufferError)
+
+
+def view(buffer, n_heads=1, offset=0, row_stride=WIDTH, head_stride=WIDTH, width=WIDTH):
+    return buffer, n_heads, offset, row_stride, head_stride, width
+
+
+def executor(**changed):
+    return Executor(**(SIZES | changed))
+
+
+def finished(**changed):
+    made = executor(**changed)
+    made.add("add", 0, 0, [view(X), view(X)], [view(INNER)])
+    made.add("copy", 0, 0, [view(INNER)], [view(Y)])
+    made.finish(0.0, 0.0, 0.0)
+    return made
+
+
+def rows(n=2, **changed):
+    order = np.arange(n, dtype=np.int32)
+    given = dict(tokens=order, positions=order[:, None], seq=order, place=order, outputs=order)
+    return Rows(**(given | changed))
+
+
+def arrays(n=2):
+    return {X: np.ones((n, WIDTH), np.float32), Y: np.zeros((n, WIDTH), np.float32)}
+
+
+def test_what_fits_runs():
+    given = arrays()
+    finished().run(rows(), [], given.items())
+    assert (given[Y] == 2).all()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n_threads": 0},
+        {"n_threads": 1 << 20},
+        {"n_batch": 0},
+        {"n_batch": -1},
+        {"n_batch": 1 << 40},
+        {"n_ops": -1},
+        {"n_ops": 1 << 40},
+        {"capacities": [48]},
+        {"capacities": [48, -1, 48]},
+        {"copies": [0]},
+        {"copies": [0, -1, 0]},
+        {"copies": [16, 0, 0]},
+        {"offsets": [None, -64, None]},
+        {"offsets": [None, 232, None]},
+        {"offsets": [None, 1 << 70, None]},
+        {"arena_bytes": -1},
+        {"arena_bytes": (1 << 64) - 1},
+    ],
+    ids=str,
+)
+def test_impossible_sizes_are_refused(changed):
+    with pytest.raises(REFUSED):
+        executor(**changed)
+
+
+class Pages(NamedTuple):
+    data: np.ndarray
+    page_bytes: int
+    n_pages: int
+    dtype: str = "f32"
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        Pages(np.zeros(64, np.uint8), 64, 2),
+        Pages(np.zeros(64, np.uint8), -64, -1),
+        Pages(np.zeros(64, np.uint8), 64, 1, "f64"),
+        Pages(np.zeros(128, np.uint8)[::2], 64, 1),
+        Pages(None, 64, 1),
+    ],
+    ids=["too few", "negative", "type", "stride", "none"],
+)
+def test_memory_that_its_pages_do_not_fit_is_refused(store):
+    with pytest.raises(REFUSED):
+        executor(stores=[store])
+
+
+def test_memory_that_cannot_be_written_is_refused():
+    data = np.zeros(64, np.uint8)
+    data.flags.writeable = False
+    with pytest.raises(REFUSED):
+        executor(stores=[Pages(data, 64, 1)])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        view(3),
+        view(-1),
+        view(1 << 31),
+        view(1 << 20),
+        view(INNER, n_heads=0),
+        view(INNER, n_heads=-1),
+        view(INNER, n_heads=2),
+        view(INNER, offset=-1),
+        view(INNER, offset=1),
+        view(INNER, row_stride=-4),
+        view(INNER, row_stride=5),
+        view(INNER, row_stride=1 << 62),
+        view(INNER, row_stride=1 << 63),
+        view(INNER, head_stride=-1),
+        view(INNER, n_heads=1 << 30, head_stride=1 << 34),
+        view(INNER, width=5),
+        view(INNER, width=-1),
+        view(INNER)[:5],
+        None,
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_input", [True, False])
+def test_views_outside_their_buffers_are_refused(wrong, is_input):
+    made = executor()
+    inputs, outputs = ([wrong, wrong], [view(Y)]) if is_input else ([view(X), view(X)], [wrong])
+    with pytest.raises(REFUSED):
+        made.add("add", 0, 0, inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("none", {}),
+        ("add", {"axis": 2}),
+        ("add", {"axis": -1}),
+        ("add", {"inputs": [view(X)] * 4}),
+        ("add", {"outputs": [view(Y)] * 3}),
+        ("add", {"sharing": 3}),
+        ("add", {"sharing": 2}),
+        ("add", {"ints": range(7)}),
+        ("add", {"ints": [1 << 64]}),
+        ("add", {"weights": [np.ones(WIDTH, np.float32)] * 3}),
+        ("rms_norm", {"weights": [np.ones(WIDTH, np.float16)]}),
+        ("rms_norm", {"weights": [np.ones(2 * WIDTH, np.float32)[::2]]}),
+        ("rms_norm", {"weights": [np.ones(WIDTH - 1, np.float32)]}),
+        ("angles", {"ints": [2]}),
+        ("angles", {"ints": [-1], "numbers": np.ones(0), "axes": np.ones(0, np.int32)}),
+        ("angles", {"ints": [1], "numbers": np.ones(2), "axes": np.ones(1, np.int64)}),
+        ("angles", {"ints": [1], "numbers": np.ones(2, "f4"), "axes": np.ones(1, np.int32)}),
+        ("embed", {}),
+        ("embed", {"matrices": [None]}),
+        ("embed", {"matrices": [np.ones((2, 2))]}),
+        ("expert_matmul", {"ints": [0]}),
+    ],
+    ids=str,
+)
+def test_operations_that_do_not_fit_their_record_are_refused(kind, given):
+    made = executor()
+    given = {"axis": 0, "inputs": [view(X), view(X)], "outputs": [view(Y)]} | given
+    with pytest.raises(REFUSED):
+        made.add(kind, 0, given.pop("axis"), given.pop("inputs"), given.pop("outputs"), **given)
+
+
+def test_a_refused_operation_leaves_nothing_behind():
+    made = executor()
+    with pytest.raises(BackendError):
+        made.add("rms_norm", 0, 0, [view(X)], [view(INNER)], weights=[np.ones(9, np.float32)])
+    made.add("add", 0, 0, [view(X), view(X)], [view(INNER)])
+    made.add("copy", 0, 0, [view(INNER)], [view(Y)])
+    made.finish(0.0, 0.0, 0.0)
+    given = arrays()
+    made.run(rows(), [], given.items())
+    assert (given[Y] == 2).all()
+
+
+def test_a_plan_is_made_once_and_whole():
+    made = executor()
+    made.add("add", 0, 0, [view(X), view(X)], [view(INNER)])
+    with pytest.raises(BackendError, match="not as many operations"):
+        made.finish(0.0, 0.0, 0.0)
+    with pytest.raises(BackendError, match="not finished"):
+        made.run(rows(), [], arrays().items())
+    made.add("copy", 0, 0, [view(INNER)], [view(Y)])
+    with pytest.raises(BackendError, match="more operations"):
+        made.add("copy", 0, 0, [view(INNER)], [view(Y)])
+    made.finish(0.0, 0.0, 0.0)
+    with pytest.raises(BackendError, match="finished"):
+        made.finish(0.0, 0.0, 0.0)
+    with pytest.raises(BackendError, match="finished"):
+        made.add("copy", 0, 0, [view(INNER)], [view(Y)])
+
+
+def test_half_built_objects_are_not_to_be_had():
+    with pytest.raises(TypeError):
+        Executor.__new__(Executor)
+    made = executor(n_ops=1)
+    made.add("embed", 0, 0, [], [view(Y)], matrices=[PackedMatrix.__new__(PackedMatrix)])
+    with pytest.raises(BackendError, match="row for each token"):
+        made.finish(0.0, 0.0, 0.0)
+
+
+def test_tokens_without_a_table_are_refused():
+    """Ids are not checked where nobody looks them up."""
+    table = pack(np.ones((N_VOCAB, WIDTH), np.float32).view(np.uint8), 0, N_VOCAB, WIDTH)
+    for n_vocab in (0, N_VOCAB + 1):
+        made = executor(n_vocab=n_vocab, n_ops=1)
+        made.add("embed", 0, 0, [], [view(Y)], matrices=[table])
+        with pytest.raises(BackendError, match="row for each token"):
+            made.finish(0.0, 0.0, 0.0)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def test_arrays_that_are_only_read_may_be_read_only():
+    given = arrays()
+    given[X] = read_only(given[X])
+    finished().run(rows(), [], given.items())
+    assert (given[Y] == 2).all()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {Y: read_only(np.zeros((2, WIDTH), np.float32))},
+        {Y: np.zeros((1, WIDTH), np.float32)},
+        {X: np.zeros((2, WIDTH - 1), np.float32)},
+        {X: np.zeros((2, WIDTH), np.float16)},
+        {X: np.zeros((2, WIDTH), np.float64)},
+        {X: np.zeros((4, WIDTH), np.float32)[::2]},
+        {X: None},
+        {X: b"1234" * 8},
+        {INNER: np.zeros((2, WIDTH), np.float32)},
+        {3: np.zeros((2, WIDTH), np.float32)},
+        {-1: np.zeros((2, WIDTH), np.float32)},
+        {1 << 40: np.zeros((2, WIDTH), np.float32)},
+    ],
+    ids=lambda changed: f"{next(iter(changed))}-{type(next(iter(changed.values()))).__name__}",
+)
+def test_arrays_that_do_not_fit_are_refused(changed):
+    with pytest.raises(REFUSED):
+        finished().run(rows(), [], (arrays() | changed).items())
+
+
+@pytest.mark.parametrize("missing", [X, Y])
+def test_an_array_of_an_earlier_run_is_not_used_again(missing):
+    made, given = finished(), arrays()
+    made.run(rows(), [], given.items())
+    del given[missing]
+    gc.collect()
+    with pytest.raises(BatchError, match="does not fit the rows"):
+        made.run(rows(), [], given.items())
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"n": N_BATCH + 1},
+        {"tokens": np.array([0, N_VOCAB], np.int32)},
+        {"tokens": np.array([0, -1], np.int32)},
+        {"tokens": np.array([0], np.int32)},
+        {"tokens": None},
+        {"tokens": [0, 1]},
+        {"seq": np.array([0, -1], np.int32)},
+        {"place": np.array([0, -1], np.int32)},
+        {"seq": np.zeros(2, np.int32), "place": np.array([1, 0], np.int32)},
+        {"seq": np.zeros(2, np.int32), "place": np.array([1, 1], np.int32)},
+        {"outputs": np.array([2], np.int32)},
+        {"outputs": np.array([-1], np.int32)},
+        {"outputs": np.array([0, 1, 1], np.int32)},
+        {"parent": np.array([-1, 1], np.int32)},
+        {"parent": np.array([-1, -2], np.int32)},
+        {"parent": np.array([-1], np.int32)},
+        {"embeddings": np.zeros((2, WIDTH), np.float32), "tokens": np.array([0, -2], np.int32)},
+    ],
+    ids=str,
+)
+def test_rows_that_do_not_fit_are_refused(changed):
+    with pytest.raises(REFUSED):
+        finished().run(rows(**changed), [], arrays(4).items())
+
+
+@pytest.mark.parametrize("logits", [X, INNER, Y, 3, 1 << 30])
+def test_logits_that_no_matmul_computes_are_refused(logits):
+    made = finished()
+    assert not made.can_choose(logits)
+    with pytest.raises((*REFUSED, AttributeError)):
+        made.run(rows(), [], arrays().items(), logits, np.zeros((2, WIDTH), np.float32))
+
+
+@pytest.mark.parametrize("passes", [[], None, [None], [()], [(None,) * 7], [(object(),) * 7]])
+def test_a_draft_of_impossible_passes_is_refused(passes):
+    class Wanted:
+        rows, samplers, token_ids = rows(1), [None], None
+        n_prompt, p_min, history, k = [0], [0.0], [np.zeros(1, np.int32)], [1]
+
+    with pytest.raises((*REFUSED, AttributeError)):
+        draft(Wanted(), passes)
+
+
+def test_orders_that_do_not_exist_are_refused():
+    with pytest.raises(BackendError, match="first to last"):
+        use_order("backwards")
