@@ -1,11 +1,11 @@
-"""Time attention over paged memory: what rows, context and the type of memory cost a layer.
+"""Time attention over the paged KV cache, by tokens, context length and kv_dtype.
 
     python benchmarks/attention.py --context 512 2048 8192 --rows 1 4 8
 
-prints for each shape, type, context and number of rows the milliseconds a layer takes (median,
-least and most of several), the cost relative to one row, and multiply-adds and stored bytes per
-second. Layers have memory of their own, so that together they do not fit a cache unless
-``--layers 1`` makes them.
+prints for each shape, type, context and number of tokens (rows) the milliseconds of a layer
+(median, least and most of several), the cost relative to one row, and multiply-adds and stored
+bytes per second. Each layer has a KV cache of its own, so that together they do not fit a
+processor cache; with ``--layers 1`` they do.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""How often the first draft is accepted: coupled drafts against best tokens.
+"""Acceptance rate of the first draft: coupled drafts against most probable tokens.
 
 ``python benchmarks/coupling.py [MODEL]`` (default: the demo) samples texts at several temperatures,
-each once with either way of drafting, and prints the rates. The texts are the same both times, as
+each with both ways of drafting, and prints the rates. The texts are the same both times, because
 drafting never changes them.
 
 ``python benchmarks/coupling.py MODEL --text FILE`` takes written text instead (a JSON object whose
 ``held_ids`` are token ids) and compares target and head at every position, each with the true
-history: the rate of best tokens and the bound, the sum of min(p, q), as expectations; the coupled
-rate over some seeds.
+history: the rate of most probable tokens and the bound, the sum of min(p, q), as expectations;
+the coupled rate over some seeds.
 """
 
 from __future__ import annotations

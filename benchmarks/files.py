@@ -1,4 +1,4 @@
-"""Generate model files of realistic shapes with random weights: for speed only, the text is noise.
+"""Generate model files of realistic shapes with random weights: for speed only, texts are noise.
 
 ``python benchmarks/files.py --folder FOLDER [llama-1b-q8_0 ...]`` writes those that are not there
 yet (default: all that ``vs_llama_cpp.py`` measures). The same name gives the same values.

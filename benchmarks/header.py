@@ -1,4 +1,4 @@
-"""Time to read the header of a file with a large vocabulary.
+"""Time reading the header of a file with a large vocabulary.
 
 Run ``python benchmarks/header.py [n_tokens]``; prints median and range of ten runs.
 """

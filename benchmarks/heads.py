@@ -1,9 +1,9 @@
-"""How often the first and the second draft of each of a model's drafters are right.
+"""How often the first and the second draft of each of a model's drafters equal the target's text.
 
-``python benchmarks/heads.py [MODEL] [--text FILE]`` lets the model write greedily after some
+``python benchmarks/heads.py [MODEL] [--text FILE]`` lets the model generate greedily after some
 prompts (windows of a JSON object's ``held_ids``, or a line of code), and asks every drafter for two
-drafts at every place of what was written. The places are the same for all, so the rates compare
-variants of one head's dataflow, which some plugins declare beside it.
+drafts at every position of the generated text. The positions are the same for all, so the rates
+compare variants of one head's dataflow, which some plugins declare.
 """
 
 from __future__ import annotations

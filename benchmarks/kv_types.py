@@ -1,10 +1,10 @@
-"""Print what each type of keys and values costs in accuracy: logits against float64.
+"""Print what each ``kv_dtype`` costs in accuracy: logits against float64.
 
     python benchmarks/kv_types.py demo --tokens 256
 
 The definition in float64 (float activations, keys and values in float64) runs a text; the CPU runs
 the same text with each ``kv_dtype``. The relative root mean square of the difference is printed.
-With a file of integer types the activations' int8 is part of it; F16 files show memory alone.
+With a quantised file the int8 activations contribute; F16 files show the KV cache alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Seconds from nothing to the first token of a 1 GB file, page cache warm; packed, and mapped.
+"""Seconds from an unloaded 1 GB file to its first token, page cache warm; packed, and mapped.
 
 ``python benchmarks/load.py`` generates the file once and loads it in fresh processes, in turn with
-its weights packed and left in the file. Memory is the process's largest, with the interpreter.
-Like the file, the modules' bytecode is there before, as it is where a package was installed.
+its weights packed and left in the file. Memory is the process's peak, interpreter included. The
+modules' bytecode is compiled before, as in an installed package.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Time products of packed matrices: what 2..8 token rows cost beside one.
+"""Time matmuls of packed weights: what 2 to 8 tokens (rows) cost compared with one.
 
     python benchmarks/matmul.py --threads 2 --megabytes 256
 
 prints, for each weight type, at what speed the threads read memory; and for each number of rows
 milliseconds (best of several), the cost relative to one row, and weight bytes and multiply-adds per
-second. Rows of the matrix are split between threads. A small --megabytes shows matrices that stay
-in a cache.
+second. The matrix's rows are split between threads. With a small --megabytes matrices stay in a
+processor cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time reading of memory by how many pages a thread reads at once.
+"""Time reading memory, by the number of pages that a thread reads at once.
 
     python benchmarks/reading.py --threads 2
 

@@ -1,4 +1,4 @@
-"""Time of one choice, Python included: ``python benchmarks/sampling.py [--isa base]``.
+"""Time the choice of one token, Python included: ``python benchmarks/sampling.py [--isa base]``.
 
 Logits are normal with a few likely tokens. Prints the median and the 10th and 90th percentile in
 microseconds for each vocabulary and chain.

@@ -1,17 +1,17 @@
-"""mtpcore beside llama.cpp: the same files, the same rows, in turn.
+"""mtpcore beside llama.cpp: the same files and batches, in turn.
 
 ``python benchmarks/vs_llama_cpp.py`` generates the files (``files.py``) and measures every cell of
-each; ``--files`` and ``--cells`` divide that into pieces, which all add to one file of results:
-JSON, beside it a table and a picture of what n rows cost. ``--show`` only renders them anew.
+each; ``--files`` and ``--cells`` select a part, which is added to one file of results: JSON, and
+beside it a table and a chart of what n rows cost. ``--show`` only renders them again.
 
 Cells: ``decode`` (64 tokens after 512), ``verify`` (1 to 8 rows of one sequence after 512, all
 logits, then removed), ``prefill`` (512 tokens), ``accuracy`` (logits against exact weights in
 float64, on few layers of the same types), ``load`` (file to first token, weights packed and left
-in the file), ``speculation`` (three drafts, 2.8 tokens a round, against our own plain decoding;
-only files with a head).
+in the file), ``speculation`` (three drafts, 2.8 tokens a round by simulated acceptance, against
+mtpcore without drafts; only files with a head).
 
 llama.cpp (``llama-cpp-python``) runs at the best of {weights repacked or not} x {flash attention or
-not}, found anew for every cell. Without the package mtpcore is measured alone.
+not}, determined for every cell. Without the package mtpcore is measured alone.
 """
 
 from __future__ import annotations

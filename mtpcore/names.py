@@ -20,6 +20,7 @@ from mtpcore.errors import (
     SamplingError,
 )
 from mtpcore.graph import GraphType
+from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -27,11 +28,15 @@ from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
 
 __all__ = [
+    "LM",
+    "AsyncStream",
     "BackendError",
     "Batch",
     "BatchError",
     "BusyError",
     "CapacityError",
+    "Completion",
+    "CompletionStats",
     "Context",
     "Cross",
     "DraftTree",
@@ -45,12 +50,14 @@ __all__ = [
     "ModelFileError",
     "MtpcoreError",
     "Output",
+    "Piece",
     "PluginError",
     "Proposer",
     "Request",
     "Sampling",
     "SamplingError",
     "Stats",
+    "Stream",
     "Tap",
     "Tree",
     "Verdict",

@@ -1,1 +1,1 @@
-"""What ``vs_llama_cpp.py`` is made of: engines, cells, results, and how they are shown."""
+"""The parts of ``vs_llama_cpp.py``: engines, cells, results, table and chart."""

@@ -1,4 +1,4 @@
-"""How far logits are from those of exact weights in float64, in both engines."""
+"""How far logits differ from those of exact weights in float64, in both engines."""
 
 from __future__ import annotations
 

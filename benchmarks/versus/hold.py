@@ -1,4 +1,4 @@
-"""Keeping the machine to oneself while something is timed."""
+"""Keeping other work off the machine while something is timed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Hold"]
 class Hold:
     """A context manager that runs a command around what is timed.
 
-    The command keeps other work away from when it copies a line from its input to its output until
-    its input ends, as ``cat`` would that something started when the machine is free. It goes on
-    over several uses, until ``seconds`` have passed: loading and waiting are outside.
+    The command keeps other work off the machine. It starts to do so when it copies a line from its
+    input to its output, and stops when its input ends, as a ``cat`` would that waits until the
+    machine is free. It keeps running over several uses until ``seconds`` have passed.
     """
 
     def __init__(self, command: str = "", seconds: float = 15.0) -> None:

@@ -1,4 +1,4 @@
-"""What was measured on: processor, system, versions; and how busy it was."""
+"""The machine of a measurement: processor, system, versions, and how busy it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp through ``llama-cpp-python``'s C face, doing exactly what ours does.
+"""llama.cpp through ``llama-cpp-python``'s C interface, processing exactly what mtpcore does.
 
 On a virtual processor with AMX llama-cpp-python 0.3.36 as built by default (gcc 12.2) ended with a
 segmentation fault in ``ggml_backend_amx_mul_mat``; why is not known. Built with ``CFLAGS`` and

@@ -1,4 +1,4 @@
-"""A picture of what n rows cost in both engines."""
+"""A chart of what n rows cost in both engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON; later measurements of a cell take the place of earlier ones."""
+"""Measurements, kept as JSON; later measurements of a cell replace earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results as a Markdown table, each cell beside what is asked of it."""
+"""Results as a Markdown table, each cell beside its target."""
 
 from __future__ import annotations
 
@@ -10,21 +10,53 @@ from versus.targets import least_ratio, own_figure
 
 __all__ = ["render"]
 
-COLUMNS = ("file", "cell", "mtpcore", "llama.cpp", "its setting", "ratio", "asked", "by itself", "")
+COLUMNS = (
+    "file",
+    "cell",
+    "mtpcore",
+    "llama.cpp",
+    "llama.cpp's setting",
+    "ratio",
+    "target",
+    "further figures",
+    "",
+)
+LEGEND = """\
+Written by `python benchmarks/vs_llama_cpp.py`, which runs both programs in turn on the same files.
+Times are medians. The ratio is llama.cpp's time over mtpcore's, so above 1 mtpcore is faster: the
+median of the pairs of turns, with the least and the largest. llama.cpp runs at its best setting
+of each cell. A `✗` marks a figure that misses its target.
+
+| cell | what is measured |
+| --- | --- |
+| decode | 64 tokens after 512 |
+| verify-n | a batch of n tokens of one sequence after 512, with all logits |
+| prefill | 512 tokens |
+| speculation | three drafts a round, simulated acceptance; ratio: speed-up of mtpcore by drafts |
+| load, load mapped | from a fresh process to the first token: weights packed, or left in the file |
+| accuracy | RMS error of logits over their deviation, against float64; median of seven texts |
+
+| further figure | meaning |
+| --- | --- |
+| share | speed of reading weights over the speed at which the same threads read memory |
+| ms | of one token |
+| cost, llama.cpp cost | time of n tokens over the time of one |
+| gmacs | 10^9 multiply-accumulates a second |
+| length | tokens a pass |
+| by_costs | the speed-up that the measured costs of passes and drafts allow |
+| by_bytes | the speed-up that the bytes read allow |
+| touch | seconds in which the threads write one byte to each page of as much new memory |
+| at_hand | seconds of a load that finds free memory, which a process has just released |
+
+Measured on:"""
+RUNS = "Runs: date, commit, system load, CPU time that the host took, memory bandwidth, command."
 ORDER = ("decode", "verify", "prefill", "speculation", "load", "load mapped", "accuracy")
 
 
 def render(results: Results) -> str:
     """Return machine, table and runs."""
     lines = ["# mtpcore beside llama.cpp", ""]
-    lines += [
-        "Written by `python benchmarks/vs_llama_cpp.py`. Medians of turns, ratios of pairs with",
-        "the least and the largest; above one mtpcore is faster. llama.cpp runs at its best",
-        "setting of each cell. Share: of the speed at which the same threads read memory.",
-        "Accuracy: RMS error of logits over their deviation, in float64, medians of seven texts.",
-        "A `✗` marks what is below what is asked for.",
-        "",
-    ]
+    lines += [LEGEND, ""]
     lines += [f"- {name}: {value}" for name, value in results.machine.items()]
     lines += [
         "",
@@ -33,7 +65,7 @@ def render(results: Results) -> str:
     ]
     cells = sorted(results.cells, key=_place)
     lines += ["| " + " | ".join(_row(results, found)) + " |" for found in cells]
-    lines += ["", "Runs:", ""]
+    lines += ["", RUNS, ""]
     used = {found.run for found in results.cells}
     for number in sorted(used):
         run = results.runs[number]
@@ -64,7 +96,7 @@ def _row(results: Results, found: Found) -> Iterator[str]:
     if wanted:
         name, bound = wanted
         more = name in ("share", "gmacs")
-        said.append(f"(asked: {'>=' if more else '<='} {bound:g} {name})")
+        said.append(f"(target: {'>=' if more else '<='} {bound:g} {name})")
         missed |= figures[name] < bound if more else figures[name] > bound
     if found.cell == "speculation":
         least = _speculation_bound(found)
@@ -81,11 +113,11 @@ def _row(results: Results, found: Found) -> Iterator[str]:
 
 
 def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
-    """Yield what a cell says by itself."""
+    """Yield a cell's further figures."""
     if found.cell.startswith("verify-") and (one := results.find(found.file, "verify-1")):
         yield "cost", Ratio.of(found.ours, one.ours).median
         if found.best and one.best:
-            yield "its cost", Ratio.of(found.theirs[found.best], one.theirs[one.best]).median
+            yield "llama.cpp cost", Ratio.of(found.theirs[found.best], one.theirs[one.best]).median
     if found.cell.startswith("load"):
         yield "seconds", found.seconds
     if found.file == "demo" and found.cell == "decode":
@@ -96,7 +128,7 @@ def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
 
 
 def _speculation_bound(found: Found) -> float:
-    """Return the least gain: of the costs measured, or where experts wake by the bytes read."""
+    """Return the least speed-up: by the measured costs, or for a mixture by the bytes read."""
     if "moe" in found.file:
         return min(1.15, 0.9 * found.more["by_bytes"])
     return max(1.7, 0.95 * found.more["by_costs"])

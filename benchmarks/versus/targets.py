@@ -1,4 +1,4 @@
-"""What is asked for on two cores with AVX-512 VNNI: ratios, and figures of our own."""
+"""Targets on two cores with AVX-512 VNNI: ratios to llama.cpp, and absolute figures."""
 
 from __future__ import annotations
 

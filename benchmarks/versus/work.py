@@ -1,4 +1,4 @@
-"""What one token costs by the file: bytes that are read, products that are summed."""
+"""What one token costs by the file: bytes read and multiply-accumulates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a backend is: it lowers a Program to a Plan, and keeps rows of memory.
+"""What a backend is: it lowers a Program to a Plan, and holds the pages of the KV cache.
 
 The protocols here are all that contexts know of a backend. Arrays in ``Rows`` are checked before
 a plan sees them: ids, positions, places and parents are in range, arrays are C-contiguous.
@@ -36,12 +36,12 @@ I32 = NDArray[np.int32]
 
 
 class Choices(msgspec.Struct, frozen=True, kw_only=True):
-    """Who chooses from each of m rows of logits, in the order of the outputs.
+    """How tokens are sampled while their logits are computed: one entry for each of m outputs.
 
-    Output i chooses with ``samplers[i]``, for which ``is_race``, the token with index
-    ``indices[i]`` in its sequence; where the sampler is None its logits are wanted, and the index
-    says nothing. ``token_ids`` int32[n_logits] names the token of each logit where that is not its
-    index.
+    For output i ``samplers[i]``, whose ``is_race`` is true, samples the token with index
+    ``indices[i]`` in its sequence. Where the sampler is None the logits are wanted instead, and
+    the index is ignored. ``token_ids`` int32[n_logits] names the token of each logit where that
+    is not its index.
     """
 
     samplers: Sequence[Sampler | None]
@@ -58,8 +58,8 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """A checked batch of n rows, as plans read it.
 
     ``tokens`` int32[n], -1 where ``embeddings`` float32[n, width] holds the row; ``positions``
-    int32[n, axes] turn the RoPE; ``seq`` int32[n] is the memory slot; ``place`` int32[n] is where
-    the row is stored and, for chains, how far it sees (places first..place of its sequence);
+    int32[n, axes] rotate queries and keys; ``seq`` int32[n] is the sequence; ``place`` int32[n] is
+    the index at which the token is stored (a chain attends to first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
     wanted, ascending; ``slots`` float32[n, width] by name; with ``choices`` it is enough to know
@@ -138,13 +138,13 @@ class WeightTensor(Protocol):
         """Return the values, float32[shape]."""
 
     def native(self, native_types: Collection[int]) -> tuple[int, NDArray[np.uint8]]:
-        """Return (type, uint8[*shape[:-1], row bytes]) in one of these types, F32 among them."""
+        """Return (type, uint8[*shape[:-1], row bytes]); F32 is among the ``native_types``."""
 
     def rows(self, begin: int, end: int) -> F32:
         """Return values of rows, float32[end - begin, shape[-1]]; all outer axes count rows."""
 
     def release(self, begin: int, end: int) -> None:
-        """Say that these rows are not read again soon."""
+        """Let the system reclaim the pages of rows [begin, end)."""
 
     def stream(
         self,
@@ -152,7 +152,7 @@ class WeightTensor(Protocol):
         ranges: Iterable[tuple[int, int]],
         start: Callable[[int], Callable[[int, NDArray[np.uint8]], None]],
     ) -> None:
-        """Hand over ranges of rows in one of these types, F32 among them, and release them.
+        """Hand over ranges of rows in one of the ``native_types``, F32 among them; release them.
 
         ``start`` gets the type and returns what takes the first row and uint8[rows, row bytes];
         it may be called once more, with another type.
@@ -160,7 +160,7 @@ class WeightTensor(Protocol):
 
 
 class WeightSource(Protocol):
-    """A model as backends see it: its tensors, and a place for what they made of them.
+    """A model as backends see it: its tensors, and a table of the weights that they packed.
 
     ``packed`` holds packed weights by (backend, layout, tensor), so that contexts share them.
     """
@@ -199,7 +199,8 @@ class Plan(Protocol):
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.
 
-        None runs that no sequence goes on to.
+        A pass runs only if some sequence goes on to it. The caller takes back what they write to
+        ``memory``.
         """
 
 
@@ -215,7 +216,7 @@ class RowBuffer(Protocol):
         """
 
     def read(self, begin: int, end: int) -> F32:
-        """Return a copy of rows [begin, end) for the slots of a plan of this backend."""
+        """Return float32[end - begin, width], a copy for the slots of a plan of this backend."""
 
     def not_finite(self, begin: int, end: int) -> list[int]:
         """Return which of rows [begin, end) hold NaN or infinity, ascending."""
@@ -228,10 +229,10 @@ class Backend(Protocol):
     guarantee: str
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
-        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
+        """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
     def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
-        """Make room for rows that wait for a plan of this backend; their values are undefined."""
+        """Make room for rows [n_rows, width] that wait for a plan; their values are undefined."""
 
     def plan(
         self,
@@ -245,6 +246,7 @@ class Backend(Protocol):
     ) -> Plan:
         """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
 
-        ``stores`` hold the pages of the program's memory layers, one for each of the ``groups`` of
-        the memory that the plan will run with.
+        Weights come from ``source``; the plan computes with so many ``threads``. ``stores`` hold
+        the pages of the program's memory layers, one for each of the ``groups`` of the memory that
+        the plan will run with.
         """

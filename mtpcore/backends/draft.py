@@ -1,4 +1,4 @@
-"""The draft loop in Python: what every backend's own loop must equal, token for token."""
+"""The draft loop in Python, which every backend's own loop equals token for token."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ def check_draft(run: DraftRun, program: Program) -> None:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
-    passes = [(program, run.rows), *((one.plan.program, one.rows) for one in run.later)]
+    passes = [(program, run.rows), *((later.plan.program, later.rows) for later in run.later)]
     most = max(run.k, default=0)
     if run.later and most > len(passes):
         raise BatchError("a pass for each draft", wanted=most, got=len(passes))
     sequences = run.rows.seq[run.rows.outputs].tolist()
-    for number, (one, rows) in enumerate(passes):
+    for number, (program_of_pass, rows) in enumerate(passes):
         going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
         _check_rows(number, rows, going)
-        _check_program(one, run.recycle, reads_drafts=most > 1 and not run.later)
+        _check_program(program_of_pass, run.recycle, reads_drafts=most > 1 and not run.later)
 
 
 def _check_rows(number: int, rows: Rows, going: list[int]) -> None:
-    """Raise BatchError where a pass has not the rows of these sequences and their drafts."""
+    """Raise BatchError where a pass lacks tokens of these sequences or their drafts."""
     where = f"pass {number}"
     if rows.parent is not None:
         raise BatchError("drafts are chains", where=where)
     seq, outputs = rows.seq.tolist(), rows.outputs.tolist()
-    newest = {one: row for row, one in enumerate(seq)}
-    if outputs != [newest.get(one) for one in going]:
+    newest = {sequence: row for row, sequence in enumerate(seq)}
+    if outputs != [newest.get(sequence) for sequence in going]:
         raise BatchError(
             "outputs are the newest rows of different sequences",
             where=where,
             wanted=f"sequences {going}",
             got=f"rows {outputs} of sequences {seq}",
         )
-    n_runs = 1 + sum(one != other for one, other in pairwise(seq))
+    n_runs = 1 + sum(sequence != other for sequence, other in pairwise(seq))
     if number and n_runs > len(newest):
         raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
 
 
 def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts: bool) -> None:
-    """Raise BatchError where a program makes no drafts, or not what its slots are fed with."""
+    """Raise BatchError where a program has no logits, or no output that fits a recycled slot."""
     for slot, width in program.slots().items():
         source = recycle.get(slot)
         if source is None and not reads_drafts:
@@ -83,14 +83,14 @@ def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts
 def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
     """Draft by ``plan.run``, pass by pass; see ``DraftRun``."""
     check_draft(run, plan.program)
-    programs = [plan.program, *(one.plan.program for one in run.later)]
+    programs = [plan.program, *(later.plan.program for later in run.later)]
     n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
     drafts: list[list[int]] = [[] for _ in run.k]
     fed: list[list[Fed]] = [[] for _ in run.k]  # what the row of each draft gets that goes on
     rows, n_passes = run.rows, 0
     active = going = list(range(len(run.k)))  # the sequence of each row of logits
     while going:
-        made, program = plan.run(rows, memory), plan.program
+        arrays, program = plan.run(rows, memory), plan.program
         n_passes += 1
         live, going = going, []
         for at, i in enumerate(active):
@@ -98,22 +98,22 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
                 continue
             history = np.concatenate([run.history[i], np.asarray(drafts[i], np.int32)])
             token, probability = run.samplers[i].choose_with_probability(
-                made["logits"][at], history, run.n_prompt[i], len(history), run.token_ids
+                arrays["logits"][at], history, run.n_prompt[i], len(history), run.token_ids
             )
             if probability < run.p_min[i]:
                 continue
             drafts[i].append(token)
-            found = {
-                slot: made[name][at if program.shape(name)[0] == OUTPUTS else rows.outputs[at]]
+            slot_rows = {
+                slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else rows.outputs[at]]
                 for slot, name in run.recycle.items()
             }
             if (
                 len(drafts[i]) < run.k[i]
                 and (n_tokens == 0 or token < n_tokens)
-                and all(np.isfinite(row).all() for row in found.values())
+                and all(np.isfinite(row).all() for row in slot_rows.values())
             ):
                 going.append(i)
-                fed[i].append(found)
+                fed[i].append(slot_rows)
         if going and run.later:
             plan, memory, rows = msgspec.structs.astuple(run.later[n_passes - 1])
             active = [i for i, k in enumerate(run.k) if k > n_passes]
@@ -125,16 +125,16 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     return drafts, n_passes
 
 
-def _fill_in(rows: Rows, found: list[tuple[list[int], list[Fed]]], n_drafts: int) -> Rows:
+def _fill_in(rows: Rows, drafted: list[tuple[list[int], list[Fed]]], n_drafts: int) -> Rows:
     """Return the rows of a later pass with the drafts that its sequences got so far."""
     tokens, slots = rows.tokens.copy(), {name: slot.copy() for name, slot in rows.slots.items()}
-    for newest, (drafts, fed) in zip(rows.outputs.tolist(), found, strict=True):
-        for i, made in enumerate(fed):
+    for newest, (drafts, fed) in zip(rows.outputs.tolist(), drafted, strict=True):
+        for i, slot_rows in enumerate(fed):
             row = newest - n_drafts + 1 + i
             if row < 0 or rows.seq[row] != rows.seq[newest]:
                 continue
             tokens[row] = drafts[i]
-            for slot, values in made.items():
+            for slot, values in slot_rows.items():
                 slots[slot][row] = values
     return msgspec.structs.replace(rows, tokens=tokens, slots=slots)
 
@@ -147,5 +147,5 @@ def _go_on(rows: Rows, newest: list[int], tokens: list[int], fed: list[Fed]) -> 
         seq=rows.seq[newest],
         place=rows.place[newest] + np.int32(1),
         outputs=np.arange(len(newest), dtype=np.int32),
-        slots={slot: np.stack([made[slot] for made in fed]) for slot in fed[0]},
+        slots={slot: np.stack([slot_rows[slot] for slot_rows in fed]) for slot in fed[0]},
     )

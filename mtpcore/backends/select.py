@@ -22,7 +22,7 @@ _made: dict[str, Backend] = {}
 
 
 def select_backend(backend: str | Backend) -> Backend:
-    """Return the backend called so; one object each. A backend object is returned as it is.
+    """Return the backend of this name, always the same object; or a backend object unchanged.
 
     Raises
     ------

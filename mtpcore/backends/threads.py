@@ -16,7 +16,7 @@ _TWO_FILES: tuple[str, ...] = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
 
 
 def default_threads() -> int:
-    """Return the processors this process may run on, at most what its control groups pay for."""
+    """Return how many processors this process may run on, at most its cgroup CPU quota."""
     return _granted(Path("/"))
 
 
@@ -35,7 +35,7 @@ def _granted(root: Path) -> int:
 
 
 def _limits(root: Path) -> Iterator[str]:
-    """Yield the limits, as text, of the groups this process is in and of all above them."""
+    """Yield the limits, as text, of this process's cgroups and of all above them."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

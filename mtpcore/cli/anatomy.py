@@ -184,7 +184,7 @@ def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
         "heads": spec.heads.count,
         "acceptance": list(spec.acceptance),
         "taps": target_taps(spec),
-        "graphs": [spec.graph_type, *(name for name, _ in spec.graphs)] if spec.build else [],
+        "graphs": ["draft", *(name for name, _ in spec.graphs)] if spec.build else [],
         "ties": [msgspec.to_builtins(use) for use in model.tie_report(spec)],
         "evidence": spec.evidence,
     }
@@ -204,7 +204,7 @@ def drafter_program(model: Model, name: str | None = None, graph: str = "") -> P
         There is no drafter, or it has no such graph.
     """
     spec = model.find_drafter(name)
-    return model.program(GraphType(graph or spec.graph_type), drafter=spec)
+    return model.program(GraphType(graph or GraphType.DRAFT), drafter=spec)
 
 
 def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
@@ -226,8 +226,8 @@ def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
 
 
 def _heads(model: Model, spec: DrafterSpec) -> list[Program]:
-    graph_type = GraphType(spec.graph_type)
-    return [model.program(graph_type, drafter=spec, head=head) for head in range(n_heads(spec))]
+    heads = range(n_heads(spec))
+    return [model.program(GraphType.DRAFT, drafter=spec, head=head) for head in heads]
 
 
 def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:

@@ -140,10 +140,7 @@ def describe(found: dict[str, Any]) -> str:
         f"guarantee {settings['guarantee']}; medians (least .. largest)",
     ]
     if found.get("synthetic_length") is not None and found["draft"]:
-        lines.append(
-            f"acceptance is synthetic ({found['synthetic_length']:g} tokens a pass): "
-            "the texts mean nothing"
-        )
+        lines.append(f"acceptance is simulated: {found['synthetic_length']:g} tokens a pass")
     lines += ["", *_texts(found), "", *_costs(found["costs"])]
     if "predicted" in found:
         lengths = ", ".join(f"{one['draft']}: {one['speedup']:.2f}" for one in found["predicted"])
@@ -155,7 +152,6 @@ def describe(found: dict[str, Any]) -> str:
 
 def _texts(found: dict[str, Any]) -> list[str]:
     lines = []
-    synthetic = found.get("synthetic_length") is not None
     for text in found["texts"]:
         for arm, speed in text["tokens_per_second"].items():
             line = (
@@ -168,8 +164,7 @@ def _texts(found: dict[str, Any]) -> list[str]:
                 rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
                 line += f"  {text['speedup']:.2f} x, acceptance rate {text['acceptance']:.2f}"
                 line += f", by position {rates}"
-                if not synthetic:
-                    line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
+                line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
             lines.append(line)
     return lines
 

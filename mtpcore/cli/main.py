@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from mtpcore.cli import bench, convert, inspect, plugins, quantize, run, vocabulary
+from mtpcore.cli import bench, chat, convert, inspect, plugins, quantize, run, vocabulary
 from mtpcore.cli.parser import Parser
 from mtpcore.errors import MtpcoreError
 from mtpcore.version import version
@@ -17,7 +17,7 @@ from mtpcore.version import version
 __all__ = ["main"]
 
 OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
-_COMMANDS = (run, inspect, bench, convert, quantize, vocabulary, plugins)
+_COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, plugins)
 _EXIT_CODES = f"""exit codes:
   {OK}    done
   {FAILED}    it cannot be done; standard error says why

@@ -135,8 +135,8 @@ def convert(
     tokens = _tokenizer(family, config, plan, folder, target)
     general = general_metadata(folder, plan.tensors, choice.file_type)
     streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
-    found = {**general, **metadata, **tokens}
-    write_checked(path, family.architecture, found, streamed, known, report)
+    merged = {**general, **metadata, **tokens}
+    write_checked(path, family.architecture, merged, streamed, known, report)
     return plan.left_out
 
 
@@ -187,7 +187,7 @@ def _tokenizer(
     if callable(special):
         special = ask(special, config, what="no special tokens", where=config.file)
     n_vocab = source.get("vocab_size", type=Count)
-    tables = [one.shape[0] for one in plan.tensors if one.name == "token_embd.weight"]
+    tables = [tensor.shape[0] for tensor in plan.tensors if tensor.name == "token_embd.weight"]
     if n_vocab is not None and tables and n_vocab > tables[0]:  # before so many texts are made
         raise ModelFileError(
             "the tokenizer has more tokens than the model has rows",
@@ -220,10 +220,10 @@ def _streamed(
         n_infinite = 0
         for values in read_values(planned, plan, config):
             with np.errstate(over="ignore"):
-                made, _ = encode(planned.name, values, kind)
-            if made.dtype == np.float16:
-                n_infinite += int(np.isinf(made).sum() - np.isinf(values).sum())
-            yield made
+                blocks, _ = encode(planned.name, values, kind)
+            if blocks.dtype == np.float16:
+                n_infinite += int(np.isinf(blocks).sum() - np.isinf(values).sum())
+            yield blocks
         if n_infinite:
             log.warning("%s: %d values are too large for F16", planned.name, n_infinite)
 

@@ -1,4 +1,4 @@
-"""Asking the functions that stand in declarations: they are plugins', and the files strangers'."""
+"""Calling the functions of declarations, which are plugins' code and read untrusted files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose checkpoint a folder holds: the declarations of its trunk and of the heads behind it."""
+"""Which family a checkpoint belongs to: the declarations of its trunk and of its heads."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def find_family(
     fitting = [(spec, c) for spec, c in offers if _describes(c, values)]
     if not fitting:
         raise _unknown(values, folder, [c for _, c in offers])
-    spec, main = max(fitting, key=lambda one: len(one[1].requires))
-    architecture = main.architecture or next(iter(sorted(spec.fit.architectures)))
+    spec, main = max(fitting, key=lambda pair: len(pair[1].requires))
+    architecture = min(spec.fit.architectures)
     config = open_config(main, values, folder)
     names = list(canonical_names(main, names))
-    found: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
+    head_tables: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
     n_declared = 0
     for drafter in known.drafters:
         checkpoint = drafter.checkpoint
@@ -95,16 +95,16 @@ def find_family(
             n_heads = count_heads(checkpoint.heads, names, config.n_layers, folder)
             n_declared = max(n_declared, *(_count(config, path) for path in checkpoint.counts), 0)
             if n_heads:
-                found.setdefault(checkpoint, (n_heads, drafter))
-    if len(found) > 1:
-        names_of = ", ".join(repr(drafter.name) for _, drafter in found.values())
+                head_tables.setdefault(checkpoint, (n_heads, drafter))
+    if len(head_tables) > 1:
+        names_of = ", ".join(repr(drafter.name) for _, drafter in head_tables.values())
         raise PluginError(
             f"drafters {names_of} both declare heads that the checkpoint has", where=str(folder)
         )
-    heads = next(iter(found), None)
+    heads = next(iter(head_tables), None)
     n_heads, least = 0, spec.min_types
     if heads is not None:
-        n_heads, drafter = found[heads]
+        n_heads, drafter = head_tables[heads]
         least = (*least, *drafter.min_types)
     return Family(
         architecture=architecture,
@@ -164,17 +164,18 @@ def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, s
         Two names mean the same.
     """
     prefixes = sorted(checkpoint.prefixes, key=lambda pair: -len(pair[0]))
-    found: dict[str, str] = {}
+    canonical: dict[str, str] = {}
     for name in names:
         begins = (pair for pair in prefixes if name.startswith(pair[0]))
         old, new = next(begins, ("", ""))
         spelled = new + name[len(old) :]
-        if spelled in found:
+        if spelled in canonical:
             raise ModelFileError(
-                "two tensors of the checkpoint mean the same", got=f"{found[spelled]} and {name}"
+                "two tensors of the checkpoint mean the same",
+                got=f"{canonical[spelled]} and {name}",
             )
-        found[spelled] = name
-    return found
+        canonical[spelled] = name
+    return canonical
 
 
 def pattern(name: str) -> re.Pattern[str]:
@@ -205,7 +206,7 @@ def count_heads(heads: str, names: Iterable[str], n_layers: int, folder: Path) -
         return 0
     kind, first = ("i", 0) if "{i}" in heads else ("n", n_layers)
     matches = (pattern(heads).fullmatch(name) for name in names)
-    numbers = sorted(int(found[kind]) for found in matches if found)
+    numbers = sorted(int(match[kind]) for match in matches if match)
     if numbers != list(range(first, first + len(numbers))):
         raise ModelFileError(
             "heads are not numbered one after the other",

@@ -1,4 +1,4 @@
-"""Weights of eight bits with a scale for each block."""
+"""FP8 weights with a scale for each block."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ def regroup(values: np.ndarray, parts: tuple[int, ...], n_ranks: int) -> np.ndar
     """
     ranks = values.reshape(n_ranks, -1, values.shape[1])
     ends = np.cumsum([0, *(part // n_ranks for part in parts)])
-    found = [ranks[:, begin:end].reshape(-1, values.shape[1]) for begin, end in pairwise(ends)]
-    return np.concatenate(found)
+    regrouped = [ranks[:, begin:end].reshape(-1, values.shape[1]) for begin, end in pairwise(ends)]
+    return np.concatenate(regrouped)

@@ -31,15 +31,15 @@ def family_metadata(
     ModelFileError
         The configuration lacks a value, or one has no place in a model file.
     """
-    found: dict[str, Value] = {f"{architecture}.block_count": config.n_blocks}
+    metadata: dict[str, Value] = {f"{architecture}.block_count": config.n_blocks}
     for table in tables:
         for key, source in table.metadata:
             value = _read(key, source, config)
             if value is not None:
-                found[key.replace("{arch}", architecture)] = value
+                metadata[key.replace("{arch}", architecture)] = value
     if config.n_drafter_blocks:
-        found[f"{architecture}.nextn_predict_layers"] = config.n_drafter_blocks
-    return found
+        metadata[f"{architecture}.nextn_predict_layers"] = config.n_drafter_blocks
+    return metadata
 
 
 def _read(key: str, source: Any, config: Config) -> Any:
@@ -81,14 +81,14 @@ def general_metadata(
             card.size_label = size_label(total, shared, experts, n_experts)
         writer.add_type("model")
         card.set_gguf_meta_model(writer)
-        found = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
+        metadata = {k: v for k, v in take_values(writer).items() if k != "general.architecture"}
     except Exception as error:  # whatever malformed files make of their parsers
         raise ModelFileError(
             "malformed model card or generation_config.json",
             where=str(folder),
             got=str(error)[:200],
         ) from error
-    strange = {k: v for k, v in found.items() if not _is_plain(k, v)}
+    strange = {k: v for k, v in metadata.items() if not _is_plain(k, v)}
     if strange:
         raise ModelFileError(
             "malformed model card",
@@ -96,7 +96,7 @@ def general_metadata(
             wanted="texts",
             got=list(strange.values()),
         )
-    return found | {
+    return metadata | {
         "general.file_type": file_type,
         "general.quantization_version": GGML_QUANT_VERSION,
     }
@@ -105,6 +105,6 @@ def general_metadata(
 def _is_plain(key: str, value: object) -> bool:
     """Say whether a value of the card is what its key is for."""
     if isinstance(value, list):
-        return all(isinstance(one, str) for one in value)
+        return all(isinstance(item, str) for item in value)
     kinds = str if key.endswith("name") else (str, int, float, np.generic, np.ndarray)
     return isinstance(value, kinds)

@@ -24,7 +24,7 @@ def left_out_of(mtp: MTP, block: int | None, in_head: bool) -> str:
 def check_parts(
     mtp: MTP, where: str, *, standalone: bool, has_heads: bool, has_trunk: bool = True
 ) -> None:
-    """Raise ModelFileError where there is no such part to be had."""
+    """Raise ModelFileError where the file has no such part."""
     if mtp not in get_args(MTP):
         wanted = ", ".join(get_args(MTP))
         raise ModelFileError("no such part", where="mtp", wanted=wanted, got=repr(mtp)[:80])

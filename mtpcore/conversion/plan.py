@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint become which of the file, before any is read."""
+"""The plan of a conversion: which tensors of a checkpoint become which tensors of the file."""
 
 from __future__ import annotations
 
@@ -186,12 +186,12 @@ def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
     layers = rename.layers
     where = f"{config.file}: for {rename.tensor}"
     # Not the whole of it: a range may be as long as any number in a file.
-    found = ask(
+    indices = ask(
         lambda: [*islice(layers(config), _MOST_LAYERS + 1)],
         what="its layers cannot be computed",
         where=where,
     )
-    return convert_json(found, _Layers, where)
+    return convert_json(indices, _Layers, where)
 
 
 def _optional(rename: Rename, config: Config) -> bool:
@@ -256,7 +256,7 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
 
 
 def _trial(source: PublishedTensor, rename: Rename, config: Config) -> np.ndarray:
-    """Return what a change makes of a source: of integers, or of zeros that take no memory."""
+    """Apply a change to integers, or to zeros that take no memory, to learn shape and type."""
     zeros = np.broadcast_to(np.float32(0), source.shape)
     values = source.rows() if source.is_integer else zeros
     return apply_change(rename, values, config, source.name)
@@ -285,7 +285,7 @@ def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) 
 
 def _made(table: Checkpoint, config: Config) -> list[PlannedTensor]:
     what = "the tensor cannot be computed"
-    found = {
+    tensors = {
         name: ask(make, config, what=what, where=f"{config.file}: for {name}")
         for name, make in table.made
     }
@@ -298,12 +298,12 @@ def _made(table: Checkpoint, config: Config) -> list[PlannedTensor]:
             rename=Rename("", name),
             made=values,
         )
-        for name, values in found.items()
+        for name, values in tensors.items()
         if values is not None
     ]
 
 
 def _place(tensor: PlannedTensor) -> tuple[int, str]:
     """Order: what belongs to no block, then block by block."""
-    found = re.match(r"blk\.(\d+)\.", tensor.name)
-    return (int(found[1]) if found else -1), ""
+    match = re.match(r"blk\.(\d+)\.", tensor.name)
+    return (int(match[1]) if match else -1), ""

@@ -1,4 +1,4 @@
-"""A folder as models are published: configuration and tensors, read as they are needed."""
+"""A published checkpoint: a folder with configuration and tensors, read as they are needed."""
 
 from __future__ import annotations
 
@@ -141,14 +141,14 @@ def read_json(path: Path, type: type[T] = dict[str, Any]) -> T:  # type: ignore[
     """
     data = read_regular(path, _LONGEST, fix=_FIX)
     try:
-        found = json.loads(data.decode("utf-8"))
+        parsed = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ModelFileError(
             "not JSON", where=str(path), got=str(error)[:80], fix="fetch the file again"
         ) from error
-    if not isinstance(found, dict):
-        raise ModelFileError("not an object", where=str(path), got=found.__class__.__name__)
-    return convert_json(found, type, str(path))
+    if not isinstance(parsed, dict):
+        raise ModelFileError("not an object", where=str(path), got=parsed.__class__.__name__)
+    return convert_json(parsed, type, str(path))
 
 
 def convert_json(value: object, type: type[T], where: str) -> T:

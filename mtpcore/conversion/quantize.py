@@ -107,20 +107,20 @@ def _left_out(name: str, n_layers: int, mtp: MTP) -> str:
 
 def _metadata(model: Model, mtp: MTP) -> dict[str, Any]:
     """Return what the new file says; without heads it counts the trunk's layers only."""
-    found = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
-    found["general.quantization_version"] = GGML_QUANT_VERSION
+    metadata = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
+    metadata["general.quantization_version"] = GGML_QUANT_VERSION
     if mtp != "drop":
-        return found
+        return metadata
     n_layers, prefix = model.hparams.n_layers, f"{model.architecture}."
-    n_blocks = found[f"{prefix}block_count"]
-    found.pop(f"{prefix}nextn_predict_layers", None)
-    found[f"{prefix}block_count"] = n_layers
-    for key, value in found.items():
+    n_blocks = metadata[f"{prefix}block_count"]
+    metadata.pop(f"{prefix}nextn_predict_layers", None)
+    metadata[f"{prefix}block_count"] = n_layers
+    for key, value in metadata.items():
         # Lists of a model's own keys have an entry for each block, but those of the rotation.
         mine = key.startswith(prefix) and not key.startswith(f"{prefix}rope.")
         if mine and isinstance(value, list | np.ndarray) and len(value) == n_blocks:
-            found[key] = value[:n_layers]
-    return found
+            metadata[key] = value[:n_layers]
+    return metadata
 
 
 def _retyped(tensor: Tensor, choice: TypeChoice) -> StreamedTensor:

@@ -127,23 +127,23 @@ def tokenizer_metadata(
     unknown = model.unk_token if pieces else None
     types = [_type(i, texts, added, unknown, pieces) for i in range(n_tokens)]
     pairs = _split(model.merges or [], model, path)
-    made: dict[str, Value] = {
+    metadata: dict[str, Value] = {
         f"{_KEY}model": "llama" if pieces else "gpt2",
         f"{_KEY}pre": "default" if pieces else _pretokenizer(source, model, path),
         f"{_KEY}tokens": [*tokens],
         f"{_KEY}token_type": np.array(types, np.int32),
     }
     if pieces:
-        made[f"{_KEY}scores"] = _scores(tokens, pairs)
-        made[f"{_KEY}add_space_prefix"] = _adds_space(source)
+        metadata[f"{_KEY}scores"] = _scores(tokens, pairs)
+        metadata[f"{_KEY}add_space_prefix"] = _adds_space(source)
     ids = {text: token for token, text in texts.items()}
-    found = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
+    special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
     for kind, text in special_tokens:
         if text in ids:
-            found.special_token_ids.setdefault(_KINDS.get(kind, kind), ids[text])
+            special.special_token_ids.setdefault(_KINDS.get(kind, kind), ids[text])
     if not pieces:
-        found.merges = _spell(pairs or _split(found.merges, model, path), path)
-    return made | _stored(found, path)
+        special.merges = _spell(pairs or _split(special.merges, model, path), path)
+    return metadata | _stored(special, path)
 
 
 def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:
@@ -156,16 +156,18 @@ def _texts(source: _Source, model: _Pairs, path: Path) -> tuple[dict[int, str], 
     """Return token texts by id, and which are added ones, with whether they are special."""
     vocab, entries = model.vocab or {}, source.added_tokens or []
     plain = {token: text for text, token in vocab.items()}
-    more = {one.id: one.content for one in entries}
+    more = {entry.id: entry.content for entry in entries}
     if len(plain) < len(vocab):
         token, text = next((t, text) for text, t in vocab.items() if plain[t] != text)
         raise _error(path, "two tokens have one id", f"{plain[token]!r} alone", f"{text!r} too")
-    if clash := [one for one in entries if more[one.id] != one.content]:
-        one = clash[0]
-        raise _error(path, "two tokens have one id", f"{more[one.id]!r} alone", repr(one.content))
+    if clash := [entry for entry in entries if more[entry.id] != entry.content]:
+        entry = clash[0]
+        raise _error(
+            path, "two tokens have one id", f"{more[entry.id]!r} alone", repr(entry.content)
+        )
     if not plain and not more:
         raise _error(path, "it has no tokens", "at least one", None)
-    return plain | more, {one.id: bool(one.special) for one in entries}
+    return plain | more, {entry.id: bool(entry.special) for entry in entries}
 
 
 def _type(
@@ -210,8 +212,8 @@ def _split(
 ) -> list[tuple[str, str]]:
     """Return merges as pairs; the ``tokenizers`` package refuses those that name no tokens, too."""
     vocab, pairs = model.vocab or {}, []
-    for one in merges:
-        pair = tuple(one.split(" ")) if isinstance(one, str) else one
+    for merge in merges:
+        pair = tuple(merge.split(" ")) if isinstance(merge, str) else merge
         if len(pair) != 2:
             raise _error(path, "a merge is not a pair", 2, pair[:9])
         left, right = pair
@@ -243,7 +245,7 @@ def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> np.ndarray:
 def _adds_space(source: _Source) -> bool:
     """Say whether a text gets a space in front."""
     steps = source.normalizer.parts if source.normalizer is not None else ()
-    if any(one.type == "Prepend" and one.prepend == SPACE for one in steps):
+    if any(step.type == "Prepend" and step.prepend == SPACE for step in steps):
         return True
     cut = source.pre_tokenizer
     return cut is not None and cut.type == "Metaspace" and cut.prepend_scheme != "never"
@@ -260,11 +262,11 @@ def _find_special(folder: Path, path: Path, n_tokens: int, *, load_merges: bool)
         raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error
 
 
-def _stored(found: SpecialVocab, path: Path) -> dict[str, Value]:
+def _stored(special: SpecialVocab, path: Path) -> dict[str, Value]:
     """Return merges, special ids and chat template as metadata."""
     writer = GGUFWriter(None, "none")
     try:
-        found.add_to_gguf(writer, quiet=True)
+        special.add_to_gguf(writer, quiet=True)
         values = take_values(writer)
     except Exception as error:  # whatever is no template, or no id
         raise _error(path, f"malformed ({repr(error)[:200]})", None, None) from error

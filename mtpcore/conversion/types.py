@@ -104,8 +104,8 @@ class TypeChoice:
         block = pattern("blk.{n}.").match(name)
         in_head = block is not None and int(block["n"]) >= self._first_head_block
         kind = self._head if in_head else self._trunk
-        for found, least in self._least:
-            if found.fullmatch(name) and _bits(kind) < _bits(least):
+        for name_pattern, least in self._least:
+            if name_pattern.fullmatch(name) and _bits(kind) < _bits(least):
                 kind = least
         if shape[-1] % BLOCKS[kind][0]:
             log.info("%s: rows of %d values are no whole blocks: F16", name, shape[-1])

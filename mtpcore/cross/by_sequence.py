@@ -9,8 +9,9 @@ from typing import Any
 from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
+from mtpcore.sampling import LogitsProcessor
 
-__all__ = ["pairs_of", "read_ids", "read_unfinished", "setting_of"]
+__all__ = ["pairs_of", "read_ids", "read_processors", "read_unfinished", "setting_of"]
 
 
 def setting_of(value: Any, seq: int) -> Any:
@@ -67,3 +68,17 @@ def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> 
             got=spell(list(unknown)),
         )
     return found
+
+
+def read_processors(given: Any) -> dict[int, LogitsProcessor]:
+    """Return logits processors by sequence."""
+    processors = dict(pairs_of(given, "processors"))
+    for seq, processor in processors.items():
+        if not callable(processor):
+            raise BatchError(
+                "a logits processor is a callable",
+                where=f"sequence {spell(seq)}",
+                wanted="processor(tokens, logits)",
+                got=spell(processor),
+            )
+    return processors

@@ -10,6 +10,8 @@ __all__ = ["Owners"]
 class Owners:
     """One owner or none for each sequence; what was processed by hand has none and is no-one's.
 
+    A sequence that its owner released with tokens keeps them until somebody claims it.
+
     Parameters
     ----------
     target : GraphRunner
@@ -18,36 +20,40 @@ class Owners:
     def __init__(self, target: GraphRunner) -> None:
         self._target = target
         self._owners: list[object | None] = [None] * target.n_seq_max
+        self._released = [0] * target.n_seq_max  # tokens that a sequence had when it was released
 
-    def claim(self, owner: object) -> int | None:
-        """Return a sequence that is ``owner``'s alone until it is released; None: none is free.
+    def find(self, owner: object) -> int | None:
+        """Return the sequence that is ``owner``'s; None where it has none."""
+        return next((seq for seq, one in enumerate(self._owners) if one is owner), None)
 
-        It is the one that the owner has, or an empty one that nobody has.
-        """
-        owners = self._owners
-        for seq, one in enumerate(owners):
-            if one is owner:
-                return seq
-        for seq, one in enumerate(owners):
-            if one is None and not self._target.lengths[seq]:
-                owners[seq] = owner
-                return seq
-        return None
+    def free(self) -> list[int]:
+        """Return the sequences that may be claimed: empty ones, and those that were released."""
+        return [
+            seq
+            for seq, (owner, n) in enumerate(zip(self._owners, self._target.lengths, strict=True))
+            if owner is None and n in (0, self._released[seq])
+        ]
+
+    def claim(self, seq: int, owner: object) -> None:
+        """Make a free sequence ``owner``'s alone until it is released."""
+        self._owners[seq] = owner
 
     def has(self, owner: object, seq: int) -> bool:
         """Say whether a sequence is ``owner``'s."""
         return self._owners[seq] is owner
 
     def release(self, seq: int) -> None:
-        """Let others claim a sequence."""
+        """Let others claim a sequence, with the tokens that it holds."""
+        self._released[seq] = self._target.lengths[seq]
         self._owners[seq] = None
 
     def describe(self) -> list[str]:
         """Return who or what keeps each sequence from being claimed, in words."""
+        free = self.free()
         return [
             f"sequence {seq}: {n} tokens processed by hand"
             if owner is None
             else f"sequence {seq}: {owner!r}"
             for seq, (owner, n) in enumerate(zip(self._owners, self._target.lengths, strict=True))
-            if owner is not None or n
+            if seq not in free
         ]

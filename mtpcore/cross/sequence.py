@@ -15,7 +15,7 @@ from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling, process_logits
 
 __all__ = ["SequenceState", "SequenceStates", "Verdict"]
 
@@ -195,19 +195,25 @@ class SequenceStates:
         check_sampling(sampling)
         return self._states[seq].sampler(sampling, kind, self._scratch)
 
-    def pending(self, seq: int, sampling: Sampling | None = None) -> int | None:
+    def pending(
+        self,
+        seq: int,
+        sampling: Sampling | None = None,
+        processor: LogitsProcessor | None = None,
+    ) -> int | None:
         """Return the token that was chosen and not yet processed; see ``Cross.pending``."""
         state = self.checked(seq)
         if sampling is not None:
             check_sampling(sampling)
         if state.pending is None and sampling is not None and state.last_logits is not None:
-            token = self.sampler(seq, sampling).choose(
-                state.last_logits, state.history[: state.n], state.n_prompt, state.n
-            )
+            tokens = state.history[: state.n]
+            logits = process_logits(processor, tokens, state.last_logits)
+            sampler = self.sampler(seq, sampling)
+            token = sampler.choose(logits, tokens, state.n_prompt, state.n)
             state.set_pending(token)
         return state.pending
 
-    def choose(self, seq: int, sampling: Sampling) -> int:
+    def choose(self, seq: int, sampling: Sampling, processor: LogitsProcessor | None = None) -> int:
         """Return the pending token, choosing it where the newest row has logits.
 
         Raises
@@ -217,7 +223,7 @@ class SequenceStates:
         """
         token = self._states[seq].pending
         if token is None:
-            token = self.pending(seq, sampling)
+            token = self.pending(seq, sampling, processor)
         if token is None:
             raise BatchError(
                 "nothing to continue from",

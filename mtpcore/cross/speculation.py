@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -24,14 +24,12 @@ from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import Deliver, GraphRunner
-from mtpcore.sampling import Sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
-__all__ = ["Acceptance", "DraftSampler", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Samplings", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
-Acceptance = Callable[[int, int], bool]
-"""Says whether draft number i (from 0) with this token id is accepted, whatever the target says."""
 
 
 class Speculation:
@@ -101,7 +99,7 @@ class Speculation:
         wanted: Mapping[int, int],
         sampling: Samplings,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
-        p_min: float,
+        p_min: float | Mapping[int, float],
     ) -> dict[int, Draft]:
         """Draft up to so many tokens for each sequence; see ``Cross.draft``."""
         jobs = []
@@ -113,9 +111,8 @@ class Speculation:
                 self.trust.pause(one, state.n_known)
             elif n:
                 sampler = self.states.sampler(one, settings, setting_of(draft_sampler, one))
-                jobs.append(
-                    DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
-                )
+                text, least = state.history[: state.n + 1], setting_of(p_min, one)
+                jobs.append(DraftJob(one, text, state.n_prompt, n, sampler, least))
         drafts: dict[int, Draft] = {one: [] for one in wanted}
         for name, drafter in self.drafters.items():
             open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
@@ -132,7 +129,7 @@ class Speculation:
         sampling: Samplings,
         prefill: Mapping[int, Sequence[int]],
         unfinished: Collection[int],
-        acceptance: Acceptance | None,
+        processors: Mapping[int, LogitsProcessor],
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
         prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
@@ -143,19 +140,26 @@ class Speculation:
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.target.memory:
                 self.target.memory.allow_rewind(len(draft))
-            rows.add_draft(seq, state.n, self.states.choose(seq, setting_of(sampling, seq)), draft)
+            pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
+            rows.add_draft(seq, state.n, pending, draft)
         for seq, ids in prefill.items():
             rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
         if not len(rows):
             return {}
         batch = rows.batch()
         self._round = rows
-        output = self.target.process(batch, self._choices(rows, batch, sampling))
+        output = self.target.process(batch, self._choices(rows, batch, sampling, processors))
         self._round = None
         begin = perf_counter()
         verdicts = {
             seq: self._walk(
-                seq, batch, span, output, drafts[seq], setting_of(sampling, seq), acceptance
+                seq,
+                batch,
+                span,
+                output,
+                drafts[seq],
+                setting_of(sampling, seq),
+                processors.get(seq),
             )
             for seq, span in rows.spans.items()
         }
@@ -169,16 +173,22 @@ class Speculation:
             self.states.note(batch, output, {seq: output.rows[seq] for seq in prefill})
         return verdicts
 
-    def _choices(self, rows: RoundRows, batch: Batch, sampling: Samplings) -> Choices | None:
+    def _choices(
+        self,
+        rows: RoundRows,
+        batch: Batch,
+        sampling: Samplings,
+        processors: Mapping[int, LogitsProcessor],
+    ) -> Choices | None:
         """Return who chooses while logits are made; None where all of these are needed.
 
-        Those of prompts are kept until somebody chooses.
+        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
-            if sampler.is_race:
+            if sampler.is_race and seq not in processors:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
@@ -192,7 +202,7 @@ class Speculation:
         output: Output,
         draft: Draft,
         sampling: Sampling,
-        acceptance: Acceptance | None,
+        processor: LogitsProcessor | None,
     ) -> Verdict:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
@@ -203,10 +213,10 @@ class Speculation:
             token = output.chosen_at(begin + row)
             if token is not None:
                 return token
-            logits = output.logits_at(begin + row)
+            logits = process_logits(processor, tokens, output.logits_at(begin + row))
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
-        return walk(draft, choose, history, acceptance)
+        return walk(draft, choose, history)
 
     def _deliver_paths(
         self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
@@ -330,10 +340,4 @@ def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:
     try:
         runner.sequences.check_rewind(seq, n)
     except CapacityError as error:
-        raise CapacityError(
-            error.what,
-            where=f"role {name}, {error.where}",
-            wanted=error.wanted,
-            got=error.got,
-            fix=error.fix,
-        ) from None
+        raise error.at(f"role {name}") from None

@@ -4,19 +4,22 @@ from mtpcore.decoding.generator import Generator
 from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.length import controller_for, default_length
 from mtpcore.decoding.lengths.policy import Choice, LengthPolicy, Round
-from mtpcore.decoding.request import Request
+from mtpcore.decoding.logprobs import TokenLogprobs
+from mtpcore.decoding.request import FinishReason, Request
+from mtpcore.decoding.simulated import SimulatedAcceptance
 from mtpcore.decoding.stats import Stats
-from mtpcore.decoding.synthetic import SyntheticAcceptance
 
 __all__ = [
     "Choice",
     "Controller",
+    "FinishReason",
     "Generator",
     "LengthPolicy",
     "Request",
     "Round",
     "Stats",
-    "SyntheticAcceptance",
+    "SimulatedAcceptance",
+    "TokenLogprobs",
     "controller_for",
     "default_length",
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from time import perf_counter
+from itertools import takewhile
 from typing import Literal
 
 from mtpcore.acts.guards import act
-from mtpcore.boundary.arguments import expect, offers
-from mtpcore.cross import Acceptance, Cross, DraftSampler
+from mtpcore.boundary.arguments import Flag, expect, offers, read
+from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import (
@@ -21,10 +22,11 @@ from mtpcore.decoding.request import (
 )
 from mtpcore.decoding.rounds import RoundResult, run_round
 from mtpcore.decoding.stats import Stats
+from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
-from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
 
 __all__ = ["Generator"]
 
@@ -47,11 +49,18 @@ class Generator:
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
-    acceptance : callable, optional
-        For measurements: decides which drafts are accepted in place of the target, see
-        ``SyntheticAcceptance``. The text is then meaningless.
     lengths : LengthPolicy, optional
         What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
+    prefix_caching : bool
+        Whether a finished request leaves its tokens in the KV cache, so that a later request whose
+        prompt begins with the same tokens processes only the others. The text is the same.
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
+    LinkError
+        No Cross and no context.
     """
 
     def __init__(
@@ -62,11 +71,9 @@ class Generator:
         draft: int | Literal["auto"] = 0,
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
-        acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
+        prefix_caching: bool = False,
     ) -> None:
-        if acceptance is not None and not callable(acceptance):
-            raise BatchError("acceptance is a callable", got=spell(acceptance))
         if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
             raise BatchError(
                 "lengths are chosen by a LengthPolicy",
@@ -88,7 +95,9 @@ class Generator:
                 fix="make one: Generator(link(Context(model)))",
             )
         self.cross, self.guard = source, source.guard
-        self.acceptance = acceptance
+        self.prefix_caching: bool = read(
+            prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
+        )
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._requests: list[Request] = []  # those that are not done, in the order of add()
@@ -113,15 +122,40 @@ class Generator:
         ignore_eos: bool = False,
         draft_sampler: DraftSampler | None = None,
         p_min: float | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Request:
         """Queue a request; ``step`` works on it.
+
+        Parameters
+        ----------
+        prompt : sequence of int
+            Token ids, one or more.
+        sampling, draft, draft_sampler, p_min
+            This request's; default: the generator's.
+        max_tokens : int
+            The longest text.
+        stop : sequence of str
+            The text ends before the first of these.
+        ignore_eos : bool
+            Whether the text goes on after end-of-text tokens.
+        logprobs : int, optional
+            Note each token's log-probability and those of the n likeliest, in
+            ``Request.logprobs``; 0 notes the token's alone. Default: none.
+        logits_processor : callable, optional
+            Is called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab],
+            once for each token of the text, in order, and may change the logits in place: before
+            bias, penalties and cuts. Drafts do not change what it is called with. What it raises
+            comes out of ``step``, which undoes the round; the next round calls it again.
 
         Raises
         ------
         BatchError, CapacityError
             A prompt that cannot be processed, or that fills the context.
+        SamplingError
+            Settings that are none.
         """
-        request = self._request(
+        request = self.request(
             prompt,
             sampling=sampling,
             draft=draft,
@@ -130,22 +164,27 @@ class Generator:
             ignore_eos=ignore_eos,
             draft_sampler=draft_sampler,
             p_min=p_min,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
         )
         self._queue(request)
         return request
 
-    def _request(
+    def request(
         self,
         prompt: Sequence[int],
         *,
-        sampling: Sampling | None,
-        draft: int | Literal["auto"] | None,
-        max_tokens: int,
-        stop: Sequence[str],
-        ignore_eos: bool,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
         draft_sampler: DraftSampler | None = None,
         p_min: float | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
     ) -> Request:
+        """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes."""
         llm = self.cross.llm
         request = Request(
             prompt,
@@ -156,6 +195,8 @@ class Generator:
             ignore_eos=ignore_eos,
             draft_sampler=self.draft_sampler if draft_sampler is None else draft_sampler,
             p_min=self.p_min if p_min is None else p_min,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
             tokenizer=llm.model.tokenizer,
         )
         n_vocab = llm.model.hparams.n_vocab
@@ -175,13 +216,13 @@ class Generator:
 
     @act
     def queue(self, request: Request) -> None:
-        """Let rounds work on a request."""
+        """Let rounds work on a request; twice is once."""
         self._queue(expect(request, Request, "queue() takes a request"))
 
     def _queue(self, request: Request) -> None:
         if request.max_tokens == 0:
             request.end("length")
-        else:
+        elif not (request.done or request in self._requests):
             self._requests.append(request)
 
     @property
@@ -223,19 +264,33 @@ class Generator:
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
         draft: int | Literal["auto"] | None = None,
+        draft_sampler: DraftSampler | None = None,
+        p_min: float | None = None,
     ) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
         Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
         Until then the request rests, and it gives way where another one needs its sequence.
+
+        Parameters
+        ----------
+        prompt, max_tokens, stop, ignore_eos, sampling, draft, draft_sampler, p_min
+            As in ``add``.
+
+        Raises
+        ------
+        BatchError, CapacityError, SamplingError
+            As ``add``.
         """
-        request = self._request(
+        request = self.request(
             prompt,
             max_tokens=max_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
             sampling=sampling,
             draft=draft,
+            draft_sampler=draft_sampler,
+            p_min=p_min,
         )
         return Tokens(self, request)
 
@@ -260,16 +315,14 @@ class Generator:
         if not running:
             self._check_waiting()
             return
-        begin, stats = perf_counter(), self.stats
+        stats, watch = self.stats, Stopwatch()
         with self.cross.transaction(running, stats) as transaction:
-            ran = run_round(self.cross, running, self.lengths, self.acceptance, stats)
+            ran = run_round(self.cross, running, self.lengths, stats, watch)
             transaction.commit(partial(self._publish, ran.progress))
-        end = perf_counter()
-        stats.commit_seconds += end - ran.verified
-        if ran.accepted:
-            self._learn(ran, running, end - begin)
+        stats.commit_seconds += watch.lap()
+        self._learn(ran, running, watch.total)
         self._forget_finished()
-        stats.length_seconds += perf_counter() - end
+        stats.length_seconds += watch.lap()
 
     def _publish(self, progress: Sequence[tuple[Request, Progress]]) -> None:
         """Give requests what a round brought, and free the sequences of those that end with it.
@@ -281,14 +334,15 @@ class Generator:
             if request.done and request.seq is not None:
                 self._finished.append(request.seq)
                 if self.cross.owners.has(request, request.seq):
-                    self.cross.speculation.remove(request.seq)
+                    if not self.prefix_caching:
+                        self.cross.speculation.remove(request.seq)
                     self.cross.owners.release(request.seq)
                 request.seq = None
         self._requests = [request for request in self._requests if not request.done]
 
     def _learn(self, ran: RoundResult, running: Mapping[int, Request], seconds: float) -> None:
-        """Let what chooses lengths see what they brought."""
-        if any(running[seq].draft == "auto" for seq in ran.asked):
+        """Let what chooses lengths see what a round of drafts brought, and its seconds."""
+        if ran.accepted and any(running[seq].draft == "auto" for seq in ran.asked):
             done = Round(
                 asked=ran.asked,
                 made=ran.made,
@@ -315,14 +369,58 @@ class Generator:
         self._forget_finished()
         for request in list(self._requests):
             if request.seq is None and not request.resting:
-                request.seq = self.cross.owners.claim(request)
+                request.seq = self._find_sequence(request)
                 if request.seq is None:
                     resting = [one for one in self._requests if one.resting]
                     held = [one for one in resting if one.seq is not None]
                     if not held:
                         return
                     self._cancel(held[0])
-                    request.seq = self.cross.owners.claim(request)
+                    request.seq = self._find_sequence(request)
+
+    def _find_sequence(self, request: Request) -> int | None:
+        """Claim a sequence for a request; None: none is free.
+
+        Of those that are free it is the one with which the fewest tokens are processed, or
+        forgotten that a later prompt may begin with.
+        """
+        owners, lengths = self.cross.owners, self.cross.llm.runner.lengths
+        prompt = request.prompt
+        seq = owners.find(request)  # where the call that claimed it was interrupted
+        if seq is None:
+            free = owners.free()
+            if not free:
+                return None
+            common = {one: self._count_common(one, prompt) for one in free}
+            seq = min(free, key=lambda one: lengths[one] - 2 * common[one])
+            owners.claim(seq, request)
+        request.begin_at(self._keep_prefix(seq, prompt))
+        return seq
+
+    def _count_common(self, seq: int, prompt: Sequence[int]) -> int:
+        """Return how many tokens a sequence and a prompt begin with alike."""
+        if not self.cross.llm.runner.lengths[seq]:
+            return 0
+        pairs = zip(self.cross.tokens(seq), prompt, strict=False)
+        equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return sum(1 for _ in equal)
+
+    def _keep_prefix(self, seq: int, prompt: Sequence[int]) -> int:
+        """Forget what a sequence holds beyond a prompt's first tokens; return how many stay.
+
+        The prompt's last token is always processed: its logits are needed.
+        """
+        n = min(self._count_common(seq, prompt), len(prompt) - 1)
+        if self.cross.llm.runner.lengths[seq] == 0:
+            return 0
+        with suppress(CapacityError):  # a sliding window keeps too little
+            if n:
+                with self.cross.transaction((seq,)):
+                    self.cross.speculation.rollback(seq, n)
+                return n
+        with self.cross.transaction((seq,)):
+            self.cross.speculation.remove(seq)
+        return 0
 
     def _check_waiting(self) -> None:
         """Raise CapacityError where requests wait that no round would ever bring further."""

@@ -12,9 +12,10 @@ from msgspec import Meta
 from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import DraftSampler
-from mtpcore.errors import BatchError
+from mtpcore.decoding.logprobs import TokenLogprobs
+from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import TextStream, Tokenizer
-from mtpcore.sampling import Sampling, check_sampling
+from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
 
 __all__ = [
     "FinishReason",
@@ -27,6 +28,7 @@ __all__ = [
 
 _DRAFT_SAMPLER = one_of("coupled", "argmax")
 
+_LOGPROBS = Annotated[Length | None, Meta(description=">= 0, or None")]
 _NO_TOKENS: frozenset[int] = frozenset()
 FinishReason = Literal["stop", "length", "end", "cancelled"]
 
@@ -34,14 +36,19 @@ FinishReason = Literal["stop", "length", "end", "cancelled"]
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request stands after a round: what was there before, and these tokens.
 
-    ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens; ``stream`` holds the
-    bytes of an unfinished character. ``n_prefilled`` tokens of the prompt were processed.
+    ``begin`` tokens were there before. ``text`` and ``cut`` are of all tokens, as are the counts;
+    ``stream`` holds the bytes of an unfinished character. ``n_prefilled`` tokens of the prompt were
+    processed.
     """
 
     begin: int
     n_prefilled: int
+    n_passes: int
+    n_drafted: int
     tokens: list[int]
     drafted: list[bool]
+    text_ends: list[int]
+    logprobs: list[TokenLogprobs]
     text: str
     stream: TextStream | None
     cut: int | None = None
@@ -55,6 +62,23 @@ class Request:
     before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
     ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
     ``resting`` one is left out of rounds.
+
+    Of each token ``drafted`` says whether it was an accepted draft, ``text_ends`` how many
+    characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.
+    ``n_cached`` tokens of the prompt were in the KV cache already, ``n_prefilled`` are there now.
+    ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
+
+    Parameters
+    ----------
+    prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
+        As in ``Generator.add``, which makes requests; so are ``logprobs`` and ``logits_processor``.
+    tokenizer : Tokenizer or None
+        The model's.
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
     """
 
     def __init__(
@@ -68,6 +92,8 @@ class Request:
         ignore_eos: bool,
         draft_sampler: DraftSampler,
         p_min: float,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
         tokenizer: Tokenizer | None,
     ) -> None:
         self.prompt = _read_prompt(prompt)
@@ -83,11 +109,21 @@ class Request:
         self.ignore_eos: bool = read(ignore_eos, Flag, "ignore_eos is yes or no")
         self.draft_sampler = read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
+        self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
+        if logits_processor is not None and not callable(logits_processor):
+            raise BatchError(
+                "a logits processor is a callable",
+                wanted="processor(tokens, logits)",
+                got=spell(logits_processor),
+            )
+        self.logits_processor = logits_processor
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
+        self.text_ends: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
-        self.n_prefilled = 0
+        self.n_cached = self.n_prefilled = self.n_passes = self.n_drafted = 0
         self.resting = self.is_left = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream() if tokenizer else None
@@ -120,8 +156,19 @@ class Request:
         )
         return self._text[: len(self._text) - held]
 
+    def begin_at(self, n: int) -> None:
+        """Begin behind ``n`` tokens of the prompt, which are in the KV cache already."""
+        self.n_cached = self.n_prefilled = n
+
     def advance(
-        self, tokens: Sequence[int], accepted: int, *, n_prompt: int = 0, is_full: bool = False
+        self,
+        tokens: Sequence[int],
+        accepted: int,
+        *,
+        n_prompt: int = 0,
+        n_drafted: int | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
+        is_full: bool = False,
     ) -> Progress:
         """Return where these tokens bring the request, in order; nothing of it changes.
 
@@ -136,6 +183,10 @@ class Request:
             The first ones had been drafted.
         n_prompt : int
             How many tokens of the prompt were processed.
+        n_drafted : int, optional
+            How many drafts were verified in the pass that chose the tokens; None: it read a prompt.
+        logprobs : sequence of TokenLogprobs
+            Those of the tokens, where they were asked for.
         is_full : bool
             Whether the context has no room for anything after these tokens.
         """
@@ -144,6 +195,7 @@ class Request:
             ends = self._tokenizer.end_tokens
         text, stream = self._text, copy(self._stream)
         taken: list[int] = []
+        text_ends: list[int] = []
         cut: int | None = None
         reason: FinishReason | None = None
         for token in tokens:
@@ -153,6 +205,7 @@ class Request:
             taken.append(token)
             if stream is not None:
                 text += stream.push(token)
+            text_ends.append(len(text))
             if self.stop and (found := [at for s in self.stop if (at := text.find(s)) >= 0]):
                 reason, cut = "stop", min(found)
                 break
@@ -166,8 +219,12 @@ class Request:
         return Progress(
             begin=begin,
             n_prefilled=self.n_prefilled + n_prompt,
+            n_passes=self.n_passes + (n_drafted is not None),
+            n_drafted=self.n_drafted + (n_drafted or 0),
             tokens=taken,
             drafted=[i < accepted for i in range(len(taken))],
+            text_ends=text_ends,
+            logprobs=list(logprobs[: len(taken)]),
             text=text,
             stream=stream,
             cut=cut,
@@ -175,22 +232,25 @@ class Request:
         )
 
     def finish(self, reason: FinishReason) -> Progress:
-        """Return the request's end without a further token; nothing of it changes."""
+        """Return the request's end for a ``reason``, without a token; nothing of it changes."""
         last = self.advance((), 0)
         flushed = "" if last.stream is None else last.stream.flush()
         return msgspec.structs.replace(last, text=last.text + flushed, reason=reason)
 
     def end(self, reason: FinishReason) -> None:
-        """Finish without a further token."""
+        """Finish for a ``reason``, without a further token."""
         if not self.done:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request; twice is once."""
+        """Be where a round brought the request, its ``progress``; twice is once."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
+        self.text_ends[progress.begin :] = progress.text_ends
+        self.logprobs[progress.begin :] = progress.logprobs
         self._text, self._cut, self._stream = progress.text, progress.cut, progress.stream
         self.n_prefilled = progress.n_prefilled
+        self.n_passes, self.n_drafted = progress.n_passes, progress.n_drafted
         self.finish_reason = progress.reason
 
 

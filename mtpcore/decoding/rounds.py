@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 
 import msgspec
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Acceptance, Cross, Draft, Verdict
+from mtpcore.cross import Cross, Draft, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
+from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.stats import Stats
+from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.sampling import Sampling
 
@@ -24,7 +25,7 @@ Requests = Mapping[int, Request]
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a round brought, and what it cost; see ``mtpcore.decoding.Round``.
 
-    ``verified`` is when the target had chosen; ``progress`` where the requests are after it.
+    ``progress`` is where the requests are after it.
     """
 
     progress: list[tuple[Request, Progress]]
@@ -35,17 +36,18 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_rows: int
     draft_seconds: float
     choose_seconds: float
-    verified: float
 
 
 def run_round(
     cross: Cross,
     running: Requests,
     lengths: LengthPolicy,
-    acceptance: Acceptance | None,
     stats: Stats,
+    watch: Stopwatch,
 ) -> RoundResult:
     """Run a round for these requests, by sequence; none of them is changed.
+
+    What follows the target's choice is in the watch's next lap.
 
     Raises
     ------
@@ -56,37 +58,36 @@ def run_round(
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
-    t0 = perf_counter()
     asked = _choose_lengths(cross, ready, lengths)
-    t1 = perf_counter()
+    stats.length_seconds += watch.lap()
     drafts = _draft(cross, ready, asked, samplings)
-    t2 = perf_counter()
+    draft_seconds = watch.lap()
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
-    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, acceptance)
-    t3 = perf_counter()
+    seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
+    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, seen)
+    pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
-        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, stats))
+        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats))
         for seq, verdict in verdicts.items()
     ]
     progress += [
-        (running[seq], _read(cross, seq, running[seq], len(tokens), stats))
+        (running[seq], _read(cross, seq, running[seq], len(tokens), seen.get(seq), stats))
         for seq, tokens in prefill.items()
     ]
     n_prompt = sum(map(len, prefill.values()))
-    stats.passes += bool(verdicts)
-    stats.draft_seconds += t2 - t1
-    stats.length_seconds += t1 - t0
+    stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
     if verdicts:
-        stats.verify_seconds += t3 - t2 - choose_seconds
+        stats.passes += 1
+        stats.verify_seconds += pass_seconds - choose_seconds
         stats.choose_seconds += choose_seconds
         for k in asked.values():
             stats.lengths[k] = stats.lengths.get(k, 0) + 1
     else:
-        stats.prefill_seconds += t3 - t2
+        stats.prefill_seconds += pass_seconds
         stats.prefill_tokens += n_prompt
     return RoundResult(
         progress=progress,
@@ -95,9 +96,8 @@ def run_round(
         accepted={seq: verdict.accepted for seq, verdict in verdicts.items()},
         rows=sum(len(draft) + 1 for draft in drafts.values()) + n_prompt,
         prompt_rows=n_prompt,
-        draft_seconds=t2 - t1,
+        draft_seconds=draft_seconds,
         choose_seconds=choose_seconds,
-        verified=t3,
     )
 
 
@@ -143,10 +143,10 @@ def _draft(
 ) -> dict[int, Draft]:
     drafts: dict[int, Draft] = {seq: [] for seq in asked}
     wanted = {seq: k for seq, k in asked.items() if k}
-    for p_min in {ready[seq].p_min for seq in wanted}:
-        mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
-        samplers = {seq: ready[seq].draft_sampler for seq in mine}
-        drafts |= cross.speculation.draft(mine, samplings, samplers, p_min)
+    if wanted:
+        samplers = {seq: ready[seq].draft_sampler for seq in wanted}
+        least = {seq: ready[seq].p_min for seq in wanted}
+        drafts |= cross.speculation.draft(wanted, samplings, samplers, least)
     return drafts
 
 
@@ -167,26 +167,42 @@ def _ends_prompt(request: Request, n: int) -> bool:
     return request.n_prefilled + n == len(request.prompt)
 
 
-def _read(cross: Cross, seq: int, request: Request, n: int, stats: Stats) -> Progress:
+def _read(
+    cross: Cross, seq: int, request: Request, n: int, logits: RoundLogits | None, stats: Stats
+) -> Progress:
     """Return where a chunk of its prompt brings a request: its end brings the first token."""
-    stats.prompt_tokens += 0 if request.n_prefilled else len(request.prompt)
+    if request.n_prefilled == request.n_cached:
+        stats.prompt_tokens += len(request.prompt)
+        stats.cached_tokens += request.n_cached
     tokens: Sequence[int] = ()
     if _ends_prompt(request, n):
-        tokens = (cross.speculation.states.choose(seq, request.sampling),)
+        tokens = (cross.speculation.states.choose(seq, request.sampling, logits),)
     is_full = bool(tokens) and cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
-    progress = request.advance(tokens, 0, n_prompt=n, is_full=is_full)
+    logprobs = logits.logprobs(tokens) if logits else ()
+    progress = request.advance(tokens, 0, n_prompt=n, logprobs=logprobs, is_full=is_full)
     stats.prompts += len(progress.tokens)
     stats.tokens += len(progress.tokens)
     return progress
 
 
 def _accept(
-    cross: Cross, seq: int, request: Request, draft: Draft, verdict: Verdict, stats: Stats
+    cross: Cross,
+    seq: int,
+    request: Request,
+    draft: Draft,
+    verdict: Verdict,
+    logits: RoundLogits | None,
+    stats: Stats,
 ) -> Progress:
     """Keep what was accepted of a draft, and return where that brings the request."""
     cross.speculation.accept(seq)
-    is_full = cross.llm.runner.lengths[seq] >= cross.llm.n_ctx
-    progress = request.advance(verdict.tokens, verdict.accepted, is_full=is_full)
+    progress = request.advance(
+        verdict.tokens,
+        verdict.accepted,
+        n_drafted=len(draft),
+        logprobs=logits.logprobs(verdict.tokens) if logits else (),
+        is_full=cross.llm.runner.lengths[seq] >= cross.llm.n_ctx,
+    )
     stats.tokens += len(progress.tokens)
     if len(draft):
         depth = draft.depth.max() if isinstance(draft, DraftTree) else len(draft)

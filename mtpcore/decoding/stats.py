@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from mtpcore.decoding.lengths.policy import Choice
 
 __all__ = ["Stats"]
 
+SavedStats = tuple[tuple[object, ...], list[int], dict[int, int]]
 _KEPT = 100
 """Choices of lengths that are kept, the latest ones."""
 
@@ -28,11 +28,12 @@ class Stats(msgspec.Struct):
     which draft i + 1 in a row was accepted, on whichever branch; ``invalid`` the drafted ids that
     were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
     not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
-    ``passes`` the target's runs after the prompts. ``prompts`` are those whose own run gave a text
-    its first token; one that is answered by an end-of-text token gave none. ``verify_seconds`` is
-    the target's runs, ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds``
-    what follows it, ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in
-    ``draft_seconds``.
+    ``passes`` the target's runs after the prompts. ``prompt_tokens`` are all tokens of the prompts;
+    ``cached_tokens`` of them were in the KV cache already and were not processed again. ``prompts``
+    are those whose own run gave a text its first token; one that is answered by an end-of-text
+    token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of
+    tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the choice of
+    draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
     ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
     in which nothing else was done; in all others prompts share a run with drafts.
@@ -44,6 +45,7 @@ class Stats(msgspec.Struct):
     tokens: int = 0
     prompt_tokens: int = 0
     prefill_tokens: int = 0
+    cached_tokens: int = 0
     prompts: int = 0
     passes: int = 0
     verify_steps: int = 0
@@ -61,12 +63,12 @@ class Stats(msgspec.Struct):
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     choices: list[Choice] = msgspec.field(default_factory=list)
 
-    def save(self) -> Any:
+    def save(self) -> SavedStats:
         """Return what ``restore`` needs; choices are noted behind a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
         return msgspec.structs.astuple(self), per_position, lengths
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: SavedStats) -> None:
         """Count what was counted then."""
         for name, value in zip(self.__struct_fields__, saved[0], strict=True):
             setattr(self, name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from mtpcore.runtime.fit import (
 )
 from mtpcore.runtime.model import Layout, Model
 
-__all__ = ["find_companion", "find_model", "load_model"]
+__all__ = ["find_companion", "find_head", "find_model", "load_model"]
 
 log = logging.getLogger("mtpcore")
 
 _DATA = Path(__file__).parents[1] / "data"
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _PACKAGED = {path.stem.replace("-", ":", 1): path for path in sorted(_DATA.glob("demo*.gguf"))}
 
 
@@ -119,9 +121,29 @@ def find_model(name: str | PathLike[str]) -> Path:
 
 
 def find_companion(name: str | PathLike[str]) -> str | None:
-    """Return the name of the drafter in a file of its own that a model in the package has."""
-    companion = f"{name}-draft"
-    return companion if str(name) in _PACKAGED and companion in _PACKAGED else None
+    """Return the drafter in a file of its own that a model comes with; None where there is none.
+
+    Beside ``name.gguf`` that is ``name-draft.gguf``; of a model in the package its name.
+    """
+    if str(name) in _PACKAGED:
+        companion = f"{name}-draft"
+        return companion if companion in _PACKAGED else None
+    return _find_beside(name, "{}-draft")
+
+
+def find_head(name: str | PathLike[str]) -> str | None:
+    """Return the head in a file of its own that a model comes with; None where there is none.
+
+    Beside ``name.gguf`` that is ``mtp-name.gguf``.
+    """
+    return _find_beside(find_model(name), "mtp-{}")
+
+
+def _find_beside(name: str | PathLike[str], pattern: str) -> str | None:
+    """Return a file whose name is made of a model's; of a split model's without the number."""
+    path = take_path(name)
+    beside = path.with_name(pattern.format(_PART.sub("", path.stem)) + path.suffix)
+    return str(beside) if path.suffix and beside.is_file() else None
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:

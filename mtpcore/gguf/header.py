@@ -137,23 +137,23 @@ class _Cursor:
         """Read ``n`` strings."""
         self.need(8 * n, "array of strings")
         self.count_objects(n)
-        found, pos = read_strings(self.data, self.pos, self.end, n, MAX_STRING)
-        if len(found) < n:
+        texts, pos = read_strings(self.data, self.pos, self.end, n, MAX_STRING)
+        if len(texts) < n:
             raise self.error(
-                f"string {len(found)} of an array is too long for the file",
+                f"string {len(texts)} of an array is too long for the file",
                 wanted=f"{n} strings",
-                got=f"{len(found)}",
+                got=f"{len(texts)}",
             )
         self.pos = pos
-        return cast("list[Value]", found)
+        return cast("list[Value]", texts)
 
     def value(self, kind: int) -> Value:
         if kind == _ARRAY:
             return self.array(1)
         if kind == _STRING:
             return self.string()
-        found = self.numbers(kind, 1)[0]
-        value: bool | int | float = found.item()
+        number = self.numbers(kind, 1)[0]
+        value: bool | int | float = number.item()
         return value
 
     def numbers(self, kind: int, n: int) -> np.ndarray:
@@ -161,12 +161,12 @@ class _Cursor:
         if dtype is None:
             raise self.error("unknown type of a value", wanted="0..12", got=kind)
         raw = self.take(n * dtype.itemsize, "value")
-        found = np.frombuffer(raw, dtype) if n else np.empty(0, dtype)
+        values = np.frombuffer(raw, dtype) if n else np.empty(0, dtype)
         if kind == _BOOL:
-            if n and found.max() > 1:
-                raise self.error("bad truth value", wanted="0 or 1", got=int(found.max()))
-            found = found.astype(np.bool_)
-        return found
+            if n and values.max() > 1:
+                raise self.error("bad truth value", wanted="0 or 1", got=int(values.max()))
+            values = values.astype(np.bool_)
+        return values
 
     def array(self, depth: int) -> Value:
         if depth > MAX_DEPTH:

@@ -134,7 +134,7 @@ class Renderer:
 
 
 class _NoAnswer(Exception):
-    """Why none came."""
+    """The reason why no answer came."""
 
 
 class _Process:
@@ -158,7 +158,7 @@ class _Process:
         self._process.wait()
 
     def wait_until_ready(self) -> None:
-        """Wait until it says that it has what it needs; an ``OSError`` where it does not."""
+        """Wait until it is ready; raise OSError where it fails to start."""
         if self._receive(len(_READY), time.monotonic() + _PATIENCE) != _READY:
             raise OSError("it runs another program")
 
@@ -186,7 +186,7 @@ class _Process:
         return answer[:4], answer[4:].decode("utf-8", "surrogatepass")
 
     def _receive(self, n_bytes: int, deadline: float) -> bytes:
-        """Return so many bytes; an ``OSError`` where they do not come."""
+        """Return this many bytes; raise OSError where they do not come."""
         data = bytearray()
         while len(data) < n_bytes:
             self._connection.settimeout(max(deadline - time.monotonic(), 1e-3))

@@ -124,7 +124,7 @@ class Renderer:
 
 
 def limit_files() -> None:
-    """Let this process open, write and dump nothing more."""
+    """Let this process open and write no more files, and dump no core."""
     for kind, most in (
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_FSIZE, 0),
@@ -134,7 +134,7 @@ def limit_files() -> None:
 
 
 def limit_work(seconds: float, n_bytes: int) -> None:
-    """Let this process end by a signal after so much computing, and have so much address space."""
+    """Limit this process's CPU time (a signal ends it) and its address space."""
     resource.setrlimit(resource.RLIMIT_AS, (n_bytes, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, seconds)
 

@@ -1,4 +1,4 @@
-"""Writing model files tensor by tensor, so that they need not fit into memory."""
+"""Writing model files tensor by tensor, for files larger than memory."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class MappedFile:
             self.data.madvise(mmap.MADV_DONTNEED, first, begin + n_bytes - first)
 
     def close(self) -> None:
-        """Forget the map; the system unmaps it when the last array of it is gone."""
+        """Drop the map; the system unmaps it when the last array of it is gone."""
         self.data = None
 
 
@@ -160,7 +160,7 @@ class Tensor:
         )
 
     def release(self, begin: int = 0, end: int | None = None) -> None:
-        """Say that these rows are not needed soon, so that they do not count as memory in use."""
+        """Let the system reclaim the pages of these rows; they are read again when needed."""
         n = (self.n_rows if end is None else end) - begin
         self._file.release(self._begin + begin * self.row_bytes, n * self.row_bytes)
 
@@ -232,10 +232,10 @@ class Tensor:
         """
         if self.type in native_types:
             return self.type, self.raw()
-        row, made = self.shape[-1] if self.shape else 1, {}
+        row, converted = self.shape[-1] if self.shape else 1, {}
 
         def start(kind: int) -> RowTaker:
-            made[kind] = whole = np.empty((self.n_rows, row), PLAIN[kind]).view(np.uint8)
+            converted[kind] = whole = np.empty((self.n_rows, row), PLAIN[kind]).view(np.uint8)
 
             def take(begin: int, blocks: np.ndarray) -> None:
                 whole[begin : begin + len(blocks)] = blocks
@@ -245,7 +245,7 @@ class Tensor:
         step = max(1, _CHUNK // row)
         steps = range(0, self.n_rows, step)
         self.stream(native_types, [(i, min(i + step, self.n_rows)) for i in steps], start)
-        kind, whole = made.popitem()
+        kind, whole = converted.popitem()
         return kind, whole.reshape(*self.shape[:-1], -1)
 
     def _convert(self, kind: int, ranges: Iterable[tuple[int, int]], take: RowTaker) -> bool:

@@ -196,9 +196,9 @@ class TextStream:
         self._held = b""
 
     def __copy__(self) -> TextStream:
-        made = TextStream(self._tokenizer, self._special, self._after_added)
-        made._held = self._held
-        return made
+        copy = TextStream(self._tokenizer, self._special, self._after_added)
+        copy._held = self._held
+        return copy
 
     def push(self, token: int) -> str:
         """Take one token and return the text that is certain now.

@@ -197,7 +197,7 @@ def _token_id(fields: Fields, name: str, n: int) -> int | None:
 
 
 def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:
-    found = {_token_id(fields, name, len(tokens)) for name in _END_KEYS}
+    ids = {_token_id(fields, name, len(tokens)) for name in _END_KEYS}
     named = {
         text: token
         for token, (text, kind) in enumerate(zip(tokens, types, strict=True))
@@ -205,4 +205,4 @@ def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]
     }
     if "<|return|>" in named and "<|call|>" in named:
         named.pop("<|end|>", None)  # there it ends a message, and another follows
-    return frozenset(token for token in (*found, *named.values()) if token is not None)
+    return frozenset(token for token in (*ids, *named.values()) if token is not None)

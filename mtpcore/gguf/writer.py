@@ -143,8 +143,8 @@ def _fits(value: object, in_list: bool = False) -> bool:
         low, high = (-(1 << 31), 1 << 31) if in_list else (-(1 << 63), 1 << 64)
         return low <= value < high
     if isinstance(value, list):
-        alike = all(isinstance(one, type(value[0])) for one in value)
-        return alike and all(_fits(one, True) for one in value)
+        alike = all(isinstance(item, type(value[0])) for item in value)
+        return alike and all(_fits(item, True) for item in value)
     try:
         if isinstance(value, float):
             struct.pack("<f", value)
@@ -164,17 +164,17 @@ def take_values(writer: GGUFWriter) -> dict[str, Value]:
         GGUFValueType.FLOAT32: float,
         GGUFValueType.BOOL: bool,
     }
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for key, stored in writer.kv_data[0].items():
         if stored.type == GGUFValueType.ARRAY and stored.sub_type in dtypes:
-            found[key] = np.asarray(stored.value, dtypes[stored.sub_type])
+            values[key] = np.asarray(stored.value, dtypes[stored.sub_type])
         elif stored.type in plain:
-            found[key] = plain[stored.type](stored.value)
+            values[key] = plain[stored.type](stored.value)
         elif stored.type in dtypes:
-            found[key] = dtypes[stored.type].type(stored.value)
+            values[key] = dtypes[stored.type].type(stored.value)
         else:
-            found[key] = stored.value
-    return found
+            values[key] = stored.value
+    return values
 
 
 def _bytes(value: Value) -> object:

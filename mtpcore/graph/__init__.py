@@ -1,4 +1,4 @@
-"""Graphs: their types, the verbs that build them, their grammar and their pictures."""
+"""Graphs: their types, the builder that writes them, the rules they keep, and drawings of them."""
 
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid

@@ -1,13 +1,13 @@
-"""The verbs with which trunks and heads are written.
+"""The builder with which the graphs of trunks and heads are written.
 
-Each verb checks shapes at once and names node, tensor and shapes where they do not fit. Weight
-names may hold ``{n}``, the head's block; ties decide which tensor a name means.
+Each method adds an operation and checks shapes at once; an error names node, tensor and shapes.
+Weight names may hold ``{n}``, the head's block; ties decide which tensor a name means.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
@@ -38,10 +38,18 @@ class TensorShape(Protocol):
 class GraphBuilder:
     """Collects nodes into a Program.
 
+    Each verb adds a node and returns its value, or raises GraphError where shapes do not fit.
+    Values are float32; T stands for the tokens of a batch, the first axis of every value, and for
+    those alone whose outputs are wanted behind ``output_rows``. ``weight``, ``bias`` and ``table``
+    name tensors, through their ties; ``name`` names the node in errors and pictures, by default
+    after its tensor.
+
     Parameters
     ----------
+    name : str
+        The graph's, in errors.
     tensors : mapping of str to TensorShape
-        The file's tensors; a verb that names another one fails.
+        The file's tensors; a method that names another one fails.
     ties : sequence of Tie
         Which names stand in for which.
     slots : mapping of str to int
@@ -92,8 +100,7 @@ class GraphBuilder:
         for candidate in tie.candidates if tie else (wanted,):
             tensor = self._expand(candidate)
             if tensor in self.tensors:
-                retype = tie.retype if tie and tensor != wanted else None
-                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape), retype)
+                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape))
         return None
 
     def has(self, name: str) -> bool:
@@ -101,8 +108,8 @@ class GraphBuilder:
         return self.resolve(name) is not None
 
     def _weight(self, name: str, node: str) -> Weight:
-        found = self.resolve(name)
-        if found is None:
+        weight = self.resolve(name)
+        if weight is None:
             wanted = self._expand(name)
             tie, stem = self._ties.get(wanted), wanted.split(".")[-2] if "." in wanted else wanted
             near = ", ".join([t for t in self.tensors if stem in t][:3])
@@ -115,12 +122,12 @@ class GraphBuilder:
                 if lent
                 else "convert the checkpoint again with this tensor kept",
             )
-        return found
+        return weight
 
     # Nodes
 
     def add_input(self, name: str, shape: Shape, dtype: str = "f32") -> Value:
-        """Return the named input, adding it once."""
+        """Return the named input of a ``shape`` and ``dtype`` (f32, i32), adding it once."""
         if name not in self._inputs:
             self._inputs[name] = self._value(name, shape, dtype).id
         return self._values[self._inputs[name]]
@@ -137,22 +144,46 @@ class GraphBuilder:
         weights: Sequence[str | None] = (),
         *,
         name: str | None = None,
-        **attrs: Any,
+        **attrs: object,
     ) -> tuple[Value, ...]:
-        """Add a node of any operation in the table; the verbs below are shorter."""
+        """Add a node of any operation in the table; the methods below are shorter.
+
+        Parameters
+        ----------
+        op : str
+            Name of the operation; see ``mtpcore.graph.ops``.
+        inputs, weights
+            What it computes with: values, and names of tensors.
+        name : str, optional
+            The node's.
+        **attrs
+            What else the operation asks for.
+
+        Returns
+        -------
+        tuple of Value
+            One for each result.
+
+        Raises
+        ------
+        GraphError
+            No such operation, or something that it cannot compute with.
+        """
         node = name or f"{op}_{len(self._nodes)}"
-        found = tuple(None if w is None else self._weight(w, node) for w in weights)
-        made = infer(
+        resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
+        signatures = infer(
             op,
             node,
             inputs,
-            [w.shape if w else None for w in found],
+            [w.shape if w else None for w in resolved],
             attrs,
-            [w.tensor for w in found if w],
+            [w.tensor for w in resolved if w],
         )
-        outputs = tuple(self._value(node, *one) for one in made)
+        outputs = tuple(self._value(node, *signature) for signature in signatures)
         self._nodes.append(
-            Node(op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), found, attrs)
+            Node(
+                op, node, tuple(v.id for v in inputs), tuple(v.id for v in outputs), resolved, attrs
+            )
         )
         return outputs
 
@@ -178,30 +209,30 @@ class GraphBuilder:
     def rms_norm(
         self, x: Value, weight: str | None, eps: float, *, name: str | None = None
     ) -> Value:
-        """Norm the last axis by its root mean square."""
+        """Norm the last axis by its root mean square: x / sqrt(mean(x**2) + eps) * weight."""
         name = name or (self._stem(weight) if weight else None)
         return self.add("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
 
     def layer_norm(
         self, x: Value, weight: str | None, bias: str | None, eps: float, *, name: str | None = None
     ) -> Value:
-        """Norm the last axis by mean and variance."""
+        """Norm the last axis by mean and variance, ``eps`` added to the latter; weight and bias."""
         return self.add("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
 
     def plus(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """Add two arrays of one shape."""
+        """Return a + b, of one shape."""
         return self.add("add", [a, b], name=name)[0]
 
     def times(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """Multiply two arrays of one shape."""
+        """Return a * b element by element, of one shape."""
         return self.add("mul", [a, b], name=name)[0]
 
     def scale(self, x: Value, factor: float, *, name: str | None = None) -> Value:
-        """Multiply by a number."""
+        """Multiply by a number, ``factor``."""
         return self.add("scale", [x], name=name, factor=float(factor))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
-        """Apply silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
+        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
         return self.add("activation", [x], name=name, kind=kind)[0]
 
     def gated(
@@ -211,7 +242,7 @@ class GraphBuilder:
         return self.add("gated", [gate, up], name=name, kind=kind)[0]
 
     def concat(self, *parts: Value, name: str | None = None) -> Value:
-        """Join along the last axis, in the order given."""
+        """Join ``parts`` along the last axis, in the order given."""
         return self.add("concat", parts, name=name)[0]
 
     def slice(self, x: Value, start: int, stop: int, *, name: str | None = None) -> Value:
@@ -219,15 +250,15 @@ class GraphBuilder:
         return self.add("slice", [x], name=name, start=start, stop=stop)[0]
 
     def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, H * D] as [T, H, D]."""
+        """Reshape [T, n_heads * D] to [T, n_heads, D]."""
         return self.add("heads", [x], name=name, n_heads=n_heads)[0]
 
     def rows(self, x: Value, *, name: str | None = None) -> Value:
-        """See [T, H, D] as [T, H * D]."""
+        """Reshape heads into rows: [T, H, D] -> [T, H * D]."""
         return self.add("rows", [x], name=name)[0]
 
     def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """See [T, 1, D] as [T, H, D], every head the same."""
+        """Repeat one head for all: [T, 1, D] -> [T, n_heads, D]."""
         return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
 
     def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
@@ -246,7 +277,25 @@ class GraphBuilder:
         factors: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Turn the first 2 * len(frequencies) dimensions of each head by its position."""
+        """Rotate the first 2 * len(frequencies) dimensions of each head by its position.
+
+        Parameters
+        ----------
+        x : Value
+            [T, H, D]
+        positions : Value
+            i32[T, axes]
+        frequencies : sequence of float
+            Of each pair; pair i turns by ``positions[t, axes[i]] * frequencies[i]``.
+        style : str
+            ``halves``: pairs are (i, i + n / 2); ``pairs``: (2 i, 2 i + 1).
+        axes : sequence of int, optional
+            Which axis of a position turns each pair; default: the first.
+        magnitude : float
+            What the rotated dimensions are multiplied by.
+        factors : str, optional
+            A tensor by which the frequencies are divided.
+        """
         return self.add(
             "rope",
             [x, positions],
@@ -271,13 +320,31 @@ class GraphBuilder:
         sinks: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Store k and v in memory layer ``layer`` and attend: [T, H, Dk] -> [T, H, Dv].
+        """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
 
-        A number as ``v`` means that the first so many entries of each key are its value; then
-        memory holds the keys alone.
+        Parameters
+        ----------
+        q, k, v : Value
+            [T, H, Dk], [T, Hk, Dk] and [T, Hk, Dv]. A number as ``v`` means that the first so many
+            entries of each key are its value (a latent cache); then the keys alone are stored.
+        layer : int
+            Layer of the KV cache; each is written once.
+        scale : float
+            Factor of the products of q and k.
+        mask : str
+            What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence.
+        window : int
+            How many places a row sees at most (0: all).
+        sinks : str, optional
+            A tensor: one more logit for each head, whose value is nothing.
+
+        Raises
+        ------
+        GraphError
+            A layer is written twice, or shapes do not fit.
         """
         latent = isinstance(v, int)
-        made = self.add(
+        attended = self.add(
             "attention",
             [q, k] if isinstance(v, int) else [q, k, v],
             [sinks] if sinks else [],
@@ -291,9 +358,9 @@ class GraphBuilder:
         if layer in self._memory:
             raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
         self._memory[layer] = MemoryLayer(
-            layer, int(k.shape[1]), int(k.shape[2]), int(made.shape[2]), window, latent
+            layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
         )
-        return made
+        return attended
 
     def route(
         self,
@@ -310,7 +377,28 @@ class GraphBuilder:
         n_best_of_group: int = 2,
         name: str | None = None,
     ) -> tuple[Value, Value]:
-        """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used]."""
+        """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used].
+
+        Parameters
+        ----------
+        x : Value
+            [T, width]
+        weight : str
+            The router, [experts, width].
+        correction : str, optional
+            A tensor [experts], added where experts are chosen and not where they are weighted.
+        n_used : int
+            Experts of a token.
+        gate : str
+            ``sigmoid`` or ``softmax`` of the router's logits.
+        normalise : bool
+            Whether the weights of a token's experts are divided by their sum.
+        scale : float
+            What the weights are multiplied by.
+        n_groups, n_groups_used, n_best_of_group : int
+            Experts lie in groups, of which the best are used; a group is judged by its one or two
+            best experts.
+        """
         weights = [weight, correction] if correction and self.has(correction) else [weight]
         ids, shares = self.add(
             "route",
@@ -328,33 +416,33 @@ class GraphBuilder:
         return ids, shares
 
     def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
-        """Multiply each row by the matrices of its experts: -> [T, n_used, outputs]."""
+        """Multiply each row by the matrices of its experts, ``ids``: -> [T, n_used, outputs]."""
         return self.add("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[0]
 
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
-        """Sum the experts' rows by their weights, in rank order: -> [T, outputs]."""
+        """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""
         return self.add("mix", [x, shares], name=name)[0]
 
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
-        """Keep only the rows whose outputs were asked for."""
+        """Keep only the tokens whose outputs were asked for."""
         return self.add("outputs", [x], name=name)[0]
 
     def tap(self, tap: str, x: Value) -> Value:
-        """Offer a tap; it becomes an output where somebody asked for it."""
+        """Offer a tap; it becomes an output if it was asked for."""
         point = Tap.parse(tap)
         self._offered.append(str(point))
         if point in self._wanted_taps:
             self._taps[str(point)] = x
         return x
 
-    def finish(self, made: Outputs) -> Program:
-        """Check everything and return the program.
+    def finish(self, results: Outputs) -> Program:
+        """Check everything and return the program that hands out ``results``.
 
         Raises
         ------
         GraphError
-            A tap was asked for that the graph does not offer, an output is no rows of numbers, or
-            the grammar is broken.
+            The graph does not offer a tap that was asked for, an output is not float32 rows, or a
+            rule of the operations is broken.
         """
         missing = sorted(str(t) for t in self._wanted_taps if str(t) not in self._taps)
         if missing:
@@ -364,16 +452,16 @@ class GraphBuilder:
                 wanted=", ".join(missing),
                 got=", ".join(self._offered) or "no taps",
             )
-        outputs = {name: value.id for name, value in (*made.rows.items(), *self._taps.items())}
-        if made.logits is not None:
-            if len(made.logits.shape) != 2 or made.logits.shape[0] != OUTPUTS:
+        outputs = {name: value.id for name, value in (*results.rows.items(), *self._taps.items())}
+        if results.logits is not None:
+            if len(results.logits.shape) != 2 or results.logits.shape[0] != OUTPUTS:
                 raise GraphError(
                     "logits are of output rows only",
                     where=self.name,
                     wanted=f"[{OUTPUTS}, n_vocab]",
-                    got=made.logits.shape,
+                    got=results.logits.shape,
                 )
-            outputs = {"logits": made.logits.id, **outputs}
+            outputs = {"logits": results.logits.id, **outputs}
         for name, i in outputs.items():
             if self._values[i].dtype != "f32":
                 raise GraphError(

@@ -1,6 +1,6 @@
-"""Pictures of a program as text: Mermaid and DOT.
+"""Drawings of a program as text: Mermaid and DOT.
 
-A node of the picture is an operation with its weights; an edge is an array, with its shape.
+A node of the drawing is an operation with its weights; an edge is an array, with its shape.
 """
 
 from __future__ import annotations

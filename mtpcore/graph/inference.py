@@ -1,4 +1,4 @@
-"""The grammar at work: what a node makes, and whether a whole program keeps to it."""
+"""The rules of ``ops.py`` applied: shapes of a node's outputs, and checks of whole programs."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def infer(
                 got=f"{value.name}, {value.dtype}",
             )
     try:
-        made = rule.shape([value.shape for value in inputs], weights, attrs)
+        outputs = rule.shape([value.shape for value in inputs], weights, attrs)
         _check_ids(rule, inputs, weights)
     except Mismatch as error:
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
         ) from None
     n_rows = weights[0][0] if weights and weights[0] else 0
-    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in made)
+    return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in outputs)
 
 
 def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
@@ -87,7 +87,7 @@ def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
 
 
 def check(program: Program) -> None:
-    """Verify a whole program against the grammar.
+    """Check a whole program against the rules of its operations.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def check(program: Program) -> None:
         missing = [i for i in node.inputs if i not in known]
         if missing:
             raise GraphError("reads values that nothing made", where=node.name, got=missing)
-        made = infer(
+        inferred = infer(
             node.op,
             node.name,
             [program.values[i] for i in node.inputs],
@@ -112,10 +112,10 @@ def check(program: Program) -> None:
             [w.tensor for w in node.weights if w],
         )
         outputs = [program.values[i] for i in node.outputs]
-        found = tuple((value.shape, value.dtype, value.n_experts) for value in outputs)
-        if made != found:
+        declared = tuple((value.shape, value.dtype, value.n_experts) for value in outputs)
+        if inferred != declared:
             raise GraphError(
-                "shape differs from the rule's", where=node.name, wanted=made, got=found
+                "shape differs from the rule's", where=node.name, wanted=inferred, got=declared
             )
         known.update(node.outputs)
     lost = [name for name, i in program.outputs.items() if i not in known]
@@ -125,7 +125,7 @@ def check(program: Program) -> None:
 
 
 def _check_input(name: str, value: Value) -> None:
-    """Refuse what is neither the batch's tokens nor positions, nor rows of numbers."""
+    """Refuse an input that is neither tokens, positions nor float32 rows."""
     dtype, n_axes = {"tokens": ("i32", 1), "positions": ("i32", 2)}.get(name, ("f32", 2))
     fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
     widths = value.shape[1:]

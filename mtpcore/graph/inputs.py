@@ -1,4 +1,4 @@
-"""What a graph starts from, and what it hands out."""
+"""Inputs and outputs of a graph."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ __all__ = ["Inputs", "Outputs"]
 
 
 class Inputs:
-    """What a graph starts from.
+    """Inputs of a graph.
 
     ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
     of that name, f32[n_tokens, width].
+
+    Parameters
+    ----------
+    add : callable
+        Adds an input of a name, shape and type, once.
+    slots : mapping of str to int
+        Declared slots and their widths.
+    axes : int
+        Of a position.
     """
 
     def __init__(self, add: Callable[..., Value], slots: Mapping[str, int], axes: int) -> None:
@@ -34,7 +43,7 @@ class Inputs:
 
 
 class Outputs:
-    """What a graph hands out: ``logits`` and named rows (taps, recycled states)."""
+    """Outputs of a graph: ``logits`` and named rows (taps, recycled states)."""
 
     def __init__(self, logits: Value | None = None, **rows: Value) -> None:
         self.logits, self.rows = logits, rows

@@ -1,6 +1,6 @@
-"""The grammar: every operation a graph may use, as data.
+"""Every operation that a graph may use, as data.
 
-One rule an operation: how many inputs and weights, which attributes, and how the output's shape
+Each has one rule: how many inputs and weights, which attributes, and how the output's shape
 follows. ``infer`` gives a node its shapes by it, ``check`` verifies whole programs, and a
 backend that implements this table can run any graph. Shapes are in NumPy order; ``T`` stands for
 rows (tokens or outputs).
@@ -229,8 +229,8 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     )
     best = a["n_best_of_group"]
     _want(best in (1, 2), "experts that a group is judged by", "1, 2", best)
-    made: Shape = (x[0][0], a["n_used"])
-    return ((made, "i32"), (made, "f32"))
+    shape: Shape = (x[0][0], a["n_used"])
+    return ((shape, "i32"), (shape, "f32"))
 
 
 def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:

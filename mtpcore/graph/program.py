@@ -21,7 +21,7 @@ Shape = tuple[Dim, ...]
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """An array that a node or an input makes; the first axis counts rows.
+    """An array: an input, or the output of a node; the first axis counts rows.
 
     ``dtype`` is ``f32`` or ``i32``. ``n_experts`` is, of the ids that a route makes, among how many
     experts they choose; 0 of everything else.
@@ -37,18 +37,16 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 class Weight(msgspec.Struct, frozen=True, gc=False):
     """A tensor that a node reads, by the name that its tie resolved to.
 
-    ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order. ``retype`` is the type
-    it is packed in where the tie asks for another one than the file's.
+    ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order.
     """
 
     tensor: str
     wanted: str
     shape: tuple[int, ...]
-    retype: str | None = None
 
 
 class MemoryLayer(msgspec.Struct, frozen=True, gc=False):
-    """What one attention node keeps for each position: K and V rows of some heads.
+    """What one attention node stores for each token: keys and values of some heads.
 
     ``window`` > 0 means that positions older than that many (the query included) are never read.
     ``latent`` means that the first ``v_width`` entries of each K row are its V row, which is not
@@ -115,12 +113,12 @@ class Program(msgspec.Struct, frozen=True):
 
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""
-        found: dict[str, Weight] = {}
+        weights: dict[str, Weight] = {}
         for node in self.nodes:
             for weight in node.weights:
                 if weight is not None:
-                    found.setdefault(weight.tensor, weight)
-        return found
+                    weights.setdefault(weight.tensor, weight)
+        return weights
 
     def __str__(self) -> str:
         def show(value_id: int) -> str:
@@ -133,8 +131,8 @@ class Program(msgspec.Struct, frozen=True):
             arguments = [f"%{i}" for i in node.inputs]
             arguments += [w.tensor if w else "-" for w in node.weights]
             arguments += [f"{key}={_brief(value)}" for key, value in node.attrs.items()]
-            made = ", ".join(show(i) for i in node.outputs)
-            lines.append(f"  {made} = {node.op}({', '.join(arguments)})  # {node.name}")
+            results = ", ".join(show(i) for i in node.outputs)
+            lines.append(f"  {results} = {node.op}({', '.join(arguments)})  # {node.name}")
         lines += [f"  output {name} = %{i}" for name, i in self.outputs.items()]
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Programs that make a part of an output: the product behind it reads some rows of its matrix."""
+"""Programs that compute a part of an output, with some rows of its matrix."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _EACH_ALONE = ("scale", "activation")
 def slice_output(program: Program, output: str, n: int, suffix: str) -> tuple[Program, list[str]]:
     """Return a program whose ``output`` has ``n`` entries a row, and the tensors cut for that.
 
-    The product that makes it reads tensors of these names with ``suffix`` appended, which are to
-    hold ``n`` of their rows. Nothing else changes.
+    Its matmul reads tensors of these names with ``suffix`` appended, which must hold ``n`` of
+    their rows. Nothing else changes.
 
     Raises
     ------
     GraphError
-        The output is made by something else than a product and operations on each entry, or is
-        read by the graph itself.
+        The output does not come from a matmul and operations on single entries, or the graph
+        itself reads it.
     """
     made_by = {value: node for node in program.nodes for value in node.outputs}
     shrunk = [program.outputs[output]]
     while (node := made_by.get(shrunk[-1])) is not None and node.op in _EACH_ALONE:
         shrunk.append(node.inputs[0])
     readers = [
-        one.name
-        for one in program.nodes
-        if set(one.inputs) & set(shrunk) and not set(one.outputs) & set(shrunk)
+        reader.name
+        for reader in program.nodes
+        if set(reader.inputs) & set(shrunk) and not set(reader.outputs) & set(shrunk)
     ]
     others = [name for name, value in program.outputs.items() if value in shrunk and name != output]
     if node is None or node.op != "matmul" or readers or others:
@@ -48,7 +48,7 @@ def slice_output(program: Program, output: str, n: int, suffix: str) -> tuple[Pr
         msgspec.structs.replace(value, shape=(value.shape[0], n)) if value.id in shrunk else value
         for value in program.values
     ]
-    nodes = [_cut(one, n, suffix) if one is node else one for one in program.nodes]
+    nodes = [_cut(each, n, suffix) if each is node else each for each in program.nodes]
     return msgspec.structs.replace(program, values=tuple(values), nodes=tuple(nodes)), cut
 
 

@@ -1,6 +1,6 @@
 """The protocol of memory: what a context keeps of each sequence, whatever its kind.
 
-Every kind can append rows, take back the newest ones, copy and forget a sequence, and show what
+Every kind can append tokens, remove the newest ones, copy and remove a sequence, and hash what
 it holds. Kinds differ in how far back they can rewind: ``allow_rewind`` tells a kind the longest
 draft when contexts are linked, so that it can refuse then and not at the first rejection.
 """
@@ -24,10 +24,10 @@ class Memory(Protocol):
 
     @property
     def longest_rewind(self) -> int:
-        """How many newest rows can be taken back whatever happened before."""
+        """How many of the newest tokens can be removed, whatever happened before."""
 
     def allow_rewind(self, n: int) -> None:
-        """Promise that up to ``n`` newest rows can be taken back.
+        """Promise that up to ``n`` of the newest tokens can be removed.
 
         Raises
         ------
@@ -56,12 +56,12 @@ class Memory(Protocol):
         """Raise CapacityError where ``rewind`` would."""
 
     def rewind(self, seq: int, length: int) -> None:
-        """Forget the rows from place ``length`` on.
+        """Remove the tokens from place ``length`` on.
 
         Raises
         ------
         CapacityError
-            The rows are older than this kind can take back; nothing changed.
+            The tokens are older than this kind can remove; nothing changed.
         """
 
     def save(self) -> Any:
@@ -85,9 +85,6 @@ class Memory(Protocol):
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` hold the same rows as ``seq``."""
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-
     def digest(self, seq: int) -> bytes:
         """Return a hash of the stored rows in the order of their places."""
 
@@ -104,10 +101,13 @@ class Store(Protocol):
         """Size of the store, in bytes."""
 
     def copy(self, src: int, dst: int) -> None:
-        """Copy a whole page."""
+        """Copy a whole page, number ``src``, to page ``dst``."""
 
     def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
-        """Copy one place's rows of every layer."""
+        """Copy ``src_row`` of ``src_page`` to ``dst_row`` of ``dst_page`` in every layer."""
 
     def read(self, page: int, row: int, n: int) -> bytes:
-        """Return the stored bytes of n places, in the order place, layer, K then V, head."""
+        """Return the stored bytes of n places from row ``row`` of a ``page`` on.
+
+        They are in the order place, layer, K then V, head.
+        """

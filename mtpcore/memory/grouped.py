@@ -1,4 +1,4 @@
-"""Memory of a graph's layers in groups: those that see everything, and each sliding window."""
+"""Memory of a graph's layers in groups: one for full attention, one for each sliding window."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class GroupedKV:
 
     def restore(self, saved: Any) -> None:
         """Let every group hold what it held at the last ``save``."""
-        for group, own in zip(self.groups, saved, strict=True):
-            group.restore(own)
+        for group, state in zip(self.groups, saved, strict=True):
+            group.restore(state)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Move the rows of a path through a tree together and forget the others."""
@@ -86,11 +86,6 @@ class GroupedKV:
         """Share all pages of ``seq`` with ``new``."""
         for group in self.groups:
             group.fork(seq, new)
-
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-        for group in self.groups:
-            group.remove(seq)
 
     def digest(self, seq: int) -> bytes:
         """Hash the digests of all groups."""
@@ -118,7 +113,7 @@ def make_memory(
     groups = []
     for window in sorted({layer.window for layer in layers} or {0}):
         n_pages = pages_for(window, n_seq, n_ctx, n_batch)
-        store = make_store([one for one in layers if one.window == window], n_pages)
+        store = make_store([layer for layer in layers if layer.window == window], n_pages)
         groups.append(
             WindowedKV(store, n_seq, n_ctx, n_pages, window)
             if window

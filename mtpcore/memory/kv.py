@@ -1,4 +1,4 @@
-"""Append-only paged memory for keys and values."""
+"""The paged KV cache."""
 
 from __future__ import annotations
 
@@ -86,22 +86,18 @@ class PagedKV:
         """Share all pages of ``seq`` with ``new``."""
         self.pages.fork(seq, new)
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-        self.rewind(seq, 0)
-
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the stored values in the order of their places."""
         first, length = self.first(seq), self.length(seq)
-        found = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
-        self.hash_rows(found, seq, first, length)
-        return found.digest()
+        hashed = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
+        self.hash_rows(hashed, seq, first, length)
+        return hashed.digest()
 
-    def hash_rows(self, found: Any, seq: int, begin: int, end: int) -> None:
+    def hash_rows(self, hashed: Any, seq: int, begin: int, end: int) -> None:
         """Add the stored values of places [begin, end) to a hash."""
         place = begin
         while place < end:
             page, row = self.pages.where(seq, place)
             n = min(PAGE - row, end - place)
-            found.update(self.store.read(page, row, n))
+            hashed.update(self.store.read(page, row, n))
             place += n

@@ -98,6 +98,6 @@ class WindowedKV(PagedKV):
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the values that a next row would see."""
         first, length = self.first(seq), self.length(seq)
-        found = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
-        self.hash_rows(found, seq, max(first, length - self.window + 1), length)
-        return found.digest()
+        hashed = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
+        self.hash_rows(hashed, seq, max(first, length - self.window + 1), length)
+        return hashed.digest()

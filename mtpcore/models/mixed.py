@@ -1,4 +1,4 @@
-"""Hyper-parameters of families whose layers see either everything or a sliding window."""
+"""Hyper-parameters of families whose layers have full or sliding-window attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LayerKind", "MixedHparams"]
 class LayerKind(msgspec.Struct, frozen=True):
     """Attention of one block, where blocks differ.
 
-    ``window`` is how many places a row sees, its own included; 0 is all.
+    ``window`` is how many tokens a query attends to, its own included; 0 is all.
     """
 
     n_kv_heads: int
@@ -28,7 +28,7 @@ class LayerKind(msgspec.Struct, frozen=True):
     def read(cls, fields: Fields, style: Style) -> tuple[LayerKind, ...]:
         """Read every block's kind, those of heads included.
 
-        Blocks of ``{arch}.attention.sliding_window_pattern`` see a window and turn by
+        Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, and RoPE with the base
         ``{arch}.rope.freq_base_swa``.
 
         Raises
@@ -68,6 +68,6 @@ class MixedHparams(Hparams, frozen=True, kw_only=True):
     kinds: tuple[LayerKind, ...] = ()
 
     @classmethod
-    def read_more(cls, fields: Fields) -> dict[str, Any]:
+    def read_more(cls, fields: Fields) -> dict[str, object]:
         """Read each block's kind."""
         return {"kinds": LayerKind.read(fields, cls.rope_style)}

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads are products of one short row.
+"""Multi-head latent attention (MLA): keys and values of all heads come from one short row.
 
 DeepSeek-V2 (2024, arXiv 2405.04434), section 2.1. For each token ``c`` is a compressed row and
 ``k_r`` a rotated one that all heads share; head h has the key ``[K_h c, k_r]`` and the value
@@ -82,7 +82,7 @@ def _yarn_rise(fields: Fields) -> float:
 def mla_block(
     g: GraphBuilder, x: Value, positions: Value, layer: int, h: Hparams, mla: Mla
 ) -> Value:
-    """Norm, project, turn, attend, project: what attention adds to the residual stream.
+    """Norm, project, rotate, attend, project: what attention adds to the residual stream.
 
     Tensors: ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
     ``attn_kv_a_norm``; ``attn_k_b`` and ``attn_v_b`` (stacks of matrices, one a head), or
@@ -94,6 +94,8 @@ def mla_block(
         f32[n_tokens, width], the residual stream.
     layer : int
         Number of the block, and of its memory layer.
+    mla : Mla
+        Its widths.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Rotary position embedding: which pairs turn how fast."""
+"""Rotary position embedding (RoPE): the frequency of each pair of dimensions."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Style = Literal["halves", "pairs"]
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """How heads are turned, as ``GraphBuilder.rope`` takes it.
+    """How heads are rotated, as ``GraphBuilder.rope`` takes it.
 
-    ``axes`` holds the axis of the position by which each pair turns.
+    ``axes`` holds the axis of the position that rotates each pair.
     """
 
     frequencies: tuple[float, ...]
@@ -32,14 +32,24 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_axes(self) -> int:
-        """Axes of a position: 4 where pairs turn by sections, else 1."""
+        """Axes of a position: 4 where sections of pairs have axes of their own (M-RoPE), else 1."""
         return 4 if any(self.axes) else 1
 
     @classmethod
     def read(
         cls, fields: Fields, head_width: int, style: Style, base_key: str = "freq_base"
     ) -> Rope:
-        """Read base (from ``base_key``), scaling and sections from ``{arch}.rope.*``.
+        """Read base, scaling and sections from ``{arch}.rope.*``.
+
+        Parameters
+        ----------
+        fields : Fields
+        head_width : int
+            Of which all is rotated where the file does not say how much.
+        style : str
+            ``halves`` or ``pairs``; see ``GraphBuilder.rope``.
+        base_key : str
+            The key of the base, without ``{arch}.rope.``.
 
         Raises
         ------
@@ -102,14 +112,14 @@ def yarn(
 ) -> tuple[tuple[float, ...], float]:
     """Return frequencies and magnitude for a context ``factor`` times longer than trained.
 
-    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency,
-    those that turn less than ``beta_slow`` times are divided by ``factor``, a ramp lies between
-    (Peng et al., YaRN, 2023).
+    Pairs that rotate more than ``beta_fast`` times within the original context keep their
+    frequency, those with less than ``beta_slow`` rotations are divided by ``factor``, with a ramp
+    between (Peng et al., YaRN, 2023).
     """
     width = 2 * len(frequencies)
 
     def pair_turning(times: float) -> float:
-        """Return the (fractional) pair that turns so often within the original context."""
+        """Return the (fractional) pair that rotates so often within the original context."""
         return width * math.log(n_ctx_original / (times * 2 * math.pi)) / (2 * math.log(base))
 
     if n_ctx_original < 1 or base <= 1:
@@ -121,11 +131,11 @@ def yarn(
         )
     low = max(0.0, math.floor(pair_turning(beta_fast)))
     high = min(width - 1.0, math.ceil(pair_turning(beta_slow)))
-    made = []
+    scaled = []
     for i, frequency in enumerate(frequencies):
         slow = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
-        made.append(frequency * (1 - slow) + frequency / factor * slow)
-    return tuple(made), 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
+        scaled.append(frequency * (1 - slow) + frequency / factor * slow)
+    return tuple(scaled), 1 + 0.1 * math.log(factor) if factor > 1 else 1.0
 
 
 def section_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:

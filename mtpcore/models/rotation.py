@@ -1,4 +1,4 @@
-"""How configurations describe the rotation of heads, and what files hold of it.
+"""How configurations describe RoPE, and what files hold of it.
 
 Plugins get these tables from ``mtpcore.plugin``; file names and metadata are llama.cpp's.
 """
@@ -37,10 +37,10 @@ def _scaling_type(config: Config) -> str | None:
 def _rotations(config: Config) -> Iterator[tuple[str, bool]]:
     """Yield the paths of objects that describe rotations, and whether all layers have that one."""
     for group in ("rope_parameters", "rope_scaling"):
-        found = config.get(group)
+        described = config.get(group)
         yield group, True
-        for name, one in found.items() if isinstance(found, Mapping) else ():
-            if isinstance(one, Mapping):
+        for name, rotation in described.items() if isinstance(described, Mapping) else ():
+            if isinstance(rotation, Mapping):
                 yield f"{group}.{name}", False
 
 
@@ -81,6 +81,11 @@ def scaling_type(
         Kinds that the family's metadata describes.
     *elsewhere : str
         Kinds that its files hold otherwise, as ``llama3`` in ``long_context_factors``.
+
+    Raises
+    ------
+    ModelFileError
+        By the source: the configuration names a kind that would be lost.
     """
 
     def read(config: Config) -> str | None:
@@ -112,8 +117,8 @@ def _scaled(name: str) -> Callable[[Config], float | None]:
 def _original_context(config: Config) -> int | None:
     if not _scaling_type(config):
         return None
-    own = config.get(*_scaling("original_max_position_embeddings"), type=int)
-    return int(config.require("max_position_embeddings", int) if own is None else own)
+    declared = config.get(*_scaling("original_max_position_embeddings"), type=int)
+    return int(config.require("max_position_embeddings", int) if declared is None else declared)
 
 
 def _magnitude(config: Config) -> float | None:
@@ -156,9 +161,14 @@ FACTORED_ROPE_KEYS: Metadata = _rope_keys("llama3")
 def long_context_factors(config: Config) -> np.ndarray | None:
     """Return the divisors of rotary frequencies of Llama 3's scaling, None where it is not used.
 
-    float32[head_width / 2]: 1 for pairs that turn at least ``high_freq_factor`` times within the
-    original context, ``factor`` for those that turn less than ``low_freq_factor`` times, between
+    float32[head_width / 2]: 1 for pairs that rotate at least ``high_freq_factor`` times within the
+    original context, ``factor`` for those that rotate less than ``low_freq_factor`` times, between
     them the inverse mix of both.
+
+    Raises
+    ------
+    ModelFileError
+        Its values give no finite factors.
     """
     if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
         return None
@@ -170,12 +180,12 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     with np.errstate(all="ignore"):
         turns = n_ctx * np.float64(base) ** -(np.arange(0, width, 2) / width) / (2 * np.pi)
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-        found: np.ndarray = (1 / ((1 - share) / factor + share)).astype(np.float32)
-    if not (np.isfinite(found) & (found > 0)).all():
+        factors: np.ndarray = (1 / ((1 - share) / factor + share)).astype(np.float32)
+    if not (np.isfinite(factors) & (factors > 0)).all():
         raise ModelFileError(
             "no rotation can have these factors",
             where=f"{config.file}: rope_theta, rope_scaling",
             got=f"base {base}, factor {factor}, low {low}, high {high}",
             fix="take config.json from the published model",
         )
-    return found
+    return factors

@@ -57,7 +57,7 @@ class Context:
     n_ctx : int
         Places of each sequence.
     graph_type : GraphType or str
-        Which graph of the model: LLM, DRAFT, ENCODER, DECODER or a registered one.
+        Which graph of the model: LLM, DRAFT, ENCODER, DECODER or one of a plugin's own.
     n_seq_max : int
         Sequences 0 .. n_seq_max - 1 can be used.
     n_batch : int
@@ -114,7 +114,7 @@ class Context:
         )
         kind = GraphType(graph_type)
         self.backend = select_backend(backend)
-        plain = drafter is None and kind is not GraphType.DRAFT
+        plain = drafter is None and kind != GraphType.DRAFT
         self.runner = GraphRunner(
             model,
             sizes,
@@ -224,8 +224,8 @@ class Context:
             Rows of any mix of sequences; those of one sequence continue it in order.
         choices : mtpcore.backends.base.Choices, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
-            ``Output.chosen`` has the tokens, and ``Output.logits`` only the rows without a
-            sampler.
+            ``Output.chosen`` has the tokens, and ``Output.logits_at`` the logits of outputs
+            without a sampler.
 
         Returns
         -------
@@ -245,7 +245,7 @@ class Context:
 
     @act
     def explore(self, batch: Batch) -> Output:
-        """Run rows, or a draft tree, and forget them: they reach no link.
+        """Run a batch of rows, or a draft tree, and forget them: they reach no link.
 
         Raises
         ------

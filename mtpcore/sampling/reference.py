@@ -1,6 +1,6 @@
-"""The sampler's definition in NumPy: slow, and as close to the words as code can be.
+"""The sampler's definition in NumPy: slow, and as close to its description as possible.
 
-The compiled sampler is held to this one token for token.
+Tests compare the compiled sampler with this one, token for token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conformance: drafts are those that the graphs say, and those that their author says."""
+"""Conformance: drafts are those of the reference backend, and those of the author's formula."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ def check_drafts(
 ) -> int:
     """Compare drafts at every place of a text with the definition's and with an author's own.
 
-    Text never depends on drafts, so that a wrong head is only slow, and no comparison of texts
-    finds it. Here each draft, greedy and sampled, must be the one that the same graphs make on
-    ``mtpcore.backends.reference``; and each greedy one the best by the author's function.
+    Text never depends on drafts, so a wrong head is only slow, and no comparison of texts finds
+    it. Here each draft, greedy and sampled, must equal the draft of the same graphs on
+    ``mtpcore.backends.reference``, and each greedy one must have the best score by the author's
+    function.
 
     Parameters
     ----------
@@ -89,25 +90,25 @@ def check_drafts(
     bound = read(bound, Finite, "a number of standard deviations", where="check_drafts")
     taps = subject.model.program(GraphType.LLM).taps
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}
-    made = subject.link(backend=backend, **options)
+    tested = subject.link(backend=backend, **options)
     wanted = subject.link(backend=DEFINITION, **options)
     tokens = subject.text(n_tokens, seed)
     rows: dict[str, list[F32]] = {tap: [] for tap in taps}
     n_drafts = 0
     for place, token in enumerate(tokens.tolist()):
-        outputs = [cross.llm.process(Batch.of([token], pos=place)) for cross in (made, wanted)]
+        outputs = [cross.llm.process(Batch.of([token], pos=place)) for cross in (tested, wanted)]
         for tap in rows:
             rows[tap].append(outputs[0].tap(tap))
         where = f"{subject}, after token {place}"
         for sampling in (Sampling.greedy(), SAMPLED):
-            found, right = (_draft(cross, k, sampling) for cross in (made, wanted))
-            assert found == right, f"{where}: drafts are {found}, by definition {right}"
-            n_drafts += len(found)
-            if scores is not None and found and not sampling.temperature:
-                pending = made.pending(0, sampling)
+            drafts, right = (_draft(cross, k, sampling) for cross in (tested, wanted))
+            assert drafts == right, f"{where}: drafts are {drafts}, by definition {right}"
+            n_drafts += len(drafts)
+            if scores is not None and drafts and not sampling.temperature:
+                pending = tested.pending(0, sampling)
                 text = np.array([*tokens[: place + 1], pending], np.int32)
                 given = {tap: np.concatenate(parts) for tap, parts in rows.items()}
-                _check_best(scores(text, given, found), found, bound, where)
+                _check_best(scores(text, given, drafts), drafts, bound, where)
     assert n_drafts, f"{subject}: nothing was drafted"
     return n_drafts
 
@@ -119,11 +120,11 @@ def _draft(cross: Cross, k: int, sampling: Sampling) -> list[int]:
 
 
 def _check_best(scores: ArrayLike, drafts: list[int], bound: float, where: str) -> None:
-    """Raise AssertionError where a draft is not about the best of its row."""
-    found = np.asarray(scores, np.float64)
-    shape = f"{list(found.shape)} scores for {len(drafts)} drafts"
-    assert found.shape[:-1] == (len(drafts),), f"{where}: {shape}"
-    for i, (row, draft) in enumerate(zip(found, drafts, strict=True)):
+    """Raise AssertionError where a draft has not nearly the best score."""
+    rows = np.asarray(scores, np.float64)
+    shape = f"{list(rows.shape)} scores for {len(drafts)} drafts"
+    assert rows.shape[:-1] == (len(drafts),), f"{where}: {shape}"
+    for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
         assert draft < len(row), f"{where}: {shape}, of which one is token {draft}"
         best, spread = int(np.argmax(row)), float(np.std(row[np.isfinite(row)]))
         assert row[draft] >= row[best] - bound * spread, (

@@ -29,7 +29,7 @@ def check_layouts(subject: Subject, folder: Path) -> None:
     """Split a model with a head into a trunk and a head, and put them together again.
 
     The trunk alone has no drafter and gives the same text; completed by the head's file it drafts
-    as the whole does.
+    as the whole does. The files are written to ``folder``.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def check_ties(subject: Subject, folder: Path) -> int:
     """Give the drafter weights of its own where it borrows: a copy, then another matrix.
 
     A copy changes nothing; a matrix with its rows in another order changes the drafts. Returns how
-    many weights were borrowed.
+    many weights were borrowed. Files are written to ``folder``.
 
     Raises
     ------
@@ -75,14 +75,14 @@ def check_ties(subject: Subject, folder: Path) -> int:
         raw = _blocks(source, use.tensor)
         kind = source.tensors[use.tensor].type
         path = folder / f"copy-{number}.gguf"
-        own = {n for n in source.tensors if not n.startswith("target:")}
-        _write(path, source, own, {use.wanted: (raw, kind)})
+        names = {n for n in source.tensors if not n.startswith("target:")}
+        _write(path, source, names, {use.wanted: (raw, kind)})
         assert _drafts(load_model(path, plugins=subject.plugins), subject) == wanted, (
             f"{use.wanted}: a copy differs"
         )
         path = folder / f"other-{number}.gguf"
         other = np.ascontiguousarray(_other(raw))
-        _write(path, source, own, {use.wanted: (other, kind)})
+        _write(path, source, names, {use.wanted: (other, kind)})
         assert _drafts(load_model(path, plugins=subject.plugins), subject) != wanted, (
             f"{use.wanted}: is not used"
         )
@@ -113,14 +113,14 @@ def _write(
     more: Mapping[str, tuple[NDArray[np.uint8], int]] | None = None,
 ) -> Path:
     """Write some of a model's tensors, and some more, with the model's metadata."""
-    made = {name: (_blocks(model, name), model.tensors[name].type) for name in sorted(names)}
-    made |= more or {}
+    tensors = {name: (_blocks(model, name), model.tensors[name].type) for name in sorted(names)}
+    tensors |= more or {}
     write_model_file(
         path,
         model.architecture,
         model.metadata,
-        {name: blocks for name, (blocks, _) in made.items()},
-        {name: kind for name, (_, kind) in made.items()},
+        {name: blocks for name, (blocks, _) in tensors.items()},
+        {name: kind for name, (_, kind) in tensors.items()},
     )
     return path
 
@@ -137,8 +137,8 @@ def _drafts(source: Model, subject: Subject) -> list[Any]:
     in_own_file = subject.draft_model is not None
     llm = Context(subject.model if in_own_file else source)
     cross = link(llm, subject.drafter, draft_model=source if in_own_file else None)
-    found = []
+    drafts = []
     for place, token in enumerate(subject.text(20)):
         llm.process(Batch.of([token], pos=place))
-        found.append(cross.draft(0, 3))
-    return found
+        drafts.append(cross.draft(0, 3))
+    return drafts

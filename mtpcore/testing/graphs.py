@@ -1,4 +1,4 @@
-"""Conformance: what a backend computes of a family's graphs is what they say."""
+"""Conformance: a backend computes what a family's graphs say."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def check_graphs(
     seed = read(seed, Length, "a seed", where="check_graphs")
     n_compared = 0
     for where, context, program in _programs(subject, backend, kv_dtype, threads):
-        made, wanted = (
+        tested, wanted = (
             Runner(
-                one,
+                chosen_backend,
                 program,
                 context.model,
                 n_seq=N_SEQ,
@@ -87,19 +87,19 @@ def check_graphs(
                 threads=threads,
                 kv_dtype=kv_dtype,
             )
-            for one in (select_backend(backend), DEFINITION)
+            for chosen_backend in (select_backend(backend), DEFINITION)
         )
         rng = np.random.default_rng(seed)
         lengths = [0] * N_SEQ
         for number, batch in enumerate(BATCHES):
             rows = _rows(program, batch, lengths, rng)
-            found, right = (_run(runner, rows) for runner in (made, wanted))
+            computed, right = (_run(runner, rows) for runner in (tested, wanted))
             for name, values in right.items():
                 at = f"{subject}, {where}, batch {number}: {name}"
-                _compare(found[name], values, bound, at)
+                _compare(computed[name], values, bound, at)
                 n_compared += len(values)
         for seq in range(N_SEQ if not bound else 0):
-            same = made.memory.digest(seq) == wanted.memory.digest(seq)
+            same = tested.memory.digest(seq) == wanted.memory.digest(seq)
             assert same, f"{subject}, {where}: memory of sequence {seq} differs from the definition"
     return n_compared
 
@@ -109,12 +109,12 @@ def _programs(
 ) -> Iterator[tuple[str, Context, Program]]:
     """Yield every graph of the family: as it is run, and with all taps it offers."""
     cross = subject.link(N_CTX, backend=backend, kv_dtype=kv_dtype, threads=threads)
-    for role, one in cross.contexts.items():
-        yield role, one, one.program
-        taps = one.program.taps
-        if set(taps) - one.program.outputs.keys():
-            program = one.runner.with_taps([Tap.parse(tap) for tap in taps]).program
-            yield f"{role} with all taps", one, program
+    for role, context in cross.contexts.items():
+        yield role, context, context.program
+        taps = context.program.taps
+        if set(taps) - context.program.outputs.keys():
+            program = context.runner.with_taps([Tap.parse(tap) for tap in taps]).program
+            yield f"{role} with all taps", context, program
 
 
 def _rows(
@@ -123,13 +123,13 @@ def _rows(
     lengths: list[int],
     rng: np.random.Generator,
 ) -> Rows:
-    """Return rows drawn at random for a program, behind those that sequences have."""
+    """Return random tokens for a program, which continue the sequences."""
     seq: list[int] = []
     place: list[int] = []
-    for one, n in batch:
-        seq += [one] * n
-        place += range(lengths[one], lengths[one] + n)
-        lengths[one] += n
+    for sequence, n in batch:
+        seq += [sequence] * n
+        place += range(lengths[sequence], lengths[sequence] + n)
+        lengths[sequence] += n
     n = len(seq)
     tokens = rng.integers(0, _n_tokens(program), n).astype(np.int32)
     embeddings = None
@@ -165,21 +165,21 @@ def _run(runner: Runner, rows: Rows) -> dict[str, F32]:
     return runner.plan.run(rows, runner.memory)
 
 
-def _compare(made: NDArray[np.float32], wanted: F32, bound: float, where: str) -> None:
+def _compare(got: NDArray[np.float32], wanted: F32, bound: float, where: str) -> None:
     """Raise AssertionError at the first value that differs."""
-    assert made.shape == wanted.shape, f"{where} is {made.shape}, by definition {wanted.shape}"
-    both_nan = np.isnan(made) & np.isnan(wanted)
+    assert got.shape == wanted.shape, f"{where} is {got.shape}, by definition {wanted.shape}"
+    both_nan = np.isnan(got) & np.isnan(wanted)
     if bound:
         finite = wanted[np.isfinite(wanted)].astype(np.float64)
         most = bound * float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
         with np.errstate(invalid="ignore"):  # infinite ones less infinite ones
-            is_near = np.abs(made - wanted.astype(np.float64)) <= most
-        differs = ~(is_near | (made == wanted) | both_nan)
+            is_near = np.abs(got - wanted.astype(np.float64)) <= most
+        differs = ~(is_near | (got == wanted) | both_nan)
     else:
-        differs = (made.view(np.uint32) != wanted.view(np.uint32)) & ~both_nan
+        differs = (got.view(np.uint32) != wanted.view(np.uint32)) & ~both_nan
     for at in np.argwhere(differs)[:1].tolist():
         i = tuple(at)
         n = int(differs.sum())
         raise AssertionError(
-            f"{where}{at} is {made[i]}, by definition {wanted[i]}; {n} of {differs.size} differ"
+            f"{where}{at} is {got[i]}, by definition {wanted[i]}; {n} of {differs.size} differ"
         )

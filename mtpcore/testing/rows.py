@@ -1,4 +1,4 @@
-"""Conformance: a row's bits depend on its text alone, whatever it is computed beside."""
+"""Conformance: kernels are batch-invariant; a token's bits depend on its own text alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEED = 11
 
 
 class Company(msgspec.Struct, frozen=True):
-    """How a text reaches a context.
+    """How a text is batched.
 
     Attributes
     ----------
@@ -40,10 +40,10 @@ class Company(msgspec.Struct, frozen=True):
 
 
 def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> None:
-    """Compare every graph of the family in this company with itself row by row, bit by bit.
+    """Compare every graph of the family, batched so, with itself token by token, bit by bit.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
-    random, are run; outputs and digests must be equal.
+    random, are run with a memory of type ``kv_dtype``; outputs and digests must be equal.
 
     Raises
     ------
@@ -53,8 +53,8 @@ def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> Non
     expect(subject, Subject, "a family under test")
     expect(company, Company, "how rows reach a context")
     wanted = _trace(subject, Company(), kv_dtype)
-    found = _trace(subject, company, kv_dtype)
-    different = [name for name in wanted if wanted[name] != found[name]]
+    trace = _trace(subject, company, kv_dtype)
+    different = [name for name in wanted if wanted[name] != trace[name]]
     assert not different, f"{subject}, {company}: {', '.join(different)} differ from rows alone"
 
 
@@ -66,28 +66,28 @@ def _trace(subject: Subject, company: Company, kv_dtype: str) -> dict[str, bytes
         kv_dtype=kv_dtype,
     )
     return {
-        f"{role}.{name}": found
+        f"{role}.{name}": computed
         for role, context in _unlinked(cross)
-        for name, found in _feed(context, subject, company)
+        for name, computed in _feed(context, subject, company)
     }
 
 
 def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
-    """Yield a context like each role's, which nobody feeds but the caller."""
-    for role, one in cross.contexts.items():
+    """Yield a context like each role's, without links."""
+    for role, linked in cross.contexts.items():
         yield (
             role,
             Context(
-                one.model,
-                one.n_ctx,
-                graph_type=one.graph_type,
-                n_seq_max=one.n_seq_max,
-                n_batch=one.n_batch,
-                kv_dtype=one.kv_dtype,
-                threads=one.threads,
-                backend=one.backend,
-                taps=one.taps,
-                drafter=one.drafter,
+                linked.model,
+                linked.n_ctx,
+                graph_type=linked.graph_type,
+                n_seq_max=linked.n_seq_max,
+                n_batch=linked.n_batch,
+                kv_dtype=linked.kv_dtype,
+                threads=linked.threads,
+                backend=linked.backend,
+                taps=linked.taps,
+                drafter=linked.drafter,
             ),
         )
 
@@ -100,8 +100,8 @@ def _feed(context: Context, subject: Subject, company: Company) -> Iterator[tupl
         for name in context.program.outputs:
             rows = output.logits if name == "logits" else output.tap(name)
             parts.setdefault(name, []).append(rows[mine])
-    for name, made in parts.items():
-        yield name, np.concatenate(made).tobytes()
+    for name, chunks in parts.items():
+        yield name, np.concatenate(chunks).tobytes()
     yield "memory", context.digest(0)
 
 
@@ -128,11 +128,11 @@ def _batch(
 
 def _slots(context: Context, rows: list[tuple[int, int]]) -> dict[str, Any]:
     """Return rows for every slot, drawn by sequence and place."""
-    found = {}
+    slots = {}
     for number, (slot, value) in enumerate(context.program.inputs.items()):
         if slot not in ("tokens", "positions", "embeddings"):
             width = int(context.program.values[value].shape[1])
-            found[slot] = np.stack(
+            slots[slot] = np.stack(
                 [np.random.default_rng([number, s, p]).normal(size=width) for s, p in rows]
             ).astype(np.float32)
-    return found
+    return slots

@@ -1,4 +1,4 @@
-"""A program with a memory of its own, fed without a context: for tests of single storeys."""
+"""A program with a memory of its own, run without a context: for tests of graphs and backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ __all__ = ["Runner", "Weights"]
 
 
 class Weights:
-    """Tensors with a place for what backends make of them; a ``WeightSource``."""
+    """Tensors with a place for what backends make of them; a ``WeightSource``.
+
+    Parameters
+    ----------
+    tensors : mapping of str to WeightTensor
+    repack : bool
+        Whether backends may copy them into a layout of their own.
+    """
 
     def __init__(self, tensors: Mapping[str, WeightTensor], *, repack: bool = True) -> None:
         self.tensors, self.repack = tensors, repack

@@ -20,7 +20,7 @@ from mtpcore.testing.subject import Subject
 
 __all__ = ["Texts", "check_broken_rows", "check_texts", "cover_texts", "decode"]
 
-_KINDS = {
+_KINDS: dict[str, tuple[Any, ...]] = {
     "k": tuple(range(9)),
     "temperature": (0.0, 0.7, 1.5),
     "top_k": (0, 1, 20),
@@ -75,6 +75,8 @@ def check_texts(
 
     Parameters
     ----------
+    texts : Texts
+        How many, how long, and with which settings.
     drafter : DrafterSpec, optional
         A variant of the family's drafter, a tree for example.
     draft_vocabulary : DraftVocabulary, optional
@@ -98,12 +100,12 @@ def check_texts(
 
 
 def _compare(cross: Cross, subject: Subject, texts: Texts) -> Stats:
-    """Decode plainly and with this Cross; return what was drafted."""
+    """Decode without drafts and with this Cross; return the statistics."""
     plain = Cross(llm=subject.context(n_seq_max=texts.n_texts, n_batch=texts.n_batch))
     wanted, _ = decode(plain, subject, msgspec.structs.replace(texts, k=0))
-    found, stats = decode(cross, subject, texts)
-    for i, (one, other) in enumerate(zip(wanted, found, strict=True)):
-        assert one == other, f"{subject}, {texts}: text {i} is {other}, plainly {one}"
+    decoded, stats = decode(cross, subject, texts)
+    for i, (expected, other) in enumerate(zip(wanted, decoded, strict=True)):
+        assert expected == other, f"{subject}, {texts}: text {i} is {other}, plainly {expected}"
     return stats
 
 
@@ -119,17 +121,17 @@ def cover_texts(n_tokens: int = 16) -> list[Texts]:
         New tokens of each text.
     """
     n_tokens = read(n_tokens, Whole31, "a number of tokens", where="cover_texts")
-    made = []
+    settings = []
     for point in cover_pairs(_KINDS, n_candidates=50):
         ours = {name: point.pop(name) for name in ("k", "draft_sampler", "n_texts", "n_batch")}
         bias = {1: 3.0, 2: -float("inf"), 7: -1.5} if point.pop("biased") else None
         sampling = Sampling(logit_bias=bias, **point)
-        made.append(Texts(sampling=sampling, n_tokens=n_tokens, **ours))
-    return made
+        settings.append(Texts(sampling=sampling, n_tokens=n_tokens, **ours))
+    return settings
 
 
 def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = None) -> int:
-    """Let the rows that the drafter reads be no numbers from a place on, and compare the texts.
+    """Replace the hidden rows that the drafter reads by NaN from a place on, and compare the texts.
 
     The target's own logits stay as they are. Drafts end where the broken rows begin.
 
@@ -137,6 +139,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     ----------
     place : int
         Of the first broken row in each sequence.
+    sampling : Sampling, optional
+        Of the texts.
 
     Returns
     -------
@@ -162,8 +166,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
         arrays = {name: output.tap(name).copy() for name in output.names}
         for tap in taps:
             arrays[tap][output.pos >= place] = np.nan
-        made = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
-        deliver(batch, made)
+        spoilt = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
+        deliver(batch, spoilt)
 
     runner.deliver = spoil
     stats = _compare(cross, subject, texts)

@@ -161,4 +161,4 @@ def test_inspect_shows_the_file_alone(command, pair):
     code, _, err = command("inspect", head, "--graph", "draft")
     assert code == 1
     assert "fix: link the two" in err
-    assert "unknown graph type" in command("inspect", head, "--graph", "nothing")[2]
+    assert "no graph of this type" in command("inspect", head, "--graph", "nothing")[2]

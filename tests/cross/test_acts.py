@@ -29,7 +29,7 @@ def rounds(cross, seq, k, n, sampling=SAMPLING):
 
 
 @pytest.mark.parametrize("k", range(1, 9))
-def test_T1_rejected_drafts_leave_no_trace(k):
+def test_rejected_drafts_leave_no_trace(k):
     """A head that is never right: the state after every step is that of the text alone."""
     cross, _ = cross_of("head", skill=0)
     cross.llm.process(Batch.of(PROMPT))
@@ -40,7 +40,7 @@ def test_T1_rejected_drafts_leave_no_trace(k):
         assert_fresh(cross, 0, text[: len(PROMPT) + n])
 
 
-def test_T4_two_rejections_in_a_row_and_rewinds_that_go_too_far():
+def test_two_rejections_in_a_row_and_rewinds_that_go_too_far():
     """Verify, reject, verify, reject, without a commit between; then beyond what there is."""
     cross, _ = cross_of("head", skill=0)
     cross.llm.process(Batch.of(PROMPT))
@@ -63,7 +63,7 @@ def test_T4_two_rejections_in_a_row_and_rewinds_that_go_too_far():
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_T5_equal_shapes_of_alternating_sequences(tmp_path, backend):
+def test_equal_shapes_of_alternating_sequences(tmp_path, backend):
     """Two sequences take turns in batches of one shape; each is as if it were alone."""
     model = seer.load(tmp_path, "line")
     made, alone = (Context(model, 64, n_seq_max=2, backend=backend, threads=1) for _ in range(2))
@@ -80,7 +80,7 @@ def test_T5_equal_shapes_of_alternating_sequences(tmp_path, backend):
 
 
 @pytest.mark.parametrize("seq", [1, 2, 3])
-def test_T7_sequences_other_than_0(seq):
+def test_sequences_other_than_0(seq):
     """Sequence 0 is never used; what is drafted and accepted is what it would be there."""
     found = []
     for used in (0, seq):
@@ -92,7 +92,7 @@ def test_T7_sequences_other_than_0(seq):
     assert cross.llm.length(0) == 0
 
 
-def test_T8_interleaved_sequences_with_uneven_acceptance():
+def test_interleaved_sequences_with_uneven_acceptance():
     """Four sequences of different length in one batch, each accepting another number."""
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, N_VOCAB, n).tolist() for n in (2, 9, 1, 5)]
@@ -113,7 +113,7 @@ def test_T8_interleaved_sequences_with_uneven_acceptance():
     assert uneven > 4
 
 
-def test_T10_a_fork_mid_draft_outlives_its_parent():
+def test_a_fork_mid_draft_outlives_its_parent():
     """The pending token and its hidden row are copied; each goes on with noise of its own."""
     cross, _ = cross_of("head", skill=12)
     cross.llm.process(Batch.of(PROMPT, seq=2))
@@ -235,7 +235,7 @@ class TiedPlan(HashPlan):
         return arrays
 
 
-def test_T19_ties_go_to_the_lowest_id_in_verify_and_decode():
+def test_ties_go_to_the_lowest_id_in_verify_and_decode():
     """Two equal top logits at every place: the same pick with and without drafts."""
     texts = []
     for draft, n_batch in ((0, 16), (3, 16), (5, 2)):

@@ -46,7 +46,7 @@ def agree(request, generator, tokens):
 @pytest.mark.parametrize("drafter", [None, "head"], ids=["script", "head"])
 @pytest.mark.parametrize("draft", [0, 1, 4, 8])
 @pytest.mark.parametrize("end", range(12))
-def test_T21_an_end_token_at_each_index_of_a_run(end, draft, drafter):
+def test_an_end_token_at_each_index_of_a_run(end, draft, drafter):
     """The first occurrence ends the text and is no part of it; ignore_eos passes over it."""
     token = TRUTH[end]
     generator, _ = generator_of([token], draft, drafter, skill=16)
@@ -63,7 +63,7 @@ def test_T21_an_end_token_at_each_index_of_a_run(end, draft, drafter):
 
 @pytest.mark.parametrize("draft", [0, 4])
 @pytest.mark.parametrize("end", range(1, 12))
-def test_T21_a_stop_text_at_each_index_of_a_run(end, draft):
+def test_a_stop_text_at_each_index_of_a_run(end, draft):
     """The text is cut before it, the tokens end with the one that completed it."""
     letters = Letters().text(TRUTH)
     stop = letters[end : end + 2]
@@ -83,7 +83,7 @@ def test_T21_a_stop_text_at_each_index_of_a_run(end, draft):
     end=st.integers(0, 12),
     stop=st.integers(0, 12),
 )
-def test_T22_the_earliest_end_wins(draft, max_tokens, end, stop):
+def test_the_earliest_end_wins(draft, max_tokens, end, stop):
     """End token, stop text and budget in one run: applied in the order of the tokens."""
     letters = Letters().text(TRUTH)
     generator, _ = generator_of([TRUTH[end]], draft)
@@ -108,7 +108,7 @@ def test_T22_the_earliest_end_wins(draft, max_tokens, end, stop):
 
 @pytest.mark.parametrize("k", range(9))
 @pytest.mark.parametrize("room", range(11))
-def test_T32_drafts_end_where_the_context_does(room, k):
+def test_drafts_end_where_the_context_does(room, k):
     """Any room left: the text fills it to the last place, and nothing is written past it."""
     n_ctx = len(PROMPT) + room
     for drafter in ("head", RIGHT):
@@ -125,7 +125,7 @@ def test_T32_drafts_end_where_the_context_does(room, k):
                 cross.verify({0: []}, SAMPLING)
 
 
-def test_T32_a_prompt_beyond_the_context_is_refused():
+def test_a_prompt_beyond_the_context_is_refused():
     cross, _ = cross_of("head", n_ctx=5)
     generator = Generator(cross, sampling=SAMPLING, draft=2)
     with pytest.raises(CapacityError):
@@ -151,7 +151,7 @@ def test_T32_a_prompt_beyond_the_context_is_refused():
 
 
 @pytest.mark.parametrize("rounds", range(6))
-def test_T36_cancelled_requests_free_their_sequence(rounds):
+def test_cancelled_requests_free_their_sequence(rounds):
     """Before and after any round, queued or running: others and the next one are untouched."""
     cross, _ = cross_of("head", n_seq_max=2, skill=12)
     generator = Generator(cross, sampling=SAMPLING, draft=3)
@@ -189,8 +189,8 @@ def test_a_request_is_cancelled_by_its_own_generator():
 
 
 @pytest.mark.parametrize("act", ["draft", "verify", "accept"])
-def test_T36_a_sequence_removed_after_any_act(act):
-    """Remove, and the next text in that sequence is as in a fresh Cross (T12: no stale row)."""
+def test_a_sequence_removed_after_any_act(act):
+    """Remove, and the next text in that sequence is as in a fresh Cross: no row is left over."""
     cross, backend = cross_of("head", skill=12)
     cross.llm.process(Batch.of([9, 8, 7], seq=1))
     drafts = cross.draft(1, 4, SAMPLING)
@@ -209,7 +209,7 @@ def test_T36_a_sequence_removed_after_any_act(act):
     assert cross.digest(1) == fresh.digest(1)
 
 
-def test_T36_a_reader_that_stops_reading():
+def test_a_reader_that_stops_reading():
     generator, _ = generator_of()
     tokens = generator.generate(PROMPT, max_tokens=30)
     assert [next(tokens) for _ in range(3)] == TRUTH[:3]
@@ -220,7 +220,7 @@ def test_T36_a_reader_that_stops_reading():
 
 
 @pytest.mark.parametrize("row", range(0, 40, 3))
-def test_T14_a_round_that_raises_can_be_stepped_again(row):
+def test_a_round_that_raises_can_be_stepped_again(row):
     """Whichever row fails, of a prompt, a draft or a verification: contents are as before."""
     cross, backend = cross_of("head", n_seq_max=3, n_batch=8, skill=12)
     generator = Generator(cross, sampling=SAMPLING, draft=3)

@@ -86,7 +86,7 @@ def count(tokens):
     return np.bincount(tokens.ravel(), minlength=N_VOCAB).astype(float)
 
 
-def test_T18_over_positions_of_one_seed():
+def test_over_positions_of_one_seed():
     """Ten streams of one seed; neighbours in a text are independent of each other too."""
     settings = {"temperature": 1.5, "top_k": 8}
     samplings = [Sampling(seed=99, stream=stream, **settings) for stream in range(10)]
@@ -102,7 +102,7 @@ def test_T18_over_positions_of_one_seed():
     assert ((pairs - wanted) ** 2 / wanted).sum() < chi_square_bound(1)
 
 
-def test_T18_over_seeds():
+def test_over_seeds():
     """The first four choices of 25,000 seeds: what a first draft accepts or rejects."""
     counts = np.zeros(N_VOCAB)
     for first in range(0, N_DRAWS // 4, 500):

@@ -52,7 +52,7 @@ drafters = st.sampled_from(["head", "script", "both"])
 def test_texts_are_those_of_plain_decoding(
     wanted, kind, script, skill, nan, n_seq_max, occupied, n_batch, raises, fails, later
 ):
-    """T17: the noise of a position is the same whatever was drafted or rejected before it."""
+    """The noise of a position is the same whatever was drafted or rejected before it."""
     truths = [plain(w["prompt"], w["sampling"], w["max_tokens"]) for w in wanted]
     texts = [[*w["prompt"], *t] for w, t in zip(wanted, truths, strict=True)]
     scripted = Scripted((SCRIPTS | TREES)[script], texts, raises)
@@ -86,7 +86,7 @@ def test_texts_are_those_of_plain_decoding(
 
 @pytest.mark.parametrize("k", range(9))
 def test_acceptance_follows_the_script(k):
-    """T17 for one seed and every k; what is always right is always accepted."""
+    """Equal text for one seed and every k; what is always right is always accepted."""
     prompt, sampling = [3, 1, 4], Sampling(temperature=0.9, seed=11, stream=5)
     truth = plain(prompt, sampling, 40)
     for name in ("right", "wrong", "right for three", "NumPy"):
@@ -104,7 +104,7 @@ def test_acceptance_follows_the_script(k):
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_T37_invalid_drafts_are_cut_counted_and_warned_of_once(name, caplog):
+def test_invalid_drafts_are_cut_counted_and_warned_of_once(name, caplog):
     prompt, sampling = [3, 1, 4], Sampling(seed=11)
     truth = plain(prompt, sampling, 30)
     cross, _ = cross_of(Scripted(SCRIPTS[name], [[*prompt, *truth]]))
@@ -173,7 +173,7 @@ def test_siblings_alike_are_the_error_of_who_makes_the_tree():
 
 
 @pytest.mark.parametrize("name", ["empty", "too long", "endless"])
-def test_T38_empty_and_too_long_drafts(name, caplog):
+def test_empty_and_too_long_drafts(name, caplog):
     prompt, sampling = [3, 1, 4], Sampling(seed=12)
     truth = plain(prompt, sampling, 30)
     cross, _ = cross_of(Scripted(SCRIPTS[name], [[*prompt, *truth]]), n_batch=2)
@@ -191,7 +191,7 @@ def test_T38_empty_and_too_long_drafts(name, caplog):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_T43_a_head_that_is_always_right_is_accepted(k):
+def test_a_head_that_is_always_right_is_accepted(k):
     """Its noise is the target's, so that it agrees at every temperature."""
     cross, _ = cross_of("head", skill=16)
     for temperature in (0.0, 0.7, 1.5):
@@ -201,7 +201,7 @@ def test_T43_a_head_that_is_always_right_is_accepted(k):
 
 
 @pytest.mark.parametrize("kind", ["head", "script"])
-def test_T44_acceptance_does_not_depend_on_how_rows_are_batched(kind):
+def test_acceptance_does_not_depend_on_how_rows_are_batched(kind):
     prompt = np.random.default_rng(0).integers(0, N_VOCAB, 64).tolist()
     sampling = Sampling(temperature=0.8, seed=9)
     truth = plain(prompt, sampling, 60)
@@ -219,7 +219,7 @@ def test_T44_acceptance_does_not_depend_on_how_rows_are_batched(kind):
     assert sum(found[0][0]) > 20
 
 
-def test_T45_drafting_switched_mid_sequence():
+def test_drafting_switched_mid_sequence():
     """On, off and on again through one Cross: text, state and drafts as without the pause."""
     sampling, prompt = Sampling(temperature=0.7, seed=21), [5, 6]
     truth = plain(prompt, sampling, 40)

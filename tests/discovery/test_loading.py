@@ -12,12 +12,12 @@ import toy
 
 import mtpcore.models
 from mtpcore.discovery import loading
-from mtpcore.discovery.loading import find_companion, find_model, load_model
+from mtpcore.discovery.loading import find_companion, find_head, find_model, load_model
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf import write_model_file
 from mtpcore.graph import GraphType
-from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key, hookimpl
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, Key, hookimpl
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_tensors_that_a_trunk_must_not_have_are_refused(tmp_path):
     assert caught.value.got == "sinks"
 
 
-def test_T29_model_without_head(load, caplog):
+def test_model_without_head(load, caplog):
     model = load(toy.trunk_tensors())
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert warnings_of(caplog) == []
@@ -120,7 +120,7 @@ def test_a_model_without_drafter_names_plugins_that_had_no_say(tmp_path):
         assert caught.value.fix.endswith("install the drafter's plugin" + said)
 
 
-def test_T29_flag_without_tensors(load, caplog):
+def test_flag_without_tensors(load, caplog):
     model = load(toy.trunk_tensors(), heads=1)
     assert (model.file_layout, model.drafters) == ("trunk-only", ())
     assert model.hparams.n_layers == toy.N_LAYERS
@@ -129,7 +129,7 @@ def test_T29_flag_without_tensors(load, caplog):
     assert "says 1" in warning
 
 
-def test_T29_tensors_without_flag(load, caplog):
+def test_tensors_without_flag(load, caplog):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
     model = load(tensors, n_blocks=toy.N_LAYERS + 1)
     assert model.file_layout == "combined"
@@ -222,6 +222,17 @@ def test_a_packaged_model_may_have_a_drafter_in_a_file_of_its_own(monkeypatch):
     assert find_companion("elsewhere") is None
 
 
+@pytest.mark.parametrize("model", ["big.gguf", "big-00001-of-00003.gguf"])
+def test_drafters_and_heads_lie_beside_a_model(tmp_path, model):
+    path = tmp_path / model
+    assert (find_companion(path), find_head(path)) == (None, None)
+    for name in ("big-draft.gguf", "mtp-big.gguf"):
+        (tmp_path / name).touch()
+    assert find_companion(str(path)) == str(tmp_path / "big-draft.gguf")
+    assert find_head(path) == str(tmp_path / "mtp-big.gguf")
+    assert find_companion(tmp_path / "big") is None
+
+
 def test_an_unknown_packaged_model_names_the_known_ones():
     with pytest.raises(ModelFileError) as caught:
         mtpcore.load_model("demo:nobody")
@@ -253,29 +264,29 @@ def test_a_broken_drafter_does_not_stop_the_trunk(load, caplog):
 
 
 def test_numbers_stand_in_place_of_keys(load):
-    block = Block(
-        size="{arch}.block_size",
-        mask_token=Key("tokenizer.mask", 7),
-        causal=Key("{arch}.causal", False),
-    )
     spec = toy.replaced(
-        name="block",
-        shape="block",
-        block=block,
-        limit=100,
+        name="keyed",
+        fit=Fit(tensors=("output_norm.weight",)),
+        heads=Heads(count=Key("{arch}.n_keyed", 3), order="each-step"),
         feeds=(Feed(slot="hidden", taps=("layer_input:{arch}.layers",)),),
     )
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
-    model = load(
-        tensors,
-        spec,
-        heads=1,
-        **{"toy.block_size": 6, "toy.causal": True, "toy.layers": np.array([0, 1])},
-    )
-    found = model.find_drafter("block")
-    assert (found.block.size, found.block.mask_token, found.block.causal) == (6, 7, True)
-    assert found.feeds[0].taps == ("layer_input:0", "layer_input:1")
-    assert found.limit == 5
+    for keys, count in (({}, 3), ({"toy.n_keyed": 5}, 5)):
+        model = load(tensors, spec, heads=1, **keys, **{"toy.layers": np.array([0, 1])})
+        found = model.find_drafter("keyed")
+        assert (found.heads.count, found.limit) == (count, count)
+        assert found.feeds[0].taps == ("layer_input:0", "layer_input:1")
+
+
+@pytest.mark.parametrize("count", [0, -3, 1 << 40])
+def test_a_number_of_heads_that_is_none_leaves_the_drafter_out(load, caplog, count):
+    fit = Fit(tensors=("output_norm.weight",))
+    spec = toy.replaced(name="keyed", fit=fit, heads=Heads(count="{arch}.n_keyed"))
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
+    model = load(tensors, spec, heads=1, **{"toy.n_keyed": count})
+    assert [drafter.name for drafter in model.drafters] == ["toy_head"]
+    (said,) = warnings_of(caplog)
+    assert "n_keyed" in said
 
 
 def test_heads_are_counted_by_their_tensors(load, caplog):

@@ -9,7 +9,7 @@ PROMPT = [5, 6, 7]
 NOT_ACTS = {
     Context: {"length", "check_seq", "join"},
     Cross: {"tokens", "transaction", "settle"},
-    Generator: {"generate"},  # it is made of add, step and cancel
+    Generator: {"request", "generate"},  # the latter is made of queue, step and cancel
 }
 """Public methods that only look, that are made of acts, or that are parts of one under way."""
 
@@ -60,9 +60,7 @@ def look(sequences):
 
 
 def new_request(generator):
-    return generator._request(
-        [1, 2], sampling=None, draft=None, max_tokens=4, stop=(), ignore_eos=False
-    )
+    return generator.request([1, 2], max_tokens=4)
 
 
 CALLS = {

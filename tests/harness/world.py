@@ -3,6 +3,7 @@
 import mtpcore
 import mtpcore.testing
 from mtpcore import Batch, Context, DraftTree, Generator, Sampling, link
+from mtpcore.gguf import ChatTemplate
 
 GREEDY = Sampling.greedy()
 
@@ -54,6 +55,8 @@ class World:
         self.generator.step()
         self.tree = DraftTree([7, 9, 8], [-1, -1, 0])
         self.vocabulary = mtpcore.DraftVocabulary([1, 2, 3, 4], "")
+        model.chat_template = ChatTemplate("{{ messages[0].content }}")
+        self.lm = mtpcore.LM(model, n_ctx=48, n_seq_max=2, draft=2, threads=1)
         self.stats = mtpcore.Stats()
         self.subject = mtpcore.testing.Subject("demo", "demo")
 
@@ -78,5 +81,6 @@ class World:
         one = self.request
         found += [list(one.tokens), one.text, one.seq, one.n_prefilled, one.finish_reason]
         found += [len(self.generator._requests)]
+        found += [self.lm.n_running, repr(self.lm)]
         found += [self.tree.tokens.tolist(), self.vocabulary.tokens.tolist(), str(self.stats)]
         return found

@@ -256,7 +256,7 @@ def test_rows_from_before_the_link_are_unknown_and_say_so(caplog):
     assert len(cross.draft(1, 3)) == 3
 
 
-def test_T28_rows_that_are_not_finite_pause_the_drafter(caplog):
+def test_rows_that_are_not_finite_pause_the_drafter(caplog):
     """Reported once, counted, and no other sequence is touched."""
     cross, _ = cross_of("head", skill=16)
     for seq in (0, 1):
@@ -277,7 +277,7 @@ def test_T28_rows_that_are_not_finite_pause_the_drafter(caplog):
         cross.feed("llm", "hidden", 0, 2, row)
 
 
-def test_T25_each_entry_is_paired_with_the_row_before_its_token():
+def test_each_entry_is_paired_with_the_row_before_its_token():
     """Over prefill in chunks, drafts, rejection and a fork; the first token has no entry."""
     cross, backend = cross_of("head", skill=8)
     cross.llm.process(Batch.of([1, 2, 3, 4], seq=3))
@@ -297,7 +297,7 @@ def test_T25_each_entry_is_paired_with_the_row_before_its_token():
 
 
 @pytest.mark.parametrize("tap", ["hidden", "residual"])
-def test_T27_a_tap_is_what_was_declared(tap):
+def test_a_tap_is_what_was_declared(tap):
     """Its rows are linked and read, not those of another tap; what is not there is named."""
     feed = Feed(slot="hidden", taps=(tap,), recycle="carry")
     backend = HashBackend(skill=16)
@@ -320,7 +320,7 @@ def test_T27_a_tap_is_what_was_declared(tap):
 
 
 @pytest.mark.parametrize("tap", ["layer_input:0", "before_the_norm"])
-def test_T27_a_tap_that_the_target_does_not_supply(tap):
+def test_a_tap_that_the_target_does_not_supply(tap):
     """Refused by name when it is linked; the context is as it was."""
     feed = Feed(slot="hidden", taps=(tap,), recycle="carry")
     model = HashModel(msgspec.structs.replace(SPEC, feeds=(feed,)))

@@ -39,7 +39,7 @@ def feed(one, tokens, seq=0, n_batch=64):
 
 @pytest.mark.parametrize(("backend", "n"), [("cpu", 4 * PAGE), ("reference", 2 * PAGE + 20)])
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
-def test_T3_rewind_across_the_window_edge(source, backend, n, kv_dtype):
+def test_rewind_across_the_window_edge(source, backend, n, kv_dtype):
     """Drafts at every place, all rejected but some: numbers and state are the plain text's."""
     tokens, rng = text(n), np.random.default_rng(1)
     one = runner(source, backend, kv_dtype=kv_dtype)

@@ -20,6 +20,7 @@ from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.conversion import convert, quantize
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.gguf import write_model_file
+from mtpcore.runtime.runner import run_drafts
 from mtpcore.sampling import Sampler, Scratch
 
 NAME, N_PROMPT, LAYERS = "eagle3-13", 48, (2, 4, 5)
@@ -88,16 +89,16 @@ def test_first_drafts_from_the_references_taps(files, refs, backend):
     batch = Batch(tokens[:-1], slots={"taps": refs["taps"][0]}, outputs="none")
     fused = fusion.process(batch).tap("fused")
     greedy = Sampling.greedy()
-    drafts = head.draft(
-        Batch(tokens[1:], pos=1, slots={"fused": fused}),
-        [4],
-        samplers=[Sampler(greedy, Scratch(2048))],
-        history=[np.array(tokens, np.int32)],
-        n_prompt=[N_PROMPT],
-        p_min=[0.0],
-        recycle={"fused": "residual"},
-        token_ids=read_vocabulary(head),
-    )
+    choices = {
+        "samplers": [Sampler(greedy, Scratch(2048))],
+        "history": [np.array(tokens, np.int32)],
+        "n_prompt": [N_PROMPT],
+        "p_min": [0.0],
+        "recycle": {"fused": "residual"},
+        "token_ids": read_vocabulary(head.runner),
+    }
+    batch = Batch(tokens[1:], pos=1, slots={"fused": fused})
+    drafts = run_drafts([(head.runner, batch)], [4], choices)
     assert drafts == [refs["drafts"][0, 0].tolist()]
     assert refs["draft_margin"][0, 0].min() > NEAR_TIE
 

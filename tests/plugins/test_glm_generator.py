@@ -73,7 +73,7 @@ def plain(model, refs):
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)))
-def test_T17_texts_are_those_of_plain_decoding(model, refs, plain, number):
+def test_texts_are_those_of_plain_decoding(model, refs, plain, number):
     """Each row: some prompts at once in shuffled slots, each with settings of its own."""
     row = ROWS[number]
     n, n_seq = 20, row["n_seq"]

@@ -31,7 +31,7 @@ STOREYS = [
     "models",
     "plugin",
     "conversion decoding",
-    "testing",
+    "testing lm",
     "names",
     "cli",
     "__main__",

@@ -72,7 +72,7 @@ def test_without_the_head_nothing_of_it_is_held(model):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.skipif(HAS_ASAN, reason="AddressSanitizer keeps what was freed for a while")
-def test_T42_memory_of_contexts_goes_with_them(tmp_path):
+def test_memory_of_contexts_goes_with_them(tmp_path):
     """Native memory too: of 200 contexts that fill a megabyte each nothing stays."""
     small = seer.load(tmp_path, "line")
 

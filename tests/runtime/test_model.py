@@ -87,7 +87,7 @@ def test_a_graph_of_taps_feeds_the_graph_that_drafts(load):
                 slot="taps",
                 graph="toy_fusion",
                 taps=("layer_input:0", "layer_input:1"),
-                pairing="none",
+                pairing="same-token",
             ),
             Feed(slot="hidden", src="toy_fusion", taps=("fused",), recycle="hidden"),
         ),
@@ -99,12 +99,12 @@ def test_a_graph_of_taps_feeds_the_graph_that_drafts(load):
     assert draft.values[draft.inputs["hidden"]].shape == ("n_tokens", toy.WIDTH)
 
 
-# T30: tied weights
+# Tied weights
 
 
 @pytest.mark.parametrize("output", [True, False])
 @pytest.mark.parametrize("own", [(), ("embed",), ("head",), ("embed", "head")])
-def test_T30_tied_weights_come_from_where_the_file_has_them(load, own, output):
+def test_tied_weights_come_from_where_the_file_has_them(load, own, output):
     made = np.random.default_rng(5)
     tables = {n: made.normal(size=(toy.N_VOCAB, toy.WIDTH)).astype(np.float32) for n in own}
     model = load({**toy.trunk_tensors(output=output), **toy.head_tensors(**tables)}, heads=1)
@@ -124,7 +124,7 @@ def test_T30_tied_weights_come_from_where_the_file_has_them(load, own, output):
         assert np.array_equal(model.tensors[use.tensor].array(), values)
 
 
-def test_T30_a_head_may_read_the_output_matrix_by_the_trunks_tie(load):
+def test_a_head_may_read_the_output_matrix_by_the_trunks_tie(load):
     def plain(g, inputs, h):
         return toy.Outputs(logits=g.matmul(g.output_rows(inputs["hidden"]), "output.weight"))
 
@@ -133,7 +133,7 @@ def test_T30_a_head_may_read_the_output_matrix_by_the_trunks_tie(load):
     assert set(model.program("draft", drafter="plain").weights()) == {"token_embd.weight"}
 
 
-def test_T30_a_weight_of_another_width_is_refused(load):
+def test_a_weight_of_another_width_is_refused(load):
     narrow = np.ones((toy.N_VOCAB, toy.WIDTH // 2), np.float32)
     model = load({**toy.trunk_tensors(), **toy.head_tensors(head=narrow)}, heads=1)
     with pytest.raises(GraphError) as caught:
@@ -153,17 +153,10 @@ def test_logits_are_those_of_the_vocabulary(load):
         load(toy.trunk_tensors() | head, heads=1).program("draft")
 
 
-def test_T30_another_type_is_kept_or_asked_for(load):
+def test_a_tied_weight_keeps_the_type_of_its_file(load):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
-    types = {"output.weight": "Q8_0", "token_embd.weight": "F16"}
-    retyped = toy.replaced(
-        name="retyped",
-        ties=(toy.HEAD.ties[0], first_of("blk.{n}.head.weight", "output.weight", retype="Q4_0")),
-    )
-    model = load(tensors, retyped, heads=1, types=types)
+    model = load(tensors, heads=1, types={"output.weight": "Q8_0", "token_embd.weight": "F16"})
     assert [use.type for use in model.tie_report("toy_head")] == ["F16", "Q8_0"]
-    assert [use.type for use in model.tie_report("retyped")] == ["F16", "Q8_0 as Q4_0"]
-    assert model.program("draft", drafter="retyped").weights()["output.weight"].retype == "Q4_0"
 
 
 class Apart:
@@ -192,7 +185,7 @@ APART = DrafterSpec(
 
 
 @pytest.mark.parametrize("output", [True, False])
-def test_T30_a_head_in_its_own_file_borrows_of_its_target(load, output):
+def test_a_head_in_its_own_file_borrows_of_its_target(load, output):
     target = load(toy.trunk_tensors(output=output))
     own = toy.head_tensors(n=0)
     drafter = load(own, APART, architecture="toy_apart", name="apart.gguf")
@@ -214,7 +207,7 @@ def test_T30_a_head_in_its_own_file_borrows_of_its_target(load, output):
         drafter.borrow_from(load(toy.trunk_tensors(), name="second.gguf"))
 
 
-def test_T30_a_head_made_for_another_target_is_refused(load):
+def test_a_head_made_for_another_target_is_refused(load):
     drafter = load(toy.head_tensors(n=0), APART, architecture="toy_apart", name="apart.gguf")
     for changes, wanted in (({"architecture": "toy_two"}, "toy"), ({"width": 16}, toy.WIDTH)):
         target = load(toy.trunk_tensors())
@@ -226,7 +219,7 @@ def test_T30_a_head_made_for_another_target_is_refused(load):
         assert "target:token_embd.weight" not in drafter.tensors
 
 
-def test_T30_a_missing_tied_weight_is_reported(load):
+def test_a_missing_tied_weight_is_reported(load):
     spec = toy.replaced(name="lost", ties=(*toy.HEAD.ties, first_of("blk.{n}.gone.weight")))
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
     assert model.tie_report("lost")[-1].source == "missing"

@@ -159,11 +159,11 @@ def test_embedding_rows_pause_drafters_visibly(tmp_path, caplog):
     assert len(cross.draft(0, 3)) == 3
 
 
-# T24 and T26: taps whatever the split, and views that stay as they were
+# Taps whatever the split, and views that stay as they were
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_T24_taps_do_not_depend_on_the_split(models, backend):
+def test_taps_do_not_depend_on_the_split(models, backend):
     model, tokens = models["line"], np.random.default_rng(1).integers(0, 64, 13)
     wanted = context(model, backend, taps=["hidden", "residual"]).process(Batch.of(tokens))
     for n_batch in range(1, 14):
@@ -176,7 +176,7 @@ def test_T24_taps_do_not_depend_on_the_split(models, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_T26_a_view_that_somebody_holds_is_never_overwritten(models, backend):
+def test_a_view_that_somebody_holds_is_never_overwritten(models, backend):
     made = context(models["line"], backend, n_seq_max=2, taps=["hidden"])
     held = [made.process(Batch.of([s, 2, 3], seq=s, outputs="all")) for s in (0, 1)]
     copies = [(o.logits.copy(), o.tap("hidden").copy()) for o in held]
@@ -188,7 +188,7 @@ def test_T26_a_view_that_somebody_holds_is_never_overwritten(models, backend):
         assert not output.logits.flags.writeable
 
 
-def test_T9_rows_of_many_small_batches_are_each_sequences_own():
+def test_rows_of_many_small_batches_are_each_sequences_own():
     """Split batches of several sequences; the double computes in buffers that it poisons."""
     for n_batch in (1, 2, 3, 5, 64):
         cross, _ = cross_of("head", n_batch=n_batch, skill=16)
@@ -214,11 +214,11 @@ def test_T9_rows_of_many_small_batches_are_each_sequences_own():
             assert np.array_equal(output.logits, [logits_of(state) for state, _ in wanted])
 
 
-# T42: closing and leaks
+# Closing and leaks
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_T42_whatever_goes_first(tmp_path, backend):
+def test_whatever_goes_first(tmp_path, backend):
     """Model closed, target dropped, or Cross dropped first: what is left runs or says why."""
     model = seer.load(tmp_path, "line")
     llm = context(model, backend, n_seq_max=2)
@@ -256,7 +256,7 @@ def grown(make, n):
         tracemalloc.stop()
 
 
-def test_T42_ten_thousand_links_leave_nothing():
+def test_ten_thousand_links_leave_nothing():
     """Counted by what the collector knows, which is quicker than tracing every byte."""
     model, backend = HashModel(), HashBackend()
 
@@ -272,7 +272,7 @@ def test_T42_ten_thousand_links_leave_nothing():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_T42_contexts_of_a_file_leave_nothing(models, backend):
+def test_contexts_of_a_file_leave_nothing(models, backend):
     def make():
         context(models["line"], backend).process(Batch.of([1, 2]))
 

@@ -1,4 +1,4 @@
-"""The CPU backend: programs lowered to plans that run without the GIL on threads of our own."""
+"""The CPU backend: programs lowered to plans that run without the GIL on its own thread pool."""
 
 from mtpcore.backends.cpu.backend import CpuBackend, CpuPlan
 from mtpcore.backends.cpu.store import CpuStore

@@ -43,7 +43,7 @@ _PRODUCTS_PER_NS = 100.0  # of one thread, roughly
 
 
 class CpuBackend:
-    """Implements ``mtpcore.backends.base.Backend`` with kernels of our own.
+    """Implements ``mtpcore.backends.base.Backend`` with batch-invariant kernels.
 
     A row's bits depend on its own tokens, positions and memory only: not on the batch around it,
     the size of batches, the number of threads, page numbers or the instruction set.
@@ -89,12 +89,12 @@ class CpuBackend:
         """
         if n_batch < 1:
             raise BackendError("a batch has at least one row", where="n_batch", got=n_batch)
-        own = [store for store in stores if isinstance(store, CpuStore)]
-        if len(own) < len(stores):
+        cpu_stores = [store for store in stores if isinstance(store, CpuStore)]
+        if len(cpu_stores) < len(stores):
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         weights = Weights(source)
         weights.pack_ahead(program, threads)
-        return CpuPlan(Lowering(program, weights, own, n_batch, n_ctx), threads)
+        return CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx), threads)
 
 
 class CpuPlan:
@@ -161,7 +161,7 @@ class CpuPlan:
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name.
 
-        They are the only memory that a run asks for, so that what somebody holds stays as it is.
+        They are the only memory that a run allocates, so arrays that callers hold do not change.
 
         Raises
         ------
@@ -175,16 +175,16 @@ class CpuPlan:
         n_rows = {name: n_outputs if is_output else n for name, _, is_output, _ in self._outputs}
         if choices is not None:
             n_rows["logits"] = choices.samplers.count(None)
-        found = {
+        arrays = {
             name: np.empty((n_rows[name], *shape), np.float32)
             for name, _, _, shape in self._outputs
         }
         external = self._inputs(rows)
-        external += [(self._made[name][0], array) for name, array in found.items()]
+        external += [(self._made[name][0], array) for name, array in arrays.items()]
         pages = self._pages(memory)
         logits = -1 if choices is None else self._made["logits"][0]
-        chosen = self._executor.run(rows, pages, external, logits, found.get("logits"))
-        return found if chosen is None else {**found, "chosen": chosen}
+        chosen = self._executor.run(rows, pages, external, logits, arrays.get("logits"))
+        return arrays if chosen is None else {**arrays, "chosen": chosen}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.
@@ -198,10 +198,10 @@ class CpuPlan:
         """
         check_draft(run, self.program)
         passes = [self._pass(run.rows, memory, run.recycle)]
-        for one in run.later:
-            if not isinstance(one.plan, CpuPlan) or one.plan.threads != self.threads:
+        for later in run.later:
+            if not isinstance(later.plan, CpuPlan) or later.plan.threads != self.threads:
                 return draft_steps(self, run, memory)
-            passes.append(one.plan._pass(one.rows, one.memory, run.recycle))
+            passes.append(later.plan._pass(later.rows, later.memory, run.recycle))
         return draft(run, passes)
 
     def _pass(self, rows: Rows, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
@@ -225,7 +225,7 @@ class CpuPlan:
         """Return the arrays of slots and embeddings by buffer."""
         if rows.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
-        found: list[tuple[int, Any]] = []
+        inputs: list[tuple[int, Any]] = []
         for name, (buffer, width) in self._slots.items():
             array = rows.embeddings if name == "embeddings" else rows.slots.get(name)
             if array is None and name == "embeddings":
@@ -238,8 +238,8 @@ class CpuPlan:
                     wanted=f"float32{list(wanted)}",
                     got=None if array is None else f"{array.dtype}{list(array.shape)}",
                 )
-            found.append((buffer, array))
-        return found
+            inputs.append((buffer, array))
+        return inputs
 
 
 def _work(steps: Sequence[Step]) -> tuple[float, float]:

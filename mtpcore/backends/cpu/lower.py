@@ -1,4 +1,4 @@
-"""From a Program to steps: one method an operation."""
+"""From a Program to steps, with one method for each operation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Lowering:
         return View(buffer, n_heads, 0, n_heads * width, width, width)
 
     def _make(self, value_id: int) -> View:
-        """Return where a value is made: in its place of another one, or in a new buffer."""
+        """Return where a value is written: inside another one, or into a new buffer."""
         if value_id not in self._views:
             shape = [int(n) for n in self.program.values[value_id].shape[1:]]
             place = self._places.get(value_id)
@@ -96,20 +96,20 @@ class Lowering:
         return int(self.program.values[value_id].shape[0] == OUTPUTS)
 
     def _whole(self, view: View, axis: int) -> View:
-        """Return the same heads following each other, copied if need be."""
+        """Return the heads of each row contiguous, copied if need be."""
         if view.is_whole:
             return view
-        made = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [made]))
-        return made
+        copied = self._new(view.n_heads, view.width)
+        self.steps.append(Step("copy", axis, [view], [copied]))
+        return copied
 
     def _close(self, view: View, axis: int) -> View:
-        """Return the same heads, of all rows, following each other, copied if need be."""
+        """Return the heads of all rows contiguous, copied if need be."""
         if view.row_stride == view.n_heads * view.head_stride and view.is_whole:
             return view
-        made = self._new(view.n_heads, view.width)
-        self.steps.append(Step("copy", axis, [view], [made]))
-        return made
+        copied = self._new(view.n_heads, view.width)
+        self.steps.append(Step("copy", axis, [view], [copied]))
+        return copied
 
     def _flat(self, view: View, axis: int) -> View:
         """Return a row's heads as one."""
@@ -210,13 +210,13 @@ class Lowering:
         self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)])
 
     def _prepared(self, view: View, axis: int, matrix: PackedMatrix) -> View:
-        """Return a row's activations as the matrix wants them, made once for all that share it."""
+        """Return activations as the matrix takes them, computed once for all of its kind."""
         kind = matrix.activation
 
         def make() -> View:
-            made = self._new(matrix.shape[1])
-            self.steps.append(Step("prepare", axis, [view], [made], ints=[kind]))
-            return made
+            prepared = self._new(matrix.shape[1])
+            self.steps.append(Step("prepare", axis, [view], [prepared], ints=[kind]))
+            return prepared
 
         return self._once(("prepared", view, axis, kind), make)
 
@@ -264,8 +264,8 @@ class Lowering:
             x = self._close(x, axis)
 
         def sort() -> View:
-            made = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
-            lists = View(made, 1, 0, 0, 0, n_used)
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
+            lists = View(buffer, 1, 0, 0, 0, n_used)
             self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
             return lists
 
@@ -279,8 +279,8 @@ class Lowering:
         n_heads = weight.shape[0]
 
         def sort() -> View:
-            made = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
-            lists = View(made, 1, 0, 0, 0, n_heads)
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_heads, rows * n_heads))
+            lists = View(buffer, 1, 0, 0, 0, n_heads)
             self.steps.append(Step("sort_by_head", axis, [], [lists]))
             return lists
 
@@ -296,11 +296,13 @@ class Lowering:
 
         def prepare() -> View:
             width = _BYTES_PER_VALUE * n_used * x.width
-            made = View(self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1)
+            activations = View(
+                self._buffer(lambda rows: rows * width + 64 * n_matrices), 1, 0, 0, 0, 1
+            )
             ints = [n_matrices, kind, int(self._is_by_rank(node))]
             axis = self._axis(node.inputs[0])
-            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [made], ints=ints))
-            return made
+            self.steps.append(Step("prepare_by_expert", axis, [x, lists], [activations], ints=ints))
+            return activations
 
         prepared = self._once(("by expert", x, lists, kind), prepare)
         self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
@@ -327,9 +329,9 @@ class Lowering:
             raise BackendError("rope turns rows of the batch", where=node.name)
 
         def make() -> View:
-            made = self._new(2 * n)
-            self.steps.append(Step("angles", 0, [], [made], numbers=numbers, axes=axes, ints=[n]))
-            return made
+            view = self._new(2 * n)
+            self.steps.append(Step("angles", 0, [], [view], numbers=numbers, axes=axes, ints=[n]))
+            return view
 
         angles = self._once(("angles", numbers.tobytes(), axes.tobytes()), make)
         ints = [n, int(attrs["style"] == "pairs")]
@@ -372,7 +374,7 @@ class Lowering:
             self.steps.append(Step("merge", attention.axis, [shared], [out], **settings))
 
     def _shared_ranges(self, out: View) -> View:
-        """Return a buffer for the ranges of places that threads share out, of a few rows."""
+        """Return a buffer for attention's ranges of a few rows, which threads share."""
         width = _LANES + -(-out.width // _LANES) * _LANES
         n = min(self.n_batch, UNIT) * out.n_heads * self._n_ranges
         return View(self._buffer(lambda _: 4 * n * width), n, 0, 0, width, width)

@@ -1,4 +1,4 @@
-"""Which values are made where a concat wants them, so that nothing is copied for it.
+"""Which values are written where a concat needs them, so that the concat copies nothing.
 
 The plan rests on one rule: a value has one view of one buffer, which is settled before the first
 step that touches it and never changes; each place of a buffer is written once, before it is read.
@@ -26,24 +26,24 @@ _CLOSE = frozenset({"expert_matmul", "head_matmul"})
 
 
 class Place(NamedTuple):
-    """Where a value is made: in the rows of value ``whole``, from entry ``offset`` on."""
+    """Where a value is written: in the rows of value ``whole``, from entry ``offset`` on."""
 
     whole: int
     offset: int
 
 
 def find_places(program: Program) -> dict[int, Place]:
-    """Return the places of the values that are made inside another one."""
+    """Return where values are written that are parts of another one."""
     array_of = {value.id: value.id for value in program.values}
     is_part: set[int] = set()  # names for less than an array, or for more
     is_close = set(program.inputs.values())
     n_readings: Counter[int] = Counter()
     for node in program.nodes:
         if node.op in _NAMES:
-            (made,), (source,) = node.outputs, node.inputs
-            array_of[made] = array_of[source]
+            (result,), (source,) = node.outputs, node.inputs
+            array_of[result] = array_of[source]
             if node.op not in _OF_ALL or source in is_part:
-                is_part.add(made)
+                is_part.add(result)
         else:
             n_readings.update(array_of[i] for i in node.inputs)
         if node.op in _CLOSE:

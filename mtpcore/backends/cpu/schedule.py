@@ -27,7 +27,7 @@ def arrange(steps: Sequence[Step], buffers: Sequence[Buffer]) -> list[Step]:
         A step reads what no step makes, or what needs its own result: the lowering is wrong.
     """
     waits_for, readers = _dependences(steps, buffers)
-    ready = [i for i, found in enumerate(waits_for) if not found]
+    ready = [i for i, others in enumerate(waits_for) if not others]
     touched = {barrier: _Touched(buffers, barrier) for barrier in _BARRIERS}
     arranged: list[Step] = []
     while ready:
@@ -73,7 +73,7 @@ def _dependences(
 
 
 class _Touched:
-    """What threads have touched since they last waited for each other."""
+    """What each thread has read and written since the last barrier."""
 
     def __init__(self, buffers: Sequence[Buffer], barrier: int) -> None:
         self._is_few = barrier == BARRIER_IF_FEW
@@ -94,11 +94,11 @@ class _Touched:
             self._by_buffer.setdefault(buffer, set()).add((writes, owner))
 
     def forget(self) -> None:
-        """Begin again behind a barrier."""
+        """Start again after a barrier."""
         self._by_buffer.clear()
 
     def _found(self, step: Step) -> Iterator[tuple[int, bool, Hashable]]:
-        """Yield (buffer, writes, how its parts are given to threads); None where anyone may."""
+        """Yield (buffer, writes, how threads divide it); None where any thread may use it."""
         for buffer, writes, columns in step.accesses:
             if buffer not in self._copied:
                 yield buffer, writes, self._owner(step, columns)
@@ -154,12 +154,12 @@ def copy_bytes(buffer: Buffer) -> int:
 
 
 def _lines(n_bytes: int) -> int:
-    """Return whole lines, and one more that keeps neighbours apart."""
+    """Return a number of bytes as whole cache lines, and one more against false sharing."""
     return -(-n_bytes // _LINE) * _LINE + _LINE
 
 
 def share_products(steps: Sequence[Step]) -> None:
-    """Let products without a barrier between them share the threads as one.
+    """Let matmuls without a barrier between them share the threads as one.
 
     Those whose columns are shared already keep their parts.
     """

@@ -130,7 +130,7 @@ def _share_columns(steps: Sequence[Step], n_threads: int) -> None:
         for access in cut.accesses:
             if access.writes:
                 makers[access._replace(writes=False)] = cluster
-    for cluster in {id(made.whole): made.whole for made in makers.values()}.values():
+    for cluster in {id(maker.whole): maker.whole for maker in makers.values()}.values():
         if len(cluster.members) > 1:
             for step, cut in cluster.members:
                 step.sharing, step.n_units = Sharing.COLUMNS, cluster.n_units
@@ -146,8 +146,8 @@ def _cut_of(step: Step) -> _Cut | None:
             return None
         return _Cut(n_outputs // GROUP, [*_read_whole(ins), _by_width(outs[0], True)])
     if step.kind in _EACH_VALUE and outs[0].width % _LANES == 0:
-        made = _by_width(outs[0], True)
-        return _Cut(outs[0].width // _LANES, [*map(_by_width, ins), made])
+        write = _by_width(outs[0], True)
+        return _Cut(outs[0].width // _LANES, [*map(_by_width, ins), write])
     if step.kind == "mix" and outs[0].width % _LANES == 0:
         reads = [_by_width(ins[0]), Access(ins[1].buffer, False)]
         return _Cut(outs[0].width // _LANES, [*reads, _by_width(outs[0], True)])
@@ -156,11 +156,11 @@ def _cut_of(step: Step) -> _Cut | None:
         block = max(activation_block(kind), _LANES)
         if ins[0].width % block:
             return None
-        made = Access(outs[0].buffer, True, "prepared")
-        return _Cut(ins[0].width // block, [_by_width(ins[0]), *_read_whole(ins[1:]), made])
+        write = Access(outs[0].buffer, True, "prepared")
+        return _Cut(ins[0].width // block, [_by_width(ins[0]), *_read_whole(ins[1:]), write])
     if step.kind in _EACH_HEAD and outs[0].n_heads > 1:
-        made = _by_head(outs[0], True)
-        return _Cut(outs[0].n_heads, [_by_head(ins[0]), *_read_whole(ins[1:]), made])
+        write = _by_head(outs[0], True)
+        return _Cut(outs[0].n_heads, [_by_head(ins[0]), *_read_whole(ins[1:]), write])
     if step.kind == "remember" and len({view.n_heads for view in ins}) == 1 < ins[0].n_heads:
         stored = [Access(layer, True, "memory") for layer in step.writes]
         return _Cut(ins[0].n_heads, [*map(_by_head, ins), *stored])

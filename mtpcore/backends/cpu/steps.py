@@ -1,4 +1,4 @@
-"""What lowering makes of a program: steps on views of buffers.
+"""The result of lowering: steps on views of buffers.
 
 A plan has hundreds of each. Nothing that they hold refers back to them, so the garbage collector
 need not visit them (``gc=False``).

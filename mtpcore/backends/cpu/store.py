@@ -1,4 +1,4 @@
-"""Pages of keys and values as the kernels read them."""
+"""Pages of the KV cache as the kernels read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LINE = 64
 class CpuStore:
     """Rows behind paged memory; implements ``mtpcore.backends.base.Store``.
 
-    A page holds ``PAGE`` places of every layer; for each layer the keys of each head, turned
+    A page holds ``PAGE`` places of every layer; for each layer the keys of each head, transposed
     (dtype[k_width, PAGE]), then the values of each head (dtype[PAGE, v_width]); of a latent layer
     the keys alone. In ``q8_0`` a head's keys are int8[k_width / 4, PAGE, 4], its values
     int8[PAGE, v_width], widths rounded up to fours, and float32[scales, PAGE] follow each of both.
@@ -63,7 +63,7 @@ class CpuStore:
             self._offsets[layer.layer] = k_offset, v_offset
 
     def _add_views(self, begin: int, n_heads: int, width: int, turned: bool) -> int:
-        """See keys (turned) or values of a layer by page, place, head; return where they end."""
+        """View keys (transposed) or values of a layer by page, place, head; return their end."""
         n_pages = self.n_pages
         if self.dtype in _FLOATS:
             kind = np.dtype(_FLOATS[self.dtype])

@@ -1,4 +1,4 @@
-"""Programs lowered to launches; the door to CUDA, with the operations that have kernels so far."""
+"""The CUDA backend: programs lowered to kernel launches, for the operations that have kernels."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class CudaBackend:
                 continue
             kind = source.tensors[weight.tensor].type
             packed = node.op == "matmul" and len(weight.shape) == 2
-            if packed and (kind not in BITS or weight.retype is not None):
+            if packed and kind not in BITS:
                 raise BackendError(
                     "no CUDA kernel for a matrix of this type yet",
                     where=f"{node.name}: {weight.tensor}",
                     wanted="Q8_0 or Q4_0",
-                    got=weight.retype or f"GGUF type {kind}",
+                    got=f"GGUF type {kind}",
                     fix="use backend='cpu'",
                 )
 
@@ -103,8 +103,8 @@ class CudaBackend:
         if key not in source.packed:
             tensor = source.tensors[weight.tensor]
             if len(weight.shape) == 2:
-                made = pack(tensor.raw(), tensor.type, *weight.shape)
-                codes, scales = self.device.upload(made.codes), self.device.upload(made.scales)
+                packed = pack(tensor.raw(), tensor.type, *weight.shape)
+                codes, scales = self.device.upload(packed.codes), self.device.upload(packed.scales)
                 source.packed[key] = DeviceMatrix(tensor.type, *weight.shape, codes, scales)
             else:
                 source.packed[key] = self.device.upload(tensor.array())

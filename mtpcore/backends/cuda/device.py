@@ -75,17 +75,17 @@ def find_device(index: int = 0) -> CudaDevice:
             got=f"{len(devices)} GPUs",
             fix="see nvidia-smi and CUDA_VISIBLE_DEVICES, or use backend='cpu'",
         )
-    found = devices[index]
-    capability = tuple(found.compute_capability)
+    device = devices[index]
+    capability = tuple(device.compute_capability)
     if capability < _OLDEST:
         raise BackendError(
             "no CUDA device can be used",
-            where=found.name,
+            where=device.name,
             wanted="compute capability 8.0 or newer",
             got=".".join(map(str, capability)),
             fix="use backend='cpu'",
         )
-    return CudaDevice(found)
+    return CudaDevice(device)
 
 
 class CudaDevice:

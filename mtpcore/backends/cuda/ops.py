@@ -1,4 +1,4 @@
-"""The table of operations in terms of kernels: which launches carry a node out.
+"""Which kernel launches compute each operation.
 
 An operation that is not in ``LAUNCHERS`` has no kernel yet. A launcher is a plain function of
 sizes and arrays, so that the table can be checked, and run, without a GPU.

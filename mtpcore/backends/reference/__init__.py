@@ -1,4 +1,4 @@
-"""The definition of every operation, in NumPy: slow, and obviously right."""
+"""The definition of every operation in NumPy: slow and simple."""
 
 from mtpcore.backends.reference.backend import ReferenceBackend, ReferencePlan
 from mtpcore.backends.reference.run import Operation, Run, by_row

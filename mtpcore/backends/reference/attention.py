@@ -1,4 +1,4 @@
-"""Attention over paged memory, and over the rows of a batch."""
+"""Attention over the paged KV cache, and over the tokens of a batch."""
 
 from __future__ import annotations
 
@@ -78,32 +78,32 @@ def attend(q: Array, keys: Array, values: Array, scale: float, sinks: Array | No
     H / G query heads share a key head. A sink is one more score, of a value of zeros.
     """
     n_shared = len(q) // keys.shape[1]
-    made = []
+    attended = []
     for head, query in enumerate(q):
         scores = scale * (keys[:, head // n_shared] @ query)
         top = scores.max() if sinks is None else max(scores.max(), sinks[head])
         e = np.exp(scores - top)
         total = e.sum() if sinks is None else e.sum() + np.exp(sinks[head] - top)
-        made.append((e / total) @ values[:, head // n_shared])
-    return np.stack(made)
+        attended.append((e / total) @ values[:, head // n_shared])
+    return np.stack(attended)
 
 
 def visible_places(
     rows: Rows, t: int, memory: PagedKV, mask: str, window: int
 ) -> NDArray[np.int64]:
-    """Return the places that row t sees, ascending.
+    """Return the places that token t attends to, ascending.
 
     ``causal``: all up to its own; with ``parent`` rows the places stored before this batch, its
     ancestors and itself. ``block``: all of its sequence, this batch's included. A window of w
     leaves the row's own place and the w - 1 seen before it.
     """
-    seq, own = int(rows.seq[t]), int(rows.place[t])
+    seq, place = int(rows.seq[t]), int(rows.place[t])
     first = int(memory.pages.first[seq])
     if mask == "block":
-        begin = max(first, own - window + 1) if window else first
+        begin = max(first, place - window + 1) if window else first
         return np.arange(begin, memory.length(seq))
     if rows.parent is None:
-        seen = np.arange(first, own + 1)
+        seen = np.arange(first, place + 1)
     else:
         base = int(rows.place[rows.seq == seq].min())
         path, row = [], t

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.draft import draft_steps
@@ -115,15 +114,15 @@ class ReferenceBackend:
         unknown = sorted({node.op for node in program.nodes} - set(self.operations))
         if unknown:
             raise BackendError("operations that are not defined", got=", ".join(unknown))
-        own = [store for store in stores if isinstance(store, ReferenceStore)]
-        if len(own) < len(stores):
+        reference_stores = [store for store in stores if isinstance(store, ReferenceStore)]
+        if len(reference_stores) < len(stores):
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
         load = self._load_as_kernels if self.has_kernel_arithmetic else self._load
         weights = [
             [None if w is None else load(node, i, w, source) for i, w in enumerate(node.weights)]
             for node in program.nodes
         ]
-        return ReferencePlan(self, program, weights, own)
+        return ReferencePlan(self, program, weights, reference_stores)
 
     def operation(self, op: str) -> Operation:
         """Return how an operation is computed."""
@@ -133,7 +132,7 @@ class ReferenceBackend:
 
     def _load_as_kernels(self, node: Node, index: int, weight: Weight, source: WeightSource) -> Any:
         """Return a weight as the kernels' arithmetic takes it."""
-        key = ("reference arithmetic", node.op, index, weight.tensor, weight.retype)
+        key = ("reference arithmetic", node.op, index, weight.tensor)
         if key not in source.packed:
             tensor = source.tensors[weight.tensor]
             source.packed[key] = arithmetic.load(node.op, index, tensor, weight)
@@ -142,18 +141,12 @@ class ReferenceBackend:
     def _load(self, node: Node, index: int, weight: Weight, source: WeightSource) -> Any:
         """Return a weight as the node's formula takes it, shared by all plans of the source."""
         tensor = source.tensors[weight.tensor]
-        kind = tensor.type
-        if weight.retype is not None:
-            kind = int(GGMLQuantizationType[weight.retype])
         block = 0
         if self.quantise_activations and node.op in _MULTIPLIED:
-            block = BLOCK_OF_TYPE.get(kind, 0)
-        key = ("reference", self.dtype, weight.tensor, weight.retype, block)
+            block = BLOCK_OF_TYPE.get(tensor.type, 0)
+        key = ("reference", self.dtype, weight.tensor, block)
         if key not in source.packed:
             values = tensor.array()
-            if weight.retype is not None:
-                retyped = GGMLQuantizationType(kind)
-                values = quants.dequantize(quants.quantize(values, retyped), retyped)
             source.packed[key] = (
                 QuantisedMatrix(values.astype(np.float64), block)
                 if block
@@ -189,20 +182,20 @@ class ReferencePlan:
             ):
                 inputs = [values[i] for i in node.inputs]
                 n_rows = len(rows.outputs) if node.op == "outputs" else len(inputs[0])
-                made = (
+                results = (
                     operation(run, inputs, weights, node.attrs)
                     if n_rows
                     else [self._zeros(i, 0) for i in node.outputs]
                 )
-                values.update(zip(node.outputs, map(self._round, made), strict=True))
+                values.update(zip(node.outputs, map(self._round, results), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
         return draft_steps(self, run, memory)
 
-    def _round(self, made: Array) -> Array:
-        return made if made.dtype == np.int32 else made.astype(self._dtype, copy=False)
+    def _round(self, values: Array) -> Array:
+        return values if values.dtype == np.int32 else values.astype(self._dtype, copy=False)
 
     def _zeros(self, value_id: int, n_rows: int) -> Array:
         value = self.program.values[value_id]

@@ -1,4 +1,4 @@
-"""The formulas of all operations that look at one row only.
+"""The formulas of all operations that use one row only.
 
 Each takes row t of its inputs, then its weights, then its attributes, and returns row t of its
 output. ``w`` in ``w @ x`` is an array or a ``QuantisedMatrix``. Results are rounded to the plan's

@@ -1,4 +1,4 @@
-"""What an operation sees of the run it is part of, and how a row's formula becomes an operation."""
+"""A run as operations see it, and operations made of formulas for one row."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def by_row(formula: Callable[..., Any]) -> Operation:
     def operation(
         run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        made = [formula(*row, *weights, **attrs) for row in zip(*inputs, strict=True)]
-        if made and isinstance(made[0], tuple):
-            return tuple(np.stack(column) for column in zip(*made, strict=True))
-        return (np.stack(made),)
+        results = [formula(*row, *weights, **attrs) for row in zip(*inputs, strict=True)]
+        if results and isinstance(results[0], tuple):
+            return tuple(np.stack(column) for column in zip(*results, strict=True))
+        return (np.stack(results),)
 
     operation.__name__ = formula.__name__
     operation.__doc__ = formula.__doc__

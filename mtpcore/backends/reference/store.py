@@ -1,4 +1,4 @@
-"""Pages of keys and values as NumPy arrays."""
+"""Pages of the KV cache as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class ReferenceStore:
 
     def _add(self, n_pages: int, n_heads: int, width: int) -> Any:
         if self.dtype in _FLOATS:
-            made = np.zeros((n_pages, PAGE, n_heads, width), _FLOATS[self.dtype])
-            self._arrays.append(made)
-            return made
+            pages = np.zeros((n_pages, PAGE, n_heads, width), _FLOATS[self.dtype])
+            self._arrays.append(pages)
+            return pages
         coded = CodedRows.zeros(n_pages, PAGE, n_heads, width)
         self._arrays += [coded.codes, coded.scales]
         return coded

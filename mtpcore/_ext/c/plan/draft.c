@@ -127,8 +127,8 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
     }
 }
 
-/* Choose a draft from row `at` of the logits, all threads together; thread 0 notes the token, and its
- * probability where it is asked for: that is a sum over all exponentials. */
+/* Choose a draft from row `at` of the logits, all threads together; thread 0 notes the token,
+ * and its probability where it is asked for: that is a sum over all exponentials. */
 static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
                    const mtp_draft_sequence *own, int64_t at, int thread, int n_threads)
 {

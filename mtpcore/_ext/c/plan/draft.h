@@ -1,8 +1,8 @@
 /* The draft loop: passes of plans with a choice of tokens after each, in one parallel region.
  *
- * Either one plan runs again and again, each pass with the rows that the one before it made; or each
- * draft has a plan of its own, whose rows were laid out beforehand: those of a sequence end with the
- * drafts before its own, and the loop fills these in.
+ * Either one plan runs again and again, each pass with the rows that the one before it made; or
+ * each draft has a plan of its own, whose rows were laid out beforehand: those of a sequence end
+ * with the drafts before its own, and the loop fills these in.
  */
 #ifndef MTPCORE_DRAFT_H
 #define MTPCORE_DRAFT_H

@@ -70,8 +70,8 @@ typedef struct {
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
  * head V as [MTP_PAGE][v_width]; a latent layer has no V, the first entries of its K are.
  *
- * Q8_0 is int8 codes, in whole fours: K as [k_width / 4][MTP_PAGE][4], V as [MTP_PAGE][v_width]; for
- * each head float32[blocks][MTP_PAGE] follow, the scales of MTP_CODES entries of each place. */
+ * Q8_0 is int8 codes, in whole fours: K as [k_width / 4][MTP_PAGE][4], V as [MTP_PAGE][v_width];
+ * for each head float32[blocks][MTP_PAGE] follow, the scales of MTP_CODES entries of each place. */
 typedef struct {
     char *data;
     int64_t page_bytes;
@@ -91,8 +91,8 @@ typedef struct {
     int64_t row_stride, first_row, n_rows, begin, end;
 } mtp_piece;
 
-/* The epilogue of a matmul whose results no operation reads: it gets them piece by piece, while they
- * are in the cache, each thread its own columns, those of a row in ascending order. */
+/* The epilogue of a matmul whose results no operation reads: it gets them piece by piece, while
+ * they are in the cache, each thread its own columns, those of a row in ascending order. */
 typedef struct {
     int32_t buffer; /* that would hold them, and is not written */
     void (*apply)(void *argument, int thread, const mtp_piece *piece); /* NULL: none */
@@ -117,7 +117,8 @@ typedef struct {
     int64_t n_tiles;
     char **scratch;       /* by thread */
     void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
-    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated work. */
+    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated
+     * work. */
     double pace[2];
     uint32_t n_timed;
 } mtp_run;

@@ -61,15 +61,15 @@ def stored_ranges(run: Run, memory: PagedKV, mask: str, window: int) -> list[Slo
     decides by its number in which page and lane a key is taken in. Rows of a tree count places
     along their path, as if it had been decoded in a row.
     """
-    rows, found = run.rows, []
+    rows, visible = run.rows, []
     for t, seq in enumerate(rows.seq):
         seen = visible_places(rows, t, memory, mask, window)
         n_path = len(visible_places(rows, t, memory, mask, 0))
-        found.append((int(memory.pages.first[seq]) + n_path - len(seen), seen))
-    begin = min(first for first, _ in found) // PAGE * PAGE
-    end = max(first + len(seen) for first, seen in found)
-    slots = np.full((len(found), -(-(end - begin) // PAGE) * PAGE), HIDDEN, np.int64)
-    for t, (first, seen) in enumerate(found):
+        visible.append((int(memory.pages.first[seq]) + n_path - len(seen), seen))
+    begin = min(first for first, _ in visible) // PAGE * PAGE
+    end = max(first + len(seen) for first, seen in visible)
+    slots = np.full((len(visible), -(-(end - begin) // PAGE) * PAGE), HIDDEN, np.int64)
+    for t, (first, seen) in enumerate(visible):
         page = memory.pages.tables[rows.seq[t], seen // PAGE].astype(np.int64)
         slots[t, first - begin : first - begin + len(seen)] = page * PAGE + seen % PAGE
     cuts = [at for at in range(PAGE, slots.shape[1], PAGE) if (begin + at) % RANGE == 0]
@@ -88,9 +88,9 @@ def attend(q: F32, ranges: Sequence[Slots], held: Stored, scale: float, sinks: F
     state, begun = empty(grouped.shape[:3], held.v_width), np.zeros(n, bool)
     for slots in ranges:
         rows = np.flatnonzero((slots != HIDDEN).any(axis=1))
-        made = attend_range(grouped[rows], slots[rows], held, scale)
+        sums = attend_range(grouped[rows], slots[rows], held, scale)
         before = tuple(part[rows] for part in state)
-        for part, new, merged in zip(state, made, merge(before, made), strict=True):
+        for part, new, merged in zip(state, sums, merge(before, sums), strict=True):
             first = ~begun[rows].reshape(-1, *[1] * (new.ndim - 1))
             part[rows] = np.where(first, new, merged)
         begun[rows] = True
@@ -115,8 +115,8 @@ def attend_range(q: F32, slots: Slots, held: Stored, scale: float) -> tuple[F32,
         before = tuple(part[rows] for part in state)
         visible = page[rows] != HIDDEN
         scores = held.products(q[rows], page[rows]) * np.float32(scale)
-        made = take_in(before, scores, *held.values(page[rows]), visible)
-        for part, new in zip(state, made, strict=True):
+        sums = take_in(before, scores, *held.values(page[rows]), visible)
+        for part, new in zip(state, sums, strict=True):
             part[rows] = new
     return state
 

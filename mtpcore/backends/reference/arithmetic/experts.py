@@ -1,4 +1,4 @@
-"""Routed experts: the choice, products with the matrices chosen, and their weighted sum."""
+"""Mixture of experts: routing, matmuls of the chosen experts, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def route(
 
 def head_matmul(x: F32, w: list[Matrix]) -> F32:
     """Return the product of each head with its matrix."""
-    return np.stack([one.times(x[:, head]) for head, one in enumerate(w)], axis=1)
+    return np.stack([matrix.times(x[:, head]) for head, matrix in enumerate(w)], axis=1)
 
 
 def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix]) -> F32:

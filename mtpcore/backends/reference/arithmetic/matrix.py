@@ -1,4 +1,4 @@
-"""Products with matrices."""
+"""Matmuls."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def matrix_of(kind: int, raw: Raw) -> Matrix:
 
 def load_matrix(tensor: WeightTensor, weight: Weight) -> Any:
     """Return a matrix, or a list of them."""
-    kind, raw = stored(tensor, weight)
+    kind, raw = stored(tensor)
     shape = weight.shape
     raw = raw.reshape(*shape[:-1], -1)
-    return matrix_of(kind, raw) if len(shape) == 2 else [matrix_of(kind, one) for one in raw]
+    return matrix_of(kind, raw) if len(shape) == 2 else [matrix_of(kind, part) for part in raw]
 
 
 def load_table(tensor: WeightTensor, weight: Weight) -> F32:
     """Return the values of a matrix whose rows are looked up, in its type's own definition."""
-    kind, raw = stored(tensor, weight)
+    kind, raw = stored(tensor)
     values: NDArray[np.float32] = quants.dequantize(raw, GGMLQuantizationType(kind))
     return values.reshape(weight.shape)

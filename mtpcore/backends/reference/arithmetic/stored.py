@@ -1,4 +1,4 @@
-"""Stored keys and values on their way into attention: products with keys, and values."""
+"""Keys and values of the KV cache as attention reads them."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class CodedPair:
         dots = np.zeros((*q.shape[:3], at.shape[1]), np.float32)
         for b in range(scales.shape[-1]):
             part = keys[..., b * CODES : (b + 1) * CODES]
-            own = codes[..., b, : part.shape[-1]].astype(np.float64)
-            whole = np.einsum("rpgd,rghd->rghp", part, own).astype(np.float32)
+            query_codes = codes[..., b, : part.shape[-1]].astype(np.float64)
+            whole = np.einsum("rpgd,rghd->rghp", part, query_codes).astype(np.float32)
             scale = key_scales[..., b].transpose(0, 2, 1)[:, :, None] * scales[..., b, None]
             dots = fma(whole, scale, dots)
         return dots

@@ -35,8 +35,8 @@ def at_once(formula: Callable[..., Any]) -> Operation:
     def operation(
         run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
     ) -> tuple[Array, ...]:
-        made = formula(*inputs, *weights, **attrs)
-        return made if isinstance(made, tuple) else (made,)
+        results = formula(*inputs, *weights, **attrs)
+        return results if isinstance(results, tuple) else (results,)
 
     return operation
 

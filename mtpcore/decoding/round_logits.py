@@ -1,0 +1,53 @@
+"""What a request does with its rows of logits while a round chooses from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.decoding.logprobs import TokenLogprobs, log_softmax
+from mtpcore.decoding.request import Request
+
+__all__ = ["RoundLogits", "watches"]
+
+
+class RoundLogits:
+    """Notes a request's log-probabilities in one round, and lets its processor change the logits.
+
+    It is a ``LogitsProcessor``, and a new one in each round: nothing is left of one that is undone.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._rows: list[NDArray[np.float64]] = []
+
+    def __call__(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+        """Take the row from which the token after ``tokens`` is chosen."""
+        request = self._request
+        if self._is_behind_the_end(tokens):
+            return
+        if request.n_logprobs is not None:
+            self._rows.append(log_softmax(logits))
+        if request.logits_processor is not None:
+            request.logits_processor(tokens, logits)
+
+    def _is_behind_the_end(self, tokens: NDArray[np.int32]) -> bool:
+        """Say whether the text ends within the drafts of this round: no token follows then."""
+        request = self._request
+        drafts = tokens[len(request.prompt) + len(request.tokens) :].tolist()
+        return bool(drafts) and request.advance(drafts, 0).reason is not None
+
+    def logprobs(self, tokens: Sequence[int]) -> list[TokenLogprobs]:
+        """Return the log-probabilities of the tokens that were chosen, in order."""
+        n = self._request.n_logprobs
+        if n is None:
+            return []
+        pairs = zip(self._rows, tokens, strict=False)
+        return [TokenLogprobs.of(row, token, n) for row, token in pairs]
+
+
+def watches(request: Request) -> bool:
+    """Say whether a request wants to see its logits; others let tokens be chosen without them."""
+    return request.n_logprobs is not None or request.logits_processor is not None

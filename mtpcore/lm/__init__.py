@@ -1,0 +1,8 @@
+"""A string in, a string out: one object that owns a model, its drafter and its KV cache."""
+
+from mtpcore.lm.completion import Completion, CompletionStats, Piece
+from mtpcore.lm.language_model import LM
+from mtpcore.lm.opening import default_n_ctx
+from mtpcore.lm.streams import AsyncStream, Stream
+
+__all__ = ["LM", "AsyncStream", "Completion", "CompletionStats", "Piece", "Stream", "default_n_ctx"]

@@ -1,0 +1,106 @@
+"""What comes back: a text with what is known about it, or a piece of one."""
+
+from __future__ import annotations
+
+import msgspec
+
+from mtpcore.decoding import FinishReason, TokenLogprobs
+from mtpcore.sampling import Sampling
+
+__all__ = ["Completion", "CompletionStats", "Piece"]
+
+
+class Piece(str):
+    """A piece of a text, one character or more: a ``str`` that knows its tokens.
+
+    The last piece of a text may be empty, where only tokens without text are left.
+
+    Attributes
+    ----------
+    tokens : tuple of int
+        The tokens that it is the text of: mostly one, several where a character is made of them.
+    drafted : bool
+        Whether all of them were accepted drafts.
+    logprobs : tuple of TokenLogprobs
+        One for each token, where they were asked for; otherwise empty.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: bool
+    logprobs: tuple[TokenLogprobs, ...]
+
+    def __new__(
+        cls,
+        text: str,
+        tokens: tuple[int, ...] = (),
+        drafted: bool = False,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+    ) -> Piece:
+        """Make a piece of text."""
+        piece = super().__new__(cls, text)
+        piece.tokens, piece.drafted, piece.logprobs = tokens, drafted, logprobs
+        return piece
+
+
+class CompletionStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one text took.
+
+    Attributes
+    ----------
+    prompt_tokens : int
+        Tokens of the prompt.
+    cached_tokens : int
+        Those of them that were in the KV cache already, and were not processed again.
+    tokens : int
+        Tokens of the text.
+    passes : int
+        Runs of the model after the prompt; without drafts one for each token but the first.
+    drafted, accepted : int
+        Drafts that were verified, and those that became part of the text.
+    seconds : float
+        From the call to the end of the text, waiting for other texts included.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    passes: int
+    drafted: int
+    accepted: int
+    seconds: float
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted drafts over drafted ones; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A text that a model wrote; ``str(completion)`` is the text.
+
+    Attributes
+    ----------
+    text : str
+        Cut before a stop string.
+    tokens : tuple of int
+        Its token ids, without the token that ended it.
+    finish_reason : str
+        ``end`` (the model ended the text), ``stop`` (a stop string) or ``length`` (``max_tokens``,
+        or the context is full).
+    logprobs : tuple of TokenLogprobs, or None
+        One for each token, where they were asked for.
+    sampling : Sampling
+        The settings, with the seed that was drawn: they write the same text again.
+    stats : CompletionStats
+        What it took.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None
+    sampling: Sampling
+    stats: CompletionStats
+
+    def __str__(self) -> str:
+        return self.text

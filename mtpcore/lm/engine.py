@@ -1,0 +1,208 @@
+"""Engine: rounds of one generator, for consumers in any thread."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from threading import Condition, get_ident
+from types import FrameType
+
+from mtpcore.acts.guards import Guard, act
+from mtpcore.decoding import Generator
+from mtpcore.errors import BusyError, MtpcoreError
+from mtpcore.lm.jobs import Job
+
+__all__ = ["Engine"]
+
+_PATIENCE = 0.1
+"""Seconds after which a waiting thread looks whether whoever ran a round was interrupted."""
+
+
+class Engine:
+    """Lets consumers share a generator: one of them runs a round, which serves all of them.
+
+    A consumer submits jobs and calls ``advance`` until they are done. In each call one thread runs
+    a round and the others wait for its end. What somebody asks for meanwhile is noted, and done by
+    the thread that runs the round. Nothing of it depends on a thread coming back: where one is
+    interrupted, wherever, the next call goes on.
+
+    Parameters
+    ----------
+    generator : Generator
+        Used by nobody else while a round runs.
+    """
+
+    def __init__(self, generator: Generator) -> None:
+        self.generator = generator
+        self.guard = Guard()  # of rounds: compiled, so that no interrupt leaves it taken
+        self._jobs: dict[Job, None] = {}  # those that run or wait, in order
+        self._arrived: deque[Job] = deque()
+        self._cancelled: deque[Job] = deque()
+        self._thread = 0  # which ran the latest round
+        self._n_rounds = 0
+        self._condition, self._process = Condition(), os.getpid()
+        self._executor: tuple[int, Executor] | None = None
+        self.is_closed = False
+
+    @property
+    def n_running(self) -> int:
+        """How many jobs run or wait."""
+        self._settle()
+        return len(self._jobs) + len(self._arrived)
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Let rounds work on jobs; twice is once."""
+        self.check_open()
+        self._arrived.extend(jobs)
+
+    def cancel(self, jobs: Iterable[Job]) -> None:
+        """End jobs that nobody waits for any more, and free their sequences.
+
+        Where a round is running, that happens at its end; this call does not wait for it.
+        """
+        self._cancelled.extend(job for job in jobs if not job.is_done)
+        self._settle()
+
+    @property
+    def executor(self) -> Executor:
+        """The thread in which rounds run for consumers in an event loop; a fork has its own."""
+        process = os.getpid()
+        if self._executor is None or self._executor[0] != process:
+            self._executor = process, ThreadPoolExecutor(1, thread_name_prefix="mtpcore")
+        return self._executor[1]
+
+    def close(self) -> None:
+        """End all jobs; their consumers get an error."""
+        self.is_closed = True
+        if self._executor is not None and self._executor[0] == os.getpid():
+            self._executor[1].shutdown(wait=False)
+        for job in [*self._jobs, *self._arrived]:
+            if not job.is_done:
+                job.fail(closed())
+                self._cancelled.append(job)
+        self._settle()
+        self._notify()
+
+    def check_open(self) -> None:
+        """Raise MtpcoreError after ``close``."""
+        if self.is_closed:
+            raise closed()
+
+    def advance(self) -> None:
+        """Return after a round, which this thread runs unless another one is at it.
+
+        Raises
+        ------
+        BusyError
+            It was called by a logits processor, which is a part of a round.
+        Exception
+            Whatever the round raised, unless it is another consumer's.
+        """
+        self.check_open()
+        n_rounds = self._n_rounds
+        try:
+            error = self._round()
+        except BusyError as busy:
+            self._wait(n_rounds, busy)
+            return
+        except BaseException:  # an interrupt: another thread goes on
+            self._notify()
+            raise
+        finally:
+            self._settle()
+        self._notify()
+        if error is not None:
+            raise error
+
+    def _wait(self, n_rounds: int, busy: BusyError) -> None:
+        """Wait for the end of the round that another thread runs."""
+        if self._is_inside_a_round():
+            raise BusyError(
+                "a text is asked for in the middle of a round",
+                fix="let what a round calls, as a logits processor, do without the LM",
+            ) from None
+        with self._changed():
+            ended = self._condition.wait_for(lambda: self._n_rounds != n_rounds, _PATIENCE)
+        if not ended and self._thread not in sys._current_frames():
+            raise busy  # a fork was made of a process that was in the middle of a round
+
+    def _is_inside_a_round(self) -> bool:
+        """Say whether this thread runs the round, and something that the round called is here."""
+        code = _CODE_OF_ROUND
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not (frame.f_code is code and frame.f_locals["self"] is self):
+            frame = frame.f_back
+        return frame is not None
+
+    def _changed(self) -> Condition:
+        """Return what waiting threads wait for; a fork does not share it."""
+        if self._process != os.getpid():
+            self._condition, self._process = Condition(), os.getpid()
+        return self._condition
+
+    def _notify(self) -> None:
+        with self._changed():
+            self._n_rounds += 1
+            self._condition.notify_all()
+
+    @act
+    def _round(self) -> Exception | None:
+        """Run a round; return what it raised, unless that is for one consumer alone."""
+        self._thread = get_ident()
+        try:
+            self._admit()
+            self.generator.step()
+        except Exception as error:
+            blamed = [job for job in self._jobs if job.raised is error]
+            if not blamed:
+                return error
+            for job in blamed:
+                self.generator.cancel(job.request)
+                job.fail(error)
+        self._update()
+        return None
+
+    def _settle(self) -> None:
+        """Do what was asked for while a round ran; where one is running, it is done after that."""
+        while self._cancelled:
+            try:
+                self._tend()
+            except BusyError:
+                return
+
+    @act
+    def _tend(self) -> None:
+        self._admit()
+        self._update()
+
+    def _admit(self) -> None:
+        """Queue what arrived and cancel what was given up; cut off, it is done by the next call."""
+        while self._arrived:
+            job = self._arrived[0]
+            self.generator.queue(job.request)
+            self._jobs[job] = None
+            job.is_queued = True
+            self._arrived.popleft()
+        while self._cancelled:
+            if self._cancelled[0].is_queued:
+                self.generator.cancel(self._cancelled[0].request)
+            self._cancelled.popleft()
+
+    def _update(self) -> None:
+        """Give jobs what the round brought, and let go of those that are done."""
+        for job in list(self._jobs):
+            job.update()
+            if job.is_done:
+                del self._jobs[job]
+
+
+_CODE_OF_ROUND = inspect.unwrap(Engine._round).__code__
+
+
+def closed() -> MtpcoreError:
+    """Return the error of whatever is asked after ``close``."""
+    return MtpcoreError("the LM is closed", fix="make a new one: LM(path)")

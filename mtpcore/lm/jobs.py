@@ -1,0 +1,129 @@
+"""Jobs: what one consumer waits for, and the pieces of text that there are of it."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.decoding import Request
+from mtpcore.errors import BusyError
+from mtpcore.lm.completion import Completion, CompletionStats, Piece
+
+__all__ = ["Job"]
+
+
+class _Settled(NamedTuple):
+    """A piece, and how many tokens and characters of the text there are with it."""
+
+    piece: Piece
+    n_tokens: int
+    n_characters: int
+
+
+class Job:
+    """A request and its consumer's view of it.
+
+    Whoever runs rounds calls ``update``, nobody else meanwhile; the consumer reads, in any thread:
+    ``is_done`` first, then ``pieces``, which only grow.
+
+    Parameters
+    ----------
+    request : Request
+        Not queued yet.
+    has_text : bool
+        Whether tokens have a text: without a tokenizer each is an empty piece.
+    """
+
+    def __init__(self, request: Request, has_text: bool) -> None:
+        self.request = request
+        self.pieces: list[_Settled] = []
+        self.is_queued = self.is_done = False
+        self.error: Exception | None = None
+        self.raised: Exception | None = None
+        self._has_text = has_text
+        self._processor = request.logits_processor
+        if self._processor is not None:
+            request.logits_processor = self._process
+        self._begin = self._end = perf_counter()
+
+    def _process(self, tokens: NDArray[np.int32], logits: NDArray[np.float32]) -> None:
+        """Call the consumer's processor, and note what it raises: that is for the consumer."""
+        assert self._processor is not None
+        try:
+            self._processor(tokens, logits)
+        except Exception as error:
+            self.raised = error
+            raise
+
+    def update(self) -> None:
+        """Take the text that has settled."""
+        request = self.request
+        if self.is_done or (request.seq is None and not request.done):
+            return
+        text, tokens, ends = request.settled_text(), request.tokens, request.text_ends
+        _, first, begin = self.pieces[-1] if self.pieces else (None, 0, 0)
+        for i in range(first, len(tokens)):
+            end = ends[i]
+            if end > len(text):
+                break
+            if end > begin or not self._has_text:
+                self._add(text[begin:end], first, i + 1, end)
+                first, begin = i + 1, end
+        if request.done:
+            if first < len(tokens) or begin < len(text):
+                self._add(text[begin:], first, len(tokens), len(text))
+            self._end = perf_counter()
+            self.is_done = True
+
+    def _add(self, text: str, first: int, last: int, end: int) -> None:
+        request = self.request
+        drafted = request.drafted[first:last]
+        piece = Piece(
+            text,
+            tuple(request.tokens[first:last]),
+            bool(drafted) and all(drafted),
+            tuple(request.logprobs[first:last]),
+        )
+        self.pieces.append(_Settled(piece, last, end))
+
+    def fail(self, error: Exception) -> None:
+        """End with an error that is the consumer's."""
+        self.error = error
+        self.is_done = True
+
+    def check(self) -> None:
+        """Raise the error that the job ended with."""
+        if self.error is not None:
+            raise self.error
+
+    def completion(self) -> Completion:
+        """Return the text of a job that is done.
+
+        Raises
+        ------
+        BusyError
+            It is not.
+        """
+        self.check()
+        request = self.request
+        if not self.is_done or request.finish_reason is None:
+            raise BusyError("the text is not finished", fix="read the stream to its end")
+        return Completion(
+            text=request.text,
+            tokens=tuple(request.tokens),
+            finish_reason=request.finish_reason,
+            logprobs=None if request.n_logprobs is None else tuple(request.logprobs),
+            sampling=request.sampling,
+            stats=CompletionStats(
+                prompt_tokens=len(request.prompt),
+                cached_tokens=request.n_cached,
+                tokens=len(request.tokens),
+                passes=request.n_passes,
+                drafted=request.n_drafted,
+                accepted=sum(request.drafted),
+                seconds=self._end - self._begin,
+            ),
+        )

@@ -1,0 +1,596 @@
+"""LM: a model that turns strings into strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Unpack, overload
+
+from mtpcore.backends.base import Backend
+from mtpcore.boundary.arguments import Flag, read
+from mtpcore.boundary.arrays import is_whole
+from mtpcore.cross import Cross
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.decoding import Generator, Stats
+from mtpcore.errors import BatchError, MtpcoreError, spell
+from mtpcore.gguf import Tokenizer
+from mtpcore.lm.bar import show_progress
+from mtpcore.lm.completion import Completion
+from mtpcore.lm.engine import Engine
+from mtpcore.lm.jobs import Job
+from mtpcore.lm.opening import open_cross, open_draft_model, open_model
+from mtpcore.lm.settings import SamplingOptions, read_sampling
+from mtpcore.lm.streams import AsyncStream, Stream
+from mtpcore.runtime.model import Model
+from mtpcore.sampling import LogitsProcessor, Sampling
+
+__all__ = ["LM"]
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, object]
+
+
+class LM:
+    """A language model: strings in, strings out.
+
+    It owns a model, its drafter and their KV cache. The text of a call depends on the call alone:
+    neither drafts nor other texts nor what the KV cache still holds change it.
+
+    All methods may be called from several threads and event loops at once; their texts share rounds
+    (continuous batching). After ``os.fork`` parent and child go on with an LM each by itself, if no
+    text was being written at that moment; a stream belongs to the process that made it. After
+    ``close``, the end of a ``with`` block, every call raises MtpcoreError, streams that are being
+    read included.
+
+    Parameters
+    ----------
+    model : path or Model
+        A GGUF file, the name of a model in the package (``demo``), or what ``load_model`` returned.
+        Beside ``name.gguf`` a head is found in ``mtp-name.gguf`` and a drafter in
+        ``name-draft.gguf``.
+    n_ctx : int, optional
+        Tokens that fit, prompt and text together; default: what the model was trained on, at most
+        4096.
+    draft : int or "auto"
+        Longest draft; 0 decodes plainly; "auto" measures which length is fastest, and decodes
+        plainly where there is no drafter.
+    drafter : str, DrafterSpec or Proposer
+        Which drafter, where several fit; default: the model's best.
+    draft_model : path or Model, optional
+        A drafter in a file of its own.
+    n_seq_max : int
+        Texts that are written at once; further ones wait.
+    n_batch : int
+        Tokens of prompts that are processed at once.
+    kv_dtype : {"f16", "f32", "q8_0"}
+        Type of stored keys and values.
+    threads : int, optional
+        Threads of the CPU; default: all that this process may use.
+    backend : str or Backend
+        "cpu", "reference", "cuda" or a backend object.
+
+    Raises
+    ------
+    ModelFileError
+        A file that cannot be read, or no model that is known.
+    LinkError
+        A drafter was asked for, and there is none that fits.
+    CapacityError
+        Sizes out of range, or no memory.
+
+    Examples
+    --------
+    >>> with LM("demo", draft=3) as lm:
+    ...     completion = lm.generate("def read_config(path):", max_tokens=8, temperature=0)
+    >>> completion.finish_reason, len(completion.tokens)
+    ('length', 8)
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | Model,
+        *,
+        n_ctx: int | None = None,
+        draft: int | Literal["auto"] = "auto",
+        drafter: str | DrafterSpec | Proposer = "auto",
+        draft_model: str | PathLike[str] | Model | None = None,
+        n_seq_max: int = 4,
+        n_batch: int = 512,
+        kv_dtype: str = "f16",
+        threads: int | None = None,
+        backend: str | Backend = "cpu",
+    ) -> None:
+        self._owned: list[Model] = []
+        try:
+            cross = open_cross(
+                self._open(model, draft),
+                n_ctx=n_ctx,
+                draft=draft,
+                drafter=drafter,
+                draft_model=self._open_draft_model(model, draft_model, draft),
+                n_seq_max=n_seq_max,
+                n_batch=n_batch,
+                kv_dtype=kv_dtype,
+                threads=threads,
+                backend=backend,
+            )
+        except BaseException:
+            self._close_models()
+            raise
+        self._engine = Engine(Generator(cross, draft=draft, prefix_caching=True))
+        self._sampling: Sampling | None = None
+
+    @classmethod
+    def of(cls, generator: Generator) -> LM:
+        """Make one of a generator: with its Cross, drafters and settings.
+
+        Nobody else uses the generator and its Cross while a text is written. ``close`` leaves them
+        as they are.
+        """
+        if not isinstance(generator, Generator):
+            raise BatchError(
+                "LM.of() takes a Generator",
+                got=spell(generator),
+                fix="of a path or a Model: LM(model)",
+            )
+        made = cls.__new__(cls)
+        made._owned, made._engine = [], Engine(generator)
+        made._sampling = generator.sampling
+        return made
+
+    def _open(self, model: str | PathLike[str] | Model, draft: int | Literal["auto"]) -> Model:
+        if isinstance(model, Model):
+            return model
+        self._owned.append(open_model(model, draft))
+        return self._owned[-1]
+
+    def _open_draft_model(
+        self,
+        model: str | PathLike[str] | Model,
+        given: str | PathLike[str] | Model | None,
+        draft: int | Literal["auto"],
+    ) -> Model | None:
+        if given is not None:
+            return self._open(given, draft)
+        path = model.path if isinstance(model, Model) else model
+        found = None if draft == 0 else open_draft_model(path)
+        if found is not None:
+            self._owned.append(found)
+        return found
+
+    def __repr__(self) -> str:
+        drafters = [
+            drafter.spec.name if drafter.spec else role
+            for role, drafter in self._cross.drafters.items()
+        ]
+        state = ", closed" if self._engine.is_closed else ""
+        return (
+            f"LM({str(self.model.path)!r}, {self.model.architecture}, n_ctx={self.n_ctx}, "
+            f"draft={self.generator.draft!r}, drafter={', '.join(drafters) or None!r}{state})"
+        )
+
+    @property
+    def generator(self) -> Generator:
+        """What writes the texts, for whoever wants to go one storey down."""
+        return self._engine.generator
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self._cross.llm.model
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that fit, prompt and text together."""
+        return self._cross.llm.n_ctx
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and times of all texts so far."""
+        return self.generator.stats
+
+    @property
+    def n_running(self) -> int:
+        """How many texts are being written or wait."""
+        return self._engine.n_running
+
+    @property
+    def _cross(self) -> Cross:
+        return self.generator.cross
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = ...,
+        stop: str | Sequence[str] = ...,
+        ignore_eos: bool = ...,
+        sampling: Sampling | None = ...,
+        draft: int | Literal["auto"] | None = ...,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        progress: bool | None = ...,
+        **options: Unpack[SamplingOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
+        *,
+        max_tokens: int | None = ...,
+        stop: str | Sequence[str] = ...,
+        ignore_eos: bool = ...,
+        sampling: Sampling | None = ...,
+        draft: int | Literal["auto"] | None = ...,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        progress: bool | None = ...,
+        **options: Unpack[SamplingOptions],
+    ) -> list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        progress: bool | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Completion | list[Completion]:
+        """Continue a prompt, or many at once.
+
+        Parameters
+        ----------
+        prompt : str, token ids, or a list of prompts
+            Many prompts share rounds; their texts are those of one call each.
+        max_tokens : int, optional
+            The budget; default: until the model ends the text or the context is full.
+        stop : str or sequence of str
+            The text ends before any of these.
+        ignore_eos : bool
+            Whether the text goes on after a token that ends it.
+        sampling : Sampling, optional
+            All settings at once; one seed holds for all prompts then.
+        draft : int or "auto", optional
+            Longest draft; default: as the LM was made. It does not change the text.
+        logprobs : int, optional
+            Return each token's log-probability and those of the n likeliest; 0: the token's alone.
+        logits_processor : callable, optional
+            Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
+            for each token of the text, in order; it may change the logits in place, before
+            ``logit_bias``, penalties and cuts. It does not call the LM.
+        progress : bool, optional
+            Whether a bar on standard error shows how many texts are finished; default: for many
+            prompts, where that is a terminal.
+        **options
+            The fields of ``Sampling`` by name: ``temperature=0.8, top_p=0.9, seed=1``. Default:
+            those of ``Sampling()``; a seed is drawn for each text.
+
+        Returns
+        -------
+        Completion or list of Completion
+            Of many prompts in their order.
+
+        Raises
+        ------
+        BatchError, CapacityError
+            A prompt that cannot be processed or does not fit; of many prompts none is begun.
+        SamplingError
+            Settings out of range, given twice, or with a name that is unknown.
+        MtpcoreError
+            Text, and the model has no tokenizer; or the LM is closed.
+        Exception
+            Whatever the logits processor raised.
+        """
+        self._engine.check_open()
+        many = isinstance(prompt, (list, tuple)) and not (prompt and is_whole(prompt[0]))
+        progress = read(progress, Flag | None, "progress is yes or no", wanted="True, False, None")
+        prompts: Sequence[Any] = prompt if many else [prompt]
+        jobs = [
+            self._make_job(
+                one,
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                sampling=read_sampling(sampling, options, self._sampling),
+                draft=draft,
+                logprobs=logprobs,
+                logits_processor=logits_processor,
+            )
+            for one in prompts
+        ]
+        completions = self._finish(jobs, progress)
+        return completions if many else completions[0]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream:
+        """Continue a prompt, piece by piece as the text settles.
+
+        The parameters are those of ``generate``, which gives the same text at once.
+
+        Returns
+        -------
+        Stream
+            An iterator of ``Piece``; ``close`` it, or let go of it, to end the text.
+
+        Raises
+        ------
+        MtpcoreError
+            As ``generate``.
+        """
+        self._engine.check_open()
+        job = self._make_job(
+            prompt,
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            sampling=read_sampling(sampling, options, self._sampling),
+            draft=draft,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
+        )
+        return Stream(self._engine, job)
+
+    def astream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> AsyncStream:
+        """Continue a prompt, piece by piece, without blocking the event loop.
+
+        The parameters are those of ``generate``. A conversation is given as what ``encode_chat``
+        returns.
+
+        Returns
+        -------
+        AsyncStream
+            For ``async for``. Cancelling the task frees the sequence.
+
+        Raises
+        ------
+        MtpcoreError
+            As ``generate``, with the first piece.
+        """
+        self._engine.check_open()
+        return AsyncStream(
+            self._engine,
+            lambda: self._make_job(
+                prompt,
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                sampling=read_sampling(sampling, options, self._sampling),
+                draft=draft,
+                logprobs=logprobs,
+                logits_processor=logits_processor,
+            ),
+        )
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: Literal[False] = ...,
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        max_tokens: int | None = ...,
+        stop: str | Sequence[str] = ...,
+        ignore_eos: bool = ...,
+        sampling: Sampling | None = ...,
+        draft: int | Literal["auto"] | None = ...,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        **options: Unpack[SamplingOptions],
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: Literal[True],
+        tools: Sequence[Message] | None = ...,
+        template_options: Message | None = ...,
+        max_tokens: int | None = ...,
+        stop: str | Sequence[str] = ...,
+        ignore_eos: bool = ...,
+        sampling: Sampling | None = ...,
+        draft: int | Literal["auto"] | None = ...,
+        logprobs: int | None = ...,
+        logits_processor: LogitsProcessor | None = ...,
+        **options: Unpack[SamplingOptions],
+    ) -> Stream: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        stream: bool = False,
+        tools: Sequence[Message] | None = None,
+        template_options: Message | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        ignore_eos: bool = False,
+        sampling: Sampling | None = None,
+        draft: int | Literal["auto"] | None = None,
+        logprobs: int | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        **options: Unpack[SamplingOptions],
+    ) -> Completion | Stream:
+        """Answer a conversation, written as the model's chat template has it.
+
+        A conversation that goes on from an earlier one is not processed again: what both begin with
+        is still in the KV cache, unless other texts needed the place.
+
+        Parameters
+        ----------
+        messages : sequence of mappings
+            Each with ``role`` and ``content``, the last one to be answered.
+        stream : bool
+            Whether the answer comes piece by piece.
+        tools : sequence of mappings, optional
+            Descriptions of tools, for the template.
+        template_options : mapping, optional
+            Further variables for the template.
+        max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
+            As ``generate`` takes them.
+
+        Returns
+        -------
+        Completion, or Stream
+
+        Raises
+        ------
+        MtpcoreError
+            As ``generate``; the model has no chat template, or it refuses the conversation.
+        """
+        stream = read(stream, Flag, "stream is yes or no")
+        self._engine.check_open()
+        job = self._make_job(
+            self.encode_chat(messages, tools=tools, template_options=template_options),
+            max_tokens=max_tokens,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            sampling=read_sampling(sampling, options, self._sampling),
+            draft=draft,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
+        )
+        return Stream(self._engine, job) if stream else self._finish([job], False)[0]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        template_options: Message | None = None,
+    ) -> list[int]:
+        """Return a conversation as token ids, which ``generate`` and ``stream`` take as a prompt.
+
+        Parameters
+        ----------
+        messages, tools, template_options
+            As ``chat`` takes them.
+
+        Raises
+        ------
+        MtpcoreError
+            As ``chat``.
+        """
+        template = self.model.chat_template
+        if template is None:
+            raise MtpcoreError(
+                "the model has no chat template",
+                where=str(self.model.path),
+                fix="give generate() the text as the model knows it",
+            )
+        more: Any = {} if template_options is None else template_options
+        if not isinstance(more, Mapping) or not all(isinstance(name, str) for name in more):
+            raise MtpcoreError("template options have names", where="chat", got=spell(more))
+        taken = {"messages", "tools", "add_generation_prompt", "now"} & set(more)
+        if taken:
+            raise MtpcoreError(
+                "these are no options of a template", where="chat", got=", ".join(sorted(taken))
+            )
+        text = template.render(messages, tools=tools, **more)
+        return self._tokenizer().encode(text, add_special=False, parse_special=True)
+
+    def close(self) -> None:
+        """End all texts, and give up the model if it was opened here; twice is once."""
+        self._engine.close()
+        self._close_models()
+
+    def __enter__(self) -> LM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _close_models(self) -> None:
+        while self._owned:
+            self._owned.pop().close()
+
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = self.model.tokenizer
+        if tokenizer is None:
+            raise MtpcoreError(
+                "the file has no tokenizer that is supported",
+                where=str(self.model.path),
+                fix="give token ids as the prompt",
+            )
+        return tokenizer
+
+    def _make_job(
+        self,
+        prompt: Any,
+        *,
+        max_tokens: int | None,
+        stop: str | Sequence[str],
+        ignore_eos: bool,
+        sampling: Sampling,
+        draft: int | Literal["auto"] | None,
+        logprobs: int | None,
+        logits_processor: LogitsProcessor | None,
+    ) -> Job:
+        if isinstance(prompt, str):
+            prompt = self._tokenizer().encode(prompt)
+        request = self.generator.request(
+            prompt,
+            sampling=sampling,
+            draft=draft,
+            max_tokens=self.n_ctx if max_tokens is None else max_tokens,
+            stop=[stop] if isinstance(stop, str) else stop,
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            logits_processor=logits_processor,
+        )
+        return Job(request, has_text=self.model.tokenizer is not None)
+
+    def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:
+        """Wait for texts; where one of them cannot be finished, all of them end."""
+        engine = self._engine
+        try:
+            engine.submit(jobs)
+            with show_progress(len(jobs), progress) as show:
+                while not all(job.is_done for job in jobs):
+                    engine.advance()
+                    for job in jobs:
+                        job.check()
+                    show(sum(job.is_done for job in jobs))
+            return [job.completion() for job in jobs]
+        finally:
+            engine.cancel(jobs)

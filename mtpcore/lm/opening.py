@@ -1,0 +1,120 @@
+"""From a model to a generator: its drafter found, its context sized."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from typing import Literal
+
+from mtpcore.backends.base import Backend
+from mtpcore.cross import Cross, link
+from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.decoding.request import read_draft
+from mtpcore.discovery.loading import find_companion, find_head, load_model
+from mtpcore.errors import GraphError, LinkError, ModelFileError
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.model import Model
+
+__all__ = ["default_n_ctx", "open_cross", "open_draft_model", "open_model"]
+
+log = logging.getLogger("mtpcore")
+_LONGEST = 4096
+"""Places of a sequence by default: models may be trained on texts for which there is no memory."""
+
+
+def open_model(path: str | PathLike[str], draft: int | Literal["auto"]) -> Model:
+    """Load a model with a head that it may draft with, in the file or in one beside it."""
+    model = load_model(path, mtp=draft != 0)
+    head = find_head(path) if draft != 0 and not _has_head(model) else None
+    if head is None:
+        return model
+    try:
+        whole = load_model(path, mtp_path=head)
+    except ModelFileError as error:
+        log.warning("%s is left out: %s", head, error)
+        return model
+    model.close()
+    return whole
+
+
+def open_cross(
+    model: Model,
+    *,
+    n_ctx: int | None,
+    draft: int | Literal["auto"],
+    drafter: str | DrafterSpec | Proposer,
+    draft_model: Model | None,
+    n_seq_max: int,
+    n_batch: int,
+    kv_dtype: str,
+    threads: int | None,
+    backend: str | Backend,
+) -> Cross:
+    """Make the context and link the drafter; the arguments are those of ``LM``.
+
+    Raises
+    ------
+    LinkError
+        Drafts were asked for, and nothing can make them.
+    """
+    draft = read_draft(draft)
+
+    def make_context() -> Context:
+        return Context(
+            model,
+            default_n_ctx(model) if n_ctx is None else n_ctx,
+            n_seq_max=n_seq_max,
+            n_batch=n_batch,
+            kv_dtype=kv_dtype,
+            threads=threads,
+            backend=backend,
+        )
+
+    if draft == 0:
+        return _prepared(Cross(llm=make_context()))
+    insists = draft != "auto" or drafter != "auto"
+    try:
+        cross = _prepared(link(make_context(), drafter, draft_model=draft_model))
+    except (LinkError, GraphError) as error:
+        if insists:
+            raise
+        log.warning("decoding plainly, as the drafter cannot be used: %s", error)
+        return _prepared(Cross(llm=make_context()))
+    if insists and not cross.drafters:
+        raise LinkError(
+            "the model has no drafter",
+            where=str(model.path),
+            got=f"draft={draft}",
+            fix='draft="auto" decodes plainly where there is none; draft_model= gives a drafter in '
+            "a file of its own, and plugins may bring others",
+        )
+    return cross
+
+
+def _prepared(cross: Cross) -> Cross:
+    """Return a Cross whose weights are packed."""
+    cross.prepare()
+    return cross
+
+
+def default_n_ctx(model: Model) -> int:
+    """Return how many tokens fit by default: what the model was trained on, at most 4096."""
+    trained = getattr(model.hparams, "n_ctx_train", 0)
+    return min(trained, _LONGEST) or _LONGEST
+
+
+def open_draft_model(path: str | PathLike[str]) -> Model | None:
+    """Load the drafter in a file of its own that a model comes with; None where there is none."""
+    companion = find_companion(path)
+    if companion is None:
+        return None
+    try:
+        return load_model(companion)
+    except ModelFileError as error:
+        log.warning("%s is left out: %s", companion, error)
+        return None
+
+
+def _has_head(model: Model) -> bool:
+    return any(drafter.shape != "proposer" for drafter in model.drafters)

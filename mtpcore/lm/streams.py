@@ -1,0 +1,172 @@
+"""Streams: a text piece by piece, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import TypeVar
+
+from mtpcore.errors import BusyError
+from mtpcore.lm.completion import Completion, Piece
+from mtpcore.lm.engine import Engine
+from mtpcore.lm.jobs import Job
+
+__all__ = ["AsyncStream", "Stream"]
+
+R = TypeVar("R")
+
+
+class _Reader:
+    """One consumer's way through the pieces of a job."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self.engine, self.job = engine, job
+        self._n_given = 0
+        self._has_begun = self._is_closed = False
+
+    def take(self) -> Piece | None:
+        """Return the next piece, if it is there; the first call lets rounds work on the job."""
+        self._has_begun = True
+        if self._n_given < len(self.job.pieces):
+            self._n_given += 1
+            return self.job.pieces[self._n_given - 1].piece
+        if not self.job.is_queued:
+            self.engine.submit([self.job])
+        return None
+
+    def is_over(self) -> bool:
+        """Say whether no further piece comes; raise the error with which the text ended."""
+        is_done = self.job.is_done  # before the pieces are counted: none comes after it
+        if self._is_closed:
+            return True
+        if self._n_given < len(self.job.pieces):
+            return False
+        self.job.check()
+        return is_done
+
+    def close(self) -> None:
+        """End the text."""
+        self._is_closed = True
+        if self._has_begun:
+            self.engine.cancel([self.job])
+
+
+class Stream(Iterator[Piece]):
+    """The pieces of one text as they settle; what ``LM.stream`` returns.
+
+    A piece has whole characters, and nothing that a stop string could still take back. The text
+    begins with the first ``next()``. Where something interrupts that, the following one goes on: no
+    piece is lost or given twice. ``close``, the end of a ``with`` block and the end of the object
+    end the text and free its sequence.
+    """
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self._reader = _Reader(engine, job)
+
+    def __next__(self) -> Piece:
+        """Return the next piece.
+
+        Raises
+        ------
+        MtpcoreError
+            The LM was closed.
+        Exception
+            Whatever the text's logits processor raised, or a drafter.
+        """
+        while not self._reader.is_over():
+            piece = self._reader.take()
+            if piece is not None:
+                return piece
+            self._reader.engine.advance()
+        raise StopIteration
+
+    @property
+    def completion(self) -> Completion:
+        """The whole text and what is known about it, once the stream was read to its end.
+
+        Raises
+        ------
+        BusyError
+            It was not.
+        """
+        return self._reader.job.completion()
+
+    def close(self) -> None:
+        """End the text where it is; its sequence is free at once, or after a round under way."""
+        self._reader.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class AsyncStream(AsyncIterator[Piece]):
+    """The pieces of one text as they settle, for ``async for``; what ``LM.astream`` returns.
+
+    Rounds run in a thread of the LM's own, so the event loop is free meanwhile; one round serves
+    all texts. Cancelling the task that waits for a piece ends the text and frees its sequence, as
+    do ``aclose`` and the end of the object.
+    """
+
+    def __init__(self, engine: Engine, make_job: Callable[[], Job]) -> None:
+        self._engine, self._make_job = engine, make_job
+        self._reader: _Reader | None = None
+        self._is_closed = False
+
+    async def __anext__(self) -> Piece:
+        """Return the next piece.
+
+        Raises
+        ------
+        MtpcoreError
+            A setting or a prompt that ``LM.stream`` refuses, or the LM was closed.
+        Exception
+            Whatever the text's logits processor raised, or a drafter.
+        """
+        try:
+            if self._reader is None and not self._is_closed:
+                self._reader = _Reader(self._engine, await self._run(self._make_job))
+            while self._reader is not None and not self._reader.is_over():
+                piece = self._reader.take()
+                if piece is not None:
+                    return piece
+                await self._run(self._engine.advance)
+        except BaseException:
+            self._close()
+            raise
+        raise StopAsyncIteration
+
+    async def _run(self, function: Callable[[], R]) -> R:
+        """Call a function in the thread where rounds run."""
+        self._engine.check_open()
+        return await asyncio.get_running_loop().run_in_executor(self._engine.executor, function)
+
+    @property
+    def completion(self) -> Completion:
+        """As ``Stream.completion``."""
+        if self._reader is None:
+            raise BusyError("the text is not finished", fix="read the stream to its end")
+        return self._reader.job.completion()
+
+    async def aclose(self) -> None:
+        """End the text where it is; as ``Stream.close``, it does not wait."""
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        if self._reader is not None:
+            self._reader.close()
+
+    def __del__(self) -> None:
+        self._close()

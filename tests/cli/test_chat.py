@@ -1,0 +1,201 @@
+"""``mtpcore chat``: turns, commands, and what Ctrl-C stops."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mtpcore
+from mtpcore.cli import main
+
+TEMPLATE = """{% for m in messages %}{% if m.content == "forbidden" %}
+{{ raise_exception("not that") }}{% endif %}<{{ m.role }}>{{ m.content }}
+{% endfor %}<assistant>"""
+SETTINGS = ("-n", "12", "--temp", "0.8", "--seed", "3", "-t", "1")
+
+
+@pytest.fixture(scope="module")
+def model(write_part, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "chat.gguf"
+    return write_part(path, lambda name: True, **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture
+def chat(command, monkeypatch, model):
+    """Give a conversation on standard input; return exit code, standard output and error."""
+
+    def run(lines, *options):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        return command("chat", model, *SETTINGS, *options)
+
+    return run
+
+
+def answers(model, *questions, system=None):
+    """What an LM answers in a conversation with these questions."""
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    said = []
+    with mtpcore.LM(model, draft=0, threads=1) as lm:
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            said.append(lm.chat(messages, max_tokens=12, temperature=0.8, seed=3).text)
+            messages.append({"role": "assistant", "content": said[-1]})
+    return "".join(text if text.endswith("\n") else text + "\n" for text in said)
+
+
+def test_each_line_is_a_turn_of_one_conversation(chat, model):
+    code, out, _ = chat("hello\nand then?\n\nmore\n")
+    assert code == 0
+    assert out == answers(model, "hello", "and then?", "more")
+    assert out != answers(model, "hello") + answers(model, "and then?") + answers(model, "more")
+
+
+def test_a_system_prompt_comes_first_and_stays_after_a_reset(chat, model):
+    _, out, _ = chat("hello\n/reset\nhello\n", "--system", "Be short.")
+    assert out == 2 * answers(model, "hello", system="Be short.")
+    assert answers(model, "hello", system="Be short.") != answers(model, "hello")
+
+
+def test_commands_are_no_turns(chat, model):
+    code, out, err = chat("/help\nhello\n/stats\n/nonsense\n/exit\nnot read\n")
+    assert code == 0
+    assert out == answers(model, "hello")
+    assert "/reset" in err
+    assert "no such command: /nonsense" in err
+    assert re.search(r"0 of \d+ prompt tokens were reused; --seed 3", err)
+
+
+def test_no_turn_is_processed_twice(chat):
+    _, _, err = chat("hello\nand then?\n/stats\n", "--draft", "0")
+    reused, total = map(int, re.search(r"(\d+) of (\d+) prompt tokens were reused", err).groups())
+    assert total > reused > total / 4
+
+
+def test_a_turn_that_fails_is_forgotten(chat, model):
+    code, out, err = chat("hello\nforbidden\nand then?\n")
+    assert code == 0
+    assert "not that" in err
+    assert out == answers(model, "hello", "and then?")
+
+
+def test_a_full_context_is_said_with_a_way_out(chat):
+    code, _, err = chat("hello\n" + "word " * 40 + "\n", "-c", "24", "-n", "-1")
+    assert code == 0
+    assert "the context of 24 tokens is full" in err
+    assert "longer than the context" in err
+    assert "/reset" in err
+
+
+def test_a_model_without_a_chat_template_says_what_to_do(command, glm):
+    code, _, err = command("chat", glm)
+    assert code == 1
+    assert "no chat template" in err
+    assert "mtpcore run" in err
+
+
+def test_wrong_options_are_refused(command, model):
+    assert command("chat", model, "-n", "-2")[0] == 2
+    assert command("chat")[0] == 2
+    assert main(["chat", "--help"]) == 0
+
+
+class Terminal:
+    """A chat in a process of its own at a terminal of its own."""
+
+    def __init__(self, model, *options):
+        self.master, slave = pty.openpty()
+        path = os.pathsep.join(part for part in sys.path if part)
+        env = {**os.environ, "PYTHONPATH": path, "TERM": "dumb"}
+        program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        program += "from mtpcore.__main__ import run; import sys; sys.exit(run())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, "chat", model, "-t", "1", *options],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=env,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def read_until(self, pattern, patience=60):
+        """Read until a pattern comes; return what came before it and with it."""
+        end = time.monotonic() + patience
+        while not (found := re.search(pattern, self.seen)):
+            ready, _, _ = select.select([self.master], [], [], max(end - time.monotonic(), 0))
+            assert ready, f"no {pattern!r} in {self.seen!r}"
+            try:
+                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+            except OSError:  # the process has ended
+                assert re.search(pattern, self.seen), self.seen
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def interrupt(self):
+        self.process.send_signal(signal.SIGINT)
+
+    def wait(self):
+        return self.process.wait(60)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(model):
+    with contextlib.ExitStack() as stack:
+
+        def open_terminal(*options):
+            made = Terminal(model, *options)
+            stack.callback(made.close)
+            made.read_until("> ")
+            return made
+
+        yield open_terminal
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_program(terminal):
+    chat = terminal("--temp", "1", "-c", "500", "--backend", "reference")
+    for _ in range(2):  # it is no once-only
+        chat.type("hello\n")
+        chat.read_until(r"hello\r\n(.|\n)+?\w")
+        chat.interrupt()
+        said = chat.read_until("> ")
+        assert "stopped" in said
+        assert "Traceback" not in said
+    chat.type("/stats\n")
+    assert "prompt tokens were reused" in chat.read_until("> ")
+    chat.type("/exit\n")
+    assert chat.wait() == 0
+
+
+def test_ctrl_c_twice_at_the_prompt_ends(terminal):
+    chat = terminal()
+    chat.interrupt()
+    assert "Ctrl-C again" in chat.read_until("> ")
+    chat.type("/help\n")  # a line in between counts
+    chat.read_until("> ")
+    chat.interrupt()
+    assert "Ctrl-C again" in chat.read_until("> ")
+    chat.interrupt()
+    assert chat.wait() == 130
+
+
+def test_ctrl_d_ends(terminal):
+    chat = terminal()
+    chat.type("\x04")
+    assert chat.wait() == 0

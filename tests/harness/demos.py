@@ -1,0 +1,3 @@
+"""The models in the package that a user loads by name."""
+
+DEMOS = ["demo", "demo:deepseek", "demo:mimo", "demo:mimo2", "demo:eagle3"]

@@ -1,0 +1,140 @@
+"""Conversations: the model's template, and no turn that is processed twice."""
+
+import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mtpcore
+from mtpcore import LM, MtpcoreError
+
+OPTIONS = {"max_tokens": 12, "seed": 3, "ignore_eos": True}
+
+
+@pytest.fixture
+def lm(chat_model):
+    with LM(chat_model, n_ctx=400, draft=2, threads=1) as made:
+        yield made
+
+
+def say(*contents):
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+class Counter:
+    """Counts the tokens that the model processes."""
+
+    def __init__(self, lm, monkeypatch):
+        runner = lm.generator.cross.llm.runner
+        process, self.n = runner.process, 0
+
+        def count(batch, *more, **named):
+            self.n += len(batch)
+            return process(batch, *more, **named)
+
+        monkeypatch.setattr(runner, "process", count)
+
+    def take(self):
+        n, self.n = self.n, 0
+        return n
+
+
+def test_a_conversation_is_written_as_the_template_says(lm):
+    messages = [{"role": "system", "content": "Be short."}, *say("hi")]
+    text = "<tool>clock</tool>\n<system>Be short.\n<user>hi\nglad<assistant>"
+    ids = lm.encode_chat(messages, tools=[{"name": "clock"}], template_options={"mood": "glad"})
+    assert ids == lm.model.tokenizer.encode(text, add_special=False, parse_special=True)
+    answer = lm.chat(
+        messages, tools=[{"name": "clock"}], template_options={"mood": "glad"}, **OPTIONS
+    )
+    assert answer.text == lm.generate(ids, **OPTIONS).text
+    assert answer.stats.prompt_tokens == len(ids)
+
+
+def test_an_answer_comes_in_pieces(lm):
+    with lm.chat(say("hi"), stream=True, **OPTIONS) as stream:
+        pieces = list(stream)
+    assert len(pieces) > 1
+    assert "".join(pieces) == lm.chat(say("hi"), **OPTIONS).text
+
+
+def test_a_grown_conversation_processes_what_is_new(lm, monkeypatch):
+    """The longest prefix that it has in common with what was processed is not processed again."""
+    counter = Counter(lm, monkeypatch)
+    first = lm.chat(say("Tell me of the sea."), draft=0, **OPTIONS)
+    prompt = lm.encode_chat(say("Tell me of the sea."))
+    assert counter.take() == len(prompt) + 11  # the last token of an answer is not processed
+    grown = say("Tell me of the sea.", first.text, "And of the land?")
+    ids = lm.encode_chat(grown)
+    seen = [*prompt, *first.tokens[:-1]]
+    common = next(
+        i for i, (one, other) in enumerate(zip(ids, [*seen, -1], strict=False)) if one != other
+    )
+    assert common >= len(prompt)
+    second = lm.chat(grown, draft=0, **OPTIONS)
+    assert counter.take() == len(ids) - common + 11
+    assert (second.stats.cached_tokens, second.stats.prompt_tokens) == (common, len(ids))
+
+
+@searching(25)
+@given(
+    questions=st.lists(st.text("ab é漢\n", max_size=8), min_size=2, max_size=5),
+    cut=st.integers(0, 12),
+    draft=st.integers(0, 3),
+    beside=st.booleans(),
+)
+def test_reuse_gives_the_text_of_a_new_lm(chat_model, questions, cut, draft, beside):
+    """Also where an answer was cut, another text came between, or a turn was taken back."""
+    with LM(chat_model, n_ctx=400, draft=draft, n_seq_max=2, threads=1) as lm:
+        said = []
+        for question in questions:
+            said.append(question)
+            answer = lm.chat(say(*said), **OPTIONS)
+            with LM(chat_model, n_ctx=400, draft=0, threads=1) as fresh:
+                wanted = fresh.chat(say(*said), **OPTIONS)
+            assert (answer.text, answer.tokens) == (wanted.text, wanted.tokens)
+            said.append(answer.text[:cut] if len(said) == 3 else answer.text)
+            if beside:
+                lm.generate(["import os\n", "class A:"], **OPTIONS)
+            if len(said) == 6:
+                del said[2:4]
+
+
+def test_conversations_are_prompts_like_others(lm):
+    """Many at once, or in an event loop."""
+    talks = [say("one"), say("two"), say("three")]
+    together = lm.generate([lm.encode_chat(talk) for talk in talks], **OPTIONS)
+    assert [one.text for one in together] == [lm.chat(talk, **OPTIONS).text for talk in talks]
+
+
+def test_what_cannot_be_said_is_an_error(lm):
+    with pytest.raises(MtpcoreError, match="nobody may speak"):
+        lm.chat([{"role": "nobody", "content": "x"}])
+    with pytest.raises(MtpcoreError, match="template"):
+        lm.chat([{"role": "user", "content": object()}])
+    with pytest.raises(MtpcoreError, match="names"):
+        lm.chat(say("x"), template_options=3)
+    with pytest.raises(MtpcoreError, match="no options of a template; got messages"):
+        lm.chat(say("x"), template_options={"messages": []})
+    with pytest.raises(MtpcoreError, match="stream is yes or no"):
+        lm.chat(say("x"), stream=3)
+
+
+def test_a_model_without_a_template_says_so():
+    with (
+        LM("demo", n_ctx=50) as lm,
+        pytest.raises(MtpcoreError, match="no chat template") as caught,
+    ):
+        lm.chat(say("hi"))
+    assert "generate" in caught.value.fix
+
+
+def test_control_tokens_of_the_template_are_tokens(chat_model):
+    model = mtpcore.load_model("demo")
+    end = model.tokenizer.decode([model.tokenizer.eos], special=True)
+    model.chat_template = mtpcore.gguf.ChatTemplate(
+        "{{ messages[0].content }}{{ eos_token }}", eos=end
+    )
+    with LM(model, n_ctx=50) as lm:
+        assert lm.encode_chat(say("hi"))[-1] == model.tokenizer.eos
