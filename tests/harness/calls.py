@@ -39,6 +39,10 @@ CALLED = {
     ("Generator", "lengths"),
     ("Cross.verify", "acceptance"),
     ("Context.process", "choices"),
+    ("Cross.verify", "processors"),
+    ("Cross.pending", "processor"),
+    ("LM.generate", "logits_processor"),
+    ("LM.chat", "logits_processor"),
     ("guess", "answer"),
 }
 """Parameters of which something is called, or walked through, that may raise what it likes."""
