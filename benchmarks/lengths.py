@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 import mtpcore
-from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.decoding import SimulatedAcceptance
 
 FIXED = (0, 1, 2, 3, 5)
 DECLARED = 3  # the draft length whose mean length is given
@@ -24,21 +24,22 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=80, help="tokens of each of two texts")
     options = parser.parse_args()
     model = mtpcore.load_model(options.model)
-    cross = mtpcore.link(mtpcore.Context(model, options.n + 64))
     limit = model.find_drafter(None).limit
+    prompt, greedy = list(range(10, 42)), mtpcore.Sampling.greedy()
+    plain = mtpcore.Generator(mtpcore.Context(model, options.n + 64), sampling=greedy)
+    text = list(plain.generate(prompt, max_tokens=options.n, ignore_eos=True))
     for length in map(float, options.lengths.split(",")):
+        simulated = SimulatedAcceptance.of_length(length, DECLARED, longest=limit)
+        simulated.expect([*prompt, *text])
+        cross = mtpcore.link(mtpcore.Context(model, options.n + 64))
+        simulated.install(cross)
         generators = {
-            draft: mtpcore.Generator(
-                cross,
-                sampling=mtpcore.Sampling.greedy(),
-                draft=draft,
-                acceptance=SyntheticAcceptance.of_length(length, DECLARED, longest=limit),
-            )
+            draft: mtpcore.Generator(cross, sampling=greedy, draft=draft)
             for draft in (*FIXED, "auto")
         }
         for _ in range(2):
             for generator in generators.values():
-                list(generator.generate(range(10, 42), max_tokens=options.n, ignore_eos=True))
+                list(generator.generate(prompt, max_tokens=options.n, ignore_eos=True))
         speeds = {draft: one.stats.tokens_per_second for draft, one in generators.items()}
         best = max(speeds[draft] for draft in FIXED)
         stats = generators["auto"].stats

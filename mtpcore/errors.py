@@ -7,7 +7,7 @@ Each error carries facts as attributes: *what* went wrong, *where*, what was *wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "BackendError",
@@ -70,6 +70,30 @@ class MtpcoreError(Exception):
         if fix:
             text += f"\n  fix: {fix}"
         super().__init__(text)
+
+    def at(self, where: str, *, fix: str = "") -> Self:
+        """Return the same error as it is seen from further out.
+
+        Class and attributes stay, those that a subclass added too.
+
+        Parameters
+        ----------
+        where : str
+            The place around the error's own, which follows it: ``outer: inner``.
+        fix : str, optional
+            What the caller can do about it, taken where the error does not say so itself.
+        """
+        error = Exception.__new__(type(self))  # a subclass may be made of other arguments
+        error.__dict__.update(self.__dict__)
+        MtpcoreError.__init__(
+            error,
+            self.what,
+            where=f"{where}: {self.where}" if self.where else where,
+            wanted=self.wanted,
+            got=self.got,
+            fix=self.fix or fix,
+        )
+        return error
 
 
 class ModelFileError(MtpcoreError, ValueError):

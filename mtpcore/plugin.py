@@ -7,18 +7,15 @@ from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Sha
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import (
-    Block,
     DrafterSpec,
     Feed,
     Fit,
     Heads,
-    KVPolicy,
     Link,
     ModelSpec,
     Tap,
     Tie,
     Tree,
-    VocabularyMap,
     as_variant,
     first_of,
 )
@@ -81,7 +78,6 @@ from mtpcore.models.rotation import (
 __all__ = [
     "ATTENTION",
     "BIASES",
-    "Block",
     "Checkpoint",
     "Config",
     "Count",
@@ -103,7 +99,6 @@ __all__ = [
     "INTERLEAVED_ATTENTION",
     "INTERLEAVED_BIASES",
     "Inputs",
-    "KVPolicy",
     "Key",
     "Link",
     "Mla",
@@ -128,7 +123,6 @@ __all__ = [
     "Tie",
     "Tree",
     "Value",
-    "VocabularyMap",
     "as_variant",
     "attend",
     "attention_block",

@@ -28,10 +28,11 @@ class Tensor:
         pass
 
     def stream(self, native_types, ranges, start):
-        assert self.type in native_types
-        take, blocks = start(self.type), self._raw.reshape(-1, self._raw.shape[-1])
+        kind = self.type if self.type in native_types else int(Type.F32)
+        take, blocks = start(kind), self._raw.reshape(-1, self._raw.shape[-1])
         for begin, end in ranges:
-            take(begin, blocks[begin:end])
+            is_stored = kind == self.type
+            take(begin, blocks[begin:end] if is_stored else self.rows(begin, end).view(np.uint8))
 
 
 class Raw(Tensor):

@@ -9,7 +9,7 @@ import numpy as np
 from timing import alternate
 
 import mtpcore
-from mtpcore.decoding.synthetic import SyntheticAcceptance
+from mtpcore.decoding import SimulatedAcceptance
 from versus.hold import Hold
 from versus.ours import Ours
 from versus.results import Found
@@ -22,18 +22,19 @@ ROUNDS = 12
 
 
 class Writer:
-    """A request that goes on from turn to turn."""
+    """A request that goes on from turn to turn; drafts are of the text that is known."""
 
-    def __init__(self, model: mtpcore.Model, draft: int, n_tokens: int, threads: int) -> None:
-        llm = mtpcore.Context(model, DEPTH + n_tokens, threads=threads)
-        self.generator = mtpcore.Generator(
-            mtpcore.link(llm) if draft else llm,
-            sampling=mtpcore.Sampling.greedy(),
-            draft=draft,
-            acceptance=SyntheticAcceptance.of_length(LENGTH, DRAFT) if draft else None,
-        )
-        prompt = np.random.default_rng(3).integers(3, model.hparams.n_vocab, DEPTH).tolist()
-        self.request = self.generator.add(prompt, max_tokens=n_tokens - 8, ignore_eos=True)
+    def __init__(
+        self, model: mtpcore.Model, prompt: list[int], known: list[int], draft: int, threads: int
+    ) -> None:
+        llm = mtpcore.Context(model, DEPTH + len(known), threads=threads)
+        cross = mtpcore.link(llm, "auto" if draft else [])
+        simulated = SimulatedAcceptance.of_length(LENGTH, DRAFT)
+        simulated.expect([*prompt, *known])
+        simulated.install(cross)
+        greedy = mtpcore.Sampling.greedy()
+        self.generator = mtpcore.Generator(cross, sampling=greedy, draft=draft)
+        self.request = self.generator.add(prompt, max_tokens=len(known) - 8, ignore_eos=True)
         while len(self.request.tokens) < 2:  # the drafter has read the prompt, too
             self.generator.step()
         self.generator.stats = mtpcore.Stats()
@@ -49,12 +50,17 @@ def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: H
     """Return ``speculation``, seconds of a token at the mean length, beside plain ones' (``more``).
 
     Times of rounds do not depend on how many drafts are accepted but by a row or two of the head,
-    so the length that the dice gave is taken out: a token's time is a round's over the length.
+    so the simulated length is taken out: a token's time is a round's over the length.
     """
     model = mtpcore.load_model(path)
     n_plain = round(ROUNDS * LENGTH)
     room = (pairs + 1) * max(n_plain, (DRAFT + 1) * ROUNDS) + 32
-    plain, drafted = (Writer(model, draft, room, threads) for draft in (0, DRAFT))
+    prompt = np.random.default_rng(3).integers(3, model.hparams.n_vocab, DEPTH).tolist()
+    writer = mtpcore.Generator(
+        mtpcore.Context(model, DEPTH + room, threads=threads), sampling=mtpcore.Sampling.greedy()
+    )
+    known = list(writer.generate(prompt, max_tokens=room, ignore_eos=True))
+    plain, drafted = (Writer(model, prompt, known, draft, threads) for draft in (0, DRAFT))
     engine = Ours(model, DEPTH + 8, threads)
     tokens = np.random.default_rng(5).integers(3, model.hparams.n_vocab, DEPTH + 4).tolist()
     engine.process(tokens[:DEPTH])

@@ -49,8 +49,13 @@ def draft(wanted, list passes not None):
         taken = samplers
         for sampler in taken:
             (<Sampler> sampler).scratch.is_taken = True
+        one = passes[0][0]
+        for i in range(loop.n_passes):
+            loop.passes[i].run.interrupt = &one.interrupt
+        one.watch()
         with nogil:
             mtp_draft_run(&loop)
+        one.raise_interrupt()
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
         for sampler in taken:

@@ -1,6 +1,8 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t
 
+from mtpcore._ext._interrupt cimport mtp_interrupt
+
 
 cdef extern from "matmul/matmul.h" nogil:
     ctypedef struct mtp_matrix:
@@ -25,7 +27,7 @@ cdef extern from "matmul/matmul.h" nogil:
     size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
     void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                     int64_t y_stride, const int32_t *out_rows, int64_t row_begin,
-                    int64_t row_end, void *scratch)
+                    int64_t row_end, void *scratch, mtp_interrupt *interrupt)
 
 
 cdef class PackedMemory:

@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._buffers cimport int32s
+from mtpcore._ext._interrupt cimport mtp_interrupt
 from mtpcore._ext._matmul cimport mtp_matrix
 from mtpcore._ext._sampling cimport mtp_winner, mtp_sampler_scratch, mtp_sampling
 
@@ -90,6 +91,7 @@ cdef extern from "plan/plan.h" nogil:
         int64_t n_axes
         void **buffers
         mtp_memory *memory
+        mtp_interrupt *interrupt
         int32_t *base
         int32_t *depth
         int32_t *is_tree
@@ -227,6 +229,10 @@ cdef class Executor:
     cdef list n_pages       # of each group of memory
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
+    cdef mtp_interrupt interrupt
+    cdef object raised      # by a signal handler while a batch ran
+    cdef mtp_interrupt *watch(self) except NULL
+    cdef int raise_interrupt(self) except -1
     cdef mtp_view view(self, object found, int axis, bint is_written,
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1

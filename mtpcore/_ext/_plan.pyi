@@ -143,6 +143,16 @@ class Executor:
             An id, place, output, parent or choice is out of range; nothing was run.
         BackendError
             Another thread is running this plan.
+        BaseException
+            What a signal handler raises (``KeyboardInterrupt``) while the main thread runs a long
+            batch: what it was to write is undefined.
+        """
+
+    @property
+    def progress(self) -> float:
+        """Share of the running batch's operations that were begun, 0 .. 1; 0 where none runs.
+
+        Of batches of a few milliseconds it stays 0. Any thread may ask.
         """
 
     def can_choose(self, logits: int) -> bool:

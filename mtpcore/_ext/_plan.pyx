@@ -1,12 +1,17 @@
 """The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport doubles_of, floats, floats_of, int32s, int32s_of, memory_of
+from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
 from mtpcore._ext._sampling cimport Sampler, mtp_winner
+
+from threading import main_thread
 
 import numpy as np
 
@@ -49,10 +54,21 @@ cdef int refuse_unless(bint is_right, what, wanted, got) except -1:
     return 0
 
 
+cdef int run_signal_handlers(void *executor) noexcept with gil:
+    """Let Python handle signals that came; return whether that raised, for the run to end."""
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        (<Executor> executor).raised = error
+        return 1
+    return 0
+
+
 cdef class Executor:
     def __cinit__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
                   size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
         cdef int64_t i, n_buffers = len(offsets)
+        memset(&self.interrupt, 0, sizeof(mtp_interrupt))
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
         memset(&self.choices, 0, sizeof(mtp_choices))
@@ -77,7 +93,8 @@ cdef class Executor:
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
-        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most, sizeof(mtp_row_sampler))
+        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most,
+                                                          sizeof(mtp_row_sampler))
         self.choices.winners = <mtp_winner *> zeros(n_threads * self.choices.most,
                                                     sizeof(mtp_winner))
         self.arena = mtp_memory_zeros(arena_bytes)
@@ -424,6 +441,7 @@ cdef class Executor:
         self.is_running = True
         try:
             self.take_rows(rows, pages)
+            self.run_state.interrupt = self.watch()
             self.take_arrays(external, rows.embeddings is not None, logits)
             if logits >= 0:
                 self.take_choices(rows.choices, logits, written)
@@ -432,12 +450,37 @@ cdef class Executor:
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
                         mtp_plan_choose(&self.plan, &self.run_state, &self.choices, chosen)
+                    self.raise_interrupt()
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
                     mtp_plan_run(&self.plan, &self.run_state)
+                self.raise_interrupt()
         finally:
             self.is_running = False
+
+    cdef mtp_interrupt *watch(self) except NULL:
+        """Begin to watch for signals; of all threads Python lets the main one handle them."""
+        cdef bint is_main = PyThread_get_thread_ident() == <unsigned long> main_thread().ident
+        self.interrupt.is_wanted = NULL
+        if is_main:
+            self.interrupt.is_wanted = run_signal_handlers
+        self.interrupt.argument = <void *> self
+        mtp_interrupt_begin(&self.interrupt)
+        return &self.interrupt
+
+    cdef int raise_interrupt(self) except -1:
+        """Raise what a signal handler raised while the batch ran, which is then undone."""
+        if self.raised is None:
+            return 0
+        raised, self.raised = self.raised, None
+        raise raised
+
+    @property
+    def progress(self):
+        if not self.is_running:
+            return 0.0
+        return <double> self.interrupt.n_begun / <double> self.plan.n_ops
 
     def can_choose(self, int32_t logits):
         return mtp_plan_n_logits(&self.plan, logits) > 0

@@ -124,38 +124,6 @@ class Sampler:
         and mask, before the cuts; 0 where every logit is -inf.
         """
 
-    def choose_rows(
-        self,
-        logits: NDArray[np.float32],
-        history: NDArray[np.int32],
-        n_prompt: int,
-        index: int,
-        token_ids: NDArray[np.int32] | None = None,
-    ) -> NDArray[np.int32]:
-        """Choose a token for each row of a verified draft.
-
-        Parameters
-        ----------
-        logits : float32[n, n_vocab]
-            Row 0 is chosen from before any draft, row i after drafts 0 .. i - 1.
-        history : int32[n_history + n - 1]
-            The tokens before row 0's, then the drafts.
-        n_prompt, token_ids
-            As in `choose`.
-        index : int
-            Index of row 0's token in its sequence; row i's is ``index + i``.
-
-        Returns
-        -------
-        int32[n]
-            Token ids.
-
-        Raises
-        ------
-        SamplingError
-            A shape, an id or an index is out of range, or another thread drafts with the scratch.
-        """
-
     def rank(
         self,
         logits: NDArray[np.float32],

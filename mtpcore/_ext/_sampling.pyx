@@ -79,22 +79,6 @@ cdef class Sampler:
         token_id = self._choose(logits, history, n_prompt, index, token_ids, mask, &probability)
         return token_id, probability
 
-    def choose_rows(self, const float[:, ::1] logits not None,
-                    const int32_t[::1] history not None, int64_t n_prompt, int64_t index,
-                    const int32_t[::1] token_ids=None):
-        cdef int64_t n_rows = logits.shape[0], i
-        cdef int64_t n_before = history.shape[0] - max(n_rows - 1, 0)
-        if n_before < 0:
-            raise SamplingError(
-                "the history lacks drafts: row i is chosen after all but the last n - 1 - i",
-                where="choose_rows", wanted=f"at least {n_rows - 1} tokens",
-                got=history.shape[0])
-        chosen = np.empty(n_rows, np.int32)
-        for i in range(n_rows):
-            chosen[i] = self._choose(logits[i], history[:n_before + i], n_prompt, index + i,
-                                     token_ids, None, NULL)
-        return chosen
-
     def rank(self, const float[::1] logits not None, const int32_t[::1] history not None,
              int64_t n_prompt, int64_t index, int64_t n, const int32_t[::1] token_ids=None):
         cdef int64_t n_vocab = logits.shape[0], n_history = history.shape[0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from mtpcore._ext._guard import Guard, perform, perform_together
 
@@ -48,8 +48,16 @@ def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(initialise)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        found: list[Any] = [getattr(one, "guard", None) for one in kwargs.values()]
-        guards = tuple(dict.fromkeys(one for one in found if isinstance(one, Guard)))
+        guards = tuple(dict.fromkeys(g for one in kwargs.values() if (g := _guard_of(one))))
         perform_together(guards, initialise, args, kwargs)
 
     return guarded
+
+
+def _guard_of(value: object) -> Guard | None:
+    """Return the guard of what has one."""
+    try:
+        guard = getattr(value, "guard", None)
+    except Exception:  # whatever a caller's object raises
+        return None
+    return guard if isinstance(guard, Guard) else None

@@ -138,13 +138,13 @@ class WeightTensor(Protocol):
         """Return the values, float32[shape]."""
 
     def native(self, native_types: Collection[int]) -> tuple[int, NDArray[np.uint8]]:
-        """Return (type, uint8[*shape[:-1], row bytes]) in one of these types, F32 among them."""
+        """Return (type, uint8[*shape[:-1], row bytes]); F32 is among the ``native_types``."""
 
     def rows(self, begin: int, end: int) -> F32:
         """Return values of rows, float32[end - begin, shape[-1]]; all outer axes count rows."""
 
     def release(self, begin: int, end: int) -> None:
-        """Let the system reclaim the pages of these rows."""
+        """Let the system reclaim the pages of rows [begin, end)."""
 
     def stream(
         self,
@@ -152,7 +152,7 @@ class WeightTensor(Protocol):
         ranges: Iterable[tuple[int, int]],
         start: Callable[[int], Callable[[int, NDArray[np.uint8]], None]],
     ) -> None:
-        """Hand over ranges of rows in one of these types, F32 among them, and release them.
+        """Hand over ranges of rows in one of the ``native_types``, F32 among them; release them.
 
         ``start`` gets the type and returns what takes the first row and uint8[rows, row bytes];
         it may be called once more, with another type.
@@ -183,6 +183,10 @@ class Plan(Protocol):
 
     program: Program
 
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
@@ -195,7 +199,8 @@ class Plan(Protocol):
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.
 
-        A pass runs only if some sequence goes on to it.
+        A pass runs only if some sequence goes on to it. The caller takes back what they write to
+        ``memory``.
         """
 
 
@@ -211,7 +216,7 @@ class RowBuffer(Protocol):
         """
 
     def read(self, begin: int, end: int) -> F32:
-        """Return a copy of rows [begin, end) for the slots of a plan of this backend."""
+        """Return float32[end - begin, width], a copy for the slots of a plan of this backend."""
 
     def not_finite(self, begin: int, end: int) -> list[int]:
         """Return which of rows [begin, end) hold NaN or infinity, ascending."""
@@ -224,10 +229,10 @@ class Backend(Protocol):
     guarantee: str
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
-        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
+        """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
     def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
-        """Make room for rows that wait for a plan of this backend; their values are undefined."""
+        """Make room for rows [n_rows, width] that wait for a plan; their values are undefined."""
 
     def plan(
         self,
@@ -241,6 +246,7 @@ class Backend(Protocol):
     ) -> Plan:
         """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
 
-        ``stores`` hold the pages of the program's memory layers, one for each of the ``groups`` of
-        the memory that the plan will run with.
+        Weights come from ``source``; the plan computes with so many ``threads``. ``stores`` hold
+        the pages of the program's memory layers, one for each of the ``groups`` of the memory that
+        the plan will run with.
         """

@@ -9,13 +9,15 @@ from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import offers, read
 from mtpcore.errors import BackendError, spell
 
-__all__ = ["BACKENDS", "select_backend"]
+__all__ = ["BACKENDS", "OFFERED", "select_backend"]
 
 BACKENDS = {
     "cpu": ("mtpcore.backends.cpu", "CpuBackend"),
     "reference": ("mtpcore.backends.reference", "ReferenceBackend"),
     "cuda": ("mtpcore.backends.cuda", "CudaBackend"),
 }
+OFFERED = ("cpu", "reference")
+"""Those that run models; ``cuda`` says what it lacks."""
 _made: dict[str, Backend] = {}
 
 
@@ -29,9 +31,9 @@ def select_backend(backend: str | Backend) -> Backend:
     """
     if offers(backend, "store", "plan"):
         return cast(Backend, backend)
-    backend = read(backend, str, "unknown backend", wanted=", ".join(BACKENDS), error=BackendError)
+    backend = read(backend, str, "unknown backend", wanted=", ".join(OFFERED), error=BackendError)
     if backend not in BACKENDS:
-        raise BackendError("unknown backend", wanted=", ".join(BACKENDS), got=spell(backend))
+        raise BackendError("unknown backend", wanted=", ".join(OFFERED), got=spell(backend))
     if backend not in _made:
         module, name = BACKENDS[backend]
         _made[backend] = cast(Backend, getattr(importlib.import_module(module), name)())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +10,21 @@ from numpy.typing import ArrayLike, NDArray
 from mtpcore._ext._rows import list_as_int32
 from mtpcore.errors import BatchError, spell
 
-__all__ = ["flags", "integers", "is_whole", "numbers"]
+__all__ = ["RowsLike", "SupportsDLPack", "flags", "integers", "is_whole", "numbers"]
+
+
+class SupportsDLPack(Protocol):
+    """An array of another library, on the host."""
+
+    def __dlpack__(self) -> object:
+        """Return the capsule."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return kind and number of the device."""
+
+
+RowsLike = ArrayLike | SupportsDLPack
+"""Rows of numbers: what NumPy takes for an array, or an array of another library."""
 
 F32 = NDArray[np.float32]
 _MOST = 1 << 28
@@ -42,7 +56,7 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     return np.array(found, dtype=np.int32, order="C")  # a copy: its owner may write to it
 
 
-def numbers(values: Any, what: str) -> F32:
+def numbers(values: RowsLike, what: str) -> F32:
     """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
     found = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
     if found.dtype.kind not in "fiu":
@@ -51,7 +65,7 @@ def numbers(values: Any, what: str) -> F32:
         return np.ascontiguousarray(found, dtype=np.float32)
 
 
-def flags(values: Any, n: int, what: str) -> NDArray[np.bool_]:
+def flags(values: ArrayLike, n: int, what: str) -> NDArray[np.bool_]:
     """Return ``values`` as bool[n]; raise BatchError where they are no such array."""
     found = _array(values, f"{what} are one bool a row")
     if found.shape == (n,) == (0,):

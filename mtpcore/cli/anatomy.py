@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,21 @@ from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.drafting.heads import n_heads
 from mtpcore.errors import MtpcoreError
+from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
+from mtpcore.gguf.types import BLOCKS
 from mtpcore.graph import GraphType, Program
 from mtpcore.memory import PAGE, bytes_of_place, pages_for
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
 
-__all__ = ["describe_model", "drafter_program", "plain_metadata", "role_of", "target_taps"]
+__all__ = [
+    "describe_file",
+    "describe_model",
+    "drafter_program",
+    "plain_metadata",
+    "role_of",
+    "target_taps",
+]
 
 ROLES = ("embedding", "trunk", "norms", "output", "head")
 _N_BATCH = 512  # rows at once, as contexts have it by default
@@ -50,31 +59,56 @@ def describe_model(
     models = [model] if draft_model is None else [model, draft_model]
     return {
         "path": str(model.path),
+        "error": None,
         "architecture": model.architecture,
-        "files": [{"path": str(p), "bytes": p.stat().st_size} for one in models for p in one.paths],
+        "files": [_file(path) for one in models for path in one.paths],
         "layout": model.file_layout,
         "trunk": {"name": model.spec.name, "plugin": model.spec.plugin} if model.spec else None,
         "hparams": _plain_hparams(model.hparams),
         "metadata": plain_metadata(model.metadata),
         "tokenizer": repr(model.tokenizer) if model.tokenizer else None,
         "chat_template": "tokenizer.chat_template" in model.metadata,
-        "roles": _roles(model),
-        "tensors": [
-            {
-                "name": t.name,
-                "shape": list(t.shape),
-                "type": t.type_name,
-                "bytes": t.n_bytes,
-                "role": role_of(t.name, _n_layers(model)),
-            }
-            for t in model.tensors.values()
-        ],
+        **_tensors(model.tensors.values(), lambda name: role_of(name, _n_layers(model))),
         "drafters": [
             _drafter(one, spec) | {"path": str(one.path) if one is draft_model else None}
             for one in models
             for spec in one.drafters
         ],
         "plan": _plan(models, n_ctx, kv_dtype),
+        **_machine(),
+    }
+
+
+def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
+    """Return what can be said of a file that is no model here; ``error`` says why."""
+    try:
+        tokenizer = read_tokenizer(file.metadata, str(file.path))
+    except MtpcoreError:
+        tokenizer = None
+    return {
+        "path": str(file.path),
+        "error": str(error),
+        "architecture": file.architecture or None,
+        "files": [_file(one.path) for one in file.files],
+        "layout": None,
+        "trunk": None,
+        "hparams": {},
+        "metadata": plain_metadata(file.metadata),
+        "tokenizer": repr(tokenizer) if tokenizer else None,
+        "chat_template": "tokenizer.chat_template" in file.metadata,
+        **_tensors(file.tensors.values(), lambda name: None),
+        "drafters": [],
+        "plan": None,
+        **_machine(),
+    }
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "bytes": path.stat().st_size}
+
+
+def _machine() -> dict[str, Any]:
+    return {
         "isa": {"used": isa(), "available": list(available_isas())},
         "fetch": {"used": fetch(), "available": list(available_fetches())},
     }
@@ -114,15 +148,30 @@ def _n_layers(model: Model) -> int | None:
     return model.hparams.n_layers if model.spec is not None else None
 
 
-def _roles(model: Model) -> list[dict[str, Any]]:
-    """Return bytes by role and type."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for tensor in model.tensors.values():
-        key = role_of(tensor.name, _n_layers(model)), tensor.type_name
-        row = found.setdefault(key, {"role": key[0], "type": key[1], "tensors": 0, "bytes": 0})
+def _tensors(
+    tensors: Iterable[Tensor], role: Callable[[str], str | None]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the tensors, and their bytes by role and type; None where nobody knows them."""
+    listed: list[dict[str, Any]] = [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "type": tensor.type_name,
+            "bytes": tensor.n_bytes if tensor.type in BLOCKS else None,
+            "role": role(tensor.name),
+        }
+        for tensor in tensors
+    ]
+    sums: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for one in listed:
+        key = one["role"], one["type"]
+        row = sums.setdefault(key, {"role": key[0], "type": key[1], "tensors": 0, "bytes": None})
         row["tensors"] += 1
-        row["bytes"] += tensor.n_bytes
-    return sorted(found.values(), key=lambda row: (ROLES.index(row["role"]), -row["bytes"]))
+        if one["bytes"] is not None:
+            row["bytes"] = (row["bytes"] or 0) + one["bytes"]
+    order = {name: i for i, name in enumerate(ROLES)}
+    rows = sorted(sums.values(), key=lambda row: (order.get(row["role"], 0), -(row["bytes"] or 0)))
+    return {"roles": rows, "tensors": listed}
 
 
 def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
@@ -135,7 +184,7 @@ def _drafter(model: Model, spec: DrafterSpec) -> dict[str, Any]:
         "heads": spec.heads.count,
         "acceptance": list(spec.acceptance),
         "taps": target_taps(spec),
-        "graphs": [spec.graph_type, *(name for name, _ in spec.graphs)] if spec.build else [],
+        "graphs": ["draft", *(name for name, _ in spec.graphs)] if spec.build else [],
         "ties": [msgspec.to_builtins(use) for use in model.tie_report(spec)],
         "evidence": spec.evidence,
     }
@@ -155,7 +204,7 @@ def drafter_program(model: Model, name: str | None = None, graph: str = "") -> P
         There is no drafter, or it has no such graph.
     """
     spec = model.find_drafter(name)
-    return model.program(GraphType(graph or spec.graph_type), drafter=spec)
+    return model.program(GraphType(graph or GraphType.DRAFT), drafter=spec)
 
 
 def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
@@ -177,8 +226,8 @@ def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
 
 
 def _heads(model: Model, spec: DrafterSpec) -> list[Program]:
-    graph_type = GraphType(spec.graph_type)
-    return [model.program(graph_type, drafter=spec, head=head) for head in range(n_heads(spec))]
+    heads = range(n_heads(spec))
+    return [model.program(GraphType.DRAFT, drafter=spec, head=head) for head in heads]
 
 
 def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:

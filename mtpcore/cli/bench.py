@@ -11,12 +11,13 @@ from typing import Literal
 from mtpcore.cli import options as shared
 from mtpcore.cli.bench_report import Text, collect, describe
 from mtpcore.cli.measure import ROWS, measure_costs, take_turns
+from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
 from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
-from mtpcore.cli.terminal import harmless, note, progress
+from mtpcore.cli.terminal import harmless, note
 from mtpcore.cross import Cross
-from mtpcore.decoding import Controller, Generator, Stats, SyntheticAcceptance
+from mtpcore.decoding import Controller, Generator, SimulatedAcceptance, Stats
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
@@ -60,8 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--synthetic-length",
         type=float,
         metavar="L",
-        help="accept drafts by the dice, so that a pass gives L tokens on average; "
-        "the texts then mean nothing",
+        help="simulate the acceptance rate, so that a pass gives L tokens on average",
     )
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
@@ -71,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
+    shared.check_prompt(options)
     sampling = shared.sampling_of(options)
     with open_model(options) as model:
         prompts = _prompts(options, model)
@@ -79,6 +80,7 @@ def execute(options: argparse.Namespace) -> int:
         session = open_session(options, model, n_ctx)
         controller = session.controller()
         arms = _arms(options, session, sampling, controller)
+        simulated = _simulate(options, session)
         n_trees = session.draft if session.drafter and session.drafter.tree else 0
         n_costs = 1 + len({*ROWS, session.draft + 1}) + n_trees + session.draft
         done = [0]
@@ -87,9 +89,9 @@ def execute(options: argparse.Namespace) -> int:
             done[0] += 1
 
         total = (options.repetitions + 1) * (len(prompts) * len(arms) + n_costs)
-        with progress("measuring", total, lambda: done[0]):
+        with progress("measuring", lambda: (done[0], total), "runs"):
             texts = [
-                _measure(name, arms, tokens, options, after_each)
+                _measure(name, arms, tokens, options, simulated, after_each)
                 for name, tokens in prompts.items()
             ]
             costs = measure_costs(
@@ -131,22 +133,8 @@ def _arms(
     arms: dict[str, Callable[[], Generator]] = {
         "plain": lambda: Generator(plain, sampling=sampling)
     }
-    length = options.synthetic_length
     if not session.draft:
-        if length is not None:
-            note("--synthetic-length: there is no drafter whose drafts could be accepted")
         return arms
-    acceptance = None
-    if length is not None:
-        tokenizer = session.model.tokenizer
-        ends = tokenizer.end_tokens if tokenizer else frozenset()
-        assert session.drafter is not None
-        try:
-            acceptance = SyntheticAcceptance.of_length(
-                length, session.draft, longest=session.drafter.limit, never=ends
-            )
-        except SamplingError as error:
-            options.parser.error(f"--synthetic-length: {error}")
 
     def drafted(draft: int | Literal["auto"]) -> Generator:
         return Generator(
@@ -155,7 +143,6 @@ def _arms(
             draft=draft,
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
-            acceptance=acceptance,
             lengths=controller,
         )
 
@@ -165,14 +152,33 @@ def _arms(
     return arms
 
 
+def _simulate(options: argparse.Namespace, session: Session) -> SimulatedAcceptance | None:
+    """Let the session's drafts be accepted as is asked for; None where nothing is."""
+    length = options.synthetic_length
+    if length is None:
+        return None
+    if not isinstance(session.source, Cross) or session.drafter is None:
+        note("--synthetic-length: there is no drafter whose drafts could be accepted")
+        return None
+    try:
+        simulated = SimulatedAcceptance.of_length(
+            length, session.draft, longest=session.drafter.limit
+        )
+    except SamplingError as error:
+        options.parser.error(f"--synthetic-length: {error}")
+    simulated.install(session.source)
+    return simulated
+
+
 def _measure(
     name: str,
     arms: dict[str, Callable[[], Generator]],
     prompt: list[int],
     options: argparse.Namespace,
+    simulated: SimulatedAcceptance | None,
     after_each: Callable[[], None],
 ) -> Text:
-    """Write one text by each arm in turn."""
+    """Write one text by each arm in turn, plainly first."""
     written: dict[str, list[int]] = {}
     stats: dict[str, list[Stats]] = {arm: [] for arm in arms}
 
@@ -181,6 +187,8 @@ def _measure(
         request = generator.add(prompt, max_tokens=options.predict, ignore_eos=True)
         finish(generator, request)
         written[arm] = request.tokens
+        if arm == "plain" and simulated is not None:
+            simulated.expect([*prompt, *request.tokens])
         stats[arm].append(generator.stats)
         return generator.stats.tokens_per_second
 

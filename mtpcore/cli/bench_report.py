@@ -46,8 +46,8 @@ def collect(
                 "speedup": text.speedup(),
                 "auto_speedup": text.speedup("auto"),
                 "equal": text.equal,
-                "acceptance_per_position": _rates(text.runs.get("drafted", []), draft),
-                "auto_lengths": _lengths(text.runs.get("auto", [])),
+                **_acceptance(Stats.sum(text.runs.get("drafted", [])), draft),
+                "auto_lengths": _lengths(Stats.sum(text.runs.get("auto", []))),
             }
             for text in texts
         ],
@@ -63,42 +63,39 @@ def collect(
         },
     }
     if draft:
-        rates = _rates([stats for text in texts for stats in text.runs["drafted"]], draft)
+        drafted = Stats.sum(stats for text in texts for stats in text.runs["drafted"])
+        found |= _acceptance(drafted, draft)
+        rates = found["acceptance_per_position"]
         time = {arm: sum(1 / text.speeds[arm].median for text in texts) for arm in texts[0].speeds}
         predicted = [costs.predict(rates, k) for k in range(1, draft + 1)]
         found |= {
-            "acceptance_per_position": rates,
             "tokens_per_pass": 1 + sum(rates),
             "speedup": time["plain"] / time["drafted"],
             "predicted": [{"draft": k, "speedup": x} for k, x in enumerate(predicted, 1)],
         }
         if "auto" in time:
-            runs = [stats for text in texts for stats in text.runs["auto"]]
+            auto = Stats.sum(stats for text in texts for stats in text.runs["auto"])
             found["auto"] = {
                 "speedup": time["plain"] / time["auto"],
-                "lengths": _lengths(runs),
-                "choices": msgspec.to_builtins([c for stats in runs for c in stats.choices][-20:]),
+                "lengths": _lengths(auto),
+                "choices": msgspec.to_builtins(auto.choices[-20:]),
             }
     return found | {"verdict": _verdict(found, draft)}
 
 
-def _rates(runs: Sequence[Stats], draft: int) -> list[float]:
-    """Return the share of all steps in which draft 1, 2, ... was accepted."""
-    steps = sum(stats.verify_steps for stats in runs)
-    accepted = [0] * draft
-    for stats in runs:
-        for i, n in enumerate(stats.accepted_per_position):
-            accepted[i] += n
-    return [n / steps for n in accepted] if steps else []
+def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
+    """Return the acceptance rate, and by position for each of ``draft`` drafts."""
+    rates = stats.acceptance_per_position
+    missing = draft - len(rates) if stats.verify_steps else 0
+    return {
+        "acceptance": stats.acceptance,
+        "acceptance_per_position": rates + [0.0] * missing,
+    }
 
 
-def _lengths(runs: Sequence[Stats]) -> dict[str, int]:
+def _lengths(stats: Stats) -> dict[str, int]:
     """Return in how many passes each length was drafted."""
-    counts: dict[int, int] = {}
-    for stats in runs:
-        for k, n in stats.lengths.items():
-            counts[k] = counts.get(k, 0) + n
-    return {str(k): counts[k] for k in sorted(counts)}
+    return {str(k): stats.lengths[k] for k in sorted(stats.lengths)}
 
 
 def _cost(what: str, n: int, sample: Sample, one: float) -> dict[str, Any]:
@@ -143,10 +140,7 @@ def describe(found: dict[str, Any]) -> str:
         f"guarantee {settings['guarantee']}; medians (least .. largest)",
     ]
     if found.get("synthetic_length") is not None and found["draft"]:
-        lines.append(
-            f"acceptance is synthetic ({found['synthetic_length']:g} tokens a pass): "
-            "the texts mean nothing"
-        )
+        lines.append(f"acceptance is simulated: {found['synthetic_length']:g} tokens a pass")
     lines += ["", *_texts(found), "", *_costs(found["costs"])]
     if "predicted" in found:
         lengths = ", ".join(f"{one['draft']}: {one['speedup']:.2f}" for one in found["predicted"])
@@ -158,7 +152,6 @@ def describe(found: dict[str, Any]) -> str:
 
 def _texts(found: dict[str, Any]) -> list[str]:
     lines = []
-    synthetic = found.get("synthetic_length") is not None
     for text in found["texts"]:
         for arm, speed in text["tokens_per_second"].items():
             line = (
@@ -169,9 +162,9 @@ def _texts(found: dict[str, Any]) -> list[str]:
                 line += f"  {text['auto_speedup']:.2f} x, passes by drafts {_spell(text)}"
             elif arm == "drafted":
                 rates = " ".join(f"{rate:.2f}" for rate in text["acceptance_per_position"])
-                line += f"  {text['speedup']:.2f} x, accepted {rates}"
-                if not synthetic:
-                    line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
+                line += f"  {text['speedup']:.2f} x, acceptance rate {text['acceptance']:.2f}"
+                line += f", by position {rates}"
+                line += ", texts equal" if text["equal"] else ", TEXTS DIFFER"
             lines.append(line)
     return lines
 

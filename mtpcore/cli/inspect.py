@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.anatomy import describe_model, drafter_program, target_taps
+from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, target_taps
 from mtpcore.cli.session import open_draft_model, require_drafter
 from mtpcore.cli.terminal import harmless, spell_bytes
-from mtpcore.discovery.loading import load_model
+from mtpcore.discovery.loading import find_model, load_model
+from mtpcore.errors import MtpcoreError
+from mtpcore.gguf import open_model_file
 from mtpcore.graph import Program
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.runtime.model import Model
@@ -60,38 +62,80 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    path, repack = shared.model_path(options), options.repack
+    shared.model_path(options)
     if not options.graph and (options.drafter or options.format != "text"):
         options.parser.error("--drafter and --format say how to draw: give --graph NAME as well")
     if options.graph and (options.json or options.tensors or options.ctx_size):
         options.parser.error("--graph draws a graph instead: leave --json, --tensors and -c out")
+    try:
+        if options.graph:
+            print(harmless(_draw(options)))
+            return 0
+        found = _describe(options)
+    except MtpcoreError as error:
+        if options.graph or options.mtp_path or options.model_draft:
+            raise
+        found = _look_at(options, error)
+    print(json.dumps(found) if options.json else _spell_out(found, options.tensors))
+    return 0
+
+
+def _describe(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what there is to say of a model."""
+    with _models(options) as (model, draft_model):
+        trained = getattr(model.hparams, "n_ctx_train", _LONGEST)
+        n_ctx = options.ctx_size or min(trained, _LONGEST)
+        return describe_model(model, draft_model, n_ctx=n_ctx, kv_dtype=options.kv_dtype)
+
+
+def _look_at(options: argparse.Namespace, error: MtpcoreError) -> dict[str, Any]:
+    """Return what there is to say of a file that cannot be loaded.
+
+    Raises
+    ------
+    ModelFileError
+        It cannot be read at all.
+    """
+    with open_model_file(find_model(shared.model_path(options)), to_look_at=True) as file:
+        return describe_file(file, error)
+
+
+def _draw(options: argparse.Namespace) -> str:
+    """Return a picture of a graph."""
+    with _models(options) as (model, draft_model):
+        program = _program(model, draft_model, options)
+        return _PICTURES[options.format](program).rstrip("\n")
+
+
+@contextmanager
+def _models(options: argparse.Namespace) -> Iterator[tuple[Model, Model | None]]:
+    """Load the model, and the drafter in a file of its own where there is one."""
+    path, repack = shared.model_path(options), options.repack
     with ExitStack() as files:
         model = files.enter_context(load_model(path, mtp_path=options.mtp_path, repack=repack))
         draft_model = open_draft_model(options, insists=options.model_draft is not None)
         if draft_model is not None:
             files.enter_context(draft_model)
             _lend(options, model, draft_model)
-        if options.graph:
-            program = _program(model, draft_model, options)
-            print(harmless(_PICTURES[options.format](program).rstrip("\n")))
-            return 0
-        trained = getattr(model.hparams, "n_ctx_train", _LONGEST)
-        n_ctx = options.ctx_size or min(trained, _LONGEST)
-        found = describe_model(model, draft_model, n_ctx=n_ctx, kv_dtype=options.kv_dtype)
-    if options.json:
-        print(json.dumps(found))
-        return 0
+        yield model, draft_model
+
+
+def _spell_out(found: dict[str, Any], every_tensor: bool) -> str:
+    """Return everything as text."""
     sections = {
         "": _overview(found),
         "metadata": [f"{key} = {_spell(value)}" for key, value in found["metadata"].items()],
-        "tensors": _tensors(found, options.tensors),
-        "drafters": _drafters(found),
-        f"memory for {n_ctx} tokens in {options.kv_dtype}, CPU": _plan(found),
+        "tensors": _tensors(found, every_tensor) or ["none"],
     }
+    if found["error"] is None:
+        plan = found["plan"]
+        sections["drafters"] = _drafters(found)
+        sections[f"memory for {plan['n_ctx']} tokens in {plan['kv_dtype']}, CPU"] = _plan(found)
+    texts = []
     for title, lines in sections.items():
         text = "\n".join([title, *(f"  {line}" for line in lines)] if title else lines)
-        print(harmless(text) + "\n")
-    return 0
+        texts.append(harmless(text) + "\n")
+    return "\n".join(texts)
 
 
 def _lend(options: argparse.Namespace, model: Model, draft_model: Model) -> None:
@@ -112,10 +156,12 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
 def _overview(found: dict[str, Any]) -> list[str]:
     trunk = found["trunk"]
     of = f", trunk {trunk['name']} of plugin {trunk['plugin']}" if trunk else ""
+    reason = (found["error"] or "").replace("\n  ", "\n" + " " * 14)
     return [
         *(f"file          {one['path']} ({spell_bytes(one['bytes'])})" for one in found["files"]),
-        f"architecture  {found['architecture']}{of}",
-        f"layout        {found['layout']}",
+        f"architecture  {found['architecture'] or 'none is named'}{of}",
+        *([f"layout        {found['layout']}"] if found["layout"] else []),
+        *([f"cannot run    {reason}"] if reason else []),
         f"tokenizer     {found['tokenizer'] or 'none that is supported'}"
         + (", with a chat template" if found["chat_template"] else ""),
         f"instructions  {found['isa']['used']} (this machine runs "
@@ -132,14 +178,18 @@ def _spell(value: Any) -> str:
     return text if len(text) <= 90 else text[:87] + "..."
 
 
+def _size(n_bytes: int | None) -> str:
+    return "?" if n_bytes is None else spell_bytes(n_bytes)
+
+
 def _tensors(found: dict[str, Any], every: bool) -> list[str]:
     lines = [
-        f"{row['role']:10} {row['type']:6} {row['tensors']:5} {spell_bytes(row['bytes']):>9}"
+        f"{row['role'] or '':10} {row['type']:7} {row['tensors']:5} {_size(row['bytes']):>9}"
         for row in found["roles"]
     ]
     if every:
         lines += [
-            f"{t['role']:10} {t['type']:6} {spell_bytes(t['bytes']):>9}  {t['name']} "
+            f"{t['role'] or '':10} {t['type']:7} {_size(t['bytes']):>9}  {t['name']} "
             f"{' x '.join(map(str, t['shape']))}"
             for t in found["tensors"]
         ]

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from mtpcore.cli import bench, chat, convert, inspect, plugins, quantize, run, vocabulary
 from mtpcore.cli.parser import Parser
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     try:
         options = _parser().parse_args(argv)
-        with _messages(options.verbose):
+        with _messages(options.verbose, options.quiet):
             code: int = options.execute(options)
         sys.stdout.flush()
     except SystemExit as stop:
@@ -100,7 +101,9 @@ def _parser() -> Parser:
             epilog=command.EXAMPLES,
         )
         command.add_options(sub)
-        sub.add_argument("-v", "--verbose", action="store_true", help="say more on standard error")
+        amount = sub.add_argument_group("standard error").add_mutually_exclusive_group()
+        amount.add_argument("-v", "--verbose", action="store_true", help="say more")
+        amount.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
         sub.set_defaults(execute=command.execute, parser=sub)
     return parser
 
@@ -110,20 +113,34 @@ def _complain(text: str) -> None:
         print(f"mtpcore: {text}", file=sys.stderr)
 
 
+class _Messages(logging.StreamHandler[TextIO]):
+    """Writes the log to standard error, if that can be written."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say nothing: there is nobody to say it to."""
+
+
 @contextmanager
-def _messages(verbose: bool) -> Iterator[None]:
-    """Show the package's log on standard error, and text that standard output cannot spell."""
+def _messages(verbose: bool, quiet: bool) -> Iterator[None]:
+    """Show notes and the package's log on standard error.
+
+    Text that the streams cannot spell is escaped.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    log, handler = logging.getLogger("mtpcore"), logging.StreamHandler()
+    log, notes = logging.getLogger("mtpcore"), logging.getLogger("mtpcore.cli")
+    handler = _Messages()
     handler.setFormatter(logging.Formatter("mtpcore: %(message)s"))
-    before = log.level, log.propagate
+    before = log.level, log.propagate, notes.level
     log.addHandler(handler)
     log.setLevel(logging.INFO if verbose else logging.WARNING)
+    notes.setLevel(logging.WARNING if quiet else logging.INFO)
     log.propagate = False
     try:
         yield
     finally:
         log.removeHandler(handler)
-        log.level, log.propagate = before
+        log.setLevel(before[0])
+        log.propagate = before[1]
+        notes.setLevel(before[2])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Literal, NoReturn
 
-from mtpcore.backends.select import BACKENDS
+from mtpcore.backends.select import BACKENDS, OFFERED
 from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import Tree
@@ -18,6 +18,7 @@ from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
 
 __all__ = [
+    "PROMPTS",
     "add_context_options",
     "add_draft_options",
     "add_kv_option",
@@ -26,6 +27,7 @@ __all__ = [
     "add_sampling_options",
     "add_mtp_option",
     "add_type_options",
+    "check_prompt",
     "draft_vocabulary_of",
     "model_path",
     "sampling_of",
@@ -34,6 +36,7 @@ __all__ = [
     "whole",
 ]
 
+PROMPTS = "PROMPT, -p TEXT, -f FILE or --prompt-tokens IDS"
 _MOST = 1 << 31
 
 
@@ -63,6 +66,13 @@ def text_of(argument: str) -> str:
         if not any("\ud800" <= letter <= "\udfff" for letter in argument):
             return argument
         raise argparse.ArgumentTypeError("wanted text in UTF-8") from None
+
+
+def backend_name(text: str) -> str:
+    """Read the name of a backend."""
+    if text not in BACKENDS:
+        raise argparse.ArgumentTypeError(f"wanted {' or '.join(OFFERED)}, got {text!r}")
+    return text
 
 
 def draft_length(text: str) -> int | Literal["auto"]:
@@ -156,7 +166,11 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     )
     add_kv_option(group)
     group.add_argument(
-        "--backend", choices=sorted(BACKENDS), default="cpu", help="default: %(default)s"
+        "--backend",
+        type=backend_name,
+        default="cpu",
+        metavar="NAME",
+        help=f"{' or '.join(OFFERED)} (default: %(default)s)",
     )
 
 
@@ -241,17 +255,28 @@ def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocab
 
 
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
-    """Add the ways to give a prompt."""
-    group = parser.add_argument_group("prompt").add_mutually_exclusive_group()
-    group.add_argument("-p", "--prompt", type=text_of, metavar="TEXT")
+    """Add the ways to give a prompt; ``check_prompt`` reads them."""
+    prompt = parser.add_argument_group("prompt")
+    prompt.add_argument("text", nargs="?", type=text_of, metavar="PROMPT", help="a text")
+    group = prompt.add_mutually_exclusive_group()
+    group.add_argument("-p", "--prompt", type=text_of, metavar="TEXT", help="the same as an option")
     group.add_argument("-f", "--file", metavar="FILE", help="read the prompt; - reads stdin")
     group.add_argument("--prompt-tokens", type=token_ids, metavar="IDS", help="token ids, as 1,2,3")
+
+
+def check_prompt(options: argparse.Namespace) -> None:
+    """Let a prompt that is the second word be ``-p``; exit with code 2 where there are two."""
+    if options.text is None:
+        return
+    if any(one is not None for one in (options.prompt, options.file, options.prompt_tokens)):
+        options.parser.error(f"give one prompt: {PROMPTS}")
+    options.prompt = options.text
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add the sampler's settings."""
     group = parser.add_argument_group("sampling")
-    plain = Sampling.greedy()
+    default = Sampling(seed=0)
     for names, kind, field, text in (
         (("--temp", "--temperature"), float, "temperature", "0 takes the likeliest token"),
         (("--top-k",), int, "top_k", "keep the N likeliest; 0 keeps all"),
@@ -270,7 +295,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             *names,
             dest=field,
             type=kind,
-            default=getattr(plain, field),
+            default=getattr(default, field),
             metavar="N" if kind is int else "X",
             help=f"{text} (default: %(default)s)",
         )

@@ -26,10 +26,26 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Parse; exit with code 2 where an argument is unknown, naming the nearest known one."""
         found, unknown = self.parse_known_args(args, namespace)
+        used: Parser = getattr(found, "parser", self)
+        if len(unknown) == 1 and not unknown[0].startswith("-"):
+            unknown = used.place(unknown[0], found)
         if unknown:
-            used: Parser = getattr(found, "parser", self)
             used.refuse(unknown)
         return found
+
+    def place(self, word: str, found: argparse.Namespace) -> list[str]:
+        """Let a word be the first positional argument that was not given; return it if none is.
+
+        ``argparse`` takes those that may be left out to be so at the first option.
+        """
+        for action in self._get_positional_actions():
+            if getattr(found, action.dest, word) is None:
+                try:
+                    setattr(found, action.dest, self._get_values(action, [word]))
+                except argparse.ArgumentError as error:
+                    self.error(str(error))
+                return []
+        return [word]
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit with code 2 because of unknown arguments."""

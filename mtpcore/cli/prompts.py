@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 from mtpcore.boundary.paths import open_stream, take_path
+from mtpcore.cli.options import PROMPTS
 from mtpcore.errors import MtpcoreError
 from mtpcore.runtime.model import Model
 
@@ -38,7 +39,7 @@ def read_prompt(options: argparse.Namespace, model: Model) -> list[int]:
         tokens: list[int] = options.prompt_tokens
         return tokens
     if options.prompt is None and options.file is None:
-        options.parser.error("give a prompt: -p TEXT, -f FILE or --prompt-tokens IDS")
+        options.parser.error(f"give a prompt: {PROMPTS}")
     text = options.prompt if options.prompt is not None else _read(options.file)
     return encode(model, text, chat=chat)
 

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from mtpcore.cli.options import add_mtp_option, add_type_options
-from mtpcore.cli.terminal import byte_bar, note, note_left_out, spell_bytes
+from mtpcore.cli.progress import count_bytes
+from mtpcore.cli.terminal import note, note_left_out, spell_bytes
 from mtpcore.conversion import quantize
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
@@ -30,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    with byte_bar("writing") as report:
+    with count_bytes("writing") as report:
         left_out = quantize(
             options.source,
             options.out,

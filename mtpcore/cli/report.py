@@ -57,42 +57,75 @@ def plain_stats(stats: Stats) -> dict[str, Any]:
     return {
         **msgspec.to_builtins(stats),
         "tokens_per_pass": stats.tokens_per_pass,
+        "prefill_tokens_per_second": stats.prefill_tokens_per_second,
         "acceptance": stats.acceptance,
         "acceptance_per_position": stats.acceptance_per_position,
         "tokens_per_second": stats.tokens_per_second,
     }
 
 
-def describe(stats: Stats, drafter: str) -> str:
-    """Return the report after a text."""
-    sampling = stats.choose_seconds + stats.commit_seconds
+def describe(stats: Stats, drafter: str, *, verbose: bool = False) -> str:
+    """Return the report after a text: two lines, or more.
+
+    Parameters
+    ----------
+    stats : Stats
+        Of one text, or of several.
+    drafter : str
+        As ``name_drafter`` has it; "" where nothing could be drafted.
+    verbose : bool
+        Whether to say more: acceptance by position, lengths of drafts, and where the time went.
+    """
+    lines = [_speeds(stats), _rounds(stats, drafter)]
+    return "\n".join([*lines, *(_details(stats) if verbose else ())])
+
+
+def _speeds(stats: Stats) -> str:
+    prompt = f"prompt {_count(stats.prefill_tokens, 'token')}"
+    if stats.prefill_seconds:
+        prompt += f" at {stats.prefill_tokens_per_second:,.1f} tokens/s"
+    text = f"text {_count(stats.tokens, 'token')}"
+    if stats.passes:
+        text += f" at {stats.tokens_per_second:,.1f} tokens/s"
+    return f"{prompt}; {text}"
+
+
+def _rounds(stats: Stats, drafter: str) -> str:
+    rounds = _count(stats.passes, "round")
+    if stats.passes:
+        rounds += f" of {stats.tokens_per_pass:.2f} tokens"
+    if not stats.drafted:
+        return f"{rounds}; nothing was drafted"
+    counts = f"{stats.accepted:,} of {stats.drafted:,} drafts by {drafter}"
+    return f"{rounds}; acceptance rate {stats.acceptance:.2f}, {counts}"
+
+
+def _details(stats: Stats) -> list[str]:
+    lines = []
+    if stats.verify_steps:
+        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
+        lines.append(f"acceptance rate by position of the draft: {rates}")
+    if stats.choices:
+        lengths = ", ".join(f"{k} in {n}" for k, n in sorted(stats.lengths.items()))
+        lines.append(f"drafts for a round: {lengths}; lastly {stats.choices[-1].reason}")
+    if stats.invalid:
+        lines.append(f"{_count(stats.invalid, 'drafted id')} stood for no token")
     parts = {
         "prefill": stats.prefill_seconds,
         "draft": stats.draft_seconds,
         "verify": stats.verify_seconds,
-        "sampling": sampling,
+        "sampling": stats.choose_seconds + stats.commit_seconds,
         "draft length": stats.length_seconds,
     }
     total = sum(parts.values())
-    split = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items() if total)
-    lines = [
-        f"{stats.tokens} tokens, {stats.tokens_per_pass:.2f} per pass, "
-        f"{stats.tokens_per_second:.1f} tokens/s after a prompt of {stats.prompt_tokens}"
-    ]
-    if stats.verify_steps:
-        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
-        lines.append(
-            f"{drafter}: {stats.accepted} of {stats.drafted} drafts accepted "
-            f"({stats.acceptance:.2f}); by position {rates}"
-        )
-    if stats.choices:
-        lengths = ", ".join(f"{k} in {n}" for k, n in sorted(stats.lengths.items()))
-        lines.append(f"drafts for a pass: {lengths} passes; lastly {stats.choices[-1].reason}")
-    if stats.invalid:
-        lines.append(f"{drafter}: {stats.invalid} drafts were no tokens")
     if total:
+        split = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())
         lines.append(f"time {total:.2f} s: {split}")
-    return "\n".join(lines)
+    return lines
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -28,12 +28,12 @@ __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
 SUMMARY = "Continue a text; accepted drafts are green on a terminal"
 EXAMPLES = """examples:
-  mtpcore run demo -p "def read_config(path):" --draft 3
-  mtpcore run demo -p "def read_config(path):" --draft 3 --compare
-  mtpcore run demo -p "def read_config(path):" --draft-tree 4,4,12
+  mtpcore run demo "def read_config(path):" --draft 3
+  mtpcore run demo "def read_config(path):" --draft 3 --compare
+  mtpcore run demo "def read_config(path):" --temp 0 --draft-tree 4,4,12
   mtpcore run model.gguf -f prompt.txt -n 200 --temp 0.8 --top-k 40 --seed 7
-  mtpcore run model.gguf --chat -p "Why is the sky blue?"
-  mtpcore run trunk.gguf --mtp-path head.gguf -p "Once" --draft 2
+  mtpcore run model.gguf --chat "Why is the sky blue?"
+  mtpcore run trunk.gguf "Once upon a time" --mtp-path head.gguf --draft 2
   mtpcore run model.gguf --prompt-tokens 1,2,3 --json | jq .stats.acceptance
 """
 _INTERRUPTED = 130
@@ -88,9 +88,11 @@ def execute(options: argparse.Namespace) -> int:
         options.parser.error("-n: wanted a number of tokens, or -1")
     if "" in options.stop:
         options.parser.error("--stop: wanted a text, got an empty one")
+    shared.check_prompt(options)
     sampling = shared.sampling_of(options)
     with open_model(options) as model:
         prompt = read_prompt(options, model)
+        _note_template(options, model)
         n_ctx = _count_places(options, model, len(prompt))
         session = open_session(options, model, n_ctx)
         generator = Generator(
@@ -103,10 +105,9 @@ def execute(options: argparse.Namespace) -> int:
         )
         request = _add(generator, prompt, options)
         interrupted = _write(generator, request, session, options)
-        drafter = name_drafter(describe_settings(session, generator))
-        note(describe(generator.stats, drafter).replace("\n", "\n         "))
-        if sampling.temperature:
-            note(f"--seed {sampling.seed} writes the same text again")
+        if interrupted and request.n_prefilled < len(prompt):
+            note(f"interrupted: read {request.n_prefilled:,} of {len(prompt):,} prompt tokens")
+        _report(options, session, generator)
         result = _describe(request, generator, session)
         failed = False
         if options.compare and not interrupted:
@@ -114,6 +115,22 @@ def execute(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(result))
     return _INTERRUPTED if interrupted else int(failed)
+
+
+def _note_template(options: argparse.Namespace, model: Model) -> None:
+    """Say that a prompt that is a text could go into the chat template."""
+    has_template = "tokenizer.chat_template" in model.metadata
+    if has_template and not options.chat and options.prompt_tokens is None:
+        note("the model has a chat template; --chat puts the prompt into it")
+
+
+def _report(options: argparse.Namespace, session: Session, generator: Generator) -> None:
+    """Say how fast it was, and what drafting did for it."""
+    drafter = name_drafter(describe_settings(session, generator))
+    lines = describe(generator.stats, drafter, verbose=options.verbose).splitlines()
+    if options.seed is None and generator.sampling.temperature:
+        lines[0] += f" (again with --seed {generator.sampling.seed})"
+    note("\n         ".join(lines))
 
 
 def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> int:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import msgspec
 
 from mtpcore.cli.options import draft_vocabulary_of, model_path
-from mtpcore.cli.terminal import note, progress
+from mtpcore.cli.progress import progress
+from mtpcore.cli.terminal import note
 from mtpcore.cross import Cross, link
-from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
 from mtpcore.discovery.loading import find_companion, load_model, load_with_head
 from mtpcore.errors import GraphError, LinkError, ModelFileError
@@ -62,13 +63,19 @@ def open_model(options: argparse.Namespace) -> Model:
 
 
 def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
-    """Make the context and link the drafter.
+    """Make the context, link the drafter, and pack the weights.
 
     Raises
     ------
     LinkError
         A drafter was asked for and none fits; says what to do.
     """
+    session = _link(options, model, n_ctx)
+    _prepare(session.source)
+    return session
+
+
+def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
@@ -107,24 +114,47 @@ def _note_least(option: str, of_what: str, asked: int, drafter: DrafterSpec) -> 
 
 
 def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Context:
-    """Make a context for the target, with a progress bar while its weights are packed."""
-    n_weights = len(model.program().weights())
-    with progress("packing weights", n_weights, lambda: len(model.packed)):
-        return Context(
-            model,
-            n_ctx,
-            n_batch=options.batch_size,
-            kv_dtype=options.kv_dtype,
-            threads=options.threads,
-            backend=options.backend,
-        )
+    """Make a context for the target."""
+    return Context(
+        model,
+        n_ctx,
+        n_batch=options.batch_size,
+        kv_dtype=options.kv_dtype,
+        threads=options.threads,
+        backend=options.backend,
+    )
+
+
+def _prepare(source: Cross | Context) -> None:
+    """Make the plans, with a progress bar while weights are packed."""
+    contexts = source.contexts.values() if isinstance(source, Cross) else [source]
+    sizes: dict[tuple[Model, str], int] = {}
+    for model, program in [(context.model, context.program) for context in contexts]:
+        own = model.tensors if model.repack else {}
+        for name in own.keys() & program.weights().keys():
+            lender = model.target if name.startswith(TARGET) else None
+            sizes[lender or model, name.removeprefix(TARGET)] = own[name].n_bytes
+    total, models = sum(sizes.values()), {model for model, _ in sizes}
+
+    def count() -> tuple[int, int]:
+        packed = {(model, key[2]) for model in models for key in list(model.packed)}
+        return sum(sizes.get(one, 0) for one in packed), total
+
+    with progress("packing weights", count, "bytes"):
+        source.prepare()
 
 
 def finish(
     generator: Generator, request: Request, after_round: Callable[[], None] | None = None
 ) -> None:
     """Run a request to its end, with a progress bar while its prompt is read."""
-    with progress("reading the prompt", len(request.prompt), lambda: request.n_prefilled):
+    llm = generator.cross.llm
+
+    def count() -> tuple[float, int]:
+        running = min(llm.n_batch, len(request.prompt) - request.n_prefilled)
+        return request.n_prefilled + llm.progress * running, len(request.prompt)
+
+    with progress("reading the prompt", count):
         while not request.done and request.n_prefilled < len(request.prompt):
             generator.step()
     while not request.done:

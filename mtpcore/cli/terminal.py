@@ -1,15 +1,11 @@
-"""What people see: colours, text that grows, progress, notes, numbers."""
+"""What people see: colours, text that grows, notes, numbers."""
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from typing import Literal, TextIO
-
-from tqdm import tqdm
 
 from mtpcore.decoding import Request
 from mtpcore.gguf import Tokenizer
@@ -17,19 +13,19 @@ from mtpcore.gguf import Tokenizer
 __all__ = [
     "ColourMode",
     "LiveText",
-    "byte_bar",
     "harmless",
     "note",
     "note_left_out",
     "paint",
-    "progress",
+    "says_notes",
     "spell_bytes",
     "uses_colour",
 ]
 
 ColourMode = Literal["auto", "always", "never"]
+_NOTES = logging.getLogger("mtpcore.cli")
+_NOTES.setLevel(logging.INFO)
 _CODES = {"bold": "1", "dim": "2", "green": "32"}
-_DELAY = 0.5  # seconds before a progress bar shows
 _HARMLESS = "\n\t"
 _CONTROLS = {c: "\ufffd" for c in (*range(32), *range(127, 160)) if chr(c) not in _HARMLESS}
 
@@ -54,9 +50,13 @@ def harmless(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """Say something on standard error, if that can be written."""
-    with suppress(OSError):
-        print(f"mtpcore: {text}", file=sys.stderr, flush=True)
+    """Say something on standard error; ``--quiet`` keeps it back, as it does progress."""
+    _NOTES.info(text)
+
+
+def says_notes() -> bool:
+    """Say whether notes are shown."""
+    return _NOTES.isEnabledFor(logging.INFO)
 
 
 def note_left_out(left_out: Mapping[str, str], every_name: bool) -> None:
@@ -129,54 +129,3 @@ class LiveText:
         if self._out.isatty():
             text = harmless(text)
         self._out.write(paint(text, "green") if drafted and self._colour else text)
-
-
-@contextmanager
-def progress(title: str, total: int, done: Callable[[], int]) -> Iterator[None]:
-    """Show a bar on standard error while the block runs, if that is a terminal and takes long.
-
-    ``done`` is asked ten times a second, from another thread, how much of ``total`` is there.
-    """
-    if not sys.stderr.isatty():
-        yield
-        return
-    over = threading.Event()
-
-    def watch() -> None:
-        if over.wait(_DELAY):
-            return
-        with tqdm(total=total, desc=title, leave=False, file=sys.stderr) as bar:
-            while not over.wait(0.1):
-                bar.n = min(done(), total)
-                bar.refresh()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-
-
-@contextmanager
-def byte_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of bytes on standard error, if that is a terminal.
-
-    What it gives is called with the bytes done and those there are.
-    """
-    with tqdm(
-        desc=title,
-        unit="B",
-        unit_scale=True,
-        leave=False,
-        file=sys.stderr,
-        disable=not sys.stderr.isatty(),
-        delay=_DELAY,
-    ) as bar:
-
-        def report(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield report

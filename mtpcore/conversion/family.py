@@ -81,7 +81,7 @@ def find_family(
     if not fitting:
         raise _unknown(values, folder, [c for _, c in offers])
     spec, main = max(fitting, key=lambda pair: len(pair[1].requires))
-    architecture = main.architecture or next(iter(sorted(spec.fit.architectures)))
+    architecture = min(spec.fit.architectures)
     config = open_config(main, values, folder)
     names = list(canonical_names(main, names))
     head_tables: dict[Checkpoint, tuple[int, DrafterSpec]] = {}

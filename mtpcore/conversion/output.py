@@ -107,8 +107,7 @@ def _build_graphs(part: Path, path: Path, known: Registry) -> None:
                 _refuse_integers(model, model.program(), path)
             for drafter in model.drafters if model.spec is not None else ():
                 for head in range(cast(int, drafter.heads.count)):
-                    kind = GraphType(drafter.graph_type)
-                    program = model.program(kind, drafter=drafter, head=head)
+                    program = model.program(GraphType.DRAFT, drafter=drafter, head=head)
                     _refuse_integers(model, program, path)
         except (GraphError, PluginError) as error:
             raise ModelFileError(

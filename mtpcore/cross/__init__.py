@@ -3,8 +3,8 @@
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.link import link
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import Acceptance, DraftSampler
+from mtpcore.cross.speculation import DraftSampler
 from mtpcore.cross.verification import draft_batch
 from mtpcore.declarations.draft_tree import Draft
 
-__all__ = ["Acceptance", "Cross", "Draft", "DraftSampler", "Verdict", "draft_batch", "link"]
+__all__ = ["Cross", "Draft", "DraftSampler", "Verdict", "draft_batch", "link"]

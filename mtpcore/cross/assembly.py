@@ -13,6 +13,7 @@ from mtpcore.drafting.feeders import Feeders, find_feeders
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.errors import LinkError
+from mtpcore.graph import GraphType
 from mtpcore.links.links import Links
 from mtpcore.runtime.runner import GraphRunner
 
@@ -32,7 +33,7 @@ def make_drafters(roles: Mapping[str, GraphRunner | Proposer], links: Links) -> 
     for name, role in roles.items():
         if isinstance(role, GraphRunner):
             spec = role.drafter
-            if name == "llm" or spec is None or role.graph_type.name != spec.graph_type:
+            if name == "llm" or spec is None or role.graph_type != GraphType.DRAFT:
                 continue
             if n_heads(spec) == 1:
                 found[name] = _graph_drafter(name, runners, links)
@@ -57,8 +58,8 @@ def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) 
     links.declare(name)
     inboxes = {role: links.inboxes(role) for role in feeding}
     feeders = Feeders(name, runner.drafter, feeding, inboxes)
-    grows = runner.drafter.shape == "tree" and runner.drafter.tree
-    return (TreeDrafter if grows else GraphDrafter)(name, runner, feeders)
+    kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
+    return kind(name, runner, feeders)
 
 
 def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> HeadDrafter:

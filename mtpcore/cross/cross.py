@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 from mtpcore.acts.guards import Guard, act, act_of_all
 from mtpcore.acts.journal import Journal, Saved, Transaction
 from mtpcore.boundary.arguments import Length, Probability, read, read_below
+from mtpcore.boundary.arrays import RowsLike
 from mtpcore.cross.assembly import make_drafters
-from mtpcore.cross.by_sequence import pairs_of, read_ids, read_processors, read_unfinished
+from mtpcore.cross.by_sequence import (
+    pairs_of,
+    read_ids,
+    read_processors,
+    read_unfinished,
+    setting_of,
+)
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import Acceptance, DraftSampler, Samplings, Speculation
+from mtpcore.cross.speculation import DraftSampler, Samplings, Speculation
 from mtpcore.declarations.checks import check_struct
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link
 from mtpcore.drafting.drafters import Drafter
-from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.errors import LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.runner import GraphRunner
@@ -96,11 +103,11 @@ class Cross:
         return self.speculation.trust.paused + sum(drafter.paused for drafter in drafters)
 
     def transaction(self, seqs: Iterable[int], *things: Saved) -> Transaction:
-        """Return an act that may change these sequences in every role, and further things."""
+        """Return an act that may change the sequences ``seqs`` in every role, and ``things``."""
         return self.journal.transaction([*self.speculation.saved(list(seqs)), *things])
 
     def settle(self, runner: GraphRunner, seq: int) -> None:
-        """Bring the rows of a drafter's sequence up to date, in an act that is under way."""
+        """Bring a sequence of a drafter's ``runner`` up to date, in an act that is under way."""
         self.speculation.settle(runner, seq)
 
     @act
@@ -109,6 +116,26 @@ class Cross:
         for context in self.contexts.values():
             _ = context.runner.plan
 
+    @overload
+    def draft(
+        self,
+        seq: int,
+        k: int | None = None,
+        sampling: Samplings = GREEDY,
+        *,
+        draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
+        p_min: float | Mapping[int, float] = 0.0,
+    ) -> Draft: ...
+    @overload
+    def draft(
+        self,
+        seq: Mapping[int, int],
+        k: None = None,
+        sampling: Samplings = GREEDY,
+        *,
+        draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
+        p_min: float | Mapping[int, float] = 0.0,
+    ) -> dict[int, Draft]: ...
     @act
     def draft(
         self,
@@ -117,18 +144,22 @@ class Cross:
         sampling: Samplings = GREEDY,
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
-        p_min: float = 0.0,
-    ) -> Any:
+        p_min: float | Mapping[int, float] = 0.0,
+    ) -> Draft | dict[int, Draft]:
         """Draft up to ``k`` tokens after the pending one.
 
         Parameters
         ----------
         seq : int, or mapping of seq to k
             One sequence, or several that draft together.
+        k : int, optional
+            How much to draft for one sequence; nothing, if it is left out.
         sampling : Sampling, or mapping of seq to Sampling
-            The target's settings; the drafter shares their noise ("coupled") or takes its own
-            most probable token ("argmax").
-        p_min : float
+            The target's settings.
+        draft_sampler : {"coupled", "argmax"}, or mapping of seq to them
+            The drafter shares the noise of the target's settings ("coupled"), or takes its own most
+            probable token ("argmax").
+        p_min : float, or mapping of seq to float
             A draft less probable than this ends the drafts.
 
         Returns
@@ -141,14 +172,16 @@ class Cross:
         BatchError
             A sequence has nothing to continue from.
         """
-        if type(p_min) is not float or not 0 <= p_min <= 1:  # each round asks this
-            p_min = read(p_min, Probability, "p_min is a probability")
         several = isinstance(seq, Mapping)
         wanted = self._read_lengths(
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
+        least = {
+            one: read(setting_of(p_min, one), Probability, "p_min is a probability")
+            for one in wanted
+        }
         with self.transaction(wanted):
-            drafts = self.speculation.draft(wanted, sampling, draft_sampler, p_min)
+            drafts = self.speculation.draft(wanted, sampling, draft_sampler, least)
         return drafts if several else next(iter(drafts.values()))
 
     def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:
@@ -169,7 +202,6 @@ class Cross:
         *,
         prefill: Mapping[int, Sequence[int]] | None = None,
         unfinished: Collection[int] = (),
-        acceptance: Acceptance | None = None,
         processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position, all sequences in one batch.
@@ -186,8 +218,6 @@ class Cross:
         unfinished : collection of seq
             Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after
             them, and no logits are made.
-        acceptance : callable, optional
-            For measurements: decides in place of the target. The text is then meaningless.
         processors : mapping of seq to callable, optional
             Called with the tokens and the logits of each position that the target comes to, before
             it chooses there; each may change the logits in place. See ``LogitsProcessor``.
@@ -202,16 +232,12 @@ class Cross:
         BatchError, CapacityError
             Ids that are no tokens, nothing pending, no room; nothing changed.
         """
-        if acceptance is not None and not callable(acceptance):
-            raise BatchError("acceptance is a callable", got=spell(acceptance))
         drafts = read_ids(drafts, "drafts")
         given = read_ids({} if prefill is None else prefill, "prefill")
         unfinished = read_unfinished(unfinished, given)
         watching = read_processors({} if processors is None else processors)
         with self.transaction({**drafts, **given}):
-            return self.speculation.verify(
-                drafts, sampling, given, unfinished, acceptance, watching
-            )
+            return self.speculation.verify(drafts, sampling, given, unfinished, watching)
 
     @act
     def accept(self, seq: int, n: int | None = None) -> None:
@@ -230,7 +256,21 @@ class Cross:
 
     @act
     def connect(self, link: Link) -> None:
-        """Let the rows of a tap of one role feed a slot of another; see ``Links.connect``."""
+        """Let the rows of a tap of one role feed a slot of another.
+
+        Parameters
+        ----------
+        link : Link
+            Several links to one slot are joined along the last axis, in order.
+
+        Raises
+        ------
+        LinkError
+            No such role or slot, widths that do not fit, or a source that holds tokens whose rows
+            were not kept.
+        GraphError
+            The source's graph does not offer the tap.
+        """
         if not isinstance(link, Link):
             raise LinkError("connect() takes a Link", got=spell(link))
         check_struct(link, "Link", LinkError)
@@ -238,11 +278,13 @@ class Cross:
         self.links.apply()
 
     @act
-    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from an outside engine as if ``role`` had made them.
 
         Parameters
         ----------
+        role : str
+            Whose rows they are.
         tap : str or sequence of str
             The tap, or those that are joined in one slot, in their order.
         rows : array_like or DLPack, shape (n, width)

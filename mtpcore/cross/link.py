@@ -249,19 +249,13 @@ def _contexts(
     try:
         llm.runner.with_taps([Tap.parse(tap) for tap in taps])
     except GraphError as error:
-        raise GraphError(
-            error.what, where=f"{where}: {error.where}", wanted=error.wanted, got=error.got
-        ) from error
+        raise error.at(where) from error
     recycled = {feed.recycle: None for feed in spec.feeds if feed.recycle}
     logger.info(
-        "drafting with %s: up to %d tokens, taps %s, entries %s",
-        spec.name,
-        spec.limit,
-        ", ".join(taps),
-        spec.kv.source,
+        "drafting with %s: up to %d tokens, taps %s", spec.name, spec.limit, ", ".join(taps)
     )
     rows = None if tokens is None else find_rows(source, spec, tokens)
-    graphs = [(head_role(role, head), spec.graph_type, head) for head in range(n_heads(spec))]
+    graphs = [(head_role(role, head), "draft", head) for head in range(n_heads(spec))]
     graphs += [(role_of(name, role, spec), name, 0) for name, _ in spec.graphs]
     contexts = {
         name: Context(
@@ -275,7 +269,7 @@ def _contexts(
             threads=llm.threads,
             backend=llm.backend,
             drafter=spec,
-            logit_rows=rows if graph == spec.graph_type else None,
+            logit_rows=rows if graph == "draft" else None,
         )
         for name, graph, head in graphs
     }

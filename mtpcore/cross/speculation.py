@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal
 
@@ -26,12 +26,10 @@ from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
-__all__ = ["Acceptance", "DraftSampler", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Samplings", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
-Acceptance = Callable[[int, int], bool]
-"""Says whether draft number i (from 0) with this token id is accepted, whatever the target says."""
 
 
 class Speculation:
@@ -101,7 +99,7 @@ class Speculation:
         wanted: Mapping[int, int],
         sampling: Samplings,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
-        p_min: float,
+        p_min: float | Mapping[int, float],
     ) -> dict[int, Draft]:
         """Draft up to so many tokens for each sequence; see ``Cross.draft``."""
         jobs = []
@@ -113,9 +111,8 @@ class Speculation:
                 self.trust.pause(one, state.n_known)
             elif n:
                 sampler = self.states.sampler(one, settings, setting_of(draft_sampler, one))
-                jobs.append(
-                    DraftJob(one, state.history[: state.n + 1], state.n_prompt, n, sampler, p_min)
-                )
+                text, least = state.history[: state.n + 1], setting_of(p_min, one)
+                jobs.append(DraftJob(one, text, state.n_prompt, n, sampler, least))
         drafts: dict[int, Draft] = {one: [] for one in wanted}
         for name, drafter in self.drafters.items():
             open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
@@ -132,7 +129,6 @@ class Speculation:
         sampling: Samplings,
         prefill: Mapping[int, Sequence[int]],
         unfinished: Collection[int],
-        acceptance: Acceptance | None,
         processors: Mapping[int, LogitsProcessor],
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
@@ -163,7 +159,6 @@ class Speculation:
                 output,
                 drafts[seq],
                 setting_of(sampling, seq),
-                acceptance,
                 processors.get(seq),
             )
             for seq, span in rows.spans.items()
@@ -207,7 +202,6 @@ class Speculation:
         output: Output,
         draft: Draft,
         sampling: Sampling,
-        acceptance: Acceptance | None,
         processor: LogitsProcessor | None,
     ) -> Verdict:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
@@ -222,7 +216,7 @@ class Speculation:
             logits = process_logits(processor, tokens, output.logits_at(begin + row))
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
-        return walk(draft, choose, history, acceptance)
+        return walk(draft, choose, history)
 
     def _deliver_paths(
         self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
@@ -346,10 +340,4 @@ def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:
     try:
         runner.sequences.check_rewind(seq, n)
     except CapacityError as error:
-        raise CapacityError(
-            error.what,
-            where=f"role {name}, {error.where}",
-            wanted=error.wanted,
-            got=error.got,
-            fix=error.fix,
-        ) from None
+        raise error.at(f"role {name}") from None

@@ -87,7 +87,6 @@ def walk(
     draft: Draft,
     choose: Callable[[int, NDArray[np.int32]], int],
     history: NDArray[np.int32],
-    acceptance: Callable[[int, int], bool] | None,
 ) -> Verdict:
     """Go from the pending token to the child that the target chooses, as long as there is one.
 
@@ -98,17 +97,12 @@ def walk(
         pending token and row 1 + i for node i.
     history : int32[n + room for the draft]
         The tokens up to the pending one and room; the path is written there.
-    acceptance : callable, optional
-        See ``Acceptance``.
     """
-    if acceptance is None and not isinstance(draft, DraftTree):
+    if not isinstance(draft, DraftTree):
         return _follow(draft, choose, history)
-    if isinstance(draft, DraftTree):
-        parents, ids = draft.parent.tolist(), draft.tokens.tolist()
-    else:
-        parents, ids = range(-1, len(draft) - 1), [int(token) for token in draft]
     children: dict[int, dict[int, int]] = {}
-    for node, (above, token) in enumerate(zip(parents, ids, strict=True)):
+    pairs = zip(draft.parent.tolist(), draft.tokens.tolist(), strict=True)
+    for node, (above, token) in enumerate(pairs):
         children.setdefault(above, {})[token] = node
     n = len(history) - len(draft)
     at = -1
@@ -116,14 +110,7 @@ def walk(
     path: list[int] = []
     while True:
         chosen.append(choose(at + 1, history[: n + len(path)]))
-        following = children.get(at)
-        if following is None:
-            break
-        if acceptance is not None:
-            first = next(iter(following))
-            if not acceptance(len(path), first):
-                break
-            chosen[-1] = first
+        following = children.get(at, {})
         if chosen[-1] not in following:
             break
         at = following[chosen[-1]]

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.boundary.sizes import Depth
 from mtpcore.errors import ModelFileError
 
 __all__ = ["Checkpoint", "Config", "Key", "Rename", "Shards", "number"]
+
+
+Array = NDArray[np.generic]
+"""Values of a tensor, of any type."""
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -90,7 +96,7 @@ class Config:
         return value
 
     def get(self, *paths: str, default: Any = None, type: Any = Any) -> Any:
-        """Return the value at the first path that is there, else ``default``.
+        """Return the value at the first of ``paths`` that is there, else ``default``.
 
         Raises
         ------
@@ -117,7 +123,7 @@ class Config:
             ) from None
 
 
-Change = Callable[..., Any]
+Change = Callable[..., Array | tuple[Array, ...]]
 """``change(values, config)``: the file's array from the checkpoint's (float32, or integers)."""
 
 
@@ -186,9 +192,6 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     requires : tuple of str
         Paths that the configuration must have besides; of several declarations that match the one
         that requires most is taken.
-    architecture : str
-        What the file says in ``general.architecture``; may be left out where the ``fit`` names
-        only one.
     tensors : tuple of Rename
     dropped : tuple of str
         Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
@@ -221,11 +224,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: frozenset[str]
     requires: tuple[str, ...] = ()
-    architecture: str = ""
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()
-    made: tuple[tuple[str, Callable[[Config], Any]], ...] = ()
-    metadata: tuple[tuple[str, str | Key | Callable[[Config], Any]], ...] = ()
+    made: tuple[tuple[str, Callable[[Config], Array | None]], ...] = ()
+    metadata: tuple[tuple[str, str | Key | Callable[[Config], object]], ...] = ()
     heads: str = ""
     counts: tuple[str, ...] = ()
     prefixes: tuple[tuple[str, str], ...] = ()
@@ -234,7 +236,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:
-    """Return a source of metadata: the first path that is there, as a float.
+    """Return a source of metadata: the first of ``paths`` that is there, else ``default``.
+
+    It is a float, whatever the configuration holds.
 
     Configurations write 10000 as well as 10000.0; model files tell the two apart.
     """

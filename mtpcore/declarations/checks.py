@@ -18,7 +18,7 @@ from msgspec.structs import fields
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Tap, Tree
 from mtpcore.errors import MtpcoreError, PluginError, spell
 
-__all__ = ["check_spec", "check_struct", "check_tree"]
+__all__ = ["check_shape", "check_spec", "check_struct", "check_tree"]
 
 Matcher: TypeAlias = Callable[[Any, str], bool]
 """Says whether a value, found at a place, is of a type."""
@@ -47,10 +47,7 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         elif not spec.fit.architectures:
             raise PluginError("a trunk names its architectures", where="fit.architectures")
     except PluginError as error:
-        where = f"{spell(spec.name)}: {error.where}"
-        raise PluginError(
-            error.what, where=where, wanted=error.wanted, got=error.got, fix=error.fix
-        ) from None
+        raise error.at(spell(spec.name)) from None
 
 
 def check_struct(
@@ -139,12 +136,15 @@ def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
     return matches
 
 
+def _main(spec: ModelSpec | DrafterSpec) -> str:
+    """Return the type of the graph that ``build`` makes."""
+    return "draft" if isinstance(spec, DrafterSpec) else "llm"
+
+
 def _check_names(spec: ModelSpec | DrafterSpec) -> None:
     if not spec.name.replace("-", "_").isidentifier():
         raise PluginError("a name is an identifier", where="name", got=repr(spec.name))
-    types_of_graphs = [name for name, _ in spec.graphs]
-    if isinstance(spec, DrafterSpec):
-        types_of_graphs.append(spec.graph_type)
+    types_of_graphs = [_main(spec), *(name for name, _ in spec.graphs)]
     for name in types_of_graphs:
         if not name.isidentifier() or name == "target" or types_of_graphs.count(name) > 1:
             raise PluginError(
@@ -157,10 +157,10 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
     for (graph, slot), count in Counter((f.graph, f.slot) for f in spec.feeds).items():
         if count > 1:
             raise PluginError("two feeds of one slot", where=f"slot {slot!r} of {graph or 'build'}")
-    main = spec.graph_type if isinstance(spec, DrafterSpec) else "llm"
+    sources = {"target", _main(spec), *graphs}
     for feed in spec.feeds:
         where = f"feed of slot {feed.slot!r}"
-        for name, known in ((feed.graph, {"", *graphs}), (feed.src, {"target", main, *graphs})):
+        for name, known in ((feed.graph, {"", *graphs}), (feed.src, sources)):
             if name not in known:
                 raise PluginError(
                     "a feed names a graph that is not declared",
@@ -178,25 +178,13 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
 
 
 def _check_drafter(spec: DrafterSpec) -> None:
-    for shape, value in (
-        ("block", spec.block),
-        ("tree", spec.tree),
-        ("proposer", spec.proposer),
-    ):
-        if (spec.shape == shape) != (value is not None):
-            raise PluginError(
-                f"the field {shape!r} goes with the shape {shape!r}, and only with it",
-                where=shape,
-                got=f"shape {spec.shape!r}, {shape}={value!r}",
-            )
+    check_shape(spec)
     if spec.shape != "proposer" and spec.build is None:
         raise PluginError(
             "only a proposer drafts without a graph",
             where="build",
             wanted=f"a function, for the shape {spec.shape!r}",
         )
-    if spec.tree is not None:
-        check_tree(spec.tree)
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
     if spec.standalone and not (spec.fit.architectures and spec.hparams):
@@ -219,13 +207,29 @@ def _check_drafter(spec: DrafterSpec) -> None:
         raise PluginError(
             "rates rise within 0..1", where="acceptance", wanted="(low, high)", got=spec.acceptance
         )
-    if spec.block and spec.block.chain is not None and spec.block.chain not in dict(spec.graphs):
+    if spec.heads.hidden_from == "target" and spec.heads.order == "repeated":
         raise PluginError(
-            "names a graph that is not declared", where="block.chain", got=spec.block.chain
+            "a head that is repeated is fed what the step before made",
+            where="heads.hidden_from",
+            wanted="'previous', or order='each-step'",
+            got="'target'",
         )
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def check_shape(spec: DrafterSpec) -> None:
+    """Raise PluginError where a drafter's fields are not those of its shape."""
+    for shape, value in (("tree", spec.tree), ("proposer", spec.proposer)):
+        if (spec.shape == shape) != (value is not None):
+            raise PluginError(
+                f"the field {shape!r} goes with the shape {shape!r}, and only with it",
+                where=shape,
+                got=f"shape {spec.shape!r}, {shape}={value!r}",
+            )
+    if spec.tree is not None:
+        check_tree(spec.tree)
 
 
 def check_tree(tree: Tree) -> None:

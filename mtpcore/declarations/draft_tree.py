@@ -126,7 +126,7 @@ class DraftTree:
         return np.flatnonzero(self.parent == node).tolist()
 
     def select(self, kept: ArrayLike) -> DraftTree:
-        """Return the tree of some nodes, bool[n]; what follows other nodes goes with them.
+        """Return the tree of the ``kept`` nodes, bool[n]; what follows others goes with these.
 
         Raises
         ------

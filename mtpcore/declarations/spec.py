@@ -14,51 +14,68 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Checkpoint, Key
+from mtpcore.declarations.proposer import Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
-    "Block",
     "DrafterSpec",
     "Feed",
     "Fit",
     "Heads",
-    "KVPolicy",
     "Link",
+    "ModelSizes",
     "ModelSpec",
     "Pairing",
     "Tap",
     "Tie",
     "Tree",
-    "VocabularyMap",
     "as_variant",
     "first_of",
     "read_taps",
 ]
 
-Pairing = Literal["next-token", "same-token", "none"]
+Pairing = Literal["next-token", "same-token"]
 """Which hidden row meets which token row.
 
-``next-token``: token p with the source's row p - 1 (the row that predicted it).
-``same-token``: token p with row p. ``none``: rows without a token (encoders, injected states).
+``next-token``: token p with the source's row p - 1 (the row that predicted it); the first token of
+a sequence has none, and no entry. ``same-token``: token p with row p.
 An entry is always counted by its token, p; some engines count the same pairs by the hidden row's
 position, which turns every RoPE by one more step and so changes no attention score.
 """
 
-Builder = Callable[..., Any]
-"""A function ``build(g, inputs, hparams)`` that returns a graph's outputs."""
+
+class ModelSizes(Protocol):
+    """Hyper-parameters as everybody but a family's own graphs sees them.
+
+    A drafter in a file of its own also has ``target_width``, the width of the target's taps.
+    ``rotary_axes``, the axes of a position, are one where they are left out.
+    """
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+
+    @property
+    def width(self) -> int:
+        """Values in a row of the residual stream."""
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the trunk alone; a drafter in a file of its own may do without."""
+
+
+Builder = Callable[..., object]
+"""A function ``build(g, inputs, hparams)`` that returns a graph's Outputs."""
 
 
 _TAP = re.compile(r"([a-z_][a-z0-9_.]{0,99})(?::(\d{1,6}))?", re.ASCII)
-
-Number = int | str | Key | None
-Flag = bool | str | Key
 
 
 class Tap(msgspec.Struct, frozen=True):
@@ -74,7 +91,13 @@ class Tap(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str | Tap) -> Tap:
-        """Return the tap spelled by ``text``; raise PluginError where it is no spelling."""
+        """Return the tap spelled by ``text``.
+
+        Raises
+        ------
+        PluginError
+            It is no spelling.
+        """
         spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
         found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
         if not found:
@@ -124,12 +147,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     ``taps`` are joined in order along the last axis; ``layer_input:`` with a metadata key instead
     of a number stands for one tap for each layer listed there. ``src`` is whose taps they are: the
     ``target`` or one of the drafter's own graphs, by the name of its type; ``graph`` is whose slot
-    it is (empty: the graph that drafts). ``first`` says what the first entry of a sequence gets
-    where the pairing leaves it without a row: no entry at all (the default), a row of zeros, or the
-    row itself is ``kept`` unpaired. ``recycle`` names the graph output that takes the slot's place
-    in later draft steps, None where nothing is recycled; ``recycle_width`` is its width where that
-    is not the taps'.
-    ``evidence`` says where the choice of tap and pairing comes from.
+    it is (empty: the graph that drafts). ``recycle`` names the graph output that takes the slot's
+    place in later draft steps, None where nothing is recycled. ``evidence`` says where the choice
+    of tap and pairing comes from.
     """
 
     slot: str
@@ -137,9 +157,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     src: str = "target"
     graph: str = ""
     pairing: Pairing = "next-token"
-    first: Literal["none", "zeros", "kept"] = "none"
     recycle: str | None = None
-    recycle_width: Number = None
     evidence: str = ""
 
 
@@ -151,76 +169,32 @@ class Tie(msgspec.Struct, frozen=True):
     """A weight that may live under several names: the first present one is used.
 
     ``{n}`` in a name stands for the head's block; a candidate ``target:name`` lies in the linked
-    target's file. ``retype`` lets a borrowed matrix be packed in another type for drafting only.
+    target's file.
     """
 
     tensor: str
     candidates: tuple[str, ...]
-    retype: str | None = None
 
 
-def first_of(*names: str, retype: str | None = None) -> Tie:
+def first_of(*names: str) -> Tie:
     """Return the tie whose own name is the first of ``names`` and which falls back in order."""
-    return Tie(names[0], names, retype)
-
-
-class KVPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drafter remembers.
-
-    ``source``: ``own`` entries; the target's, read only (``shared``, with ``layer_map`` from a
-    drafter layer's kind to the target's layer counted from its end); entries ``injected`` from
-    hidden states; or ``none``. ``refresh``: positions written while drafting are recomputed from
-    the target's true hidden states after verification. ``warm_up``: entries for the whole prompt.
-    ``window``: how many positions are kept (None: all). ``per_head``: one memory for each head
-    instead of a common one; every head then gets the entries of all accepted positions.
-    """
-
-    source: Literal["own", "shared", "injected", "none"] = "own"
-    refresh: bool = True
-    warm_up: bool = True
-    window: Number = None
-    per_head: bool = False
-    layer_map: tuple[tuple[str, int], ...] = ()
+    return Tie(names[0], names)
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
     """How many heads there are and which one drafts which step.
 
     ``count``: where the fit's tensors have ``{n}`` in their names the blocks that are there decide
-    and a key that disagrees is a warning. ``order``: one head ``repeated``, a head ``each-step``
-    (a single one is repeated) or all heads at once (``parallel``: head i guesses the
-    token i + 1 places on). ``rereads``: in a later step the head reads all rows drafted so far
-    again, because its own memory lacks them. ``hidden_from``: what later heads are fed: the
-    ``previous`` step's output, or always the ``target``'s row: head i meets token p with row
+    and a key that disagrees is a warning. ``order``: one head ``repeated``, or for ``each-step`` a
+    head with a memory of its own (a single one is repeated); every head then gets the entries of
+    all accepted positions. ``hidden_from``, for a head each step: what later heads are fed, the
+    ``previous`` head's output or always the ``target``'s row: head i meets token p with row
     p - 1 - i where the first one meets it with row p - 1.
     """
 
     count: int | str | Key = 1
-    order: Literal["repeated", "each-step", "parallel"] = "repeated"
-    rereads: bool = False
+    order: Literal["repeated", "each-step"] = "repeated"
     hidden_from: Literal["previous", "target"] = "previous"
-
-
-class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a block drafter: slots drafted in one pass.
-
-    ``size`` counts the slots, the last committed token's included. ``mask_token`` fills the others;
-    its embedding is the row of ``mask_tensor`` where the file has that. ``causal``: whether a slot
-    sees only those before it. ``anchor_predicts``: whether slot 0 already predicts a draft (slot i
-    then predicts the token after it, otherwise the token at its own place). ``chain``: one of the
-    drafter's graphs, run from slot to slot on the token just chosen; its logits are added to the
-    slot's. ``candidates``: how many tokens of a slot the chain chooses among (0: all).
-    ``confidence``: the graph output that ``p_min`` is compared with instead of a probability.
-    """
-
-    size: int | str | Key
-    mask_token: int | str | Key
-    mask_tensor: str | None = None
-    causal: Flag = False
-    anchor_predicts: Flag = False
-    chain: str | None = None
-    candidates: int | str | Key = 0
-    confidence: str | None = None
 
 
 _Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description="at most 65536")]
@@ -238,14 +212,6 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
     depth: _Size = 0
     width: _Size = 0
     n_nodes: _Size = 0
-
-
-class VocabularyMap(msgspec.Struct, frozen=True, kw_only=True):
-    """A reduced draft vocabulary: tensor of target ids by draft id, absolute or as offsets."""
-
-    tensor: str
-    values: Literal["absolute", "offset"] = "absolute"
-    optional: bool = True
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,7 +258,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     fit: Fit
-    hparams: Callable[..., Any]
+    hparams: Callable[..., ModelSizes]
     build: Builder
     graphs: tuple[tuple[str, Builder], ...] = ()
     feeds: tuple[Feed, ...] = ()
@@ -314,32 +280,25 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     proposer : callable or None
         For the shape ``proposer``: gets the model, returns a Proposer.
     shape : str
-        ``chain`` (token by token), ``block`` (all slots in one pass), ``tree`` (several
-        continuations of one parent) or ``proposer`` (no graph).
+        ``chain`` (token by token), ``tree`` (several continuations of one parent) or
+        ``proposer`` (no graph).
     feeds : tuple of Feed
     ties : tuple of Tie
-    kv : KVPolicy
     heads : Heads
-    block : Block, optional
     tree : Tree, optional
-    vocabulary : VocabularyMap, optional
+    vocabulary : str
+        The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
+        without it drafts all of the target's tokens.
     limit : int
-        The longest draft that makes sense. One head for each step, heads in parallel and the size
-        of a block bound it further.
-    positions : str
-        Drafted rows ``advance`` or all carry the ``same`` position.
-    first_embedding : str
-        Whether the token of a sequence's first entry is ``kept`` or its embedding is ``zeros``.
+        The longest draft that makes sense. The number of heads bounds it where each drafts a step.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str
         Another drafter of the plugin, whose head this is, fed in another way: for comparison, and
         taken only where a caller names it.
-    graph_type : str
-        Name of the graph that drafts.
     graphs : tuple of (str, callable)
-        Further graphs (a fusion of taps, an injection of states, a chain inside a block). Each
-        has a context of its own, in the role ``<role of the drafter>_<type of the graph>``.
+        Further graphs (a fusion of taps) by the name of their type. Each has a context of its own,
+        in the role ``<role of the drafter>_<type of the graph>``.
     hparams : callable, optional
         As a ModelSpec's; default: the trunk's hyper-parameters. With ``standalone`` it also gives
         ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
@@ -355,23 +314,18 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fit: Fit
     build: Builder | None = None
-    proposer: Callable[..., Any] | None = None
-    shape: Literal["chain", "block", "tree", "proposer"] = "chain"
+    proposer: Callable[..., Proposer] | None = None
+    shape: Literal["chain", "tree", "proposer"] = "chain"
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
-    kv: KVPolicy = KVPolicy()
     heads: Heads = Heads()
-    block: Block | None = None
     tree: Tree | None = None
-    vocabulary: VocabularyMap | None = None
+    vocabulary: str = ""
     limit: _Size = 8
-    positions: Literal["advance", "same"] = "advance"
-    first_embedding: Literal["kept", "zeros"] = "kept"
     acceptance: tuple[float, float] = (0.0, 1.0)
     variant_of: str = ""
-    graph_type: str = "draft"
     graphs: tuple[tuple[str, Builder], ...] = ()
-    hparams: Callable[..., Any] | None = None
+    hparams: Callable[..., ModelSizes] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
     checkpoint: Checkpoint | None = None
@@ -379,11 +333,18 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str = ""
 
 
-def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: Any) -> DrafterSpec:
+def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object) -> DrafterSpec:
     """Return another way to use a drafter's weights, which is taken only where it is named.
 
-    ``changes`` are fields of DrafterSpec. Checkpoints are converted, and counts of heads are
-    compared with the metadata, for the drafter itself.
+    Checkpoints are converted, and counts of heads are compared with the metadata, for the drafter
+    itself.
+
+    Parameters
+    ----------
+    spec : DrafterSpec
+        The drafter.
+    name, evidence, **changes
+        Fields of the DrafterSpec that differ.
     """
     return msgspec.structs.replace(
         spec,

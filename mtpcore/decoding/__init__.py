@@ -6,8 +6,8 @@ from mtpcore.decoding.lengths.length import controller_for, default_length
 from mtpcore.decoding.lengths.policy import Choice, LengthPolicy, Round
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.request import FinishReason, Request
+from mtpcore.decoding.simulated import SimulatedAcceptance
 from mtpcore.decoding.stats import Stats
-from mtpcore.decoding.synthetic import SyntheticAcceptance
 
 __all__ = [
     "Choice",
@@ -18,7 +18,7 @@ __all__ = [
     "Request",
     "Round",
     "Stats",
-    "SyntheticAcceptance",
+    "SimulatedAcceptance",
     "TokenLogprobs",
     "controller_for",
     "default_length",

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from time import perf_counter
 from typing import Literal
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Flag, expect, offers, read
-from mtpcore.cross import Acceptance, Cross, DraftSampler
+from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.request import (
@@ -23,8 +22,9 @@ from mtpcore.decoding.request import (
 )
 from mtpcore.decoding.rounds import RoundResult, run_round
 from mtpcore.decoding.stats import Stats
+from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
-from mtpcore.errors import BatchError, CapacityError, LinkError, spell
+from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
 
@@ -49,14 +49,18 @@ class Generator:
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
-    acceptance : callable, optional
-        For measurements: decides which drafts are accepted in place of the target, see
-        ``SyntheticAcceptance``. The text is then meaningless.
     lengths : LengthPolicy, optional
         What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
     prefix_caching : bool
         Whether a finished request leaves its tokens in the KV cache, so that a later request whose
         prompt begins with the same tokens processes only the others. The text is the same.
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
+    LinkError
+        No Cross and no context.
     """
 
     def __init__(
@@ -67,12 +71,9 @@ class Generator:
         draft: int | Literal["auto"] = 0,
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
-        acceptance: Acceptance | None = None,
         lengths: LengthPolicy | None = None,
         prefix_caching: bool = False,
     ) -> None:
-        if acceptance is not None and not callable(acceptance):
-            raise BatchError("acceptance is a callable", got=spell(acceptance))
         if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
             raise BatchError(
                 "lengths are chosen by a LengthPolicy",
@@ -94,7 +95,6 @@ class Generator:
                 fix="make one: Generator(link(Context(model)))",
             )
         self.cross, self.guard = source, source.guard
-        self.acceptance = acceptance
         self.prefix_caching: bool = read(
             prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
         )
@@ -131,18 +131,14 @@ class Generator:
         ----------
         prompt : sequence of int
             Token ids, one or more.
-        sampling : Sampling, optional
-            How tokens are chosen; default: as the generator was made.
-        draft : int or "auto", optional
-            Longest draft; default: as the generator was made.
+        sampling, draft, draft_sampler, p_min
+            This request's; default: the generator's.
         max_tokens : int
-            The budget.
+            The longest text.
         stop : sequence of str
-            The text ends before any of these.
+            The text ends before the first of these.
         ignore_eos : bool
-            Whether the text goes on after an end-of-text token.
-        draft_sampler, p_min : optional
-            As the generator takes them; default: as it was made.
+            Whether the text goes on after end-of-text tokens.
         logprobs : int, optional
             Note each token's log-probability and those of the n likeliest, in
             ``Request.logprobs``; 0 notes the token's alone. Default: none.
@@ -156,6 +152,8 @@ class Generator:
         ------
         BatchError, CapacityError
             A prompt that cannot be processed, or that fills the context.
+        SamplingError
+            Settings that are none.
         """
         request = self.request(
             prompt,
@@ -266,11 +264,23 @@ class Generator:
         ignore_eos: bool = False,
         sampling: Sampling | None = None,
         draft: int | Literal["auto"] | None = None,
+        draft_sampler: DraftSampler | None = None,
+        p_min: float | None = None,
     ) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
         Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
         Until then the request rests, and it gives way where another one needs its sequence.
+
+        Parameters
+        ----------
+        prompt, max_tokens, stop, ignore_eos, sampling, draft, draft_sampler, p_min
+            As in ``add``.
+
+        Raises
+        ------
+        BatchError, CapacityError, SamplingError
+            As ``add``.
         """
         request = self.request(
             prompt,
@@ -279,6 +289,8 @@ class Generator:
             ignore_eos=ignore_eos,
             sampling=sampling,
             draft=draft,
+            draft_sampler=draft_sampler,
+            p_min=p_min,
         )
         return Tokens(self, request)
 
@@ -303,16 +315,14 @@ class Generator:
         if not running:
             self._check_waiting()
             return
-        begin, stats = perf_counter(), self.stats
+        stats, watch = self.stats, Stopwatch()
         with self.cross.transaction(running, stats) as transaction:
-            ran = run_round(self.cross, running, self.lengths, self.acceptance, stats)
+            ran = run_round(self.cross, running, self.lengths, stats, watch)
             transaction.commit(partial(self._publish, ran.progress))
-        end = perf_counter()
-        stats.commit_seconds += end - ran.verified
-        if ran.accepted:
-            self._learn(ran, running, end - begin)
+        stats.commit_seconds += watch.lap()
+        self._learn(ran, running, watch.total)
         self._forget_finished()
-        stats.length_seconds += perf_counter() - end
+        stats.length_seconds += watch.lap()
 
     def _publish(self, progress: Sequence[tuple[Request, Progress]]) -> None:
         """Give requests what a round brought, and free the sequences of those that end with it.
@@ -333,8 +343,8 @@ class Generator:
         self._requests = [request for request in self._requests if not request.done]
 
     def _learn(self, ran: RoundResult, running: Mapping[int, Request], seconds: float) -> None:
-        """Let what chooses lengths see what they brought."""
-        if any(running[seq].draft == "auto" for seq in ran.asked):
+        """Let what chooses lengths see what a round of drafts brought, and its seconds."""
+        if ran.accepted and any(running[seq].draft == "auto" for seq in ran.asked):
             done = Round(
                 asked=ran.asked,
                 made=ran.made,

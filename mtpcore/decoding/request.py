@@ -67,6 +67,18 @@ class Request:
     characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.
     ``n_cached`` tokens of the prompt were in the KV cache already, ``n_prefilled`` are there now.
     ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
+
+    Parameters
+    ----------
+    prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
+        As in ``Generator.add``, which makes requests; so are ``logprobs`` and ``logits_processor``.
+    tokenizer : Tokenizer or None
+        The model's.
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
     """
 
     def __init__(
@@ -220,18 +232,18 @@ class Request:
         )
 
     def finish(self, reason: FinishReason) -> Progress:
-        """Return the request's end without a further token; nothing of it changes."""
+        """Return the request's end for a ``reason``, without a token; nothing of it changes."""
         last = self.advance((), 0)
         flushed = "" if last.stream is None else last.stream.flush()
         return msgspec.structs.replace(last, text=last.text + flushed, reason=reason)
 
     def end(self, reason: FinishReason) -> None:
-        """Finish without a further token."""
+        """Finish for a ``reason``, without a further token."""
         if not self.done:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request; twice is once."""
+        """Be where a round brought the request, its ``progress``; twice is once."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends

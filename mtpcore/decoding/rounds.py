@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from time import perf_counter
 
 import msgspec
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Acceptance, Cross, Draft, Verdict
+from mtpcore.cross import Cross, Draft, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
 from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.stats import Stats
+from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.sampling import Sampling
 
@@ -25,7 +25,7 @@ Requests = Mapping[int, Request]
 class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a round brought, and what it cost; see ``mtpcore.decoding.Round``.
 
-    ``verified`` is when the target had chosen; ``progress`` where the requests are after it.
+    ``progress`` is where the requests are after it.
     """
 
     progress: list[tuple[Request, Progress]]
@@ -36,17 +36,18 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_rows: int
     draft_seconds: float
     choose_seconds: float
-    verified: float
 
 
 def run_round(
     cross: Cross,
     running: Requests,
     lengths: LengthPolicy,
-    acceptance: Acceptance | None,
     stats: Stats,
+    watch: Stopwatch,
 ) -> RoundResult:
     """Run a round for these requests, by sequence; none of them is changed.
+
+    What follows the target's choice is in the watch's next lap.
 
     Raises
     ------
@@ -57,16 +58,15 @@ def run_round(
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
-    t0 = perf_counter()
     asked = _choose_lengths(cross, ready, lengths)
-    t1 = perf_counter()
+    stats.length_seconds += watch.lap()
     drafts = _draft(cross, ready, asked, samplings)
-    t2 = perf_counter()
+    draft_seconds = watch.lap()
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
     seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
-    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, acceptance, seen)
-    t3 = perf_counter()
+    verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, seen)
+    pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
         (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats))
@@ -76,19 +76,19 @@ def run_round(
         (running[seq], _read(cross, seq, running[seq], len(tokens), seen.get(seq), stats))
         for seq, tokens in prefill.items()
     ]
-    stats.passes += bool(verdicts)
-    stats.draft_seconds += t2 - t1
-    stats.length_seconds += t1 - t0
+    n_prompt = sum(map(len, prefill.values()))
+    stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
     if verdicts:
-        stats.verify_seconds += t3 - t2 - choose_seconds
+        stats.passes += 1
+        stats.verify_seconds += pass_seconds - choose_seconds
         stats.choose_seconds += choose_seconds
         for k in asked.values():
             stats.lengths[k] = stats.lengths.get(k, 0) + 1
     else:
-        stats.prefill_seconds += t3 - t2
-    n_prompt = sum(map(len, prefill.values()))
+        stats.prefill_seconds += pass_seconds
+        stats.prefill_tokens += n_prompt
     return RoundResult(
         progress=progress,
         asked=asked,
@@ -96,9 +96,8 @@ def run_round(
         accepted={seq: verdict.accepted for seq, verdict in verdicts.items()},
         rows=sum(len(draft) + 1 for draft in drafts.values()) + n_prompt,
         prompt_rows=n_prompt,
-        draft_seconds=t2 - t1,
+        draft_seconds=draft_seconds,
         choose_seconds=choose_seconds,
-        verified=t3,
     )
 
 
@@ -144,10 +143,10 @@ def _draft(
 ) -> dict[int, Draft]:
     drafts: dict[int, Draft] = {seq: [] for seq in asked}
     wanted = {seq: k for seq, k in asked.items() if k}
-    for p_min in {ready[seq].p_min for seq in wanted}:
-        mine = {seq: k for seq, k in wanted.items() if ready[seq].p_min == p_min}
-        samplers = {seq: ready[seq].draft_sampler for seq in mine}
-        drafts |= cross.speculation.draft(mine, samplings, samplers, p_min)
+    if wanted:
+        samplers = {seq: ready[seq].draft_sampler for seq in wanted}
+        least = {seq: ready[seq].p_min for seq in wanted}
+        drafts |= cross.speculation.draft(wanted, samplings, samplers, least)
     return drafts
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import msgspec
 
@@ -12,6 +12,7 @@ from mtpcore.decoding.lengths.policy import Choice
 
 __all__ = ["Stats"]
 
+SavedStats = tuple[tuple[object, ...], list[int], dict[int, int]]
 _KEPT = 100
 """Choices of lengths that are kept, the latest ones."""
 
@@ -34,12 +35,16 @@ class Stats(msgspec.Struct):
     tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the choice of
     draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
+    ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
+    in which nothing else was done; in all others prompts share a run with drafts.
+
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
     """
 
     tokens: int = 0
     prompt_tokens: int = 0
+    prefill_tokens: int = 0
     cached_tokens: int = 0
     prompts: int = 0
     passes: int = 0
@@ -58,12 +63,12 @@ class Stats(msgspec.Struct):
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     choices: list[Choice] = msgspec.field(default_factory=list)
 
-    def save(self) -> Any:
+    def save(self) -> SavedStats:
         """Return what ``restore`` needs; choices are noted behind a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
         return msgspec.structs.astuple(self), per_position, lengths
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: SavedStats) -> None:
         """Count what was counted then."""
         for name, value in zip(self.__struct_fields__, saved[0], strict=True):
             setattr(self, name, value)
@@ -84,9 +89,30 @@ class Stats(msgspec.Struct):
         for i in range(accepted):
             self.accepted_per_position[i] += 1
 
+    @classmethod
+    def sum(cls, runs: Iterable[Stats]) -> Stats:
+        """Return the counts and times of several runs as one; of choices the latest are kept.
+
+        Parameters
+        ----------
+        runs : iterable of Stats
+            In their order; they are not changed.
+        """
+        total = cls()
+        for run in runs:
+            for name, value in msgspec.structs.asdict(run).items():
+                if isinstance(value, int | float):
+                    setattr(total, name, getattr(total, name) + value)
+            pairs = zip_longest(total.accepted_per_position, run.accepted_per_position, fillvalue=0)
+            total.accepted_per_position = [one + other for one, other in pairs]
+            for k, n in run.lengths.items():
+                total.lengths[k] = total.lengths.get(k, 0) + n
+            total.note(run.choices)
+        return total
+
     @property
     def acceptance(self) -> float:
-        """Accepted drafts over drafted ones (0 where nothing was drafted)."""
+        """The acceptance rate: accepted drafts over drafted ones (0 where nothing was drafted)."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
@@ -102,6 +128,11 @@ class Stats(msgspec.Struct):
         return (self.tokens - self.prompts) / seconds if seconds else 0.0
 
     @property
+    def prefill_tokens_per_second(self) -> float:
+        """Tokens of prompts for each second of the runs that only read prompts."""
+        return self.prefill_tokens / self.prefill_seconds if self.prefill_seconds else 0.0
+
+    @property
     def acceptance_per_position(self) -> list[float]:
-        """Of all steps the share in which draft i + 1 was accepted."""
+        """Of all steps the share in which draft i + 1 was accepted, however many were drafted."""
         return [n / self.verify_steps for n in self.accepted_per_position]

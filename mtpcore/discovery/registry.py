@@ -22,7 +22,6 @@ from mtpcore.declarations.checks import check_spec
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery import hookspecs
 from mtpcore.errors import PluginError, spell
-from mtpcore.graph.types import GraphType
 
 __all__ = ["Plugin", "Registry", "describe_plugins", "load_registry", "registry"]
 
@@ -160,11 +159,6 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
                     fix=_without(plugin.name),
                 )
             claims[claim] = plugin.name
-    graphs = [*(s.graphs for s in found.models), *(s.graphs for s in found.drafters)]
-    for name in [name for some in graphs for name, _ in some]:
-        GraphType.register(name)
-    for spec in found.drafters:
-        GraphType.register(spec.graph_type)
     return found
 
 
@@ -246,14 +240,8 @@ def _ask(plugin: Plugin, module: Any) -> Plugin:
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
-        named = PluginError(
-            error.what,
-            where=f"plugin {plugin.name!r}: {error.where}".removesuffix(": "),
-            wanted=error.wanted,
-            got=error.got,
-            fix=error.fix or f"{SWITCH}= starts without other people's plugins",
-        )
-        return msgspec.structs.replace(plugin, error=named)
+        fix = f"{SWITCH}= starts without other people's plugins"
+        return msgspec.structs.replace(plugin, error=error.at(f"plugin {plugin.name!r}", fix=fix))
 
 
 def _looked_at(name: str, module: Any) -> dict[str, Any]:

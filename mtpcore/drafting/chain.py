@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import (
     DraftJob,
     draft_choices,
-    followed_memory,
-    spell_differences,
     warn_not_finite,
 )
 from mtpcore.drafting.feeders import Feeders, sound_places
 from mtpcore.drafting.vocabulary import read_vocabulary
-from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, run_drafts
 
@@ -38,10 +31,8 @@ class GraphDrafter:
     Raises
     ------
     LinkError
-        The declaration asks for what this loop cannot do.
+        As ``read_vocabulary``.
     """
-
-    shape: Literal["chain", "tree"] = "chain"
 
     def __init__(self, name: str, runner: GraphRunner, feeders: Feeders) -> None:
         assert runner.drafter is not None
@@ -49,35 +40,10 @@ class GraphDrafter:
         self.feeders = feeders
         self.runners = {**feeders.runners, name: runner}
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
-        self._check()
-        self.first = int(any(f.pairing == "next-token" and f.first == "none" for f in self._feeds))
+        self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
         self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         self.paused = 0
-
-    def _check(self) -> None:
-        """Refuse what this loop cannot follow: it follows the defaults of these fields."""
-        tree = self.spec.tree if self.shape == "tree" else None
-        plain = DrafterSpec(
-            name=self.spec.name,
-            fit=self.spec.fit,
-            shape=self.shape,
-            tree=tree,
-            kv=followed_memory(self.spec.kv, self.runner.program),
-        )
-        asked = msgspec.structs.replace(
-            self.spec, heads=msgspec.structs.replace(self.spec.heads, count=plain.heads.count)
-        )
-        names = ("shape", "kv", "heads", "block", "tree", "positions", "first_embedding")
-        wanted, got = spell_differences(asked, plain, names)
-        if got:
-            raise LinkError(
-                "this draft loop cannot do what the declaration asks for",
-                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-                wanted=wanted,
-                got=got,
-                fix="declare what it can do, or draft with a Proposer",
-            )
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places whose entries are missing, up to the pending token's."""

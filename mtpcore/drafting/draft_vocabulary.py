@@ -91,7 +91,7 @@ class DraftVocabulary:
 
     @classmethod
     def of_text(cls, model: Model, texts: str | Iterable[str]) -> DraftVocabulary:
-        """Count the tokens of a text, or of pieces of one.
+        """Count the tokens of ``texts``: a text, or pieces of one.
 
         Tokens that end a text come first, whether they occur or not: a drafter that cannot draft
         them would miss every end. Of equally frequent tokens the lower id comes first. Tokens that
@@ -165,6 +165,11 @@ class DraftVocabulary:
 
         That of a model in the package, which may not be writable and goes with the next version,
         lies in the current folder.
+
+        Raises
+        ------
+        BatchError
+            No model.
         """
         beside = _model(model).path.with_suffix(".vocabulary.json")
         return Path(beside.name) if Path(__file__).parents[1] in beside.parents else beside

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec, KVPolicy
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import PluginError, spell
-from mtpcore.graph.program import Program
 from mtpcore.runtime.runner import GraphRunner
 
 __all__ = [
@@ -25,8 +24,6 @@ __all__ = [
     "Drafter",
     "draft_choices",
     "ProposerDrafter",
-    "followed_memory",
-    "spell_differences",
     "warn_not_finite",
 ]
 
@@ -91,40 +88,6 @@ class Drafter(Protocol):
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
-
-
-def spell_differences(
-    asked: msgspec.Struct, possible: msgspec.Struct, names: Iterable[str]
-) -> tuple[str, str]:
-    """Return the fields in which two declarations differ, as each has them: ``kv.per_head=True``.
-
-    Both texts are empty where they do not.
-    """
-    wanted: list[str] = []
-    got: list[str] = []
-    for name in names:
-        ours, theirs = getattr(possible, name), getattr(asked, name)
-        if ours == theirs:
-            continue
-        if isinstance(ours, msgspec.Struct) and type(ours) is type(theirs):
-            inner = spell_differences(theirs, ours, ours.__struct_fields__)
-            wanted.append(", ".join(f"{name}.{one}" for one in inner[0].split(", ")))
-            got.append(", ".join(f"{name}.{one}" for one in inner[1].split(", ")))
-        else:
-            wanted.append(f"{name}={_spell(ours)}")
-            got.append(f"{name}={_spell(theirs)}")
-    return ", ".join(wanted), ", ".join(got)
-
-
-def _spell(value: object) -> str:
-    """Return a value without commas of its own."""
-    return repr(value).replace(", ", " ")
-
-
-def followed_memory(asked: KVPolicy, program: Program, *, per_head: bool = False) -> KVPolicy:
-    """Return what a loop over this graph remembers: its own entries, or nothing if it says so."""
-    keeps_nothing = asked.source == "none" and not program.memory
-    return KVPolicy(source="none" if keeps_nothing else "own", per_head=per_head)
 
 
 def warn_not_finite(drafter: str, seq: int, place: int) -> None:

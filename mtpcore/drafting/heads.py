@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.declarations.spec import DrafterSpec, Heads
+from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import (
     DraftJob,
     draft_choices,
-    followed_memory,
-    spell_differences,
     warn_not_finite,
 )
 from mtpcore.drafting.feeders import sound_places
@@ -53,7 +50,7 @@ class HeadDrafter:
         self._check()
         self._fed_by_target = spec.heads.hidden_from == "target"
         self._ids = read_vocabulary(self._heads[0])
-        self._later = any(f.pairing == "next-token" and f.first == "none" for f in spec.feeds)
+        self._later = any(feed.pairing == "next-token" for feed in spec.feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
         self._recycle: dict[str, str] = {}
         if not self._fed_by_target:
@@ -68,27 +65,14 @@ class HeadDrafter:
                 where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
                 fix="leave tree= (--draft-tree) out",
             )
-        heads = Heads(
-            count=len(self._heads),
-            order="each-step",
-            rereads=self.spec.heads.rereads,
-            hidden_from=self.spec.heads.hidden_from,
-        )
-        kv = followed_memory(self.spec.kv, self._heads[0].program, per_head=True)
-        wanted = DrafterSpec(name=self.spec.name, fit=self.spec.fit, heads=heads, kv=kv)
-        names = ["shape", "kv", "heads", "block", "tree", "vocabulary", "positions", "graphs"]
-        names.append("first_embedding")
-        if heads.hidden_from == "previous" and not heads.rereads:
-            heads = msgspec.structs.replace(heads, rereads=True)
-            wanted = msgspec.structs.replace(wanted, heads=heads)
-        possible, got = spell_differences(self.spec, wanted, names)
-        if got:
+        asked = {"vocabulary": self.spec.vocabulary, "graphs": self.spec.graphs}
+        if got := ", ".join(name for name, value in asked.items() if value):
             raise LinkError(
                 "this loop over heads cannot do what the declaration asks for",
                 where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-                wanted=possible,
+                wanted="heads that read the target and draft all of its tokens",
                 got=got,
-                fix="declare what it can do, or draft with a Proposer",
+                fix="leave it out, or declare one head that is repeated",
             )
 
     def _first(self, head: int) -> int:
@@ -252,7 +236,7 @@ def find_heads(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Graph
                 where=f"role {role}, drafter {spec.name!r}",
                 wanted=f"head {head} in the role {name}",
                 got=", ".join(runners) if one is None else repr(one),
-                fix=f"{name}=Context(model, graph_type={spec.graph_type!r}, "
+                fix=f"{name}=Context(model, graph_type='draft', "
                 f"drafter={spec.name!r}, head={head}), or let link() make the contexts",
             )
         found[name] = one
@@ -262,4 +246,4 @@ def find_heads(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Graph
 def n_heads(spec: DrafterSpec) -> int:
     """Return how many heads have contexts of their own."""
     assert isinstance(spec.heads.count, int)
-    return spec.heads.count if spec.kv.per_head else 1
+    return spec.heads.count if spec.heads.order == "each-step" else 1

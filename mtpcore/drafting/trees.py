@@ -26,8 +26,6 @@ class TreeDrafter(GraphDrafter):
     child is run with the row that its parent recycles.
     """
 
-    shape = "tree"
-
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.runner.program)

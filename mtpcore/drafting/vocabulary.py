@@ -64,7 +64,7 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
     LinkError
         As ``find_rows``.
     """
-    program = model.program(GraphType(spec.graph_type), drafter=spec)
+    program = model.program(GraphType.DRAFT, drafter=spec)
     if "logits" not in program.outputs:
         raise LinkError(
             "the graph makes no logits to draft from",
@@ -74,22 +74,19 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             fix="return Outputs(logits=..., ...) from its build",
         )
     n_logits, n_vocab = int(program.shape("logits")[1]), model.hparams.n_vocab
-    declared = spec.vocabulary
-    if declared is None or (declared.optional and declared.tensor not in model.tensors):
+    tensor = model.tensors.get(spec.vocabulary)
+    if tensor is None:
         if n_logits == n_vocab:
             return None
         raise LinkError(
             "the drafter's logits are of other tokens than the target's, and no map says of which",
             where=f"{model.path}, drafter {spec.name!r}",
             wanted=f"{n_vocab} logits"
-            + (f", or the tensor {declared.tensor!r}" if declared else ""),
+            + (f", or the tensor {spec.vocabulary!r}" if spec.vocabulary else ""),
             got=f"{n_logits} logits",
             fix=_FIX,
         )
-    where = f"{model.path}, tensor {declared.tensor!r}"
-    if declared.tensor not in model.tensors:
-        raise LinkError("the draft vocabulary's map is missing", where=where, fix=_FIX)
-    tensor = model.tensors[declared.tensor]
+    where = f"{model.path}, tensor {spec.vocabulary!r}"
     if tuple(tensor.shape) != (n_logits,):
         raise LinkError(
             "the draft vocabulary's map has one id for each logit",
@@ -99,8 +96,6 @@ def _declared(model: Model, spec: DrafterSpec) -> I32 | None:
             fix=_FIX,
         )
     ids = tensor.array(np.int64)
-    if declared.values == "offset":
-        ids = ids + np.arange(len(ids))
     unknown = ids[(ids < 0) | (ids >= n_vocab)]
     if len(unknown):
         raise LinkError(

@@ -29,19 +29,26 @@ class ModelFile:
     metadata : dict
         Key to bool, int, float, str, list of str, NumPy array, or list of arrays.
     architecture : str
-        ``general.architecture``.
+        ``general.architecture``; empty where a file to look at has none.
     tensors : mapping of str to Tensor
         In the order of the file.
     files : tuple of MappedFile
     """
 
     def __init__(
-        self, metadata: Metadata, tensors: Mapping[str, Tensor], files: tuple[MappedFile, ...]
+        self,
+        metadata: Metadata,
+        tensors: Mapping[str, Tensor],
+        files: tuple[MappedFile, ...],
+        *,
+        to_look_at: bool = False,
     ) -> None:
         self.path, self.files = files[0].path, files
         self.metadata = metadata
         self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
         architecture = metadata.get("general.architecture")
+        if to_look_at and not isinstance(architecture, str):
+            architecture = ""
         if not isinstance(architecture, str):
             raise ModelFileError(
                 "the file does not name an architecture",
@@ -77,26 +84,29 @@ class ModelFile:
         self.close()
 
 
-def open_model_file(path: str | PathLike[str]) -> ModelFile:
+def open_model_file(path: str | PathLike[str], *, to_look_at: bool = False) -> ModelFile:
     """Map a GGUF file, with its other parts where it is split.
 
     Parameters
     ----------
     path : path
         The file; of a split model the first part (``name-00001-of-00003.gguf``).
+    to_look_at : bool
+        Whether it is enough that the file can be listed: it may name no architecture, and hold
+        tensors of types that are not known.
 
     Raises
     ------
     ModelFileError
         If a file is missing, malformed or not part of the same model.
     """
-    first, metadata, infos = _read(take_path(path))
+    first, metadata, infos = _read(take_path(path), to_look_at)
     files = [first]
     tensors = {info.name: Tensor(first, info) for info in infos}
     count = _split_number(metadata, "split.count", first.path, 1)
     if count > 1:
         for no, part in enumerate(_split_paths(first.path, metadata, count)[1:], 1):
-            file, part_metadata, infos = _read(part)
+            file, part_metadata, infos = _read(part, to_look_at)
             for key, wanted in (("split.no", no), ("split.count", count)):
                 got = _split_number(part_metadata, key, part)
                 if got != wanted:
@@ -114,13 +124,13 @@ def open_model_file(path: str | PathLike[str]) -> ModelFile:
         if n_tensors != len(tensors):
             key = "split.tensors.count"
             raise _split_error("tensors missing", first.path, key, n_tensors, len(tensors))
-    return ModelFile(metadata, tensors, tuple(files))
+    return ModelFile(metadata, tensors, tuple(files), to_look_at=to_look_at)
 
 
-def _read(path: Path) -> tuple[MappedFile, Metadata, list[TensorInfo]]:
+def _read(path: Path, to_look_at: bool) -> tuple[MappedFile, Metadata, list[TensorInfo]]:
     file = MappedFile(path)
     assert file.data is not None
-    header = parse_header(file.data, str(path))
+    header = parse_header(file.data, str(path), any_type=to_look_at)
     return file, header.metadata, header.tensors
 
 

@@ -56,7 +56,8 @@ _DAMAGED = "the file is damaged or incomplete: fetch or convert it again"
 class TensorInfo:
     """One tensor as its header entry describes it.
 
-    ``shape`` is outermost first; ``begin`` and ``n_bytes`` are the checked range in the file.
+    ``shape`` is outermost first; ``begin`` and ``n_bytes`` are the checked range in the file. How
+    many bytes a tensor of an unknown type takes is not known: 0.
     """
 
     name: str
@@ -182,7 +183,7 @@ class _Cursor:
         return [self.array(depth + 1) for _ in range(n)]
 
 
-def parse_header(data: bytes | mmap.mmap, file: str) -> Header:
+def parse_header(data: bytes | mmap.mmap, file: str, *, any_type: bool = False) -> Header:
     """Parse the header at the start of ``data``, the bytes of a whole file.
 
     Parameters
@@ -191,11 +192,13 @@ def parse_header(data: bytes | mmap.mmap, file: str) -> Header:
         All bytes of the file: tensor ranges are checked against their number.
     file : str
         The file's name, for errors.
+    any_type : bool
+        Whether tensors may have types that are not known: they can be listed, and not read.
 
     Raises
     ------
     ModelFileError
-        Naming the file and the key or tensor that is wrong.
+        Naming the file and the key or tensor that is wrong, or newer than this version.
     """
     at = _Cursor(data, file)
     if data[:4] != b"GGUF":
@@ -223,7 +226,7 @@ def parse_header(data: bytes | mmap.mmap, file: str) -> Header:
         if n > MAX_ENTRIES:
             raise at.error(f"too many {what}", wanted=f"<= {MAX_ENTRIES}", got=n)
     metadata = _read_metadata(at, n_keys)
-    return Header(version, metadata, _read_tensors(at, n_tensors, metadata))
+    return Header(version, metadata, _read_tensors(at, n_tensors, metadata, any_type))
 
 
 def _read_metadata(at: _Cursor, n_keys: int) -> Metadata:
@@ -239,7 +242,9 @@ def _read_metadata(at: _Cursor, n_keys: int) -> Metadata:
     return metadata
 
 
-def _read_tensors(at: _Cursor, n_tensors: int, metadata: Metadata) -> list[TensorInfo]:
+def _read_tensors(
+    at: _Cursor, n_tensors: int, metadata: Metadata, any_type: bool
+) -> list[TensorInfo]:
     alignment = metadata.get("general.alignment", 32)
     is_power = type(alignment) is int and alignment >= 8 and alignment & (alignment - 1) == 0
     if not isinstance(alignment, int) or not is_power:
@@ -263,6 +268,8 @@ def _read_tensors(at: _Cursor, n_tensors: int, metadata: Metadata) -> list[Tenso
             raise at.error("unaligned tensor", wanted=f"a multiple of {alignment}", got=offset)
         entries[name] = (tuple(reversed(dims)), kind, offset)
     data_begin = -(-at.pos // alignment) * alignment
+    if not any_type:
+        _refuse_unknown_types(at, {name: kind for name, (_, kind, _) in entries.items()})
     infos = [_locate(at, name, *entry, data_begin) for name, entry in entries.items()]
     _refuse_overlap(at, infos)
     return infos
@@ -273,9 +280,7 @@ def _locate(
 ) -> TensorInfo:
     """Check one tensor's type, row length and range in the file."""
     at.place = f"tensor {name[:80]!r}"
-    if kind not in BLOCKS:
-        raise at.error("unknown tensor type", wanted="a type of the gguf package", got=kind)
-    n_values, n_bytes = BLOCKS[kind]
+    n_values, n_bytes = BLOCKS.get(kind, (1, 0))
     row = shape[-1] if shape else 1
     if row % n_values:
         raise at.error(
@@ -291,6 +296,20 @@ def _locate(
             got=f"a file of {len(at.data)} bytes",
         )
     return TensorInfo(name, shape, kind, begin, size)
+
+
+def _refuse_unknown_types(at: _Cursor, kinds: dict[str, int]) -> None:
+    unknown = [name for name, kind in kinds.items() if kind not in BLOCKS]
+    if unknown:
+        others = f"; so have {len(unknown) - 1} further tensors" if len(unknown) > 1 else ""
+        raise ModelFileError(
+            "this version does not know the tensor type",
+            where=f"{at.file}: tensor {unknown[0][:80]!r}",
+            wanted=f"one of {len(BLOCKS)} types up to {max(BLOCKS)}",
+            got=f"type {kinds[unknown[0]]}{others}",
+            fix="install a newer version, or take the model in another type; mtpcore inspect "
+            "shows what the file holds",
+        )
 
 
 def _refuse_overlap(at: _Cursor, infos: list[TensorInfo]) -> None:

@@ -105,7 +105,7 @@ class Fields:
     def error(
         self, key: str, what: str, *, wanted: object = None, got: object = None
     ) -> ModelFileError:
-        """Make an error that names the file and the key."""
+        """Make an error that names file and key: ``what``, and what was ``wanted`` and ``got``."""
         wanted = getattr(wanted, "__name__", wanted)
         where = f"{self.file}: metadata key {self.key(key)!r}"
         return ModelFileError(what, where=where, wanted=wanted, got=got, fix=_FIX)

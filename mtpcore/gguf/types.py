@@ -28,8 +28,8 @@ PLAIN = {
 
 
 def type_name(kind: int) -> str:
-    """Name a type id, as in ``"Q8_0"``."""
-    return str(GGMLQuantizationType(kind).name)
+    """Name a type id, as in ``"Q8_0"``; one without a name is ``"type 99"``."""
+    return str(GGMLQuantizationType(kind).name) if kind in BLOCKS else f"type {kind}"
 
 
 def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:

@@ -7,7 +7,7 @@ Weight names may hold ``{n}``, the head's block; ties decide which tensor a name
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
@@ -38,8 +38,16 @@ class TensorShape(Protocol):
 class GraphBuilder:
     """Collects nodes into a Program.
 
+    Each verb adds a node and returns its value, or raises GraphError where shapes do not fit.
+    Values are float32; T stands for the tokens of a batch, the first axis of every value, and for
+    those alone whose outputs are wanted behind ``output_rows``. ``weight``, ``bias`` and ``table``
+    name tensors, through their ties; ``name`` names the node in errors and pictures, by default
+    after its tensor.
+
     Parameters
     ----------
+    name : str
+        The graph's, in errors.
     tensors : mapping of str to TensorShape
         The file's tensors; a method that names another one fails.
     ties : sequence of Tie
@@ -92,8 +100,7 @@ class GraphBuilder:
         for candidate in tie.candidates if tie else (wanted,):
             tensor = self._expand(candidate)
             if tensor in self.tensors:
-                retype = tie.retype if tie and tensor != wanted else None
-                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape), retype)
+                return Weight(tensor, wanted, tuple(self.tensors[tensor].shape))
         return None
 
     def has(self, name: str) -> bool:
@@ -120,7 +127,7 @@ class GraphBuilder:
     # Nodes
 
     def add_input(self, name: str, shape: Shape, dtype: str = "f32") -> Value:
-        """Return the named input, adding it once."""
+        """Return the named input of a ``shape`` and ``dtype`` (f32, i32), adding it once."""
         if name not in self._inputs:
             self._inputs[name] = self._value(name, shape, dtype).id
         return self._values[self._inputs[name]]
@@ -137,9 +144,31 @@ class GraphBuilder:
         weights: Sequence[str | None] = (),
         *,
         name: str | None = None,
-        **attrs: Any,
+        **attrs: object,
     ) -> tuple[Value, ...]:
-        """Add a node of any operation in the table; the methods below are shorter."""
+        """Add a node of any operation in the table; the methods below are shorter.
+
+        Parameters
+        ----------
+        op : str
+            Name of the operation; see ``mtpcore.graph.ops``.
+        inputs, weights
+            What it computes with: values, and names of tensors.
+        name : str, optional
+            The node's.
+        **attrs
+            What else the operation asks for.
+
+        Returns
+        -------
+        tuple of Value
+            One for each result.
+
+        Raises
+        ------
+        GraphError
+            No such operation, or something that it cannot compute with.
+        """
         node = name or f"{op}_{len(self._nodes)}"
         resolved = tuple(None if w is None else self._weight(w, node) for w in weights)
         signatures = infer(
@@ -180,30 +209,30 @@ class GraphBuilder:
     def rms_norm(
         self, x: Value, weight: str | None, eps: float, *, name: str | None = None
     ) -> Value:
-        """Norm the last axis by its root mean square."""
+        """Norm the last axis by its root mean square: x / sqrt(mean(x**2) + eps) * weight."""
         name = name or (self._stem(weight) if weight else None)
         return self.add("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
 
     def layer_norm(
         self, x: Value, weight: str | None, bias: str | None, eps: float, *, name: str | None = None
     ) -> Value:
-        """Norm the last axis by mean and variance."""
+        """Norm the last axis by mean and variance, ``eps`` added to the latter; weight and bias."""
         return self.add("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
 
     def plus(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """Add two arrays of one shape."""
+        """Return a + b, of one shape."""
         return self.add("add", [a, b], name=name)[0]
 
     def times(self, a: Value, b: Value, *, name: str | None = None) -> Value:
-        """Multiply two arrays of one shape."""
+        """Return a * b element by element, of one shape."""
         return self.add("mul", [a, b], name=name)[0]
 
     def scale(self, x: Value, factor: float, *, name: str | None = None) -> Value:
-        """Multiply by a number."""
+        """Multiply by a number, ``factor``."""
         return self.add("scale", [x], name=name, factor=float(factor))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
-        """Apply silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
+        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
         return self.add("activation", [x], name=name, kind=kind)[0]
 
     def gated(
@@ -213,7 +242,7 @@ class GraphBuilder:
         return self.add("gated", [gate, up], name=name, kind=kind)[0]
 
     def concat(self, *parts: Value, name: str | None = None) -> Value:
-        """Join along the last axis, in the order given."""
+        """Join ``parts`` along the last axis, in the order given."""
         return self.add("concat", parts, name=name)[0]
 
     def slice(self, x: Value, start: int, stop: int, *, name: str | None = None) -> Value:
@@ -221,7 +250,7 @@ class GraphBuilder:
         return self.add("slice", [x], name=name, start=start, stop=stop)[0]
 
     def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """Reshape rows into heads: [T, H * D] -> [T, H, D]."""
+        """Reshape [T, n_heads * D] to [T, n_heads, D]."""
         return self.add("heads", [x], name=name, n_heads=n_heads)[0]
 
     def rows(self, x: Value, *, name: str | None = None) -> Value:
@@ -229,7 +258,7 @@ class GraphBuilder:
         return self.add("rows", [x], name=name)[0]
 
     def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
-        """Repeat one head for all: [T, 1, D] -> [T, H, D]."""
+        """Repeat one head for all: [T, 1, D] -> [T, n_heads, D]."""
         return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
 
     def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
@@ -248,7 +277,25 @@ class GraphBuilder:
         factors: str | None = None,
         name: str | None = None,
     ) -> Value:
-        """Rotate the first 2 * len(frequencies) dimensions of each head by its position (RoPE)."""
+        """Rotate the first 2 * len(frequencies) dimensions of each head by its position.
+
+        Parameters
+        ----------
+        x : Value
+            [T, H, D]
+        positions : Value
+            i32[T, axes]
+        frequencies : sequence of float
+            Of each pair; pair i turns by ``positions[t, axes[i]] * frequencies[i]``.
+        style : str
+            ``halves``: pairs are (i, i + n / 2); ``pairs``: (2 i, 2 i + 1).
+        axes : sequence of int, optional
+            Which axis of a position turns each pair; default: the first.
+        magnitude : float
+            What the rotated dimensions are multiplied by.
+        factors : str, optional
+            A tensor by which the frequencies are divided.
+        """
         return self.add(
             "rope",
             [x, positions],
@@ -275,8 +322,26 @@ class GraphBuilder:
     ) -> Value:
         """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
 
-        A number as ``v`` says how many of the first entries of each key are its value (a latent
-        cache); then the keys alone are stored.
+        Parameters
+        ----------
+        q, k, v : Value
+            [T, H, Dk], [T, Hk, Dk] and [T, Hk, Dv]. A number as ``v`` means that the first so many
+            entries of each key are its value (a latent cache); then the keys alone are stored.
+        layer : int
+            Layer of the KV cache; each is written once.
+        scale : float
+            Factor of the products of q and k.
+        mask : str
+            What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence.
+        window : int
+            How many places a row sees at most (0: all).
+        sinks : str, optional
+            A tensor: one more logit for each head, whose value is nothing.
+
+        Raises
+        ------
+        GraphError
+            A layer is written twice, or shapes do not fit.
         """
         latent = isinstance(v, int)
         attended = self.add(
@@ -312,7 +377,28 @@ class GraphBuilder:
         n_best_of_group: int = 2,
         name: str | None = None,
     ) -> tuple[Value, Value]:
-        """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used]."""
+        """Choose experts: ids i32[T, n_used] and their weights f32[T, n_used].
+
+        Parameters
+        ----------
+        x : Value
+            [T, width]
+        weight : str
+            The router, [experts, width].
+        correction : str, optional
+            A tensor [experts], added where experts are chosen and not where they are weighted.
+        n_used : int
+            Experts of a token.
+        gate : str
+            ``sigmoid`` or ``softmax`` of the router's logits.
+        normalise : bool
+            Whether the weights of a token's experts are divided by their sum.
+        scale : float
+            What the weights are multiplied by.
+        n_groups, n_groups_used, n_best_of_group : int
+            Experts lie in groups, of which the best are used; a group is judged by its one or two
+            best experts.
+        """
         weights = [weight, correction] if correction and self.has(correction) else [weight]
         ids, shares = self.add(
             "route",
@@ -330,11 +416,11 @@ class GraphBuilder:
         return ids, shares
 
     def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
-        """Multiply each row by the matrices of its experts: -> [T, n_used, outputs]."""
+        """Multiply each row by the matrices of its experts, ``ids``: -> [T, n_used, outputs]."""
         return self.add("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[0]
 
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
-        """Sum the experts' rows by their weights, in rank order: -> [T, outputs]."""
+        """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""
         return self.add("mix", [x, shares], name=name)[0]
 
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
@@ -350,7 +436,7 @@ class GraphBuilder:
         return x
 
     def finish(self, results: Outputs) -> Program:
-        """Check everything and return the program.
+        """Check everything and return the program that hands out ``results``.
 
         Raises
         ------

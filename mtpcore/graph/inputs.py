@@ -15,6 +15,15 @@ class Inputs:
 
     ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
     of that name, f32[n_tokens, width].
+
+    Parameters
+    ----------
+    add : callable
+        Adds an input of a name, shape and type, once.
+    slots : mapping of str to int
+        Declared slots and their widths.
+    axes : int
+        Of a position.
     """
 
     def __init__(self, add: Callable[..., Value], slots: Mapping[str, int], axes: int) -> None:

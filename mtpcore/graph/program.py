@@ -37,14 +37,12 @@ class Value(msgspec.Struct, frozen=True, gc=False):
 class Weight(msgspec.Struct, frozen=True, gc=False):
     """A tensor that a node reads, by the name that its tie resolved to.
 
-    ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order. ``retype`` is the type
-    it is packed in where the tie asks for another one than the file's.
+    ``wanted`` is the name the graph asked for, ``shape`` is in NumPy order.
     """
 
     tensor: str
     wanted: str
     shape: tuple[int, ...]
-    retype: str | None = None
 
 
 class MemoryLayer(msgspec.Struct, frozen=True, gc=False):

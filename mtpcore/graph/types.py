@@ -14,10 +14,20 @@ __all__ = ["GraphType"]
 
 
 class GraphType:
-    """The name of a kind of graph; equal names are the same object.
+    """The name of a kind of graph: ``llm``, ``draft``, or what a plugin calls a graph of its own.
 
-    ``GraphType("llm")`` returns a known type and raises ``GraphError`` for an unknown one;
-    ``GraphType.register("fusion")`` adds one.
+    A plain value: equal names are equal types. Which graphs there are is a matter of the model,
+    whose ``program`` refuses what it does not have.
+
+    Parameters
+    ----------
+    name : str or GraphType
+        An identifier.
+
+    Raises
+    ------
+    GraphError
+        Something else.
     """
 
     LLM: ClassVar[GraphType]
@@ -25,38 +35,31 @@ class GraphType:
     ENCODER: ClassVar[GraphType]
     DECODER: ClassVar[GraphType]
 
-    _known: ClassVar[dict[str, GraphType]] = {}
-    name: str
+    __slots__ = ("_name",)
 
-    def __new__(cls, name: str | GraphType) -> GraphType:
-        """Return the graph type called ``name``."""
+    def __init__(self, name: str | GraphType) -> None:
         if isinstance(name, GraphType):
-            return name
-        if not isinstance(name, str) or name not in cls._known:
-            raise GraphError(
-                "unknown graph type", where=spell(name), wanted=", ".join(sorted(cls._known))
-            )
-        return cls._known[name]
-
-    @classmethod
-    def register(cls, name: str) -> GraphType:
-        """Return the graph type called ``name``, adding it where it is new."""
-        if not isinstance(name, str) or not name.isidentifier():
+            name = name.name
+        if not isinstance(name, str) or not str.isidentifier(name):
             raise GraphError("a graph type is named by an identifier", got=spell(name))
-        if name not in cls._known:
-            graph_type = object.__new__(cls)
-            graph_type.name = name
-            cls._known[name] = graph_type
-        return cls._known[name]
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    def __eq__(self, other: object) -> bool:
+        return self._name == other._name if isinstance(other, GraphType) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name)
 
     def __repr__(self) -> str:
-        return f"GraphType({self.name!r})"
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return GraphType.register, (self.name,)
+        return f"GraphType({self._name!r})"
 
 
-GraphType.LLM = GraphType.register("llm")
-GraphType.DRAFT = GraphType.register("draft")
-GraphType.ENCODER = GraphType.register("encoder")
-GraphType.DECODER = GraphType.register("decoder")
+GraphType.LLM = GraphType("llm")
+GraphType.DRAFT = GraphType("draft")
+GraphType.ENCODER = GraphType("encoder")
+GraphType.DECODER = GraphType("decoder")

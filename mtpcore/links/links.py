@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read, read_below
-from mtpcore.boundary.arrays import numbers
-from mtpcore.declarations.spec import DrafterSpec, Link, Tap
+from mtpcore.boundary.arrays import RowsLike, numbers
+from mtpcore.declarations.spec import DrafterSpec, Link, Pairing, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
@@ -91,7 +90,7 @@ class Links:
             self._inboxes[key] = Inbox(
                 f"{link.dst}.{link.slot}", want, n_seq, dst.backend.row_buffer
             )
-            self._sources[key] = InboxSource(self._inboxes[key], link.pairing, "none")
+            self._sources[key] = InboxSource(self._inboxes[key], link.pairing)
 
     def apply(self) -> None:
         """Let the contexts hand out and read what the links ask for."""
@@ -120,13 +119,7 @@ class Links:
                 try:
                     self.connect(one)
                 except (GraphError, LinkError) as error:
-                    raise type(error)(
-                        error.what,
-                        where=f"{owner}: {error.where}",
-                        wanted=error.wanted,
-                        got=error.got,
-                        fix=error.fix or _ANOTHER_TARGET,
-                    ) from None
+                    raise error.at(owner, fix=_ANOTHER_TARGET) from None
             box = self._inboxes[dst, feed.slot]
             program = self._tapped[src].program
             have = sum(_width(program, one) for one in self._joined[dst, feed.slot])
@@ -138,7 +131,7 @@ class Links:
                     got=have,
                     fix=_ANOTHER_TARGET,
                 )
-            self._sources[dst, feed.slot] = InboxSource(box, feed.pairing, feed.first, back)
+            self._sources[dst, feed.slot] = InboxSource(box, feed.pairing, back)
 
     def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Deliver rows that ``role`` has made: of each sequence some that continue it."""
@@ -155,7 +148,7 @@ class Links:
         for box, seq, pos, parts in posts:
             box.put(seq, pos, *parts)
 
-    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: Any) -> None:
+    def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
         found = numbers(rows, "fed rows")
         role = read(role, str, "a role is a name", wanted="a text")
@@ -228,18 +221,14 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     """Return the role that a feed's ``src`` or ``graph`` means, for the drafter in ``role``."""
     if graph == "target":
         return "llm"
-    return role if graph in ("", drafter.graph_type) else f"{role}_{graph}"
+    return role if graph in ("", "draft") else f"{role}_{graph}"
 
 
 class InboxSource:
-    """Gives a slot its rows: from an inbox, shifted as the pairing says.
+    """Gives a slot its rows: from an inbox, shifted as the pairing says and ``back`` rows more."""
 
-    ``back`` is by how many rows more. Where ``first`` is "zeros", rows before the first are zero.
-    """
-
-    def __init__(self, box: Inbox, pairing: str, first: str, back: int = 0) -> None:
-        self._box, self._zeros = box, first == "zeros"
-        self._shift = int(pairing == "next-token") + back
+    def __init__(self, box: Inbox, pairing: Pairing, back: int = 0) -> None:
+        self._box, self._shift = box, int(pairing == "next-token") + back
 
     def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
         """Return float32[n, width] for sequences and places int32[n].
@@ -259,13 +248,7 @@ class InboxSource:
         return found
 
     def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
-        begin, end = begin - self._shift, end - self._shift
-        if begin >= 0 or not self._zeros:
-            return self._box.get(seq, begin, end)
-        made = np.zeros((end - begin, self._box.width), np.float32)
-        if end > 0:
-            made[-begin:] = self._box.get(seq, 0, end)
-        return made
+        return self._box.get(seq, begin - self._shift, end - self._shift)
 
     def sound_until(self, seq: int, places: range) -> int:
         """Return the first of these places whose row is not finite, or their end.
@@ -276,7 +259,5 @@ class InboxSource:
             A row is missing.
         """
         begin, end = places.start - self._shift, places.stop - self._shift
-        if self._zeros:
-            begin = max(begin, 0)
         found = self._box.sound_until(seq, begin, max(begin, end)) + self._shift
         return min(found, places.stop)

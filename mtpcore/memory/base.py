@@ -85,9 +85,6 @@ class Memory(Protocol):
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` hold the same rows as ``seq``."""
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-
     def digest(self, seq: int) -> bytes:
         """Return a hash of the stored rows in the order of their places."""
 
@@ -104,10 +101,13 @@ class Store(Protocol):
         """Size of the store, in bytes."""
 
     def copy(self, src: int, dst: int) -> None:
-        """Copy a whole page."""
+        """Copy a whole page, number ``src``, to page ``dst``."""
 
     def move(self, src_page: int, src_row: int, dst_page: int, dst_row: int) -> None:
-        """Copy one place's rows of every layer."""
+        """Copy ``src_row`` of ``src_page`` to ``dst_row`` of ``dst_page`` in every layer."""
 
     def read(self, page: int, row: int, n: int) -> bytes:
-        """Return the stored bytes of n places, in the order place, layer, K then V, head."""
+        """Return the stored bytes of n places from row ``row`` of a ``page`` on.
+
+        They are in the order place, layer, K then V, head.
+        """

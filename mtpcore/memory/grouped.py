@@ -87,11 +87,6 @@ class GroupedKV:
         for group in self.groups:
             group.fork(seq, new)
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-        for group in self.groups:
-            group.remove(seq)
-
     def digest(self, seq: int) -> bytes:
         """Hash the digests of all groups."""
         parts = b"".join(group.digest(seq) for group in self.groups)

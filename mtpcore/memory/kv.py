@@ -86,10 +86,6 @@ class PagedKV:
         """Share all pages of ``seq`` with ``new``."""
         self.pages.fork(seq, new)
 
-    def remove(self, seq: int) -> None:
-        """Forget a whole sequence."""
-        self.rewind(seq, 0)
-
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the stored values in the order of their places."""
         first, length = self.first(seq), self.length(seq)

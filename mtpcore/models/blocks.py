@@ -134,7 +134,7 @@ def _project(
 def turn(
     g: GraphBuilder, x: Value, positions: Value, rope: Rope, factors: str | None = None
 ) -> Value:
-    """Rotate heads by their positions (RoPE)."""
+    """Rotate heads by their positions (RoPE); ``factors`` names the tensor of divisors, if any."""
     return g.rope(
         x,
         positions,
@@ -207,7 +207,8 @@ def feed_forward_block(
 ) -> Value:
     """Norm, feed forward: what a block's second half adds to the residual stream.
 
-    ``norm`` names the norm's weight in the block; the rest is as in ``feed_forward``.
+    ``norm`` names the norm's weight in the block; ``experts`` and the rest are as in
+    ``feed_forward``.
     """
     f = g.rms_norm(x, f"blk.{layer}.{norm}.weight", h.norm_eps)
     return feed_forward(g, f, layer, experts)

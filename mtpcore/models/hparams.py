@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
 
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.errors import ModelFileError
+from mtpcore.gguf import Tensor
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.models.rope import Rope, Style
 
@@ -113,7 +114,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         return self.rope.n_axes
 
     @classmethod
-    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
+    def read(cls, fields: Fields, tensors: Mapping[str, Tensor]) -> Self:
         """Read a model's metadata; tensors decide where both speak.
 
         Raises
@@ -133,12 +134,12 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def read_more(cls, fields: Fields) -> dict[str, Any]:
+    def read_more(cls, fields: Fields) -> dict[str, object]:
         """Return a family's fields that are not one key each."""
         return {}
 
 
-def count_layers(fields: Fields, tensors: Mapping[str, Any], n_blocks: int) -> tuple[int, int]:
+def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -> tuple[int, int]:
     """Return how many layers the trunk has, and how many head blocks follow.
 
     ``block_count`` counts both. Blocks with ``nextn.eh_proj`` are heads; where a file lacks them
@@ -163,7 +164,7 @@ def count_layers(fields: Fields, tensors: Mapping[str, Any], n_blocks: int) -> t
     return n_layers, len(heads)
 
 
-def _count_vocabulary(fields: Fields, tensors: Mapping[str, Any], width: int) -> int:
+def _count_vocabulary(fields: Fields, tensors: Mapping[str, Tensor], width: int) -> int:
     """Return the rows of the embedding table; where it is another file's, what the metadata says.
 
     Trunks always have one: it is among the tensors by which they are found.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.declarations.spec import Fit, ModelSpec
@@ -42,7 +42,7 @@ class LlamaHparams(Hparams, frozen=True, kw_only=True):
     experts: Experts | None = None
 
     @classmethod
-    def read_more(cls, fields: Fields) -> dict[str, Any]:
+    def read_more(cls, fields: Fields) -> dict[str, object]:
         """Read how experts are routed: by softmax, the chosen ones summing to one."""
         return {"experts": Experts.read(fields, gate="softmax", normalise=True)}
 

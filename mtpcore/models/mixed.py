@@ -68,6 +68,6 @@ class MixedHparams(Hparams, frozen=True, kw_only=True):
     kinds: tuple[LayerKind, ...] = ()
 
     @classmethod
-    def read_more(cls, fields: Fields) -> dict[str, Any]:
+    def read_more(cls, fields: Fields) -> dict[str, object]:
         """Read each block's kind."""
         return {"kinds": LayerKind.read(fields, cls.rope_style)}

@@ -94,6 +94,8 @@ def mla_block(
         f32[n_tokens, width], the residual stream.
     layer : int
         Number of the block, and of its memory layer.
+    mla : Mla
+        Its widths.
 
     Returns
     -------

@@ -7,12 +7,11 @@ metadata are llama.cpp's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from mtpcore.boundary.sizes import Count
-from mtpcore.declarations.checkpoint import Config, Key, Rename, number
+from mtpcore.declarations.checkpoint import Array, Change, Config, Key, Rename, Shards, number
 
 __all__ = [
     "ATTENTION",
@@ -36,21 +35,35 @@ __all__ = [
     "optional",
 ]
 
-Metadata = tuple[tuple[str, str | Key | Callable[[Config], Any]], ...]
+Metadata = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
 
 
-def block_renames(names: Mapping[str, str], **fields: Any) -> tuple[Rename, ...]:
+def block_renames(
+    names: Mapping[str, str],
+    *,
+    change: Change | None = None,
+    optional: bool | Callable[[Config], bool] = False,
+    copy_of: str = "",
+    shards: Shards | None = None,
+) -> tuple[Rename, ...]:
     """Return renames of ``model.layers.{n}.<source>`` to ``blk.{n}.<tensor>``.
 
     Parameters
     ----------
     names : mapping of str to str
         Both names with ``.weight`` or ``.bias``.
-    **fields
-        Further fields of each Rename.
+    change, optional, copy_of, shards
+        As in each ``Rename``.
     """
     return tuple(
-        Rename(f"model.layers.{{n}}.{source}", f"blk.{{n}}.{tensor}", **fields)
+        Rename(
+            f"model.layers.{{n}}.{source}",
+            f"blk.{{n}}.{tensor}",
+            change,
+            optional=optional,
+            copy_of=copy_of,
+            shards=shards,
+        )
         for source, tensor in names.items()
     )
 
@@ -65,7 +78,7 @@ def on_layers(
 def optional(
     when: Callable[[Config], bool] | bool, *tables: tuple[Rename, ...]
 ) -> tuple[Rename, ...]:
-    """Return the renames of some tables, as ones whose source may be missing."""
+    """Return the renames of some tables with ``when`` as their ``optional``."""
     return tuple(msgspec.structs.replace(r, optional=when) for table in tables for r in table)
 
 
@@ -95,14 +108,14 @@ TABLES: tuple[Rename, ...] = (
 """Embedding table, final norm and output matrix; a copy of the embedding table is left out."""
 
 
-def interleave(heads: str) -> Callable[[Any, Config], Any]:
+def interleave(heads: str) -> Callable[[Array, Config], Array]:
     """Return a change: halves of rotary pairs become neighbours in each of ``config[heads]`` heads.
 
     RoPE rotates the pair (i, i + width / 2) of a head in checkpoints, and the pair (2 i, 2 i + 1)
     in some families' files.
     """
 
-    def change(values: Any, config: Config) -> Any:
+    def change(values: Array, config: Config) -> Array:
         n_heads = config.get(heads, "num_attention_heads", type=Count)
         pairs = values.reshape(n_heads, 2, -1, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key
 from mtpcore.declarations.spec import Fit, ModelSpec
 from mtpcore.gguf.metadata import Fields
@@ -37,7 +35,7 @@ class Qwen3MoeHparams(Hparams, frozen=True, kw_only=True):
     experts: Experts | None = None
 
     @classmethod
-    def read_more(cls, fields: Fields) -> dict[str, Any]:
+    def read_more(cls, fields: Fields) -> dict[str, object]:
         """Read how experts are routed: by softmax, the chosen ones summing to one."""
         return {"experts": Experts.read(fields, gate="softmax", normalise=True)}
 

@@ -39,7 +39,17 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     def read(
         cls, fields: Fields, head_width: int, style: Style, base_key: str = "freq_base"
     ) -> Rope:
-        """Read base (from ``base_key``), scaling and sections from ``{arch}.rope.*``.
+        """Read base, scaling and sections from ``{arch}.rope.*``.
+
+        Parameters
+        ----------
+        fields : Fields
+        head_width : int
+            Of which all is rotated where the file does not say how much.
+        style : str
+            ``halves`` or ``pairs``; see ``GraphBuilder.rope``.
+        base_key : str
+            The key of the base, without ``{arch}.rope.``.
 
         Raises
         ------

@@ -81,6 +81,11 @@ def scaling_type(
         Kinds that the family's metadata describes.
     *elsewhere : str
         Kinds that its files hold otherwise, as ``llama3`` in ``long_context_factors``.
+
+    Raises
+    ------
+    ModelFileError
+        By the source: the configuration names a kind that would be lost.
     """
 
     def read(config: Config) -> str | None:
@@ -159,6 +164,11 @@ def long_context_factors(config: Config) -> np.ndarray | None:
     float32[head_width / 2]: 1 for pairs that rotate at least ``high_freq_factor`` times within the
     original context, ``factor`` for those that rotate less than ``low_freq_factor`` times, between
     them the inverse mix of both.
+
+    Raises
+    ------
+    ModelFileError
+        Its values give no finite factors.
     """
     if config.get(*_scaling("rope_type"), *_scaling("type")) != "llama3":
         return None

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import columns_of_chain
 from mtpcore.boundary.arguments import read
-from mtpcore.boundary.arrays import flags, integers, numbers
+from mtpcore.boundary.arrays import RowsLike, flags, integers, numbers
 from mtpcore.errors import BatchError, spell
 
 __all__ = ["Batch"]
@@ -65,12 +65,12 @@ class Batch:
         self,
         tokens: ArrayLike | None = None,
         *,
-        embeddings: Any = None,
+        embeddings: RowsLike | None = None,
         seq: ArrayLike = 0,
         pos: ArrayLike = 0,
         outputs: Wanted = "last",
         parent: ArrayLike | None = None,
-        slots: Mapping[str, Any] | None = None,
+        slots: Mapping[str, RowsLike] | None = None,
     ) -> None:
         if tokens is None and embeddings is None:
             raise BatchError("a batch has tokens or embedding rows", fix="give one of them")

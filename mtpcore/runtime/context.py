@@ -57,7 +57,7 @@ class Context:
     n_ctx : int
         Places of each sequence.
     graph_type : GraphType or str
-        Which graph of the model: LLM, DRAFT, ENCODER, DECODER or a registered one.
+        Which graph of the model: LLM, DRAFT, ENCODER, DECODER or one of a plugin's own.
     n_seq_max : int
         Sequences 0 .. n_seq_max - 1 can be used.
     n_batch : int
@@ -68,7 +68,7 @@ class Context:
         Threads of the CPU; default: the processors this process may use, at most as many as its
         control groups pay for.
     backend : str or Backend
-        "cpu", "reference", "cuda" or a backend object.
+        "cpu", "reference" or a backend object.
     taps : sequence of str or Tap
         Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
     drafter : DrafterSpec or str, optional
@@ -114,7 +114,7 @@ class Context:
         )
         kind = GraphType(graph_type)
         self.backend = select_backend(backend)
-        plain = drafter is None and kind is not GraphType.DRAFT
+        plain = drafter is None and kind != GraphType.DRAFT
         self.runner = GraphRunner(
             model,
             sizes,
@@ -160,6 +160,14 @@ class Context:
     def longest_draft(self) -> int:
         """How many drafts the memory can take back."""
         return self.runner.longest_draft
+
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts.
+
+        Other threads may ask while the batch runs.
+        """
+        return self.runner.progress
 
     def join(self, owner: Owner) -> None:
         """Change from now on only together with the other contexts of ``owner``."""
@@ -216,8 +224,8 @@ class Context:
             Rows of any mix of sequences; those of one sequence continue it in order.
         choices : mtpcore.backends.base.Choices, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
-            ``Output.chosen`` has the tokens, and ``Output.logits`` only the rows without a
-            sampler.
+            ``Output.chosen`` has the tokens, and ``Output.logits_at`` the logits of outputs
+            without a sampler.
 
         Returns
         -------
@@ -237,7 +245,7 @@ class Context:
 
     @act
     def explore(self, batch: Batch) -> Output:
-        """Run rows, or a draft tree, and forget them: they reach no link.
+        """Run a batch of rows, or a draft tree, and forget them: they reach no link.
 
         Raises
         ------

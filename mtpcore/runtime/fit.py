@@ -11,7 +11,7 @@ import msgspec
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Key
-from mtpcore.declarations.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec, Number
+from mtpcore.declarations.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec
 from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 
@@ -20,6 +20,7 @@ __all__ = ["FittedDrafter", "block_of", "fit_drafter", "fits", "holds", "lacking
 log = logging.getLogger("mtpcore")
 
 _Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
 _Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
 _SIZES = {
@@ -195,37 +196,21 @@ def _warn(
 
 def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     """Put the file's numbers in place of metadata keys, and draw the limit from them."""
-    count = n_heads or _number(spec.heads.count, fields)
-    heads = msgspec.structs.replace(spec.heads, count=count)
-    kv = msgspec.structs.replace(spec.kv, window=_number(spec.kv.window, fields))
-    if heads.order == "each-step" and count == 1:  # a single head drafts every step
-        heads, kv = Heads(count=1), msgspec.structs.replace(kv, per_head=False)
-    limit = spec.limit if heads.order == "repeated" else min(spec.limit, count or 1)
-    block = spec.block
-    if block is not None:
-        size = _number(block.size, fields)
-        block = msgspec.structs.replace(
-            block,
-            size=size,
-            mask_token=_number(block.mask_token, fields),
-            candidates=_number(block.candidates, fields),
-            causal=_number(block.causal, fields, bool),
-            anchor_predicts=_number(block.anchor_predicts, fields, bool),
-        )
-        limit = min(limit, size if block.anchor_predicts else size - 1)
-        if limit < 1:
-            raise fields.error("block", "a block of drafts has two slots", wanted=2, got=size)
+    heads = msgspec.structs.replace(spec.heads, count=n_heads or _count(spec.heads.count, fields))
+    limit = spec.limit
+    if heads.count == 1:  # a single head drafts every step
+        heads = Heads(count=1)
+    elif heads.order == "each-step":
+        limit = min(limit, cast(int, heads.count))
     feeds = _resolve_feeds(spec.feeds, fields)
-    return msgspec.structs.replace(spec, heads=heads, kv=kv, limit=limit, block=block, feeds=feeds)
+    return msgspec.structs.replace(spec, heads=heads, limit=limit, feeds=feeds)
 
 
 def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
     """Put the layers that a metadata key lists in place of it."""
     return tuple(
         msgspec.structs.replace(
-            feed,
-            taps=tuple(one for tap in feed.taps for one in _taps(tap, fields)),
-            recycle_width=_number(feed.recycle_width, fields),
+            feed, taps=tuple(one for tap in feed.taps for one in _taps(tap, fields))
         )
         for feed in feeds
     )
@@ -238,9 +223,16 @@ def _taps(tap: str, fields: Fields) -> list[str]:
     return [f"{point}:{i}" for i in fields.require(layer, list[_Layer])]
 
 
-def _number(value: Number | bool, fields: Fields, kind: type = int) -> Any:
+def _count(value: int | str | Key, fields: Fields) -> int:
     if isinstance(value, str):
-        return fields.require(value, kind)
+        return int(fields.require(value, _Heads))
     if isinstance(value, Key):
-        return fields.get(value.name, kind, value.default)
+        found: int = read(
+            fields.get(value.name, _Heads, value.default),
+            _Heads,
+            "no number of heads",
+            where=value.name,
+            error=PluginError,
+        )
+        return found
     return value

@@ -54,9 +54,8 @@ class PackedWeights(MutableMapping[Any, Any]):
 class TieUse(msgspec.Struct, frozen=True):
     """Where a tied weight comes from: ``own``, ``borrowed`` or ``missing``.
 
-    ``tensor`` is the name that was found, ``type`` the name of its type in the file (and of the
-    type that it is packed in, where that is another one). Shape and type are empty for a weight of
-    a target that is not linked yet.
+    ``tensor`` is the name that was found, ``type`` the name of its type. Shape and type are empty
+    for a weight of a target that is not linked yet.
     """
 
     wanted: str
@@ -82,8 +81,7 @@ def report_ties(
             continue
         source = "own" if found.tensor == wanted else "borrowed"
         stored = tensors[found.tensor].type_name
-        packed = f"{stored} as {found.retype}" if found.retype else stored
-        report.append(TieUse(wanted, source, found.tensor, found.shape, packed))
+        report.append(TieUse(wanted, source, found.tensor, found.shape, stored))
     return report
 
 

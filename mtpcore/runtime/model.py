@@ -9,13 +9,21 @@ from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
 from mtpcore.boundary.arguments import expect, read_below
-from mtpcore.declarations.checks import check_struct
-from mtpcore.declarations.spec import TARGET, DrafterSpec, Feed, ModelSpec, Tap, read_taps
+from mtpcore.declarations.checks import check_shape, check_struct
+from mtpcore.declarations.spec import (
+    TARGET,
+    DrafterSpec,
+    Feed,
+    ModelSizes,
+    ModelSpec,
+    Tap,
+    read_taps,
+)
 from mtpcore.errors import (
     GraphError,
     LinkError,
@@ -29,6 +37,7 @@ from mtpcore.gguf import (
     ModelFile,
     Tensor,
     Tokenizer,
+    Value,
     read_chat_template,
     read_tokenizer,
 )
@@ -65,6 +74,13 @@ def _asked_once(key: Any, where: str) -> Iterator[None]:
 class Model:
     """A model file that is open; ``load_model`` makes one. A context manager.
 
+    Parameters
+    ----------
+    file, spec, hparams, tensors, layout, absent
+        As the attributes say.
+    fitted : sequence of FittedDrafter
+        The drafters that the file holds, the most promising first.
+
     Attributes
     ----------
     spec : ModelSpec or None
@@ -87,7 +103,7 @@ class Model:
         self,
         file: ModelFile,
         spec: ModelSpec | None,
-        hparams: Any,
+        hparams: ModelSizes,
         fitted: Sequence[FittedDrafter] = (),
         *,
         tensors: Mapping[str, Tensor] | None = None,
@@ -123,7 +139,7 @@ class Model:
         return self._file.architecture
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> Mapping[str, Value]:
         """The files' metadata."""
         return MappingProxyType(self._file.metadata)
 
@@ -156,7 +172,7 @@ class Model:
         Raises
         ------
         PluginError
-            The model has none, or none of that name.
+            The model has none, or none of that name, or the declaration is of no shape.
         """
         if isinstance(drafter, DrafterSpec):
             check_struct(drafter, "DrafterSpec")
@@ -169,6 +185,7 @@ class Model:
             found = self._fitted[name].spec
             if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
                 found = msgspec.structs.replace(found, shape=drafter.shape, tree=drafter.tree)
+                check_shape(found)
             return found
         raise PluginError(
             "the model has no drafter" + (f" {name!r}" if name else ""),
@@ -256,7 +273,7 @@ class Model:
         kind, points = GraphType(graph_type), read_taps(taps)
         fitted: FittedDrafter | None = None
         spec: ModelSpec | DrafterSpec
-        if drafter is None and kind is not GraphType.DRAFT:
+        if drafter is None and kind != GraphType.DRAFT:
             spec = self._trunk()
         else:
             fitted = self._fitted[self.find_drafter(drafter).name]
@@ -293,14 +310,14 @@ class Model:
         head: int,
     ) -> Program:
         where = f"{spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
-        main = spec.graph_type if isinstance(spec, DrafterSpec) else GraphType.LLM.name
-        build = spec.build if kind.name == main else dict(spec.graphs).get(kind.name)
+        main = GraphType.DRAFT if isinstance(spec, DrafterSpec) else GraphType.LLM
+        build = spec.build if kind == main else dict(spec.graphs).get(kind.name)
         if build is None:
-            known = ([main] if spec.build else []) + [name for name, _ in spec.graphs]
+            known = ([main.name] if spec.build else []) + [name for name, _ in spec.graphs]
             raise GraphError(
                 "no graph of this type", where=where, wanted=", ".join(known), got=kind.name
             )
-        graph = "" if kind.name == main else kind.name
+        graph = "" if kind == main else kind.name
         g = self._builder(spec, fitted, head, taps, graph)
         try:
             outputs = build(g, g.inputs, fitted.hparams if fitted else self.hparams)
@@ -316,13 +333,7 @@ class Model:
             self._check_tables(program)
             return program
         except MtpcoreError as error:
-            raise type(error)(
-                error.what,
-                where=f"{where}: {error.where}",
-                wanted=error.wanted,
-                got=error.got,
-                fix=error.fix,
-            ) from error
+            raise error.at(where) from error
         except Exception as error:  # whatever a plugin's build raises
             raise PluginError(
                 f"build raised {type(error).__name__}: {spell(error, str)}", where=where
@@ -330,7 +341,7 @@ class Model:
 
     def _check_logits(self, program: Program, spec: ModelSpec | DrafterSpec) -> None:
         """Refuse logits of other tokens than the model's; choosing from them goes by token id."""
-        mapped = isinstance(spec, DrafterSpec) and spec.vocabulary is not None
+        mapped = isinstance(spec, DrafterSpec) and spec.vocabulary
         if mapped or "logits" not in program.outputs:
             return
         wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
@@ -372,16 +383,14 @@ class Model:
             spec.name if not graph else f"{spec.name}.{graph}",
             self.tensors,
             ties=(*trunk_ties, *spec.ties),
-            slots={f.slot: self._width(f, fitted, head) for f in spec.feeds if f.graph == graph},
+            slots={f.slot: self._width(f, fitted) for f in spec.feeds if f.graph == graph},
             taps=taps,
             n=fitted.first_block + head if fitted else None,
             axes=getattr(hparams, "rotary_axes", 1),
         )
 
-    def _width(self, feed: Feed, fitted: FittedDrafter | None, head: int) -> int:
-        """Return the width of a slot: of its taps together, or of what is recycled into it."""
-        if feed.recycle_width is not None and head:
-            return cast(int, feed.recycle_width)
+    def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
+        """Return the width of a slot, that of its taps together."""
         if feed.src != "target" and fitted is not None:
             made = self.program(GraphType(feed.src), drafter=fitted.spec)
             return sum(int(made.shape(tap)[1]) for tap in feed.taps)

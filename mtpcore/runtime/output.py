@@ -46,15 +46,21 @@ class Output:
 
     @property
     def logits(self) -> F32:
-        """float32[n_outputs, n_vocab], in the order of the batch.
-
-        With choices they are those of the outputs that chose no token.
+        """float32[n_outputs, n_vocab]: a row for each output, in the order of the batch.
 
         Raises
         ------
         BatchError
-            The graph has no logits, or tokens were chosen in place of all of them.
+            The graph has no logits, or tokens were chosen in place of some: see ``logits_at``.
         """
+        chosen = self.chosen
+        if chosen is not None and (chosen >= 0).any():
+            raise BatchError(
+                "tokens were chosen in place of logits",
+                where=f"output {int(np.argmax(chosen >= 0))}",
+                got=int(chosen.max()),
+                fix="logits_at(i) has those of the others; or leave choices= out",
+            )
         return self._array("logits")
 
     @property
@@ -75,21 +81,22 @@ class Output:
         BatchError
             There is none, or it chose a token in place of them.
         """
-        logits, chosen = self._arrays.get("logits"), self.chosen
-        output = self._checked(output)
-        if chosen is None or (logits is not None and len(logits) == len(chosen)):
-            return self.logits[output]  # type: ignore[no-any-return]
-        if chosen[output] >= 0:
+        output, chosen = self._checked(output), self.chosen
+        if chosen is not None and chosen[output] >= 0:
             raise BatchError(
                 "a token was chosen in place of logits",
                 where=f"output {output}",
                 got=int(chosen[output]),
                 fix="give None as its sampler in choices=",
             )
-        return self.logits[np.count_nonzero(chosen[:output] < 0)]  # type: ignore[no-any-return]
+        logits = self._array("logits")
+        if chosen is not None and len(logits) < len(chosen):  # those of the others alone
+            output = int(np.count_nonzero(chosen[:output] < 0))
+        row: F32 = logits[output]
+        return row
 
     def tap(self, name: str) -> F32:
-        """Return float32[n_tokens, width] of a tap that the context was made with.
+        """Return float32[n_tokens, width] of a tap that the context was made with, by its name.
 
         Raises
         ------
@@ -99,7 +106,13 @@ class Output:
         return self._array(name)
 
     def logits_of(self, seq: int, pos: int) -> F32:
-        """Return float32[n_vocab] of one row; raise BatchError where it was not asked for."""
+        """Return float32[n_vocab] of one row.
+
+        Raises
+        ------
+        BatchError
+            It was not asked for, or a token was chosen in place of it.
+        """
         rows = self.outputs
         seq = read(seq, int, "no number of a sequence", wanted="an int")
         pos = read(pos, int, "no position", wanted="an int")

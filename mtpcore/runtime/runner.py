@@ -180,6 +180,11 @@ class GraphRunner:
         return self._plan
 
     @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        return 0.0 if self._plan is None else self._plan.progress
+
+    @property
     def longest_draft(self) -> int:
         """How many drafts the memory can take back."""
         return self.memory.longest_rewind if self.memory else self.n_ctx

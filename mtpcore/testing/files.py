@@ -29,7 +29,7 @@ def check_layouts(subject: Subject, folder: Path) -> None:
     """Split a model with a head into a trunk and a head, and put them together again.
 
     The trunk alone has no drafter and gives the same text; completed by the head's file it drafts
-    as the whole does.
+    as the whole does. The files are written to ``folder``.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def check_ties(subject: Subject, folder: Path) -> int:
     """Give the drafter weights of its own where it borrows: a copy, then another matrix.
 
     A copy changes nothing; a matrix with its rows in another order changes the drafts. Returns how
-    many weights were borrowed.
+    many weights were borrowed. Files are written to ``folder``.
 
     Raises
     ------

@@ -6,7 +6,7 @@ A rule machine for ``hypothesis``, which only tests install.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from numpy.typing import NDArray
 
 from mtpcore.cross import Cross
-from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import CapacityError
@@ -22,12 +21,12 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 from mtpcore.sampling import Sampling
 from mtpcore.testing.deliveries import intercept
-from mtpcore.testing.subject import Subject
+from mtpcore.testing.subject import ContextOptions, Subject
 
 __all__ = ["machine_of"]
 
 N_SEQ, N_CTX = 3, 160
-FAULTS = ("proposer", "delivery", "acceptance")
+FAULTS = ("proposer", "delivery")
 SAMPLINGS = (
     Sampling.greedy(),
     Sampling(temperature=0.8, top_k=40, seed=3),
@@ -51,10 +50,6 @@ class Interrupter(Proposer):
     def deliver(self, batch: Batch, output: Output) -> None:
         self.count()
 
-    def accept(self, number: int, token: int) -> bool:
-        self.count()
-        return True
-
     def count(self) -> None:
         """Raise when it is time."""
         if self.left is not None:
@@ -65,13 +60,13 @@ class Interrupter(Proposer):
 
 
 def machine_of(
-    subject: Subject, drafter: DrafterSpec | None = None, **options: Any
+    subject: Subject, drafter: DrafterSpec | None = None, **options: Unpack[ContextOptions]
 ) -> type[RuleBasedStateMachine]:
     """Return a machine that prefills, drafts, verifies, accepts, takes back, forks and removes.
 
     ``options`` go to the contexts; ``drafter`` is a variant of the family's. After any of these
     acts every role's digest must equal that of a new Cross which got the tokens in one batch; so
-    must it after a proposer, the delivery of a batch or a callback that accepts has raised.
+    must it after a proposer or the delivery of a batch has raised.
     """
 
     class Machine(RuleBasedStateMachine):
@@ -82,7 +77,7 @@ def machine_of(
             self.texts: dict[int, list[int]] = {}
 
         def make(self, interrupter: Interrupter) -> Cross:
-            sizes = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
+            sizes: ContextOptions = {"n_seq_max": N_SEQ, "kv_dtype": "f16", **options}
             return subject.link(N_CTX, drafter=drafter, before=interrupter, **sizes)
 
         @rule(seq=st.integers(0, N_SEQ - 1), n=st.integers(1, 70), seed=st.integers(0, 99))
@@ -140,19 +135,9 @@ def machine_of(
             if fault == "proposer":
                 self.interrupt(after % len(seqs), lambda: self.cross.draft(wanted, None, sampling))
             drafts = self.cross.draft(wanted, sampling=sampling)
-            for seq in seqs:
-                if not len(drafts[seq]):
-                    drafts[seq] = [0]  # without a draft nobody is asked whether to accept it
             if fault == "delivery":
                 with intercept(self.cross.llm, self.interrupter.deliver):
                     self.interrupt(0, lambda: self.cross.verify(drafts, sampling))
-            if fault == "acceptance":
-                fewest = min(len(draft) for draft in drafts.values())
-                after = 0 if isinstance(drafts[min(seqs)], DraftTree) else after % fewest
-                accept = self.interrupter.accept
-                self.interrupt(
-                    after, lambda: self.cross.verify(drafts, sampling, acceptance=accept)
-                )
             if again:
                 self.finish(drafts, sampling, 0)
 

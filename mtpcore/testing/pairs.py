@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
@@ -16,11 +16,12 @@ __all__ = ["cover_pairs"]
 
 _Candidates = Annotated[int, Meta(ge=1, le=1 << 16, description="an int in 1..65536")]
 Point = dict[str, Any]
+T = TypeVar("T")
 
 
 def cover_pairs(
-    factors: Mapping[str, Sequence[Any]], seed: int = 0, n_candidates: int = 12
-) -> list[Point]:
+    factors: Mapping[str, Sequence[T]], seed: int = 0, n_candidates: int = 12
+) -> list[dict[str, T]]:
     """Return points such that each pair of values of two factors occurs in one.
 
     Greedy: each point starts from a pair that is missing; of some random completions the one that
@@ -29,6 +30,8 @@ def cover_pairs(
     Parameters
     ----------
     factors : mapping of str to hashable values
+    seed : int
+        Of what is random in it.
     n_candidates : int
         Completions to choose among; more make fewer points.
 
@@ -37,21 +40,21 @@ def cover_pairs(
     BatchError
         Factors without hashable values, or arguments that are no numbers.
     """
-    factors = _read_factors(factors)
+    values = _read_factors(factors)
     seed = read(seed, Length, "a seed", where="cover_pairs")
     n_candidates = read(n_candidates, _Candidates, "a number of points", where="cover_pairs")
-    chance, names = random.Random(seed), list(factors)
+    chance, names = random.Random(seed), list(values)
     missing = dict.fromkeys(
         ((a, x), (b, y))
         for a, b in itertools.combinations(names, 2)
-        for x in factors[a]
-        for y in factors[b]
+        for x in values[a]
+        for y in values[b]
     )
-    points: list[Point] = []
+    points: list[dict[str, T]] = []
     while missing:
         start = dict(next(iter(missing)))
         candidates = [
-            {name: start.get(name, chance.choice(factors[name])) for name in names}
+            {name: start.get(name, chance.choice(values[name])) for name in names}
             for _ in range(n_candidates)
         ]
         best = max(candidates, key=lambda point: sum(p in missing for p in _pairs(point)))

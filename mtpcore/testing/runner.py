@@ -15,7 +15,14 @@ __all__ = ["Runner", "Weights"]
 
 
 class Weights:
-    """Tensors with a place for what backends make of them; a ``WeightSource``."""
+    """Tensors with a place for what backends make of them; a ``WeightSource``.
+
+    Parameters
+    ----------
+    tensors : mapping of str to WeightTensor
+    repack : bool
+        Whether backends may copy them into a layout of their own.
+    """
 
     def __init__(self, tensors: Mapping[str, WeightTensor], *, repack: bool = True) -> None:
         self.tensors, self.repack = tensors, repack

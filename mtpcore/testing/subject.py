@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from os import PathLike, fspath
-from typing import Any
+from typing import TypedDict, Unpack
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Length, Whole31, read
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
@@ -23,6 +25,17 @@ from mtpcore.runtime.model import Model
 __all__ = ["Subject"]
 
 I32 = NDArray[np.int32]
+
+
+class ContextOptions(TypedDict, total=False):
+    """Arguments of ``Context`` that tests vary."""
+
+    n_seq_max: int
+    n_batch: int
+    kv_dtype: str
+    threads: int | None
+    backend: str | Backend
+    taps: Sequence[str | Tap]
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -66,8 +79,8 @@ class Subject(msgspec.Struct, frozen=True):
         source = self.draft_model or self.model
         return source.find_drafter(None if self.drafter == "auto" else self.drafter)
 
-    def context(self, n_ctx: int = 256, **options: Any) -> Context:
-        """Return a context of the target."""
+    def context(self, n_ctx: int = 256, **options: Unpack[ContextOptions]) -> Context:
+        """Return a context of the target, of ``n_ctx`` places; ``options`` as of ``Context``."""
         return Context(self.model, n_ctx, **options)
 
     def link(
@@ -77,11 +90,20 @@ class Subject(msgspec.Struct, frozen=True):
         drafter: DrafterSpec | None = None,
         before: Proposer | None = None,
         draft_vocabulary: DraftVocabulary | None = None,
-        **options: Any,
+        **options: Unpack[ContextOptions],
     ) -> Cross:
         """Return a new target context with the drafter linked to it.
 
-        ``before`` is a Proposer that is asked first, and the drafter where it has no guess.
+        Parameters
+        ----------
+        n_ctx, **options
+            Of the context, as in ``context``.
+        drafter : DrafterSpec, optional
+            A variant of the subject's drafter.
+        before : Proposer, optional
+            Asked first; the drafter is where it has no guess.
+        draft_vocabulary : DraftVocabulary, optional
+            As in ``mtpcore.link``.
         """
         head = self.drafter if drafter is None else drafter
         return link(
@@ -92,7 +114,7 @@ class Subject(msgspec.Struct, frozen=True):
         )
 
     def text(self, n: int, seed: int = 0) -> I32:
-        """Return n tokens, int32[n], drawn evenly from the vocabulary."""
+        """Return n tokens, int32[n], drawn evenly from the vocabulary by a ``seed``."""
         n_vocab = self.model.hparams.n_vocab
         n = read(n, Whole31, "a number of tokens", where="Subject.text")
         seed = read(seed, Length, "a seed", where="Subject.text")

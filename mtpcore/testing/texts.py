@@ -20,7 +20,7 @@ from mtpcore.testing.subject import Subject
 
 __all__ = ["Texts", "check_broken_rows", "check_texts", "cover_texts", "decode"]
 
-_KINDS = {
+_KINDS: dict[str, tuple[Any, ...]] = {
     "k": tuple(range(9)),
     "temperature": (0.0, 0.7, 1.5),
     "top_k": (0, 1, 20),
@@ -75,6 +75,8 @@ def check_texts(
 
     Parameters
     ----------
+    texts : Texts
+        How many, how long, and with which settings.
     drafter : DrafterSpec, optional
         A variant of the family's drafter, a tree for example.
     draft_vocabulary : DraftVocabulary, optional
@@ -137,6 +139,8 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
     ----------
     place : int
         Of the first broken row in each sequence.
+    sampling : Sampling, optional
+        Of the texts.
 
     Returns
     -------

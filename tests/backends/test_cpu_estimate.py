@@ -19,7 +19,7 @@ def test_estimates_are_what_packing_takes(tmp_path, kind, output):
     cross.prepare()
     programs = [context.program for context in cross.contexts.values()]
     packed = {}
-    for (*_, tensor, _), made in model.packed.items():
+    for (*_, tensor), made in model.packed.items():
         packed[tensor] = packed.get(tensor, 0) + made.nbytes
     assert estimate_packed_bytes(programs, model.tensors) == packed
     assert model.tensors["blk.0.mix.weight"].type == GGMLQuantizationType[kind]
@@ -33,8 +33,8 @@ def test_estimates_of_stacks_are_what_packing_takes(kind):
         cross.prepare()
         programs = [context.program for context in cross.contexts.values()]
         packed = {}
-        for (*_, tensor, _), made in model.packed.items():
+        for (*_, tensor), made in model.packed.items():
             n_bytes = sum(one.nbytes for one in (made if isinstance(made, list) else [made]))
             packed[tensor] = packed.get(tensor, 0) + n_bytes
         assert estimate_packed_bytes(programs, model.tensors) == packed
-        assert len(model.packed["cpu", "stack", "blk.4.attn_k_b.weight", None]) == 8
+        assert len(model.packed["cpu", "stack", "blk.4.attn_k_b.weight"]) == 8

@@ -2,14 +2,15 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import quantize
 from harness.generated import FAMILIES, Sizes, write_generated
 from harness.matrices import assert_same_bits, random_rows
 from programs import Tensor, random_tensors
@@ -19,8 +20,6 @@ from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.weights import _CONVERTED as CONVERTED
 from mtpcore.backends.cpu.weights import _WINDOW as WINDOW
 from mtpcore.backends.cpu.weights import Weights as Packed
-from mtpcore.declarations.spec import first_of
-from mtpcore.errors import BackendError
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.program import Weight
@@ -49,7 +48,6 @@ import sys
 from mtpcore.backends.cpu.weights import Weights as Packed
 from mtpcore.gguf import open_model_file
 from mtpcore.graph import GraphBuilder, Outputs
-from mtpcore.declarations.spec import first_of
 from mtpcore.testing import Weights
 
 def status(key):
@@ -57,11 +55,10 @@ def status(key):
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key + ":"))
 
 file = open_model_file(sys.argv[1])
-tie = first_of("other.weight", "1.weight", retype="Q4_0")
-g = GraphBuilder("memory", file.tensors, ties=[tie])
+g = GraphBuilder("memory", file.tensors)
 x = g.embed(g.inputs.tokens, "0.weight")
 made = [g.matmul(x, f"{i}.weight") for i in range(6)]
-made += [g.matmul(x, "other.weight"), g.matmul(x, "foreign.weight")]
+made.append(g.matmul(x, "foreign.weight"))
 made.append(g.route(x, "foreign.weight", n_used=2)[1])
 ids, _ = g.route(x, "router.weight", n_used=2)
 made.append(g.rows(g.expert_matmul(x, ids, "experts.weight")))
@@ -142,11 +139,14 @@ class Reading:
 
 
 class Counted(Tensor):
-    """A tensor that counts what is read of it."""
+    """A tensor that counts what is read of it; its values are float32, whatever its type says."""
 
-    def __init__(self, shape, reading):
+    def __init__(self, shape, reading, kind):
         super().__init__(np.zeros(shape))
-        self._reading = reading
+        self._reading, self.type = reading, int(kind)
+
+    def array(self):
+        return np.zeros(self.shape, np.float32)
 
     def rows(self, begin, end):
         self._reading.begin((end - begin) * self.shape[-1])
@@ -156,21 +156,20 @@ class Counted(Tensor):
         self._reading.end((end - begin) * self.shape[-1])
 
     def stream(self, native_types, ranges, start):
-        take, blocks = start(self.type), self.raw()
+        take, blocks = start(int(Type.F32)), self.raw()
         for begin, end in ranges:
             self.rows(begin, end)
             take(begin, blocks[begin:end])
             self.release(begin, end)
 
 
-def pack_counted(n, shape, reading, threads, retype):
-    """Pack so many matrices ahead, as they are or in another type."""
-    tensors = {f"{i}.weight": Counted(shape, reading) for i in range(n)}
+def pack_counted(n, shape, reading, threads, kind):
+    """Pack so many matrices of a type ahead."""
+    tensors = {f"{i}.weight": Counted(shape, reading, kind) for i in range(n)}
     tensors |= random_tensors(0, e=(40, shape[1]))
-    ties = [first_of(f"tied{i}.weight", f"{i}.weight", retype=retype) for i in range(n)]
-    g = GraphBuilder("counted", tensors, ties=ties if retype else ())
+    g = GraphBuilder("counted", tensors)
     x = g.embed(g.inputs.tokens, "e.weight")
-    made = [g.matmul(x, f"{'tied' if retype else ''}{i}.weight") for i in range(n)]
+    made = [g.matmul(x, f"{i}.weight") for i in range(n)]
     source = Weights(tensors)
     packed = Packed(source)
     packed.pack_ahead(g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)})), threads)
@@ -186,22 +185,22 @@ def small_windows(monkeypatch):
     return 2048
 
 
-@pytest.mark.parametrize("retype", [None, "Q8_0"])
+@pytest.mark.parametrize("kind", [Type.F32, Type.F64])  # with kernels, and without
 @pytest.mark.parametrize(("threads", "windows"), [(1, 1), (4, 4), (8, 4)])
-def test_many_threads_read_no_more_at_once_than_four(threads, windows, retype, small_windows):
+def test_many_threads_read_no_more_at_once_than_four(threads, windows, kind, small_windows):
     # All threads wait until each has read its window, so what counts is no matter of luck.
     reading = Reading(threads, timeout=20)
-    pack_counted(8, (128, 32), reading, threads, retype)
+    pack_counted(8, (128, 32), reading, threads, kind)
     assert reading.most == windows * small_windows
     assert not reading.barrier.broken
 
 
-@pytest.mark.parametrize("retype", [None, "Q8_0"])
+@pytest.mark.parametrize("kind", [Type.F32, Type.F64])  # with kernels, and without
 @pytest.mark.parametrize(("width", "at_once"), [(64, 4), (96, 2), (160, 1), (512, 1)])
-def test_threads_wait_where_rows_are_longer_than_their_share(width, at_once, retype, small_windows):
+def test_threads_wait_where_rows_are_longer_than_their_share(width, at_once, kind, small_windows):
     # One more than may read at once would be let through, and is waited for.
     reading = Reading(at_once + 1, timeout=0.2)
-    pack_counted(8, (64, width), reading, 8, retype)
+    pack_counted(8, (64, width), reading, 8, kind)
     assert 0 < reading.most <= at_once * 32 * width
 
 
@@ -240,12 +239,19 @@ def test_without_packing_other_types_are_converted_all_the_same(tmp_path, caplog
     assert sum("TQ2_0 tensors are converted to F16" in line for line in said) == 2
 
 
-def test_a_tied_type_is_packed_though_the_rest_is_not():
-    tensor = random_tensors(0, m=(70, 64))["m.weight"]
-    weights = Packed(Weights({"m": tensor}, repack=False))
-    assert weights.matrix(Weight("m", "m", (70, 64))).is_mapped
-    assert weights.exact_matrix(Weight("m", "m", (70, 64))).is_mapped
-    assert not weights.matrix(Weight("m", "m", (70, 64), "Q8_0")).is_mapped
+def test_a_router_s_matrix_is_widened_though_the_rest_stays_in_the_file():
+    tensors = random_tensors(0, Type.Q8_0, q=(70, 64)) | random_tensors(0, f=(70, 64))
+    weights = Packed(Weights(tensors, repack=False))
+    exact = {}
+    for name in ("q", "f"):
+        weight = Weight(f"{name}.weight", name, (70, 64))
+        assert weights.matrix(weight).is_mapped
+        exact[name] = weights.exact_matrix(weight)
+    assert [exact[name].is_mapped for name in exact] == [False, True]
+    whole = pack(tensors["q.weight"].array().view(np.uint8), Type.F32, 70, 64)
+    assert exact["q"].type == Type.F32
+    rows = [[one.row(i) for i in range(70)] for one in (exact["q"], whole)]
+    assert_same_bits(*rows)
 
 
 def test_weights_in_a_file_outlive_the_model_that_was_closed(tmp_path):
@@ -276,29 +282,52 @@ def test_tensors_are_packed_whatever_windows_they_are_read_in(tmp_path, monkeypa
     assert_same_bits(found, [whole.row(i) for i in range(120)])
 
 
-def test_a_tied_type_is_what_quantising_all_at_once_gives():
-    tensor = random_tensors(0, m=(70, 64))["m.weight"]
-    got = Packed(Weights({"m": tensor})).matrix(Weight("m", "m", (70, 64), "Q8_0"))
-    whole = pack(quantize(tensor.array(), Type.Q8_0), Type.Q8_0, 70, 64)
-    assert got.type == Type.Q8_0
-    assert_same_bits([got.row(i) for i in range(70)], [whole.row(i) for i in range(70)])
-
-
-@pytest.mark.parametrize(("retype", "what"), [("TQ2_0", "no kernels"), ("Q4_K", "quantisation")])
-def test_types_that_cannot_be_tied_are_refused(retype, what):
-    source = Weights({"m": Tensor(np.zeros((2, 256), np.float32))})
-    with pytest.raises(BackendError, match=what):
-        Packed(source).matrix(Weight("m", "m", (2, 256), retype))
-    assert not source.packed
-
-
 @pytest.mark.parametrize("repack", [True, False])
 def test_only_what_leaves_the_file_is_packed_ahead(repack):
-    tensors = random_tensors(0, m=(64, 64))
-    g = GraphBuilder("ahead", tensors, ties=[first_of("n.weight", "m.weight", retype="Q8_0")])
+    tensors = random_tensors(0, Type.Q8_0, m=(64, 64))
+    g = GraphBuilder("ahead", tensors)
     x = g.embed(g.inputs.tokens, "m.weight")
-    program = g.finish(Outputs(own=g.matmul(x, "m.weight"), tied=g.matmul(x, "n.weight")))
+    _, shares = g.route(x, "m.weight", n_used=2)
+    program = g.finish(Outputs(own=g.matmul(x, "m.weight"), routed=shares))
     source = Weights(tensors, repack=repack)
     Packed(source).pack_ahead(program, 2)
-    tied = ("cpu", "matrix", "m.weight", "Q8_0")
-    assert set(source.packed) == {tied, *([(*tied[:3], None)] if repack else [])}
+    forms = ["exact matrix", *(["matrix"] if repack else [])]
+    assert set(source.packed) == {("cpu", form, "m.weight") for form in forms}
+
+
+def test_an_interrupt_ends_packing_before_the_next_window(monkeypatch):
+    """What was packed by then is kept, and the rest is packed the next time."""
+    monkeypatch.setattr("mtpcore.backends.cpu.weights._WINDOW", 1 << 12)
+    model, handled, n_read = mtpcore.load_model("demo"), threading.Event(), []
+    release = mtpcore.gguf.Tensor.release
+
+    def interrupt(tensor, begin, end):
+        release(tensor, begin, end)
+        n_read.append(end - begin)
+        if len(n_read) == 40:
+            os.kill(os.getpid(), signal.SIGINT)
+        if len(n_read) >= 40:
+            handled.wait(60)
+            time.sleep(0.05)
+
+    def handle(number, frame):
+        handled.set()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        monkeypatch.setattr(mtpcore.gguf.Tensor, "release", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            mtpcore.Context(model, 64, threads=2).prepare()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        monkeypatch.setattr(mtpcore.gguf.Tensor, "release", release)
+    assert 40 <= len(n_read) < 60
+    kept = dict(model.packed)
+    batch = mtpcore.Batch.of([5, 6, 7], outputs="all")
+    logits = [
+        mtpcore.Context(one, 64).process(batch).logits
+        for one in (model, mtpcore.load_model("demo"))
+    ]
+    assert np.array_equal(*logits)
+    assert kept.items() <= dict(model.packed).items()

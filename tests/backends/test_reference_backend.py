@@ -7,7 +7,6 @@ from gguf import quants
 
 from mtpcore.backends.base import Backend, Plan, Store
 from mtpcore.backends.reference import ReferenceBackend, by_row
-from mtpcore.declarations.spec import Tie
 from mtpcore.errors import BackendError
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import OPS, OpRule
@@ -110,14 +109,6 @@ def test_experts_round_activations_too():
         for q in (False, True)
     ]
     assert 1e-3 < np.abs(made[0] - made[1]).max() < 0.5
-
-
-def test_a_borrowed_matrix_may_be_packed_in_another_type():
-    tie = Tie("own.weight", ("own.weight", "w.weight"), retype="Q8_0")
-    program = build(lambda g, x: g.matmul(x, "own.weight"), ties=[tie])
-    made = Runner(ReferenceBackend(), program, Weights(TENSORS)).feed([3])["y"][0]
-    values = quants.dequantize(quants.quantize(TENSORS["w.weight"].array(), Type.Q8_0), Type.Q8_0)
-    assert np.array_equal(made, values @ TENSORS["embd.weight"].array()[3])
 
 
 def test_nan_weights_flow_through():

@@ -17,7 +17,7 @@ import mtpcore.models
 from mtpcore.backends.base import Choices
 from mtpcore.boundary.arguments import Length, Probability, Temperature, Whole64, read, read_below
 from mtpcore.boundary.paths import take_path
-from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.decoding import SimulatedAcceptance
 from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import DrafterSpec, Feed, Fit, Outputs, hookimpl
 
@@ -111,10 +111,10 @@ DOORS = {
         mtpcore.Context(c.llm.model), tree=mtpcore.Tree(depth=1.5, width=2, n_nodes=4)
     ),
     "nan as least probability": lambda c: c.draft(0, 2, p_min=math.nan),
-    "an acceptance that is a number": lambda c: mtpcore.Generator(c, acceptance=5),
-    "an acceptance of a round": lambda c: c.verify({0: [1]}, acceptance=5),
+    "least probabilities without one": lambda c: c.draft(0, 2, p_min={1: 0.5}),
+    "a simulated acceptance of a number": lambda c: SimulatedAcceptance([0.5]).install(5),
     "nothing to keep of a vocabulary": lambda c: mtpcore.DraftVocabulary([1, 2], "").cut(-1),
-    "a rate of 400 digits": lambda c: SyntheticAcceptance([10**400]),
+    "a rate of 400 digits": lambda c: SimulatedAcceptance([10**400]),
     "a sequence that is a list": lambda c: c.draft([0], 2),
     "a prompt of 400 digits": lambda c: mtpcore.Generator(c).add([10**400]),
     "a prompt with two axes": lambda c: mtpcore.Generator(c).add([[1, 2], [3, 4]]),

@@ -120,7 +120,18 @@ def test_everything_is_there_for_programs(command, glm):
     assert found["settings"]["draft"] == 4
 
 
-def test_synthetic_acceptance_is_what_was_asked_for(command, glm):
+def test_the_acceptance_rate_is_that_of_run(command, glm):
+    """And the same in the lines for people, by position and all together."""
+    words = (glm, "def f(x):", "-n", 40, "--draft", 3, "--temp", 0)
+    found = json.loads(command("bench", *words, "-r", 1, "--json")[1])
+    stats = json.loads(command("run", *words, "--ignore-eos", "--json")[1])["stats"]
+    for name in ("acceptance", "acceptance_per_position"):
+        assert found[name] == found["texts"][0][name] == stats[name]
+    out = command("bench", *words, "-r", 1)[1]
+    assert f"acceptance rate {stats['acceptance']:.2f}, by position " in out
+
+
+def test_simulated_acceptance_is_what_was_asked_for(command, glm):
     arguments = ("-p", "x", "-n", 120, "-r", 1, "--draft", 3, "--synthetic-length", 2.5)
     code, out, _ = command("bench", glm, *arguments, "--json")
     found = json.loads(out)
@@ -128,16 +139,16 @@ def test_synthetic_acceptance_is_what_was_asked_for(command, glm):
     assert found["tokens_per_pass"] == pytest.approx(2.5, abs=0.3)
     assert found["synthetic_length"] == 2.5
     out = command("bench", glm, *QUICK, "-p", "x", "--draft", 2, "--synthetic-length", 2)[1]
-    assert "acceptance is synthetic (2 tokens a pass): the texts mean nothing" in out
-    assert "equal" not in out
+    assert "acceptance is simulated: 2 tokens a pass" in out
+    assert "texts equal" in out
     code, _, err = command("bench", glm, "--draft", 2, "--synthetic-length", 4)
     assert code == 2
     assert "--synthetic-length" in err
     assert "wanted 1..3" in err
 
 
-def test_synthetic_acceptance_of_a_tree(command, glm):
-    """A step takes the first branch as far as the dice say, whatever a tree holds beside it."""
+def test_simulated_acceptance_of_a_tree(command, glm):
+    """The first branch is right as far as the simulation says, whatever a tree holds beside it."""
     arguments = ("-p", "x", "-n", 120, "-r", 1, "--draft-tree", "3,2,6", "--synthetic-length", 2.5)
     code, out, _ = command("bench", glm, *arguments, "--draft", 3, "--json")
     found = json.loads(out)
@@ -177,6 +188,6 @@ def test_a_model_without_a_head(command, headless):
     assert "decoding plainly" in err
     assert "no drafter whose drafts" in err
     assert "drafted" not in out
-    assert "synthetic" not in out
+    assert "simulated" not in out
     assert "verify 8 " in out
     assert "nothing to compare" in out

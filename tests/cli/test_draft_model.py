@@ -8,7 +8,7 @@ from harness import eagle3
 import mtpcore
 from mtpcore.gguf import open_model_file, write_model_file
 
-PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1")
+PROMPT = ("--prompt-tokens", "3,14,15,9", "-t", "1", "--temp", "0")
 
 
 @pytest.fixture(scope="module")
@@ -161,4 +161,4 @@ def test_inspect_shows_the_file_alone(command, pair):
     code, _, err = command("inspect", head, "--graph", "draft")
     assert code == 1
     assert "fix: link the two" in err
-    assert "unknown graph type" in command("inspect", head, "--graph", "nothing")[2]
+    assert "no graph of this type" in command("inspect", head, "--graph", "nothing")[2]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from harness.headers import build, entry, tensor, text
 
 import mtpcore
 from mtpcore.cli.anatomy import role_of
@@ -169,3 +170,69 @@ def test_how_to_draw_without_what_to_draw_is_refused(command, glm, words):
     code, out, err = command("inspect", glm, *words)
     assert (code, out) == (2, "")
     assert "--graph NAME" in err
+
+
+LLAMA = entry("general.architecture", 8, text("llama"))
+F32 = tensor("t", [8], 0, 0)
+
+
+def write_file(path, entries=(), tensors=(), n_bytes=0):
+    path.write_bytes(build(list(entries), list(tensors), bytes(n_bytes)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("entries", "tensors", "why"),
+    [
+        ([], [], "the file does not name an architecture"),
+        ([LLAMA], [], "tensors of the architecture 'llama' are missing"),
+        ([entry("general.architecture", 8, text("new"))], [], "no plugin knows"),
+        ([LLAMA], [F32], "tensors of the architecture 'llama' are missing"),
+        ([LLAMA], [tensor("t", [8], 99, 0)], "does not know the tensor type"),
+    ],
+    ids=["nothing", "metadata only", "an architecture", "a tensor", "a tensor type"],
+)
+def test_every_file_that_can_be_read_is_shown(command, tmp_path, entries, tensors, why):
+    """With what it holds, and why it cannot be run; run says the same."""
+    path = write_file(tmp_path / "odd.gguf", entries, tensors, 32)
+    code, out, err = command("inspect", path, "--tensors")
+    assert (code, err) == (0, "")
+    assert why in out
+    found = json.loads(command("inspect", path, "--json")[1])
+    assert why in found["error"]
+    assert [one["name"] for one in found["tensors"]] == ["t" for _ in tensors]
+    assert list(found["metadata"]) == ["general.architecture" for _ in entries]
+    assert all(f" {name} " in out for name in ("t",) if tensors)
+    code, out, err = command("run", path, "hi")
+    assert (code, out) == (1, "")
+    assert err == f"mtpcore: {found['error']}\n"
+
+
+def test_the_size_of_a_newer_type_is_not_known(command, tmp_path):
+    tensors = [F32, tensor("new", [8], 99, 32)]
+    path = write_file(tmp_path / "odd.gguf", [LLAMA], tensors, 64)
+    found = json.loads(command("inspect", path, "--json")[1])
+    assert {row["type"]: row["bytes"] for row in found["roles"]} == {"F32": 32, "type 99": None}
+    lines = command("inspect", path)[1].splitlines()
+    assert "type 99     1         ?" in [line.strip() for line in lines]
+
+
+def test_a_file_that_cannot_be_read_is_an_error(command, tmp_path):
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(build([LLAMA], [F32], bytes(32))[:-1])
+    for words in ((), ("--json",)):
+        code, out, err = command("inspect", path, *words)
+        assert (code, out) == (1, "")
+        assert "the tensor ends after the end of the file" in err
+
+
+def test_a_model_whose_tokenizer_is_damaged_is_shown(command, write_part, tmp_path):
+    path = write_part(
+        tmp_path / "odd.gguf", lambda _: True, **{"tokenizer.ggml.tokens": ["twice", "twice"]}
+    )
+    code, out, _ = command("inspect", path)
+    assert code == 0
+    assert "cannot run" in out
+    assert "tokenizer     none that is supported" in out
+    assert "blk.4.nextn.eh_proj.weight" in command("inspect", path, "--tensors")[1]
+    assert command("inspect", path, "--graph", "llm")[0] == 0

@@ -8,7 +8,7 @@ from mtpcore.cli import session
 from mtpcore.errors import ModelFileError
 
 NAMES = ["demo", "demo:deepseek", "demo:mimo", "demo:mimo2", "demo:eagle3"]
-PROMPT = ("-p", "def read_config(path):", "-n", 24, "--json")
+PROMPT = ("-p", "def read_config(path):", "--temp", 0, "-n", 24, "--json")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +55,7 @@ def test_the_drafter_beside_a_model_is_named(command):
 )
 def test_bench_drafts(command, name, drafter):
     """Also with the drafter in the file beside the model."""
-    code, out, _ = command("bench", name, *PROMPT[:2], "-n", 6, "-r", 1, "--draft", 2, "--json")
+    code, out, _ = command("bench", name, *PROMPT[:4], "-n", 6, "-r", 1, "--draft", 2, "--json")
     assert code == 0
     found = json.loads(out)
     assert found["settings"]["drafter"] == drafter
@@ -69,8 +69,8 @@ def test_variants_of_a_head_run_by_name(command):
     accepted, texts = {}, []
     for name in ("", "_residual_fed", "_residual_recycled", "_constant"):
         drafter = f"deepseek_mtp{name}"
-        options = ("--drafter", drafter, "--draft", 4, "-n", 100, "--ignore-eos", "--temp", 0)
-        code, out, _ = command("run", "demo:deepseek", *PROMPT[:2], *options, "--json")
+        options = ("--drafter", drafter, "--draft", 4, "-n", 100, "--ignore-eos")
+        code, out, _ = command("run", "demo:deepseek", *PROMPT[:4], *options, "--json")
         assert code == 0
         found = json.loads(out)
         assert found["settings"]["drafter"] == drafter

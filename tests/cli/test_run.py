@@ -11,10 +11,11 @@ import sys
 import pytest
 
 import mtpcore
+from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.cli import run
 from mtpcore.decoding import Generator
 
-PROMPT = ("-p", "def read_config(path):")
+PROMPT = ("-p", "def read_config(path):", "--temp", "0")
 GREEN = re.compile("\x1b\\[32m(.*?)\x1b\\[0m", re.S)
 
 
@@ -34,10 +35,58 @@ def test_text_goes_to_standard_output_and_the_report_elsewhere(command, glm):
     tokens = mtpcore.load_model(glm).tokenizer.encode(PROMPT[1])
     assert code == 0
     assert out.rstrip("\n") == library(glm, tokens, 40, 0).text.rstrip("\n")
-    assert "40 tokens" in err
-    assert re.search(r"40 tokens, \d+\.\d\d per pass, \d+\.\d tokens/s after a prompt of \d+", err)
-    assert re.search(r"glm_nextn: \d+ of \d+ drafts accepted .* by position 0\.\d\d", err)
-    assert re.search(r"prefill \d+%, draft \d+%, verify \d+%, sampling \d+%", err)
+    assert len(err.splitlines()) == 2
+
+
+def test_the_report_is_two_lines_or_more_or_none(command, glm):
+    write = ("run", glm, *PROMPT, "-n", 40, "--draft", 3)
+    _, out, err = command(*write)
+    speed, rounds = err.splitlines()
+    found = json.loads(command(*write, "--json")[1])
+    stats, n_prompt = found["stats"], len(found["prompt_tokens"])
+    number = r"[\d,]+\.\d tokens/s"
+    assert re.fullmatch(
+        rf"mtpcore: prompt {n_prompt} tokens at {number}; text 40 tokens at {number}", speed
+    )
+    assert rounds.strip() == (
+        f"{stats['passes']} rounds of {stats['tokens_per_pass']:.2f} tokens; acceptance rate "
+        f"{stats['acceptance']:.2f}, {stats['accepted']} of {stats['drafted']} drafts by glm_nextn"
+    )
+    again, more = command(*write, "--verbose")[1:]
+    assert again == out
+    assert rounds in more
+    assert "acceptance rate by position of the draft: 0." in more
+    assert re.search(r"prefill \d+%, draft \d+%, verify \d+%, sampling \d+%", more)
+    assert command(*write, "--quiet") == (0, out, "")
+    assert command(*write, "--quiet", "-v")[0] == 2
+
+
+def test_a_seed_that_was_drawn_is_said(command, glm):
+    """The temperature is that of Python, so the same text is not written twice by chance."""
+    write = ("run", glm, *PROMPT[:2], "-n", 40)
+    _, out, err = command(*write, "--json")
+    sampling = json.loads(out)["settings"]["sampling"]
+    assert sampling["temperature"] == mtpcore.Sampling().temperature
+    assert f"(again with --seed {sampling['seed']})" in err
+    _, again, err = command(*write, "--json", "--seed", sampling["seed"])
+    assert json.loads(again)["tokens"] == json.loads(out)["tokens"]
+    assert "--seed" not in err
+
+
+def test_the_prompt_may_be_the_second_word(command, glm):
+    wanted = command("run", glm, *PROMPT, "-n", 10)[1]
+    words = PROMPT[1:2]
+    for line in (
+        ("run", glm, *words, "-n", 10, "--temp", 0),
+        ("run", glm, "-n", 10, "--temp", 0, *words),
+        ("run", "--temp", 0, glm, "-n", 10, *words),
+    ):
+        assert command(*line)[:2] == (0, wanted)
+    for other in (PROMPT[:2], ("-f", "x"), ("--prompt-tokens", "1")):
+        for line in (("run", glm, *words, *other), ("run", glm, *other, *words)):
+            code, out, err = command(*line)
+            assert (code, out) == (2, "")
+            assert "give one prompt: PROMPT, -p TEXT" in err
 
 
 def test_json_is_one_object_and_drafts_change_nothing(command, glm):
@@ -70,7 +119,7 @@ def test_a_tree_writes_the_same_text(command, glm):
     tree = ("--draft-tree", "3,3,9", "--draft")
     code, out, err = command("run", glm, *PROMPT, "-n", 40, *tree, 3, "--compare")
     assert (code, out) == (0, plain)
-    assert "glm_nextn, tree 3,3,9: " in err
+    assert "drafts by glm_nextn, tree 3,3,9" in err
     assert "the texts are equal" in err
     for depth in (2, 3):
         _, out, _ = command("run", glm, *PROMPT, "-n", 40, "--json", *tree, depth)
@@ -155,10 +204,10 @@ def test_a_file_and_standard_input_are_prompts_too(command, glm, tmp_path, monke
     file = tmp_path / "prompt.txt"
     file.write_text(PROMPT[1])
     wanted = command("run", glm, *PROMPT, "-n", 10)[1]
-    assert command("run", glm, "-f", file, "-n", 10)[1] == wanted
+    assert command("run", glm, "-f", file, *PROMPT[2:], "-n", 10)[1] == wanted
     with file.open() as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        assert command("run", glm, "-f", "-", "-n", 10)[1] == wanted
+        assert command("run", glm, "-f", "-", *PROMPT[2:], "-n", 10)[1] == wanted
     file.write_bytes(b"\xff")
     assert command("run", glm, "-f", file)[0] == 1
     code, _, err = command("run", glm, "-f", tmp_path / "missing")
@@ -182,7 +231,7 @@ def test_a_prompt_may_come_from_a_pipe(command, glm, tmp_path):
     reader, writer = os.pipe()
     os.write(writer, PROMPT[1].encode())
     os.close(writer)
-    assert command("run", glm, "-f", f"/dev/fd/{reader}", "-n", 10)[1] == wanted
+    assert command("run", glm, "-f", f"/dev/fd/{reader}", *PROMPT[2:], "-n", 10)[1] == wanted
     os.close(reader)
 
 
@@ -224,12 +273,12 @@ def test_a_file_that_is_missing(command, headless, tmp_path):
 
 def test_auto_says_what_it_chose_and_why(command, glm):
     """The default: the text is that of plain decoding; lengths and the last reason are reported."""
-    code, out, err = command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--compare")
+    code, out, err = command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--compare", "-v")
     assert code == 0
     assert out == command("run", glm, *PROMPT, "-n", 80, "--ignore-eos", "--draft", 0)[1]
     assert "the texts are equal" in err
     assert re.search(
-        r"drafts for a pass: (\d in \d+(, | ))+passes; lastly (off|drafting \d): ", err
+        r"drafts for a round: \d in \d+(, \d in \d+)*; lastly (off|drafting \d): ", err
     )
     assert re.search(r"a pass of [\d.]+ rows costs \d+\.\d\d of one of 1", err)
     found = json.loads(
@@ -240,7 +289,7 @@ def test_auto_says_what_it_chose_and_why(command, glm):
     assert sum(stats["lengths"].values()) == stats["passes"]
     assert stats["choices"][-1]["reason"]
     _, _, err = command("run", glm, *PROMPT, "-n", 20, "--draft", 2)
-    assert "drafts for a pass" not in err
+    assert "drafts for a round" not in err
 
 
 def test_a_prompt_goes_into_the_models_chat_template(command, glm, write_part, tmp_path):
@@ -256,8 +305,14 @@ def test_a_prompt_goes_into_the_models_chat_template(command, glm, write_part, t
     tokenizer = mtpcore.load_model(glm).tokenizer
     wanted = tokenizer.encode("[user] hi [answer]", add_special=False, parse_special=True)
     assert json.loads(out)["prompt_tokens"] == wanted
-    alone = command("run", path, "-p", "hi", "-n", 8, "--json")[1]
+    _, alone, err = command("run", path, "-p", "hi", "-n", 8, "--json")
     assert json.loads(alone)["prompt_tokens"] == tokenizer.encode("hi")
+    assert err.startswith(
+        "mtpcore: the model has a chat template; --chat puts the prompt into it\n"
+    )
+    for words in (("--chat", "hi"), ("--prompt-tokens", "1"), ("hi", "--quiet")):
+        assert "chat template" not in command("run", path, *words, "-n", 1)[2]
+    assert "chat template" not in command("run", glm, "hi", "-n", 1)[2]
 
 
 def test_an_empty_prompt_is_refused_with_a_way_out(command, glm, monkeypatch):
@@ -271,8 +326,9 @@ def test_an_empty_prompt_is_refused_with_a_way_out(command, glm, monkeypatch):
 def test_no_tokens_are_a_short_report(command, glm):
     code, out, err = command("run", glm, *PROMPT, "-n", 0)
     assert (code, out.strip()) == (0, "")
-    assert err.splitlines()[0].startswith("mtpcore: 0 tokens")
-    assert "time" not in err
+    assert (
+        err == "mtpcore: prompt 0 tokens; text 0 tokens\n         0 rounds; nothing was drafted\n"
+    )
 
 
 def test_longer_drafts_than_the_drafter_makes_are_cut_aloud(command, glm):
@@ -361,7 +417,27 @@ def test_interruption_ends_with_the_report(command, glm, monkeypatch):
     code, out, err = command("run", glm, *PROMPT, "--json", "--compare")
     assert code == 130
     assert json.loads(out)["finish_reason"] == "cancelled"
-    assert "per pass" in err
+    assert "round" in err
+
+
+def test_an_interrupted_prompt_is_reported_as_far_as_it_was_read(command, glm, monkeypatch):
+    """A batch that a signal cuts off is taken back: it does not count."""
+    process, batches = CpuPlan.run, []
+
+    def interrupt(self, rows, memory):
+        batches.append(len(rows.tokens))
+        if len(batches) == 4:
+            raise KeyboardInterrupt
+        return process(self, rows, memory)
+
+    monkeypatch.setattr(CpuPlan, "run", interrupt)
+    code, out, err = command("run", glm, "--prompt-tokens", ",".join(["7"] * 50), "-b", 8, "--json")
+    assert code == 130
+    found = json.loads(out)
+    assert (found["finish_reason"], found["tokens"]) == ("cancelled", [])
+    assert err.splitlines()[0] == "mtpcore: interrupted: read 24 of 50 prompt tokens"
+    assert err.splitlines()[1].startswith("mtpcore: prompt 24 tokens at ")
+    assert found["stats"]["prefill_tokens"] == sum(batches[:3]) == 24
 
 
 def test_a_signal_ends_with_the_report(glm):
@@ -378,7 +454,7 @@ def test_a_signal_ends_with_the_report(glm):
     process.send_signal(signal.SIGINT)
     report = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 130, report
-    assert "per pass" in report
+    assert "round" in report
     assert "Traceback" not in report
 
 

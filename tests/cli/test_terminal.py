@@ -1,13 +1,10 @@
-"""Text that grows, progress bars, numbers."""
+"""Text that grows, colours, numbers."""
 
 import io
-import sys
-import time
 
 import pytest
 
-from mtpcore.cli import terminal
-from mtpcore.cli.terminal import LiveText, harmless, progress, spell_bytes, uses_colour
+from mtpcore.cli.terminal import LiveText, harmless, spell_bytes, uses_colour
 from mtpcore.decoding import Request
 from mtpcore.sampling import Sampling
 
@@ -95,27 +92,6 @@ def test_when_colours_are_used(monkeypatch, environment, stream, coloured):
     assert uses_colour("auto", stream()) == coloured
     assert uses_colour("always", stream())
     assert not uses_colour("never", stream())
-
-
-@pytest.mark.parametrize(("stream", "shown"), [(Terminal, True), (io.StringIO, False)])
-def test_long_work_shows_its_progress_on_terminals(monkeypatch, stream, shown):
-    err = stream()
-    monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(terminal, "_DELAY", 0.0)
-    with progress("packing", 10, lambda: 4):
-        deadline = time.monotonic() + (60 if shown else 0)  # a busy machine takes its time
-        while "4/10" not in err.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert ("packing" in err.getvalue() and "4/10" in err.getvalue()) == shown
-
-
-def test_short_work_shows_none(monkeypatch):
-    err = Terminal()
-    monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(terminal, "_DELAY", 60.0)  # this thread may be kept waiting, too
-    with progress("packing", 10, lambda: 10):
-        pass
-    assert err.getvalue() == ""
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 
 from mtpcore.discovery.loading import load_model
 
-PROMPT = ("-p", "def read_config(path):", "-t", "1", "-n", "40", "--draft", "3", "--json")
+TEXT = "def read_config(path):"
+PROMPT = ("-p", TEXT, "--temp", "0", "-t", "1", "-n", "40", "--draft", "3", "--json")
 
 
 @pytest.fixture

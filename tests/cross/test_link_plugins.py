@@ -9,7 +9,7 @@ from harness.scripted import SCRIPTS, Scripted
 
 from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.errors import BatchError, GraphError, LinkError, PluginError
-from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, KVPolicy, Outputs, Proposer, first_of
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, Outputs, Proposer, first_of
 
 
 @pytest.fixture
@@ -196,7 +196,6 @@ def test_heads_that_read_the_target_alone_recycle_nothing(load):
             build=build,
             feeds=(Feed(slot="hidden", recycle=recycle),),
             heads=Heads(order="each-step", hidden_from="target"),
-            kv=KVPolicy(per_head=True),
         )
         made, stats = text(load(weights, spec, heads=2), name)
         assert stats.drafted > stats.verify_steps
@@ -205,25 +204,19 @@ def test_heads_that_read_the_target_alone_recycle_nothing(load):
 
 
 @pytest.mark.parametrize("heads", [Heads(), Heads(order="each-step", hidden_from="target")])
-def test_a_head_without_attention_may_say_that_it_keeps_nothing(load, heads):
+def test_a_head_without_attention_keeps_nothing_and_drafts(load, heads):
     def light(g, inputs, h):
         x = g.rms_norm(inputs["hidden"], "output_norm.weight", toy.EPS)
         return Outputs(logits=g.matmul(g.output_rows(x), "output.weight"), hidden=x)
 
-    each, n, found = heads.order == "each-step", toy.N_LAYERS, []
+    each, n = heads.order == "each-step", toy.N_LAYERS
     weights = toy.trunk_tensors() | toy.head_tensors(1, n) | toy.head_tensors(2, n + 1)
-    for source in ("own", "none"):
-        spec = toy.replaced(
-            name=source,
-            build=light,
-            feeds=(Feed(slot="hidden", recycle=None if each else "hidden"),),
-            heads=heads,
-            kv=KVPolicy(source=source, per_head=each),
-        )
-        made, stats = text(load(weights, spec, heads=2), source)
-        assert stats.drafted > stats.verify_steps
-        found.append((made, stats.drafted, stats.accepted_per_position))
-    assert found[0] == found[1]
+    feed = Feed(slot="hidden", recycle=None if each else "hidden")
+    spec = toy.replaced(name="light", build=light, feeds=(feed,), heads=heads)
+    model = load(weights, spec, heads=2)
+    made, stats = text(model, "light")
+    assert made == text(model, draft=0)[0]
+    assert stats.drafted > stats.verify_steps
 
 
 @pytest.mark.parametrize("answer", [None, 1.5])

@@ -5,7 +5,7 @@ import pytest
 import toy
 
 from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tap, Tree, link
-from mtpcore.plugin import Outputs, VocabularyMap
+from mtpcore.plugin import Outputs
 
 SAMPLINGS = (Sampling.greedy(), Sampling(temperature=1.3, seed=3))
 TEXT = [7, 3, 21, 60, 2, 44]
@@ -40,7 +40,7 @@ def tied_head(folder, backend="cpu"):
 
 def mapped_head(folder, backend, d2t, rows):
     """A head whose file holds these rows of the matrix only."""
-    spec = toy.replaced(name="few", vocabulary=VocabularyMap(tensor="d2t"))
+    spec = toy.replaced(name="few", vocabulary="d2t")
     tensors = toy.trunk_tensors() | toy.head_tensors(head=HEAD[rows]) | {"d2t": np.asarray(d2t)}
     return context(toy.load(folder, tensors, spec, heads=1), backend)
 

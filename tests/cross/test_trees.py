@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtpcore import Batch, Context, Cross, DraftTree, Sampling
+from mtpcore.cross import speculation
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.testing.deliveries import intercept
 
@@ -89,17 +90,20 @@ def around(ahead, n=3):
     return DraftTree(tokens, parent)
 
 
-def test_only_the_rows_of_the_path_reach_a_link():
+def test_only_the_rows_of_the_path_reach_a_link(monkeypatch):
     """The inbox of a drafter after each act: a row for each token of the text, and no other."""
     cross, _, truth = ready()
     (box,) = cross.links.inboxes("draft").values()
     cross.draft(0, 2, SAMPLINGS[1])
     seen = []
-    cross.verify({0: around(truth[1:])}, acceptance=lambda *_: seen.append(box.length(0)))
-    assert seen == [len(PROMPT)]  # nothing before the way is known
-    cross.rollback(0, len(PROMPT) - 1)
-    cross.llm.process(Batch.of(PROMPT[-1:], pos=len(PROMPT) - 1))
+
+    def look(*arguments, walk=speculation.walk):
+        seen.append(box.length(0))
+        return walk(*arguments)
+
+    monkeypatch.setattr(speculation, "walk", look)
     verdict = cross.verify({0: around(truth[1:])}, SAMPLINGS[1])[0]
+    assert seen == [len(PROMPT)]  # nothing before the way is known
     assert verdict.path == (1, 3, 5)
     fresh, _ = cross_of("head")
     fresh.llm.process(Batch.of([*PROMPT, *truth[:4]]))
@@ -139,9 +143,9 @@ def test_an_undecided_tree_can_be_rolled_back_and_nothing_else():
     assert_fresh(cross, 0, PROMPT)
 
 
-@pytest.mark.parametrize("fault", ["backend", "delivery", "acceptance"])
-def test_whatever_raises_leaves_the_state_as_it_was(fault):
-    """In the run, in a callback of the batch, and in one after it; chains and prompts beside it."""
+@pytest.mark.parametrize("fault", ["backend", "delivery", "choice"])
+def test_whatever_raises_leaves_the_state_as_it_was(fault, monkeypatch):
+    """In the run, in a callback of the batch, and after it; chains and prompts beside it."""
     cross, backend, truth = ready()
     cross.llm.process(Batch.of([5, 6], seq=1))
     cross.pending(1, SAMPLINGS[1])
@@ -150,18 +154,17 @@ def test_whatever_raises_leaves_the_state_as_it_was(fault):
     def fail(*_):
         raise Planted
 
-    def verify(acceptance=None):
-        return cross.verify(
-            {0: around(truth[1:]), 1: [2, 3]},
-            SAMPLINGS[1],
-            prefill={2: [1, 2, 3]},
-            acceptance=acceptance,
-        )
+    def verify():
+        drafts = {0: around(truth[1:]), 1: [2, 3]}
+        return cross.verify(drafts, SAMPLINGS[1], prefill={2: [1, 2, 3]})
 
     backend.fail_at = 5 if fault == "backend" else None
     raising = intercept(cross.llm, fail) if fault == "delivery" else nullcontext()
-    with raising, pytest.raises(Planted):
-        verify(fail if fault == "acceptance" else None)
+    with monkeypatch.context() as patched, raising:
+        if fault == "choice":
+            patched.setattr(speculation, "walk", fail)
+        with pytest.raises(Planted):
+            verify()
     assert [(cross.digest(s), cross.tokens(s), cross.pending(s)) for s in range(4)] == before
     assert not cross.llm.runner.sequences.undecided
     assert verify()[0].accepted == 3

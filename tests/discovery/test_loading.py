@@ -17,7 +17,7 @@ from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf import write_model_file
 from mtpcore.graph import GraphType
-from mtpcore.plugin import Block, DrafterSpec, Feed, Fit, Heads, Key, hookimpl
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, Key, hookimpl
 
 
 @pytest.fixture
@@ -264,29 +264,29 @@ def test_a_broken_drafter_does_not_stop_the_trunk(load, caplog):
 
 
 def test_numbers_stand_in_place_of_keys(load):
-    block = Block(
-        size="{arch}.block_size",
-        mask_token=Key("tokenizer.mask", 7),
-        causal=Key("{arch}.causal", False),
-    )
     spec = toy.replaced(
-        name="block",
-        shape="block",
-        block=block,
-        limit=100,
+        name="keyed",
+        fit=Fit(tensors=("output_norm.weight",)),
+        heads=Heads(count=Key("{arch}.n_keyed", 3), order="each-step"),
         feeds=(Feed(slot="hidden", taps=("layer_input:{arch}.layers",)),),
     )
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
-    model = load(
-        tensors,
-        spec,
-        heads=1,
-        **{"toy.block_size": 6, "toy.causal": True, "toy.layers": np.array([0, 1])},
-    )
-    found = model.find_drafter("block")
-    assert (found.block.size, found.block.mask_token, found.block.causal) == (6, 7, True)
-    assert found.feeds[0].taps == ("layer_input:0", "layer_input:1")
-    assert found.limit == 5
+    for keys, count in (({}, 3), ({"toy.n_keyed": 5}, 5)):
+        model = load(tensors, spec, heads=1, **keys, **{"toy.layers": np.array([0, 1])})
+        found = model.find_drafter("keyed")
+        assert (found.heads.count, found.limit) == (count, count)
+        assert found.feeds[0].taps == ("layer_input:0", "layer_input:1")
+
+
+@pytest.mark.parametrize("count", [0, -3, 1 << 40])
+def test_a_number_of_heads_that_is_none_leaves_the_drafter_out(load, caplog, count):
+    fit = Fit(tensors=("output_norm.weight",))
+    spec = toy.replaced(name="keyed", fit=fit, heads=Heads(count="{arch}.n_keyed"))
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
+    model = load(tensors, spec, heads=1, **{"toy.n_keyed": count})
+    assert [drafter.name for drafter in model.drafters] == ["toy_head"]
+    (said,) = warnings_of(caplog)
+    assert "n_keyed" in said
 
 
 def test_heads_are_counted_by_their_tensors(load, caplog):

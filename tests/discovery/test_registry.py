@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import toy
 
-from mtpcore.declarations.spec import Block, Tree
+from mtpcore.declarations.spec import Tree
 from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
 from mtpcore.errors import PluginError
-from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, KVPolicy, hookimpl
+from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, Heads, hookimpl
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,18 +157,19 @@ def test_a_hook_that_raises():
         ({"feeds": (Feed(slot="hidden"), Feed(slot="hidden"))}, "hidden"),
         ({"fit": Fit(architectures={"toy"})}, "fit.architectures"),
         ({"fit": Fit(architectures=frozenset({"toy"}))}, "fit.tensors"),
-        ({"kv": KVPolicy(source="borrowed")}, "kv.source"),
+        ({"heads": Heads(order="parallel")}, "heads.order"),
+        ({"heads": Heads(hidden_from="target")}, "heads.hidden_from"),
         ({"limit": 0}, "limit"),
         ({"limit": True}, "limit"),
         ({"limit": "3"}, "limit"),
         ({"acceptance": (0.9, 0.5)}, "acceptance"),
-        ({"shape": "block"}, "block"),
-        ({"block": Block(size=4, mask_token=1)}, "block"),
+        ({"shape": "block"}, "shape"),
+        ({"shape": "tree"}, "tree"),
+        ({"tree": Tree(depth=2, width=2, n_nodes=3)}, "tree"),
         ({"shape": "proposer"}, "proposer"),
         ({"standalone": True}, "standalone"),
         ({"build": "build"}, "build"),
         ({"name": "two words"}, "name"),
-        ({"graph_type": "two words"}, "graphs"),
         ({"graphs": (("draft", toy.head),)}, "graphs"),
         ({"checkpoint": Checkpoint(architectures=frozenset({"Toy"}))}, "checkpoint.heads"),
         ({"checkpoint": Checkpoint(architectures="Toy", heads="{n}")}, "checkpoint.architectures"),
@@ -196,7 +197,6 @@ def test_a_variant_names_a_drafter_of_its_plugin():
     "shape",
     [
         {"shape": "chain"},
-        {"shape": "block", "block": Block(size=4, mask_token=1)},
         {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=3)},
     ],
     ids=lambda shape: shape["shape"],
@@ -244,6 +244,36 @@ DRAFTER = """
     def mtpcore_drafters():
         return [DrafterSpec(name="{0}", fit=Fit(), shape="proposer", proposer=lambda model: None)]
 """
+
+
+GONE = """
+from mtpcore.plugin import DrafterSpec, Fit, hookimpl
+
+def declare():
+    return DrafterSpec(name="gone", fit=Fit(), positions="same")
+
+{at_import}
+
+@hookimpl
+def mtpcore_drafters():
+    return [declare()]
+"""
+
+
+@pytest.mark.parametrize("at_import", ["declare()", ""])
+def test_a_field_that_there_is_no_more_is_named(installed, at_import):
+    """When the plugin is imported, or when it is asked."""
+    installed("far-gone", "gone", "far_gone", GONE.format(at_import=at_import))
+    (plugin,) = (p for p in describe_plugins() if p.name == "gone")
+    assert "'gone'" in plugin.error.where
+    assert "'positions'" in plugin.error.what
+
+
+def test_a_name_that_there_is_no_more_is_named(installed):
+    installed("far-gone", "gone", "far_gone", "from mtpcore.plugin import KVPolicy")
+    (plugin,) = (p for p in load_registry().broken if p.name == "gone")
+    assert "'gone'" in plugin.error.where
+    assert "'KVPolicy'" in plugin.error.what
 
 
 def names(found):

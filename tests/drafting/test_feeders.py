@@ -250,7 +250,7 @@ def test_several_graphs_and_feeds(tmp_path, backend):
         feeds=(
             Feed(slot="again", src="halved", taps=("half",), recycle="hidden"),
             Feed(slot="hidden", recycle="hidden"),
-            Feed(slot="rows", graph="halved", src="doubled", taps=("twice",), pairing="none"),
+            Feed(slot="rows", graph="halved", src="doubled", taps=("twice",), pairing="same-token"),
             Feed(slot="rows", graph="doubled", pairing="same-token"),
         ),
     )

@@ -5,40 +5,11 @@ import struct
 
 import numpy as np
 import pytest
+from harness.headers import array, build, entry, tensor, text
 
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import parse_header
-
-
-def text(value):
-    value = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(value)) + value
-
-
-def entry(key, kind, payload):
-    return text(key) + struct.pack("<I", kind) + payload
-
-
-def array(kind, n, payload):
-    return struct.pack("<IQ", kind, n) + payload
-
-
-def tensor(name, dims, kind, offset):
-    return (
-        text(name)
-        + struct.pack("<I", len(dims))
-        + b"".join(struct.pack("<Q", d) for d in dims)
-        + struct.pack("<IQ", kind, offset)
-    )
-
-
-def build(entries=(), tensors=(), data=b"", *, n_entries=None, n_tensors=None, version=3):
-    n_entries = len(entries) if n_entries is None else n_entries
-    n_tensors = len(tensors) if n_tensors is None else n_tensors
-    head = b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_entries)
-    head += b"".join(entries) + b"".join(tensors)
-    return head + b"\0" * (-len(head) % 32) + data
-
+from mtpcore.gguf.types import type_name
 
 ARCH = entry("general.architecture", 8, text("toy"))
 F32, Q8_0 = 0, 8
@@ -130,7 +101,6 @@ MALFORMED = {
     "empty name": (build([], [tensor("", [8], F32, 0)], bytes(32)), "length of a tensor name"),
     "dimensions": (build([], [tensor("t", [1] * 5, F32, 0)], bytes(32)), "too many dimensions"),
     "no elements": (build([], [tensor("t", [0], F32, 0)], bytes(32)), "empty dimension"),
-    "tensor type": (build([], [tensor("t", [8], 4, 0)], bytes(32)), "unknown tensor type"),
     "rows": (build([], [tensor("t", [40], Q8_0, 0)], bytes(64)), "not whole Q8_0 blocks"),
     "offset": (build([], [tensor("t", [8], F32, 8)], bytes(64)), "unaligned"),
     "huge offset": (build([], [tensor("t", [8], F32, HUGE)], bytes(64)), "'t': the tensor ends"),
@@ -152,6 +122,30 @@ def test_malformed(name):
     with pytest.raises(ModelFileError, match=r"some\.gguf") as error:
         parse_header(file, "some.gguf")
     assert message in str(error.value)
+
+
+NEWER = build([], [tensor("t", [8], F32, 0), *(tensor(f"n{i}", [7], 99, 32) for i in range(3))],
+              bytes(64))  # fmt: skip
+
+
+def test_a_newer_tensor_type_is_no_damage():
+    with pytest.raises(ModelFileError, match=r"some\.gguf: tensor 'n0'") as error:
+        parse_header(NEWER, "some.gguf")
+    assert error.value.what == "this version does not know the tensor type"
+    assert error.value.got == "type 99; so have 2 further tensors"
+    assert "damaged" not in str(error.value)
+
+
+def test_tensors_of_newer_types_can_be_listed():
+    found = parse_header(NEWER, "f", any_type=True).tensors
+    assert [(one.name, one.shape, one.type, one.n_bytes) for one in found] == [
+        ("t", (8,), F32, 32),
+        *((f"n{i}", (7,), 99, 0) for i in range(3)),
+    ]
+    assert [type_name(one.type) for one in found[:2]] == ["F32", "type 99"]
+    outside = build([], [tensor("t", [8], 99, 64)], bytes(32))
+    with pytest.raises(ModelFileError, match="after the end of the file"):
+        parse_header(outside, "f", any_type=True)
 
 
 def test_every_truncation_of_a_header_is_refused():

@@ -13,19 +13,16 @@ from harness.zoo import Hostile
 from mtpcore import Batch, Cross, Generator, Link, Sampling, Tree, link
 from mtpcore.backends.base import Choices
 from mtpcore.backends.select import select_backend
-from mtpcore.decoding import SyntheticAcceptance
+from mtpcore.decoding import SimulatedAcceptance
 from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import (
-    Block,
     Checkpoint,
     DrafterSpec,
     Feed,
     Fit,
     Heads,
-    KVPolicy,
     ModelSpec,
     Tie,
-    VocabularyMap,
     hookimpl,
 )
 
@@ -76,7 +73,7 @@ SOUND = {
     "Batch.tokens": lambda w: [1, 2, 3],
     "Batch.seq": lambda w: 0,
     "Tap.parse.text": lambda w: "layer_input:1",
-    "GraphType.register.name": lambda w: "fusion",
+    "GraphType.name": lambda w: "fusion",
     "Output.tap.name": lambda w: "hidden",
     "Context.graph_type": lambda w: "llm",
     "Context.taps": lambda w: ("hidden",),
@@ -282,12 +279,12 @@ def cross_of(world, llm=None, draft=None):
     Cross(llm=world.spare if llm is None else llm, **({} if draft is None else {"draft": draft}))
 
 
-def synthetic(world, rates=(0.5,), never=(), seed=0):
-    SyntheticAcceptance(rates, never=never, seed=seed)(0, 1)
+def simulate(world, rates=(0.5,), seed=0, text=(1, 2)):
+    SimulatedAcceptance(rates, seed=seed).expect(text)
 
 
-def synthetic_length(world, length=1.5, n=2, longest=0):
-    SyntheticAcceptance.of_length(length, n, longest=longest)
+def simulate_length(world, length=1.5, n=2, longest=0):
+    SimulatedAcceptance.of_length(length, n, longest=longest)
 
 
 def backend(world, name="cpu"):
@@ -333,18 +330,13 @@ INSIDE = (
     ("fit", Fit),
     ("feeds", Feed),
     ("ties", Tie),
-    ("kv", KVPolicy),
     ("heads", Heads),
-    ("block", Block),
     ("tree", Tree),
-    ("vocabulary", VocabularyMap),
     ("checkpoint", Checkpoint),
 )
 REQUIRED = {
     Feed: {"slot": "x"},
     Tie: {"tensor": "x", "candidates": ("x",)},
-    Block: {"size": 4, "mask_token": 1},
-    VocabularyMap: {"tensor": "x"},
     Fit: {"tensors": ("x",)},
     Tree: {"depth": 2, "width": 2, "n_nodes": 4},
     Checkpoint: {"heads": "x", "architectures": frozenset({"Toy"})},
@@ -367,7 +359,7 @@ def declare_inside(home, name):
 
 COMPOSED = [
     *map(composed, (grow, connect, tap, choose, batch, bias, settle, length, cross_of)),
-    *map(composed, (synthetic, synthetic_length, backend, plugin, select_plugins, error)),
+    *map(composed, (simulate, simulate_length, backend, plugin, select_plugins, error)),
     composed(guess, (Hostile,)),
     *(declare_inside(home, one) for home, kind in INSIDE for one in kind.__struct_fields__),
     *(declare(kind, one) for kind in (ModelSpec, DrafterSpec) for one in kind.__struct_fields__),

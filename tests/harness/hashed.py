@@ -21,7 +21,7 @@ from harness.memory_kinds import ListStore
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.declarations.spec import DrafterSpec, Feed, Fit
-from mtpcore.graph import GraphBuilder, GraphType, Outputs
+from mtpcore.graph import GraphBuilder, Outputs
 
 N_VOCAB, WIDTH = 13, 4
 START = 0x9E3779B97F
@@ -39,7 +39,6 @@ FUSED = msgspec.structs.replace(
     ),
     graphs=(("fusion", lambda g, inputs, h: None),),
 )
-GraphType.register("fusion")
 
 
 def advance(state, token):

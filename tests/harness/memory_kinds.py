@@ -71,7 +71,8 @@ class RunningSum:
     def rewind(self, seq, length):
         self.check_rewind(seq, length)
         if length <= self.starts[seq]:
-            self.remove(seq)
+            self.states[seq] = [(0, 0.0)]
+            self.starts[seq] = 0
         else:
             self.states[seq] = [s for s in self.states[seq] if s[0] <= length]
 
@@ -89,10 +90,6 @@ class RunningSum:
     def fork(self, seq, new):
         self.states[new] = list(self.states[seq])
         self.starts[new] = self.starts[seq]
-
-    def remove(self, seq):
-        self.states[seq] = [(0, 0.0)]
-        self.starts[seq] = 0
 
     def digest(self, seq):
         return hashlib.blake2b(repr((self.starts[seq], self.states[seq][-1])).encode()).digest()

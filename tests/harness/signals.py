@@ -6,24 +6,31 @@ how many seconds which signals came, how it ended, and what was wrong with that 
 
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# As the installed command, but for a byte that tells that the interpreter itself has started.
+# As the installed command, but for a byte that tells that the interpreter itself has started, and
+# bars and lines of progress that need not be waited for.
 COMMAND = """
-import os, sys
+import os, sys, threading
 from mtpcore.__main__ import run
+if sys.argv.pop(1) == "shows progress":
+    wait = threading.Event.wait
+    threading.Event.wait = lambda self, timeout=None: wait(self, timeout and 0.002)
 os.write(int(sys.argv.pop(1)), b"!")
 sys.exit(run())
 """
 TEXT = "def read_config(path):\n    return open(path).read()\n" * 200
 COMMANDS = {
-    "run": ["run", "demo", "-p", "def read", "-n", "200", "--draft", "3", "--ignore-eos"],
+    "run": ["run", "demo", "def read", "-n", "200", "--draft", "3", "--ignore-eos"],
+    "long": ["run", "demo", "-f", "{text}", "-n", "4", "-b", "4096", "--json"],
     "compare": ["run", "demo", "-p", "def read", "-n", "60", "--temp", "1", "--compare", "--json"],
     "inspect": ["inspect", "demo", "--tensors"],
     "vocabulary": ["vocabulary", "demo", "-f", "{text}", "-o", "{out}"],
@@ -49,31 +56,47 @@ def prepare(folder):
         return {"text": folder / "text.txt", "demo": model.path, "out": folder / "out"}
 
 
-def start(name, paths):
-    """Start a command; return it when its first line runs."""
+def start(name, paths, shows):
+    """Start a command; return it when its first line runs, and where its standard error is read.
+
+    ``shows`` is how: "" as always, "a bar" on a terminal, or "lines".
+    """
     reads, writes = os.pipe()
     words = [word.format(**paths) for word in COMMANDS[name]]
+    said, says = pty.openpty() if shows == "a bar" else os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(writes), *words],
+        [sys.executable, "-c", COMMAND, "shows progress" if shows else "", str(writes), *words],
         pass_fds=[writes],
         preexec_fn=heed_interrupts,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=says,
     )
     os.close(writes)
+    os.close(says)
     os.read(reads, 1)
     os.close(reads)
-    return process
+    return process, said
+
+
+def end(process, said):
+    """Wait for a command's end; return what it wrote to standard error."""
+    report = b""
+    with suppress(OSError):  # as a terminal says that nobody is at its other end
+        while part := os.read(said, 4096):
+            report += part
+    os.close(said)
+    process.wait(timeout=60)
+    return report.decode(errors="replace")
 
 
 @cache
 def duration(name, paths):
     """Return how long a command takes that nobody interrupts."""
-    process = start(name, dict(paths))
+    process, said = start(name, dict(paths), "")
     begin = time.perf_counter()
-    _, said = process.communicate()
-    assert process.returncode == 0, said.decode()
+    report = end(process, said)
+    assert process.returncode == 0, report
     return time.perf_counter() - begin
 
 
@@ -88,12 +111,12 @@ def interrupt(seed, paths):
     moments = [1e-3 + dice.random() * 1.1 * duration(name, tuple(paths.items()))]
     if dice.random() < 0.3:
         moments.append(dice.random() * 0.02)
-    process = start(name, paths)
+    shows = dice.choice(["", "a bar", "lines"])
+    process, said = start(name, paths, shows)
     for moment in moments:
         time.sleep(moment)
         process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    report = said.decode(errors="replace")
+    report = end(process, said)
     wrong = [word for word in FORBIDDEN if word in report]
     # At its very end the interpreter has given the signal back to the system.
     if process.returncode not in (0, 130, -signal.SIGINT):
@@ -104,7 +127,7 @@ def interrupt(seed, paths):
         wrong += left_behind(paths["out"], before, process.returncode == 0)
     return {
         "seed": seed,
-        "command": name,
+        "command": f"{name} with {shows}" if shows else name,
         "after": moments,
         "code": process.returncode,
         "wrong": ", ".join(wrong) and f"{', '.join(wrong)}: {report[-2000:]}",

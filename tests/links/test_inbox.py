@@ -46,21 +46,11 @@ def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
             assert box.sound_until(mine, begin, length) == wanted
 
 
-def test_a_source_with_zeros_before_the_first_row_is_sound_there():
-    box = Inbox("role.slot", 1, 1, HostRows)
-    box.put(0, 0, np.array([[1.0], [np.nan]], np.float32))
-    source = InboxSource(box, "next-token", "zeros", back=1)
-    seq, place = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
-    assert source(seq, place).ravel().tolist() == [0.0, 0.0, 1.0]
-    assert source(seq[:1], place[:1]).ravel().tolist() == [0.0]
-    assert [source.sound_until(0, range(end)) for end in range(1, 5)] == [1, 2, 3, 3]
-
-
 def test_a_source_gives_mixed_sequences_their_own_rows():
     box = Inbox("role.slot", 1, 2, HostRows)
     for seq in (0, 1):
         box.put(seq, 0, 10 * seq + np.arange(4, dtype=np.float32)[:, None])
-    source = InboxSource(box, "same-token", "none")
+    source = InboxSource(box, "same-token")
     seq = np.array([1, 0, 1, 0], np.int32)
     assert source(seq, np.array([2, 0, 3, 1], np.int32)).ravel().tolist() == [12, 0, 13, 1]
 

@@ -84,14 +84,14 @@ class Machine(RuleBasedStateMachine):
         with suppress(CapacityError):
             self.append(self.memory, seq, self.end(seq), self.values(n))
         for other in lost - {seq}:
-            self.memory.remove(other)
+            self.memory.rewind(other, 0)
         self.memory.restore(self.saved)
         if again:
             self.memory.restore(self.saved)
 
     @rule(seq=seqs)
     def remove(self, seq):
-        self.memory.remove(seq)
+        self.memory.rewind(seq, 0)
         self.rows[seq], self.starts[seq] = [], 0
 
     @rule(seq=seqs, new=seqs)
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
             if self.rows[seq]:
                 self.append(fresh, seq, self.starts[seq], self.rows[seq])
             assert self.memory.digest(seq) == fresh.digest(seq)
-            fresh.remove(seq)
+            fresh.rewind(seq, 0)
 
 
 class PagedMachine(Machine):
@@ -345,8 +345,8 @@ def test_sequences_that_share_a_page_and_grow_together_lose_none():
     memory.fork(0, 1)
     memory.reserve({0: (10, 11), 1: (10, 11)})
     assert memory.pages.where(0, 10) != memory.pages.where(1, 10)
-    memory.remove(0)
-    memory.remove(1)
+    memory.rewind(0, 0)
+    memory.rewind(1, 0)
     assert memory.pages.n_free == 2
 
 

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+C_FILES = sorted(
+    str(file.relative_to(ROOT))
+    for file in (ROOT / "mtpcore/_ext/c").rglob("*")
+    if file.suffix in {".c", ".h", ".inc"}
+)
+CLANG_FORMAT = "from clang_format import clang_format; clang_format()"
 CYTHON_LINT = "import sys; from cython_lint.cython_lint import main; sys.exit(main())"
 TOOLS = {
     "ruff format": ["-m", "ruff", "format", "--check", "--no-cache", "."],
     "ruff check": ["-m", "ruff", "check", "--no-cache", "."],
     "cython-lint": ["-c", CYTHON_LINT, "mtpcore"],
+    "clang-format": ["-c", CLANG_FORMAT, "--dry-run", "--Werror", *C_FILES],
     "mypy": ["-m", "mypy", "--no-error-summary"],
 }
 

@@ -87,7 +87,7 @@ def test_a_graph_of_taps_feeds_the_graph_that_drafts(load):
                 slot="taps",
                 graph="toy_fusion",
                 taps=("layer_input:0", "layer_input:1"),
-                pairing="none",
+                pairing="same-token",
             ),
             Feed(slot="hidden", src="toy_fusion", taps=("fused",), recycle="hidden"),
         ),
@@ -153,17 +153,10 @@ def test_logits_are_those_of_the_vocabulary(load):
         load(toy.trunk_tensors() | head, heads=1).program("draft")
 
 
-def test_another_type_is_kept_or_asked_for(load):
+def test_a_tied_weight_keeps_the_type_of_its_file(load):
     tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
-    types = {"output.weight": "Q8_0", "token_embd.weight": "F16"}
-    retyped = toy.replaced(
-        name="retyped",
-        ties=(toy.HEAD.ties[0], first_of("blk.{n}.head.weight", "output.weight", retype="Q4_0")),
-    )
-    model = load(tensors, retyped, heads=1, types=types)
+    model = load(tensors, heads=1, types={"output.weight": "Q8_0", "token_embd.weight": "F16"})
     assert [use.type for use in model.tie_report("toy_head")] == ["F16", "Q8_0"]
-    assert [use.type for use in model.tie_report("retyped")] == ["F16", "Q8_0 as Q4_0"]
-    assert model.program("draft", drafter="retyped").weights()["output.weight"].retype == "Q4_0"
 
 
 class Apart:

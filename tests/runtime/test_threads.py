@@ -88,9 +88,9 @@ def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, 
     packed, built = Counter(), Counter()
     pack, build = Weights._pack, Model._build
 
-    def count_pack(self, weight, retype):
-        packed[self._source.tensors[weight.tensor], retype] += 1  # a borrowed one is the same
-        return pack(self, weight, retype)
+    def count_pack(self, weight, form):
+        packed[self._source.tensors[weight.tensor], form] += 1  # a borrowed one is the same
+        return pack(self, weight, form)
 
     def count_build(self, kind, taps, *rest):
         built[self.path, kind.name, taps, rest[0].name, rest[2]] += 1

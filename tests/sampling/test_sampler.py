@@ -146,7 +146,8 @@ def test_t16_rows_of_a_draft_see_the_drafts_before_them():
         chosen = reference.choose(sampling, logits[i], whole, 7, 12 + i)
         whole = np.append(whole, np.int32(chosen))
     assert len(set(whole[12:].tolist())) == 6
-    assert sampler.choose_rows(logits, whole[:-1], 7, 12).tolist() == whole[12:].tolist()
+    rows = [sampler.choose(logits[i], whole[: 12 + i], 7, 12 + i) for i in range(6)]
+    assert rows == whole[12:].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -162,10 +163,11 @@ def test_t17_a_choice_depends_on_no_earlier_choice(temperature):
             n = min(k, 30 - len(tokens))
             n_accepted = int(rng.integers(1, n + 1))
             begin = len(tokens)
-            rows = sampler.choose_rows(
-                logits[begin : begin + n], np.zeros(begin + n - 1, np.int32), 0, begin
-            )
-            tokens += rows[:n_accepted].tolist()
+            rows = [
+                sampler.choose(logits[i], np.zeros(i, np.int32), 0, i)
+                for i in range(begin, begin + n)
+            ]
+            tokens += rows[:n_accepted]
         assert tokens == plain
 
 
@@ -269,8 +271,6 @@ def test_what_does_not_fit_is_refused():
     for arguments in bad:
         with pytest.raises(SamplingError):
             sampler.choose(*arguments)
-    with pytest.raises(SamplingError):
-        sampler.choose_rows(np.zeros((3, 10), np.float32), np.zeros(1, np.int32), 0, 0)
     for incomplete in (Sampler, Scratch):
         with pytest.raises(TypeError):
             incomplete.__new__(incomplete)

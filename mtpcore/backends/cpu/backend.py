@@ -153,6 +153,11 @@ class CpuPlan:
             self._made["logits"][0]
         )
 
+    @property
+    def progress(self) -> float:
+        """Share of the running batch that is done, 0 .. 1; 0 where none runs or it is short."""
+        return self._executor.progress
+
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name.
 

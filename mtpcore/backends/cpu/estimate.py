@@ -26,22 +26,21 @@ def estimate_packed_bytes(
     type has kernels. Another type counts as float16, which it becomes unless its values ask for
     float32.
     """
-    sizes: dict[tuple[str, str, str | None], int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for program in programs:
         for node in program.nodes:
             for i, weight in enumerate(node.weights):
                 if weight is None:
                     continue
                 form = FORMS.get(node.op, "vector") if i == 0 else "vector"
-                key = (form, weight.tensor, weight.retype)
+                key = (form, weight.tensor)
                 if key not in sizes:
                     stored = tensors[weight.tensor].type
                     sizes[key] = _bytes(weight, stored, form)
-                    retype = "F32" if form == "exact matrix" else weight.retype
-                    if form != "vector" and not repack and stays_mapped(stored, retype):
+                    if form != "vector" and not repack and stays_mapped(stored, form):
                         sizes[key] = 0
     total: dict[str, int] = {}
-    for (_, tensor, _), n in sizes.items():
+    for (_, tensor), n in sizes.items():
         total[tensor] = total.get(tensor, 0) + n
     return total
 
@@ -52,9 +51,7 @@ def _bytes(weight: Weight, stored: int, form: str) -> int:
     kind = _F32
     if form != "exact matrix":
         kind = GGMLQuantizationType(stored)
-        if weight.retype is not None:
-            kind = GGMLQuantizationType[weight.retype]
-        elif not is_native(stored):
+        if not is_native(stored):
             kind = _F16 if GGML_QUANT_SIZES[kind][0] > 1 else _F32
     *stack, n_rows, n_cols = weight.shape
     return prod(stack) * packed_bytes(int(kind), n_rows, n_cols)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import PackedMatrix, PackedMemory, is_native, map_rows, packed_bytes
 from mtpcore.backends.base import F32, WeightSource
-from mtpcore.errors import BackendError, CapacityError
+from mtpcore.errors import CapacityError
 from mtpcore.graph.program import Program, Weight
 
 __all__ = ["FORMS", "Weights", "stays_mapped"]
@@ -43,11 +43,17 @@ FORMS = {
 """How operations want their first weight; all others are vectors."""
 
 _NATIVE = [int(kind) for kind in GGMLQuantizationType if is_native(int(kind))]
+_EXACT = [int(GGMLQuantizationType.F32)]
 
 
-def stays_mapped(stored: int, retype: str | None) -> bool:
+def _kinds(form: str) -> list[int]:
+    """Return the types in which matrices of this form are multiplied."""
+    return _EXACT if form == "exact matrix" else _NATIVE
+
+
+def stays_mapped(stored: int, form: str) -> bool:
     """Say whether the kernels can read a matrix of this type from the mapped file."""
-    return stored in _NATIVE and retype in (None, GGMLQuantizationType(stored).name)
+    return stored in _kinds(form)
 
 
 class Weights:
@@ -55,7 +61,7 @@ class Weights:
 
     Rows are read in windows and released when they are packed, so that a file is never in memory
     a second time. Where the model is not to be repacked, matrices are views of the mapped file,
-    but for those that are wanted in another type than the file's.
+    but for those of types without kernels.
     """
 
     def __init__(self, source: WeightSource) -> None:
@@ -63,18 +69,19 @@ class Weights:
         self._shared: PackedMemory | None = None
         self._plain, self._converted = _Room(_WINDOW), _Room(_CONVERTED)
         self._workers = 1
+        self._is_over = False
 
     def matrix(self, weight: Weight) -> PackedMatrix:
-        """Return a matrix in its own type, or in the one its tie asks for."""
-        return self._once("matrix", weight, lambda: self._pack(weight, weight.retype)[0])
+        """Return a matrix in its own type, where that has kernels."""
+        return self._once("matrix", weight, lambda: self._pack(weight, "matrix")[0])
 
     def exact_matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in float32."""
-        return self._once("exact matrix", weight, lambda: self._pack(weight, "F32")[0])
+        return self._once("exact matrix", weight, lambda: self._pack(weight, "exact matrix")[0])
 
     def stack(self, weight: Weight) -> list[PackedMatrix]:
         """Return the matrices of experts or heads, packed one by one."""
-        return self._once("stack", weight, lambda: self._pack(weight, weight.retype))
+        return self._once("stack", weight, lambda: self._pack(weight, "stack"))
 
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack the matrices of a program, several at a time: packing waits for memory.
@@ -89,7 +96,7 @@ class Weights:
             The file has become shorter since it was opened.
         """
         wanted = {
-            (FORMS[node.op], weight.tensor, weight.retype): weight
+            (FORMS[node.op], weight.tensor): weight
             for node in program.nodes
             if node.op in FORMS
             for weight in node.weights[:1]
@@ -102,19 +109,22 @@ class Weights:
         wanted = {
             key: weight
             for key, weight in wanted.items()
-            if ("cpu", *key) not in self._source.packed
-            and not self._stays(weight, "F32" if key[0] == "exact matrix" else weight.retype)
+            if ("cpu", *key) not in self._source.packed and not self._stays(weight, key[0])
         }
         if not wanted:
             return
         if self._source.repack:
-            self._share_memory([w for (form, *_), w in wanted.items() if form == "matrix"])
+            self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
         make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         self._workers = max(1, min(threads, len(wanted)))
-        with concurrent.futures.ThreadPoolExecutor(self._workers) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(self._workers)
+        try:
             for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
                 done.result()
-        self._shared, self._workers = None, 1
+        finally:  # where a signal or an error ends it early, no worker packs on
+            self._is_over = True
+            pool.shutdown(cancel_futures=True)
+        self._shared, self._workers, self._is_over = None, 1, False
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -129,16 +139,16 @@ class Weights:
         return values.copy() if self._source.repack else values
 
     def _once(self, form: str, weight: Weight, make: Callable[[], Made]) -> Made:
-        key = ("cpu", form, weight.tensor, weight.retype)
+        key = ("cpu", form, weight.tensor)
         if key not in self._source.packed:
             self._source.packed[key] = make()
         packed: Made = self._source.packed[key]
         return packed
 
-    def _stays(self, weight: Weight, retype: str | None) -> bool:
+    def _stays(self, weight: Weight, form: str) -> bool:
         """Say whether a matrix is read from the mapped file."""
         stored = self._source.tensors[weight.tensor].type
-        return not self._source.repack and stays_mapped(stored, retype)
+        return not self._source.repack and stays_mapped(stored, form)
 
     def _share_memory(self, weights: Sequence[Weight]) -> None:
         """Make one block for the matrices of known size: huge pages hold all but its end."""
@@ -146,7 +156,7 @@ class Weights:
         n_bytes = sum(
             packed_bytes(tensors[weight.tensor].type, *weight.shape)
             for weight in weights
-            if weight.retype is None and tensors[weight.tensor].type in _NATIVE
+            if tensors[weight.tensor].type in _NATIVE
         )
         self._shared = PackedMemory(n_bytes) if n_bytes else None
 
@@ -161,19 +171,18 @@ class Weights:
         matrices = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
         return [matrix for matrix in matrices if matrix is not None]
 
-    def _pack(self, weight: Weight, retype: str | None) -> list[PackedMatrix]:
-        """Pack a tensor, in a type with kernels or in a given one."""
+    def _pack(self, weight: Weight, form: str) -> list[PackedMatrix]:
+        """Pack a tensor, in its own type or in one with kernels."""
         tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
-        if self._stays(weight, retype):
+        if self._stays(weight, form):
             blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
             return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
-        is_plain = retype is None and tensor.type in _NATIVE
-        room = self._plain if is_plain else self._converted
+        room = self._plain if tensor.type in _kinds(form) else self._converted
         step = max(1, room.share(self._workers) // weight.shape[-1] // _ROWS) * _ROWS
         with room.held(min(step, n_rows) * weight.shape[-1]):
-            return self._read(weight, retype, step)
+            return self._read(weight, form, step)
 
-    def _read(self, weight: Weight, retype: str | None, step: int) -> list[PackedMatrix]:
+    def _read(self, weight: Weight, form: str, step: int) -> list[PackedMatrix]:
         """Pack a tensor, so many rows at a time."""
         tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
         ranges = [
@@ -183,26 +192,16 @@ class Weights:
         ]
         matrices: list[PackedMatrix] = []
 
+        def fill(row: int, rows: NDArray[np.uint8]) -> None:
+            if self._is_over:
+                raise concurrent.futures.CancelledError
+            matrices[row // n_rows].fill(row % n_rows, rows)
+
         def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
             matrices[:] = self._empty(kind, weight.shape)
-            return lambda row, rows: matrices[row // n_rows].fill(row % n_rows, rows)
+            return fill
 
-        if retype is None:
-            tensor.stream(_NATIVE, ranges, start)
-            return matrices
-        kind = GGMLQuantizationType[retype]
-        if int(kind) not in _NATIVE:
-            raise BackendError("no kernels for the type", where=weight.wanted, got=retype)
-        take = start(int(kind))
-        for begin, end in ranges:
-            values = np.ascontiguousarray(tensor.rows(begin, end), np.float32)
-            tensor.release(begin, end)
-            try:
-                take(begin, quants.quantize(values, kind).view(np.uint8))
-            except NotImplementedError as error:
-                raise BackendError(
-                    "no quantisation to the type", where=weight.wanted, got=retype
-                ) from error
+        tensor.stream(_kinds(form), ranges, start)
         return matrices
 
 

@@ -86,12 +86,12 @@ class CudaBackend:
                 continue
             kind = source.tensors[weight.tensor].type
             packed = node.op == "matmul" and len(weight.shape) == 2
-            if packed and (kind not in BITS or weight.retype is not None):
+            if packed and kind not in BITS:
                 raise BackendError(
                     "no CUDA kernel for a matrix of this type yet",
                     where=f"{node.name}: {weight.tensor}",
                     wanted="Q8_0 or Q4_0",
-                    got=weight.retype or f"GGUF type {kind}",
+                    got=f"GGUF type {kind}",
                     fix="use backend='cpu'",
                 )
 
@@ -113,6 +113,8 @@ class CudaBackend:
 
 class CudaPlan:
     """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
+
+    progress = 0.0  # nobody counts
 
     def __init__(
         self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
 
 from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
 from mtpcore.backends.draft import draft_steps
@@ -133,7 +132,7 @@ class ReferenceBackend:
 
     def _load_as_kernels(self, node: Node, index: int, weight: Weight, source: WeightSource) -> Any:
         """Return a weight as the kernels' arithmetic takes it."""
-        key = ("reference arithmetic", node.op, index, weight.tensor, weight.retype)
+        key = ("reference arithmetic", node.op, index, weight.tensor)
         if key not in source.packed:
             tensor = source.tensors[weight.tensor]
             source.packed[key] = arithmetic.load(node.op, index, tensor, weight)
@@ -142,18 +141,12 @@ class ReferenceBackend:
     def _load(self, node: Node, index: int, weight: Weight, source: WeightSource) -> Any:
         """Return a weight as the node's formula takes it, shared by all plans of the source."""
         tensor = source.tensors[weight.tensor]
-        kind = tensor.type
-        if weight.retype is not None:
-            kind = int(GGMLQuantizationType[weight.retype])
         block = 0
         if self.quantise_activations and node.op in _MULTIPLIED:
-            block = BLOCK_OF_TYPE.get(kind, 0)
-        key = ("reference", self.dtype, weight.tensor, weight.retype, block)
+            block = BLOCK_OF_TYPE.get(tensor.type, 0)
+        key = ("reference", self.dtype, weight.tensor, block)
         if key not in source.packed:
             values = tensor.array()
-            if weight.retype is not None:
-                retyped = GGMLQuantizationType(kind)
-                values = quants.dequantize(quants.quantize(values, retyped), retyped)
             source.packed[key] = (
                 QuantisedMatrix(values.astype(np.float64), block)
                 if block
@@ -164,6 +157,8 @@ class ReferenceBackend:
 
 class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
+
+    progress = 0.0  # nobody counts
 
     def __init__(
         self,

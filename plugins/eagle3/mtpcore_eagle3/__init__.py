@@ -1,6 +1,6 @@
 """EAGLE-3: a drafter in a file of its own, fed by three layers of any target."""
 
-from mtpcore.plugin import DrafterSpec, Feed, Fit, KVPolicy, VocabularyMap, first_of, hookimpl
+from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of, hookimpl
 from mtpcore_eagle3.checkpoint import CHECKPOINT
 from mtpcore_eagle3.graph import Eagle3Hparams, fusion, head
 
@@ -28,7 +28,6 @@ EAGLE3 = DrafterSpec(
             src="fusion",
             taps=("fused",),
             pairing="next-token",
-            first="none",
             recycle="residual",
             evidence="the reference, vLLM, SpecForge and llama.cpp pair token p with row p - 1 and "
             "recycle the layer's output without its norm and without fusing it again",
@@ -38,8 +37,7 @@ EAGLE3 = DrafterSpec(
         first_of("token_embd.weight", "target:token_embd.weight"),
         first_of("output.weight", "target:output.weight", "target:token_embd.weight"),
     ),
-    vocabulary=VocabularyMap(tensor="d2t", values="absolute", optional=True),
-    kv=KVPolicy(source="own", refresh=True, warm_up=True),
+    vocabulary="d2t",
     min_types=(("fc.weight", "Q8_0"),),
     checkpoint=CHECKPOINT,
     acceptance=(0.55, 0.85),

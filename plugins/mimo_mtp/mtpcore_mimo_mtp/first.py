@@ -20,7 +20,6 @@ from mtpcore.plugin import (
     Heads,
     Hparams,
     Inputs,
-    KVPolicy,
     ModelSpec,
     Outputs,
     Rename,
@@ -85,7 +84,6 @@ MIMO_MTP = DrafterSpec(
         ),
     ),
     ties=NEXTN_TIES,
-    kv=KVPolicy(per_head=True),
     heads=Heads(order="each-step", hidden_from="target"),
     checkpoint=Checkpoint(
         architectures=PUBLISHED,

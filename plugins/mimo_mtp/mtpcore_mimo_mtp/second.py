@@ -8,7 +8,6 @@ from mtpcore.plugin import (
     Feed,
     Fit,
     Heads,
-    KVPolicy,
     ModelSpec,
     as_variant,
     first_of,
@@ -49,8 +48,7 @@ MIMO2_MTP = DrafterSpec(
         ),
     ),
     ties=TIES,
-    kv=KVPolicy(per_head=True),
-    heads=Heads(order="each-step", rereads=True),
+    heads=Heads(order="each-step"),
     checkpoint=HEAD_CHECKPOINT,
     acceptance=(0.5, 0.95),
     evidence="a trained 3 M-parameter model of this shape: llama.cpp accepts 136 of 240 first "
@@ -69,7 +67,6 @@ FIRST_HEAD = as_variant(
     MIMO2_MTP,
     "mimo2_mtp_first_head",
     feeds=(Feed(slot="hidden", taps=("residual",), recycle="hidden"),),
-    kv=KVPolicy(),
     heads=Heads(),
     evidence="vLLM's mimo_v2_mtp: the first head alone, fed its own normed state",
 )

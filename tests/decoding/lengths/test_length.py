@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, Tree, link
 from mtpcore.cross import speculation
-from mtpcore.decoding import Choice, SyntheticAcceptance, generator, rounds
+from mtpcore.decoding import Choice, SimulatedAcceptance, stopwatch
 from mtpcore.errors import BatchError
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
@@ -221,15 +221,16 @@ class TimedBackend(HashBackend):
 def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     """Through the whole round: what it is told is what the clock said, and it acts on it."""
     clock = Clock()
-    monkeypatch.setattr(generator, "perf_counter", clock)
-    monkeypatch.setattr(rounds, "perf_counter", clock)
+    monkeypatch.setattr(stopwatch, "perf_counter", clock)
     monkeypatch.setattr(speculation, "perf_counter", clock)
-    cross = link(Context(HashModel(), 4096, backend=TimedBackend(clock, verify, step)))
-    found = {}
+    backend, text, found = TimedBackend(clock, verify, step), [], {}
     for draft in (0, 1, 3, 5, 8, "auto"):
-        acceptance = SyntheticAcceptance.of_length(length, 8, seed=5)
-        gen = Generator(cross, sampling=SAMPLING, draft=draft, acceptance=acceptance)
-        list(gen.generate([1, 2], max_tokens=2500))
+        cross = link(Context(HashModel(), 4096, backend=backend))
+        simulated = SimulatedAcceptance.of_length(length, 8, seed=5)
+        simulated.install(cross)
+        simulated.expect([1, 2, *text])
+        gen = Generator(cross, sampling=SAMPLING, draft=draft)
+        text = list(gen.generate([1, 2], max_tokens=2500))
         found[draft] = gen.stats.tokens_per_second
     best = max(found[k] for k in (0, 1, 3, 5, 8))
     assert found["auto"] > 0.94 * best

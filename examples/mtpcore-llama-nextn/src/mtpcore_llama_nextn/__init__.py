@@ -1,6 +1,6 @@
 """A NextN head behind a Llama trunk: the declaration."""
 
-from mtpcore.plugin import DrafterSpec, Feed, Fit, KVPolicy, first_of, hookimpl
+from mtpcore.plugin import DrafterSpec, Feed, Fit, first_of, hookimpl
 from mtpcore_llama_nextn.graph import head
 
 NEXTN = DrafterSpec(
@@ -23,7 +23,6 @@ NEXTN = DrafterSpec(
         first_of("blk.{n}.nextn.shared_head_head.weight", "output.weight", "token_embd.weight"),
         first_of("blk.{n}.nextn.shared_head_norm.weight", "output_norm.weight"),
     ),
-    kv=KVPolicy(source="own", refresh=True, warm_up=True),
     limit=4,
 )
 

@@ -214,6 +214,12 @@ static int start_workers(mtp_pool *pool)
 
 void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument)
 {
+    static _Thread_local int is_inside;
+    if (is_inside) {
+        mtp_run_alone(task, argument);
+        return;
+    }
+    is_inside = 1;
     pthread_mutex_lock(&pool->region);
     if (pool->has_workers == 0)
         pool->has_workers = pool->n_threads > 1 && start_workers(pool) ? 1 : -1;
@@ -228,6 +234,7 @@ void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument)
         take_part(pool, 0);
     }
     pthread_mutex_unlock(&pool->region);
+    is_inside = 0;
 }
 
 static void clear(mtp_pool *pool)

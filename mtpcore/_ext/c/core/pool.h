@@ -18,7 +18,8 @@ typedef void (*mtp_task)(void *argument, int thread, int n_threads);
 mtp_pool *mtp_pool_of(int n_threads);
 
 /* Run the task once on every thread and return when all are done. The caller is thread 0. Where no
- * workers can be started the caller runs it alone, with n_threads = 1. */
+ * workers can be started the caller runs it alone, with n_threads = 1; and so it does inside a
+ * region of its own, as a signal handler may. */
 void mtp_pool_run(mtp_pool *pool, mtp_task task, void *argument);
 
 /* Run the task on the caller alone, under the same rounding. */

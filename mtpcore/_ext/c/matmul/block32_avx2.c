@@ -70,12 +70,13 @@ MTP_ALWAYS_INLINE void multiply_codes(const int type, const int n_tokens, const 
             pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(low, x_low));
             pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(high, x_high));
         }
-        if ((j + 1) % lines_in_pairs == 0)
+        if ((j + 1) % lines_in_pairs == 0) {
             MTP_UNROLL for (int t = 0; t < count; t++)
             {
                 integers[t] = _mm256_add_epi32(integers[t], mtp_widen(pairs[t]));
                 pairs[t] = _mm256_setzero_si256();
             }
+        }
     }
 }
 

@@ -64,7 +64,7 @@ MTP_ALWAYS_INLINE void chunks_eight_rows(const int type, const int n_tokens, con
             mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
         MTP_UNROLL for (int t = 0; t < count; t++)
             total[t] = mins[t] = _mm256_setzero_si256();
-        for (int c = 0; c < 4; c++)
+        for (int c = 0; c < 4; c++) {
             MTP_UNROLL for (int odd = 0; odd < 2; odd++)
             {
                 const mtp_chunk chunk = mtp_chunk_of(type, block, c);
@@ -83,18 +83,20 @@ MTP_ALWAYS_INLINE void chunks_eight_rows(const int type, const int n_tokens, con
                     MTP_UNROLL for (int t = 0; t < count; t++)
                         pairs[t] = _mm256_add_epi16(
                             pairs[t], _mm256_maddubs_epi16(w, mtp_broadcast(codes + t)));
-                    if ((j + 1) % lines_in_pairs == 0)
+                    if ((j + 1) % lines_in_pairs == 0) {
                         MTP_UNROLL for (int t = 0; t < count; t++)
                         {
                             integers[t] = _mm256_add_epi32(integers[t], mtp_widen(pairs[t]));
                             pairs[t] = _mm256_setzero_si256();
                         }
+                    }
                 }
                 const __m256i sub_scale = load_sub_scale(type, block, c, odd, r);
                 MTP_UNROLL for (int t = 0; t < count; t++)
                     total[t] =
                         _mm256_add_epi32(total[t], _mm256_mullo_epi32(integers[t], sub_scale));
             }
+        }
         const __m256 scale = type == MTP_IQ4_XS ? _mm256_load_ps((const float *)block + r)
                                                 : mtp_load_halves((const uint16_t *)block + r);
         MTP_UNROLL for (int t = 0; t < count; t++)

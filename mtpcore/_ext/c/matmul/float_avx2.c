@@ -25,9 +25,10 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
                                          float (*out)[32])                                         \
     {                                                                                              \
         __m256 sum[4][TOKENS_AT_ONCE];                                                             \
-        MTP_UNROLL for (int part = 0; part < 4; part++)                                            \
+        MTP_UNROLL for (int part = 0; part < 4; part++) {                                          \
             MTP_UNROLL for (int t = 0; t < count; t++)                                             \
                 sum[part][t] = _mm256_setzero_ps();                                                \
+        }                                                                                          \
         for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
             if (first == 0 && k % (16 / sizeof(type)) == 0)                                        \
                 mtp_fetch_ahead(weights, 512);                                                     \
@@ -38,9 +39,10 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
                     sum[part][t] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[first + t]), sum[part][t]); \
             }                                                                                      \
         }                                                                                          \
-        MTP_UNROLL for (int part = 0; part < 4; part++)                                            \
+        MTP_UNROLL for (int part = 0; part < 4; part++) {                                          \
             MTP_UNROLL for (int t = 0; t < count; t++)                                             \
                 mtp_store_rows(out[first + t] + 8 * part, sum[part][t]);                           \
+        }                                                                                          \
     }                                                                                              \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \

@@ -89,8 +89,8 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
 }
 
-/* What unsigned codes are taken to be too large by. To types of chunks it is added again, for a whole
- * block at a time. */
+/* What unsigned codes are taken to be too large by. To types of chunks it is added again, for a
+ * whole block at a time. */
 MTP_ALWAYS_INLINE int mtp_too_large(const int type)
 {
     switch (type) {

@@ -139,7 +139,7 @@ static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
 
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                 int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
-                void *scratch)
+                void *scratch, mtp_interrupt *interrupt)
 {
     const int activation = mtp_type_activation(w->type);
     const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
@@ -149,7 +149,7 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
     const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
     const int64_t step = kernel ? smaller(tokens, MOST_SUMS) : tokens;
 
-    for (int64_t begin = 0; begin < n_tokens; begin += step) {
+    for (int64_t begin = 0; begin < n_tokens && !mtp_is_interrupted(interrupt); begin += step) {
         const int64_t end = smaller(begin + step, n_tokens);
         for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
             const void *group = group_of(w, row, scratch);

@@ -1,7 +1,8 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-/* Each half of a register holds 4 words of one row; transposed 4 x 4 in place, 4 rows of one word. */
+/* Each half of a register holds 4 words of one row; transposed 4 x 4 in place, 4 rows of one
+ * word. */
 static inline void pack_words(const uint8_t *from, int64_t row_bytes, uint8_t *to,
                               int64_t line_bytes)
 {

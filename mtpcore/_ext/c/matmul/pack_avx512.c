@@ -6,7 +6,8 @@ static inline __m128i words_at(const uint8_t *from)
     return _mm_loadu_si128((const __m128i *)from);
 }
 
-/* Each quarter of a register holds 4 words of one row; transposed 4 x 4 in place, 4 rows of a word. */
+/* Each quarter of a register holds 4 words of one row; transposed 4 x 4 in place, 4 rows of a
+ * word. */
 static inline void pack_words(const uint8_t *from, int64_t row_bytes, uint8_t *to,
                               int64_t line_bytes)
 {

@@ -1,8 +1,8 @@
 /* Quantise blocks of activations to int8; one plain body, compiled for each instruction set.
  *
- * The largest takes code 127. Of all scales for the codes that were found the one is kept that leaves
- * the least squared error, sum(x q) / sum(q q): it takes away the part of the error that lies along
- * the codes, a 32nd of it in blocks of 32.
+ * The largest takes code 127. Of all scales for the codes that were found the one is kept that
+ * leaves the least squared error, sum(x q) / sum(q q): it takes away the part of the error that
+ * lies along the codes, a 32nd of it in blocks of 32.
  *
  * Only exact or correctly rounded operations are used (comparison, division, multiplication,
  * rounding to nearest even; sums of integers), so every compilation gives the same bits.
@@ -35,8 +35,8 @@ static inline __attribute__((always_inline)) int32_t sum_of_16(const int32_t *x)
     return sum;
 }
 
-/* The same where there are few: gcc unrolls the loop before it can vectorise it, and adds one by one,
- * unless it is told not to; many sums it makes side by side. */
+/* The same where there are few: gcc unrolls the loop before it can vectorise it, and adds one by
+ * one, unless it is told not to; many sums it makes side by side. */
 static inline __attribute__((always_inline)) int32_t sum_of_16_alone(const int32_t *x)
 {
     int32_t sum = 0;

@@ -68,7 +68,7 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
             mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
         MTP_UNROLL for (int t = 0; t < count; t++)
             total[t] = minus_mins[t] = _mm256_setzero_si256();
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
             MTP_UNROLL for (int s = 0; s < 8; s++)
             {
                 const int q = s / 2, sub = 8 * h + s;
@@ -106,6 +106,7 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
                                               mtp_broadcast(minus_sums + t)));
                 }
             }
+        }
         const __m256 scale = type == MTP_Q2_K ? mtp_load_halves((const uint16_t *)block + r)
                                               : _mm256_load_ps((const float *)block + r);
         MTP_UNROLL for (int t = 0; t < count; t++)

@@ -164,7 +164,7 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
     for (int row = 0; row < 32; row += 16) {
         const int64_t place = b + (row ? n_blocks : 0);
         const char *block = (const char *)group + place * mtp_block256_bytes(type);
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
             MTP_UNROLL for (int j = 0; j < 8; j++)
             {
                 __m512i quarter[4];
@@ -172,6 +172,7 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
                 MTP_UNROLL for (int q = 0; q < 4; q++)
                     _mm512_store_si512(out->code[32 * h + 8 * q + j] + row, quarter[q]);
             }
+        }
         for (int sub = 0; sub < 16; sub++) {
             _mm512_store_si512(out->sub_scale[sub] + row, load_sub_scale(type, block, sub));
             if (type == MTP_Q2_K)

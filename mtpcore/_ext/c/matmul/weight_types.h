@@ -5,9 +5,9 @@
 /* How a weight type wants its activations: as they are, or int8 with a scale per 32 or 256. */
 enum { MTP_ACT_F32 = 0, MTP_ACT_Q8_32 = 1, MTP_ACT_Q8_256 = 2 };
 
-/* X(argument, NAME, name, number, block, bytes, activation) for each type: MTP_NAME is its constant,
- * `name` stands in the names of its kernels, `number` is GGUF's (ggml_type); in a GGUF row `block`
- * columns take `bytes` bytes. Block sizes are 1, 32 or 256. */
+/* X(argument, NAME, name, number, block, bytes, activation) for each type: MTP_NAME is its
+ * constant, `name` stands in the names of its kernels, `number` is GGUF's (ggml_type); in a GGUF
+ * row `block` columns take `bytes` bytes. Block sizes are 1, 32 or 256. */
 #define MTP_WEIGHT_TYPES(X, argument)                                                              \
     X(argument, F32, f32, 0, 1, 4, MTP_ACT_F32)                                                    \
     X(argument, F16, f16, 1, 1, 2, MTP_ACT_F32)                                                    \

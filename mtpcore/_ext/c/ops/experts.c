@@ -82,7 +82,8 @@ void mtp_op_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, 
 }
 
 /* Where the experts' columns are shared out, each thread has its part of every expert; else all
- * groups of outputs of the experts in use, one expert's after the other's, are cut in equal parts. */
+ * groups of outputs of the experts in use, one expert's after the other's, are cut in equal
+ * parts. */
 void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const expert_lists lists = lists_in(op, run, &op->in[1], op->n[0]);
@@ -106,7 +107,8 @@ void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int 
         }
         if (begin < end)
             mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
-                       op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread]);
+                       op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
+                       run->interrupt);
         prepared += mtp_whole_lines(mtp_activation_bytes(activation, n, op->matrices->n_cols));
         unit += units;
     }

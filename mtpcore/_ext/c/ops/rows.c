@@ -50,8 +50,8 @@ void mtp_op_prepare(const mtp_op *op, const mtp_run *run, int thread, int n_thre
                     run->buffers[op->out[0].buffer]);
 }
 
-/* Results that the epilogue gets at once, so that they are still in the first cache: of few rows many
- * columns, always whole groups and whole chunks of a choice. */
+/* Results that the epilogue gets at once, so that they are still in the first cache: of few rows
+ * many columns, always whole groups and whole chunks of a choice. */
 enum { VALUES_AT_ONCE = 512 * MTP_UNIT, COLUMNS = 64, ROWS = VALUES_AT_ONCE / COLUMNS };
 
 static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
@@ -62,13 +62,13 @@ static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t b
     const int activation = mtp_type_activation(w->type);
     const int64_t n = run->n_rows[op->axis];
     const int64_t width = VALUES_AT_ONCE / (n < ROWS ? n : ROWS) / COLUMNS * COLUMNS;
-    for (int64_t at = begin; at < end; at += width) {
+    for (int64_t at = begin; at < end && !mtp_is_interrupted(run->interrupt); at += width) {
         const int64_t stop = at + width < end ? at + width : end;
         const mtp_matrix part = mtp_matrix_part(w, at, stop);
         for (int64_t row = 0; row < n; row += ROWS) {
             const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
             mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
-                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread]);
+                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread], NULL);
             run->epilogue.apply(run->epilogue.argument, thread, &piece);
         }
     }
@@ -90,7 +90,7 @@ void mtp_op_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threa
     float *y = mtp_row(run, &op->out[0], 0, 0);
     const int64_t stride = op->out[0].row_stride;
     mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,
-               run->scratch[thread]);
+               run->scratch[thread], run->interrupt);
     if (op->weights[0])
         for (int64_t t = 0; t < n; t++)
             for (int64_t i = begin; i < end; i++)

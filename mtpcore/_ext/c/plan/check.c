@@ -12,8 +12,8 @@ static const mtp_op *maker_of(const mtp_plan *plan, int64_t at, int32_t buffer)
     return NULL;
 }
 
-/* Among how many matrices the lists that an operation reads share out its rows; -1 where it reads no
- * lists of such rows. */
+/* Among how many matrices the lists that an operation reads share out its rows; -1 where it
+ * reads no lists of such rows. */
 static int64_t n_matrices_of_lists(const mtp_plan *plan, int64_t at, const mtp_view *lists)
 {
     const mtp_op *maker = maker_of(plan, at, lists->buffer);
@@ -59,7 +59,8 @@ static int fits_page(const mtp_bounds *bounds, const mtp_op *op, int64_t n_heads
     return op->n[0] >= 0 && k_end <= store->page_bytes && v_end <= store->page_bytes;
 }
 
-/* Whether a view holds the sums of n[5] ranges of each query head, of as many rows as share them. */
+/* Whether a view holds the sums of n[5] ranges of each query head, of as many rows as share
+ * them. */
 static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_view *sums,
                        int64_t n_heads, int64_t width)
 {
@@ -167,7 +168,8 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_SCALE:
     case MTP_ACTIVATION:
         return is_alike(in, out) ? NULL : "rows of different shapes";
-    default:
-        return NULL;
+    case MTP_KINDS:
+        break;
     }
+    return "a kind of operation that is not checked here";
 }

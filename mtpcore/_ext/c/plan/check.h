@@ -1,4 +1,5 @@
-/* What operations take for granted of matrices, of memory and of each other, when a plan is made. */
+/* What operations take for granted of matrices, of memory and of each other, when a plan is
+ * made. */
 #ifndef MTPCORE_PLAN_CHECK_H
 #define MTPCORE_PLAN_CHECK_H
 
@@ -10,8 +11,9 @@ typedef struct {
     int64_t n_batch, n_vocab, n_groups;
 } mtp_bounds;
 
-/* NULL where operation `at`, behind those that it reads, stays inside of what it is given, whatever
- * the rows hold: ids, places and numbers; else what it does not fit. Its views lie in their buffers. */
+/* NULL where operation `at`, behind those that it reads, stays inside of what it is given,
+ * whatever the rows hold: ids, places and numbers; else what it does not fit. Its views lie in
+ * their buffers. */
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds);
 
 #endif

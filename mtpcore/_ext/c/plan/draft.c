@@ -127,8 +127,8 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
     }
 }
 
-/* Choose a draft from row `at` of the logits, all threads together; thread 0 notes the token, and its
- * probability where it is asked for: that is a sum over all exponentials. */
+/* Choose a draft from row `at` of the logits, all threads together; thread 0 notes the token,
+ * and its probability where it is asked for: that is a sum over all exponentials. */
 static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
                    const mtp_draft_sequence *own, int64_t at, int thread, int n_threads)
 {
@@ -297,6 +297,8 @@ static void draft_as_task(void *argument, int thread, int n_threads)
         mtp_choices_begin(&pass->choices, thread);
         mtp_plan_walk(pass->plan, pass->run, pass->plan->pool, thread, n_threads);
         wait_for_all(pass, n_threads);
+        if (mtp_was_interrupted(pass->run->interrupt))
+            return;
         choose_all(self, pass, n_written, thread, n_threads);
         if (thread == 0)
             take_all(self, pass, n_threads);

@@ -1,8 +1,8 @@
 /* The draft loop: passes of plans with a choice of tokens after each, in one parallel region.
  *
- * Either one plan runs again and again, each pass with the rows that the one before it made; or each
- * draft has a plan of its own, whose rows were laid out beforehand: those of a sequence end with the
- * drafts before its own, and the loop fills these in.
+ * Either one plan runs again and again, each pass with the rows that the one before it made; or
+ * each draft has a plan of its own, whose rows were laid out beforehand: those of a sequence end
+ * with the drafts before its own, and the loop fills these in.
  */
 #ifndef MTPCORE_DRAFT_H
 #define MTPCORE_DRAFT_H
@@ -61,7 +61,7 @@ typedef struct {
  * n_axes, and the rows of each pass. Returns its bytes; where memory is NULL that is all. */
 size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory);
 
-/* Draft until every sequence has ended; the drafts follow each history. */
+/* Draft until every sequence has ended, or the run is interrupted; the drafts follow each history. */
 void mtp_draft_run(mtp_draft *draft);
 
 #endif

@@ -1,7 +1,8 @@
-/* Fused sampling: tokens are chosen by the epilogue of the output matmul, and logits written nowhere.
+/* Fused sampling: tokens are chosen by the epilogue of the output matmul, and logits written
+ * nowhere.
  *
- * Each thread keeps a running winner for each row, over the columns that it computes; at the end the
- * best of them is the row's token. */
+ * Each thread keeps a running winner for each row, over the columns that it computes; at the end
+ * the best of them is the row's token. */
 #ifndef MTPCORE_PLAN_FUSED_SAMPLING_H
 #define MTPCORE_PLAN_FUSED_SAMPLING_H
 
@@ -24,8 +25,8 @@ typedef struct {
     mtp_winner *winners;   /* [threads][most] of each thread and row */
 } mtp_choices;
 
-/* Logits in a row, where one matmul computes them and no operation reads them; 0 where tokens cannot
- * be chosen meanwhile. */
+/* Logits in a row, where one matmul computes them and no operation reads them; 0 where tokens
+ * cannot be chosen meanwhile. */
 int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits);
 
 /* The epilogue of the matmul that computes these logits. */

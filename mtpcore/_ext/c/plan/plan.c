@@ -84,10 +84,21 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     }
 }
 
+/* Estimated nanoseconds of one thread. */
+static double work_of(const mtp_plan *plan, const mtp_run *run)
+{
+    return plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
+}
+
+/* Less work in nanoseconds is over before anybody could be asked. */
+static const double WORTH_ASKING = 5e6;
+
 /* The run as this thread sees it: with its own copies of what is computed in copies. */
 static mtp_run run_of_thread(const mtp_plan *plan, const mtp_run *run, int thread)
 {
     mtp_run seen = *run;
+    if (work_of(plan, run) < WORTH_ASKING)
+        seen.interrupt = NULL;
     if (thread > 0 && mtp_is_few(run)) {
         seen.buffers = run->buffers_seen + thread * plan->n_buffers;
         for (int64_t b = 0; b < plan->n_buffers; b++)
@@ -106,6 +117,10 @@ void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int
         const mtp_op *op = &plan->ops[i];
         if (n_threads > 1 && op->barrier & barrier)
             mtp_pool_wait(pool);
+        if (mtp_is_interrupted(seen.interrupt))
+            continue;
+        if (seen.interrupt)
+            mtp_interrupt_count(seen.interrupt, i + 1);
         table[op->kind](op, &seen, thread, n_threads);
     }
 }
@@ -119,12 +134,6 @@ static void walk_as_task(void *argument, int thread, int n_threads)
 {
     const walk *self = argument;
     mtp_plan_walk(self->plan, self->run, self->plan->pool, thread, n_threads);
-}
-
-/* Estimated nanoseconds of one thread. */
-static double work_of(const mtp_plan *plan, const mtp_run *run)
-{
-    return plan->work + plan->work_of_row * (double)run->n_rows[MTP_TOKENS];
 }
 
 void mtp_plan_start(const mtp_plan *plan, const mtp_run *run, mtp_task task, void *argument)

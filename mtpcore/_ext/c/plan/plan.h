@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "core/exact.h"
+#include "core/interrupt.h"
 #include "matmul/matmul.h"
 #include "ops/operations.h"
 #include "core/pool.h"
@@ -69,8 +70,8 @@ typedef struct {
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
  * head V as [MTP_PAGE][v_width]; a latent layer has no V, the first entries of its K are.
  *
- * Q8_0 is int8 codes, in whole fours: K as [k_width / 4][MTP_PAGE][4], V as [MTP_PAGE][v_width]; for
- * each head float32[blocks][MTP_PAGE] follow, the scales of MTP_CODES entries of each place. */
+ * Q8_0 is int8 codes, in whole fours: K as [k_width / 4][MTP_PAGE][4], V as [MTP_PAGE][v_width];
+ * for each head float32[blocks][MTP_PAGE] follow, the scales of MTP_CODES entries of each place. */
 typedef struct {
     char *data;
     int64_t page_bytes;
@@ -90,8 +91,8 @@ typedef struct {
     int64_t row_stride, first_row, n_rows, begin, end;
 } mtp_piece;
 
-/* The epilogue of a matmul whose results no operation reads: it gets them piece by piece, while they
- * are in the cache, each thread its own columns, those of a row in ascending order. */
+/* The epilogue of a matmul whose results no operation reads: it gets them piece by piece, while
+ * they are in the cache, each thread its own columns, those of a row in ascending order. */
 typedef struct {
     int32_t buffer; /* that would hold them, and is not written */
     void (*apply)(void *argument, int thread, const mtp_piece *piece); /* NULL: none */
@@ -107,6 +108,7 @@ typedef struct {
     void **buffers;
     mtp_memory *memory; /* by group */
     mtp_epilogue epilogue;
+    mtp_interrupt *interrupt; /* or NULL */
     /* Made by mtp_run_begin from the above: */
     int32_t *base;    /* [n] first place of the row's sequence in this batch */
     int32_t *depth;   /* [n] rows of this batch before it on its path, which lie at base + depth */
@@ -115,7 +117,8 @@ typedef struct {
     int64_t n_tiles;
     char **scratch;       /* by thread */
     void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
-    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated work. */
+    /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated
+     * work. */
     double pace[2];
     uint32_t n_timed;
 } mtp_run;
@@ -147,7 +150,7 @@ void mtp_run_begin(mtp_run *run);
 /* Bytes of scratch that a thread needs for an operation. */
 size_t mtp_scratch_bytes(const mtp_op *op);
 
-/* Run all operations; returns when every output is written. */
+/* Run all operations; returns when every output is written, or when the run was interrupted. */
 void mtp_plan_run(const mtp_plan *plan, mtp_run *run);
 
 /* Start a region for a run: on all threads, or on the caller where there is little to do. */

@@ -1,5 +1,5 @@
-/* The Gumbel-max trick: of all tokens the one with the largest logit / temperature + noise. Noise is
- * drawn only where it could still win. */
+/* The Gumbel-max trick: of all tokens the one with the largest logit / temperature + noise.
+ * Noise is drawn only where it could still win. */
 #ifndef MTPCORE_SAMPLER_GUMBEL_MAX_H
 #define MTPCORE_SAMPLER_GUMBEL_MAX_H
 
@@ -70,7 +70,8 @@ typedef struct {
     int64_t n;
 } candidates;
 
-/* Draw their noise and keep the best: they are rows[0 .. n), or `first` and the following if rows is NULL. */
+/* Draw their noise and keep the best: they are rows[0 .. n), or `first` and the following if
+ * rows is NULL. */
 static void try_candidates(gumbel_max *state, candidates *all, const int32_t *rows, int64_t first) {
     uint32_t lower[MTP_CHUNK], upper[MTP_CHUNK];
     for (int64_t j = all->n; j < MTP_CHUNK; j++) {

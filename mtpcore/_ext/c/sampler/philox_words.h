@@ -1,4 +1,5 @@
-/* Philox for sixteen tokens at once, where the machine multiplies words of 32 bits into words of 64.
+/* Philox for sixteen tokens at once, where the machine multiplies words of 32 bits into words of
+ * 64.
  *
  * Each counter word of a token lies in the lower half of a word of 64 bits. The upper halves hold
  * what is left of products; nothing reads them. So a round is two products, two shifts and the

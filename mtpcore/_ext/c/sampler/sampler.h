@@ -56,9 +56,10 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
                    const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                    const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability);
 
-/* The same choice by n threads, MTP_CHOICE_PARTS at most: one begins; each scans its part i of the
- * row; when all have, each searches its part for the winner; when all have, one ends. Largest logits, sums of whole
- * numbers and winners are the same however the row is divided, and so is the token. */
+/* The same choice by n threads, MTP_CHOICE_PARTS at most: one begins; each scans its part i of
+ * the row; when all have, each searches its part for the winner; when all have, one ends.
+ * Largest logits, sums of whole numbers and winners are the same however the row is divided, and
+ * so is the token. */
 enum { MTP_CHOICE_PARTS = 16 };
 void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t n_vocab,
                       const mtp_sampling *sampling, const int32_t *history, int64_t n_history,
@@ -78,8 +79,8 @@ typedef struct {
 /* Whether settings allow it: no bias, penalties or mask, and no cuts that matter. */
 int mtp_can_fuse(const mtp_sampling *sampling);
 
-/* Take in rows first .. first + n, whose logits follow each other; before any, the running winner is
- * {-INFINITY, -1}. Pieces of one winner come in ascending order. */
+/* Take in rows first .. first + n, whose logits follow each other; before any, the running
+ * winner is {-INFINITY, -1}. Pieces of one winner come in ascending order. */
 void mtp_fused_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
                     const float *logits, int64_t first, int64_t n, mtp_winner *winner);
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 
 from mtpcore.backends.base import WeightTensor
@@ -20,7 +19,6 @@ from mtpcore.backends.reference.arithmetic.blocks32 import (
     q8_0,
 )
 from mtpcore.backends.reference.arithmetic.blocks256 import iq4_xs, q2_k, q3_k, q4_k, q5_k, q6_k
-from mtpcore.graph.program import Weight
 
 __all__ = ["BLOCKS", "NATIVE_TYPES", "blocks_of", "stored"]
 
@@ -51,11 +49,8 @@ def blocks_of(kind: int, raw: Raw) -> Blocks:
     return BLOCKS[kind](raw.reshape(len(raw), -1, block_bytes))
 
 
-def stored(tensor: WeightTensor, weight: Weight) -> tuple[int, Raw]:
+def stored(tensor: WeightTensor) -> tuple[int, Raw]:
     """Return the type in which a matrix is multiplied, and its rows uint8[..., row bytes]."""
-    if weight.retype is not None:
-        kind = Type[weight.retype]
-        return int(kind), quants.quantize(tensor.array(), kind).view(np.uint8)
     return (
         (tensor.type, tensor.raw()) if tensor.type in NATIVE_TYPES else tensor.native(NATIVE_TYPES)
     )

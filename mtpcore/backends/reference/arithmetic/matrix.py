@@ -86,7 +86,7 @@ def matrix_of(kind: int, raw: Raw) -> Matrix:
 
 def load_matrix(tensor: WeightTensor, weight: Weight) -> Any:
     """Return a matrix, or a list of them."""
-    kind, raw = stored(tensor, weight)
+    kind, raw = stored(tensor)
     shape = weight.shape
     raw = raw.reshape(*shape[:-1], -1)
     return matrix_of(kind, raw) if len(shape) == 2 else [matrix_of(kind, part) for part in raw]
@@ -94,6 +94,6 @@ def load_matrix(tensor: WeightTensor, weight: Weight) -> Any:
 
 def load_table(tensor: WeightTensor, weight: Weight) -> F32:
     """Return the values of a matrix whose rows are looked up, in its type's own definition."""
-    kind, raw = stored(tensor, weight)
+    kind, raw = stored(tensor)
     values: NDArray[np.float32] = quants.dequantize(raw, GGMLQuantizationType(kind))
     return values.reshape(weight.shape)

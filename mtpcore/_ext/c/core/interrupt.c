@@ -1,0 +1,49 @@
+#define _POSIX_C_SOURCE 200809L
+#include "core/interrupt.h"
+
+#include <time.h>
+
+/* Who asks may have to wait for other threads of the program, so not too often. */
+static const int64_t PAUSE_NS = 100 * 1000 * 1000;
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void mtp_interrupt_begin(mtp_interrupt *self)
+{
+    self->asking = pthread_self();
+    self->asked_ns = 0;
+    atomic_store_explicit(&self->is_set, 0, memory_order_relaxed);
+    atomic_store_explicit(&self->n_begun, 0, memory_order_relaxed);
+}
+
+void mtp_interrupt_count(mtp_interrupt *self, int64_t n_begun)
+{
+    if (pthread_equal(self->asking, pthread_self()))
+        atomic_store_explicit(&self->n_begun, n_begun, memory_order_relaxed);
+}
+
+static void ask(mtp_interrupt *self)
+{
+    const int64_t now = now_ns();
+    if (self->asked_ns == 0)
+        self->asked_ns = now;
+    if (now - self->asked_ns < PAUSE_NS)
+        return;
+    if (self->is_wanted(self->argument))
+        atomic_store_explicit(&self->is_set, 1, memory_order_relaxed);
+    self->asked_ns = now_ns();
+}
+
+int mtp_interrupt_check(mtp_interrupt *self)
+{
+    const int is_set = atomic_load_explicit(&self->is_set, memory_order_relaxed);
+    if (is_set || self->is_wanted == NULL || !pthread_equal(self->asking, pthread_self()))
+        return is_set;
+    ask(self);
+    return atomic_load_explicit(&self->is_set, memory_order_relaxed);
+}

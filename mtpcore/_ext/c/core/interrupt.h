@@ -1,0 +1,48 @@
+/* Ending a run early.
+ *
+ * While a run takes long, the thread that began it asks now and then whether to go on. Where the
+ * answer is no, every thread skips what is left of its work, but meets the others at every barrier,
+ * so that all of them leave the region together. What the run wrote is undefined then.
+ *
+ * An operation that runs never reads what another one skipped: where threads read of each other
+ * there is a barrier, and behind it they all see what each of them saw before it.
+ */
+#ifndef MTPCORE_INTERRUPT_H
+#define MTPCORE_INTERRUPT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct {
+    int (*is_wanted)(void *argument); /* whether to end; NULL: nobody is asked */
+    void *argument;
+    pthread_t asking; /* the thread that began the run, and asks */
+    int64_t asked_ns; /* when it asked lastly; 0: not yet */
+    _Atomic int is_set;
+    _Atomic int64_t n_begun; /* operations that it has begun */
+} mtp_interrupt;
+
+/* Begin to watch a run, by the thread that is to ask. */
+void mtp_interrupt_begin(mtp_interrupt *self);
+
+/* Note how many operations were begun, by any thread: that of the one that asks counts. */
+void mtp_interrupt_count(mtp_interrupt *self, int64_t n_begun);
+
+/* Whether to end, as far as is known; asks, if that is this thread's to do, and long enough ago. */
+int mtp_interrupt_check(mtp_interrupt *self);
+
+/* Whether to skip what is left of a run; NULL: nobody interrupts it. */
+static inline int mtp_is_interrupted(mtp_interrupt *self)
+{
+    return self != NULL && mtp_interrupt_check(self);
+}
+
+/* The same without asking: behind a barrier the answer is one for all threads. */
+static inline int mtp_was_interrupted(mtp_interrupt *self)
+{
+    return self != NULL && atomic_load_explicit(&self->is_set, memory_order_relaxed);
+}
+
+#endif
