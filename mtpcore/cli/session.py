@@ -13,7 +13,7 @@ from mtpcore.cli.terminal import note
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
-from mtpcore.discovery.loading import find_companion, load_model
+from mtpcore.discovery.loading import find_companion, load_model, load_with_head
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -57,6 +57,8 @@ def open_model(options: argparse.Namespace) -> Model:
     """Load the model that the options name; its head only if it may draft."""
     heads = options.draft != 0 or options.mtp_path is not None
     path, repack = model_path(options), options.repack
+    if heads and options.mtp_path is None:
+        return load_with_head(path, repack=repack)
     return load_model(path, mtp=heads, mtp_path=options.mtp_path, repack=repack)
 
 

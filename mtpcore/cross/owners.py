@@ -38,10 +38,6 @@ class Owners:
         """Make a free sequence ``owner``'s alone until it is released."""
         self._owners[seq] = owner
 
-    def has(self, owner: object, seq: int) -> bool:
-        """Say whether a sequence is ``owner``'s."""
-        return self._owners[seq] is owner
-
     def release(self, seq: int) -> None:
         """Let others claim a sequence, with the tokens that it holds."""
         self._released[seq] = self._target.lengths[seq]

@@ -344,13 +344,15 @@ class Generator:
         """
         for request, now in progress:
             request.take(now)
-            if request.done and request.seq is not None:
-                self._finished.append(request.seq)
-                if self.cross.owners.has(request, request.seq):
-                    if not self.prefix_caching:
-                        self.cross.speculation.remove(request.seq)
-                    self.cross.owners.release(request.seq)
-                request.seq = None
+            if not request.done:
+                continue
+            seq = self.cross.owners.find(request)  # also where an interrupt came before seq was set
+            if seq is not None:
+                self._finished.append(seq)
+                if not self.prefix_caching:
+                    self.cross.speculation.remove(seq)
+                self.cross.owners.release(seq)
+            request.seq = None
         self._requests = [request for request in self._requests if not request.done]
 
     def _learn(self, ran: RoundResult, running: Mapping[int, Request], seconds: float) -> None:

@@ -25,7 +25,7 @@ from mtpcore.runtime.fit import (
 )
 from mtpcore.runtime.model import Layout, Model
 
-__all__ = ["find_companion", "find_head", "find_model", "load_model"]
+__all__ = ["find_companion", "find_head", "find_model", "load_model", "load_with_head"]
 
 log = logging.getLogger("mtpcore")
 
@@ -98,6 +98,34 @@ def load_model(
     except BaseException:
         file.close()
         raise
+
+
+def load_with_head(path: str | PathLike[str], *, repack: bool = True) -> Model:
+    """Open a model file, completed by the head in a file beside it where it has none itself.
+
+    A head beside it that cannot be used is left out with a warning.
+
+    Parameters
+    ----------
+    path, repack
+        As ``load_model`` takes them.
+
+    Raises
+    ------
+    ModelFileError
+        As ``load_model``.
+    """
+    model = load_model(path, repack=repack)
+    head = find_head(path)
+    if head is None or any(drafter.shape != "proposer" for drafter in model.drafters):
+        return model
+    try:
+        whole = load_model(path, mtp_path=head, repack=repack)
+    except ModelFileError as error:
+        log.warning("%s is left out: %s", head, error)
+        return model
+    model.close()
+    return whole
 
 
 def find_model(name: str | PathLike[str]) -> Path:

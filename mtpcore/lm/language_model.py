@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, Unpack, overload
+from typing import Annotated, Any, Literal, Unpack, overload
+
+from msgspec import Meta
 
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
@@ -14,13 +16,14 @@ from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Generator, Stats
+from mtpcore.discovery.loading import load_model, load_with_head
 from mtpcore.errors import BatchError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
-from mtpcore.lm.opening import open_cross, open_draft_model, open_model
+from mtpcore.lm.opening import open_cross, open_draft_model
 from mtpcore.lm.settings import SamplingOptions, read_sampling
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
@@ -28,6 +31,7 @@ from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = ["LM"]
 
+_SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
 
@@ -148,7 +152,8 @@ class LM:
     def _open(self, model: str | PathLike[str] | Model, draft: int | Literal["auto"]) -> Model:
         if isinstance(model, Model):
             return model
-        self._owned.append(open_model(model, draft))
+        opened = load_model(model, mtp=False) if draft == 0 else load_with_head(model)
+        self._owned.append(opened)
         return self._owned[-1]
 
     def _open_draft_model(
@@ -298,7 +303,7 @@ class LM:
         """
         self._engine.check_open()
         many = isinstance(prompt, (list, tuple)) and not (prompt and is_whole(prompt[0]))
-        progress = read(progress, Flag | None, "progress is yes or no", wanted="True, False, None")
+        progress = read(progress, _SHOWN, "progress is yes or no")
         prompts: Sequence[Any] = prompt if many else [prompt]
         jobs = [
             self._make_job(

@@ -11,31 +11,16 @@ from mtpcore.cross import Cross, link
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding.request import read_draft
-from mtpcore.discovery.loading import find_companion, find_head, load_model
+from mtpcore.discovery.loading import find_companion, load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 
-__all__ = ["default_n_ctx", "open_cross", "open_draft_model", "open_model"]
+__all__ = ["default_n_ctx", "open_cross", "open_draft_model"]
 
 log = logging.getLogger("mtpcore")
 _LONGEST = 4096
 """Places of a sequence by default: models may be trained on texts for which there is no memory."""
-
-
-def open_model(path: str | PathLike[str], draft: int | Literal["auto"]) -> Model:
-    """Load a model with a head that it may draft with, in the file or in one beside it."""
-    model = load_model(path, mtp=draft != 0)
-    head = find_head(path) if draft != 0 and not _has_head(model) else None
-    if head is None:
-        return model
-    try:
-        whole = load_model(path, mtp_path=head)
-    except ModelFileError as error:
-        log.warning("%s is left out: %s", head, error)
-        return model
-    model.close()
-    return whole
 
 
 def open_cross(
@@ -114,7 +99,3 @@ def open_draft_model(path: str | PathLike[str]) -> Model | None:
     except ModelFileError as error:
         log.warning("%s is left out: %s", companion, error)
         return None
-
-
-def _has_head(model: Model) -> bool:
-    return any(drafter.shape != "proposer" for drafter in model.drafters)

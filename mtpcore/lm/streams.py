@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TypeVar
@@ -22,15 +23,15 @@ class _Reader:
 
     def __init__(self, engine: Engine, job: Job) -> None:
         self.engine, self.job = engine, job
-        self._n_given = 0
+        self.n_given = 0
         self._has_begun = self._is_closed = False
 
     def take(self) -> Piece | None:
         """Return the next piece, if it is there; the first call lets rounds work on the job."""
         self._has_begun = True
-        if self._n_given < len(self.job.pieces):
-            self._n_given += 1
-            return self.job.pieces[self._n_given - 1].piece
+        if self.n_given < len(self.job.pieces):
+            self.n_given += 1
+            return self.job.pieces[self.n_given - 1].piece
         if not self.job.is_queued:
             self.engine.submit([self.job])
         return None
@@ -40,7 +41,7 @@ class _Reader:
         is_done = self.job.is_done  # before the pieces are counted: none comes after it
         if self._is_closed:
             return True
-        if self._n_given < len(self.job.pieces):
+        if self.n_given < len(self.job.pieces):
             return False
         self.job.check()
         return is_done
@@ -81,11 +82,16 @@ class Stream(Iterator[Piece]):
         Exception
             Whatever the text's logits processor raised, or a drafter.
         """
-        while not self._reader.is_over():
-            piece = self._reader.take()
-            if piece is not None:
-                return piece
-            self._reader.engine.advance()
+        reader, n_given = self._reader, self._reader.n_given
+        try:
+            while not reader.is_over():
+                piece = reader.take()
+                if piece is not None:
+                    return piece
+                reader.engine.advance()
+        except BaseException:  # an interrupt between taking a piece and giving it
+            reader.n_given = n_given
+            raise
         raise StopIteration
 
     @property
@@ -115,7 +121,8 @@ class Stream(Iterator[Piece]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():
+            self.close()
 
 
 class AsyncStream(AsyncIterator[Piece]):
@@ -189,4 +196,5 @@ class AsyncStream(AsyncIterator[Piece]):
             self._reader.close()
 
     def __del__(self) -> None:
-        self._close()
+        if not sys.is_finalizing():
+            self._close()

@@ -37,6 +37,10 @@ WATCHED = "libasan" in os.environ.get("LD_PRELOAD", "")
 CALLED = {
     ("Generator", "lengths"),
     ("Context.process", "choices"),
+    ("Cross.verify", "processors"),
+    ("Cross.pending", "processor"),
+    ("LM.generate", "logits_processor"),
+    ("LM.chat", "logits_processor"),
     ("guess", "answer"),
 }
 """Parameters of which something is called, or walked through, that may raise what it likes."""

@@ -3,6 +3,7 @@
 A place is the number of a line event, or of an instruction's, in the Python code of ``mtpcore``.
 """
 
+import dis
 import random
 import signal
 import sys
@@ -12,6 +13,15 @@ from pathlib import Path
 import mtpcore
 
 PACKAGE = str(Path(mtpcore.__file__).parent)
+
+
+RETURNS = {dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap}
+
+
+def _returns(frame):
+    """Say whether a frame is about to return: Python raises no interrupt between that and its
+    caller's next instruction."""
+    return frame.f_code.co_code[frame.f_lasti] in RETURNS
 
 
 class Raiser:
@@ -43,7 +53,7 @@ class Raiser:
         return self._local
 
     def _local(self, frame, event, arg):
-        if event == self.event:
+        if event == self.event and not (event == "opcode" and _returns(frame)):
             where = (frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno)
             if not self.raised:
                 self.seen.append(where)

@@ -1,11 +1,22 @@
 """One of each thing of mtpcore that has doors, in the midst of its work."""
 
+import json
+
 import mtpcore
 import mtpcore.testing
 from mtpcore import Batch, Context, DraftTree, Generator, Sampling, link
-from mtpcore.gguf import ChatTemplate
 
 GREEDY = Sampling.greedy()
+
+
+class Template:
+    """A chat template that needs no process; rendering has doors of its own."""
+
+    def render(self, messages, tools=None, **more):
+        try:
+            return json.dumps(messages)
+        except Exception as error:
+            raise mtpcore.MtpcoreError("the template failed") from error
 
 
 class Policy:
@@ -55,7 +66,7 @@ class World:
         self.generator.step()
         self.tree = DraftTree([7, 9, 8], [-1, -1, 0])
         self.vocabulary = mtpcore.DraftVocabulary([1, 2, 3, 4], "")
-        model.chat_template = ChatTemplate("{{ messages[0].content }}")
+        model.chat_template = Template()
         self.lm = mtpcore.LM(model, n_ctx=48, n_seq_max=2, draft=2, threads=1)
         self.stats = mtpcore.Stats()
         self.subject = mtpcore.testing.Subject("demo", "demo")
@@ -65,7 +76,8 @@ class World:
 
     def state(self):
         """Return everything that a call that fails may not change."""
-        found = [list(self.alone.runner.lengths), dict(self.alone.undecided), list(self.alone.taps)]
+        found = [list(self.alone.runner.lengths), dict(self.alone.runner.sequences.undecided)]
+        found += [list(self.alone.taps)]
         found += [list(self.spare.lengths), list(self.spare.taps), self.spare.owner is None]
         found += [self.alone.digest(seq) for seq in (0, 2)]
         for cross in (self.cross, self.generator.cross):

@@ -1,6 +1,9 @@
 """Streams: what is given is settled, and letting go of one frees its sequence."""
 
 import gc
+import os
+import subprocess
+import sys
 
 import pytest
 from harness.demos import DEMOS
@@ -115,6 +118,22 @@ def test_a_stream_that_was_never_read_takes_nothing(lm):
     assert lm.n_running == 0
     stream.close()
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("read", ["next(stream)", "asyncio.run(anext(stream))"])
+def test_a_stream_that_is_left_at_the_end_of_a_program_says_nothing(read):
+    method = "astream" if "asyncio" in read else "stream"
+    program = "import asyncio, mtpcore; lm = mtpcore.LM('demo', n_ctx=64)\n"
+    program += f"stream = lm.{method}('class A:', ignore_eos=True)\n{read}\n"
+    path = os.pathsep.join(part for part in sys.path if part)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_completion_is_there_at_the_end(lm):

@@ -1,0 +1,87 @@
+"""Ctrl-C at any moment: no piece is lost or given twice, and no sequence stays taken."""
+
+import random
+
+import pytest
+from harness.hashed import HashModel
+from harness.interrupted import Raiser
+from harness.scripted import SCRIPTS, Letters, Scripted, cross_of, plain
+
+from mtpcore import LM, Generator, Sampling
+
+PROMPTS = [[3, 1, 4], [3, 1, 4, 1, 5], [2]]
+WARM = Sampling(temperature=1.0, seed=8)
+TRUTHS = [plain(prompt, WARM, 14) for prompt in PROMPTS]
+TEXTS = [Letters().text(truth) for truth in TRUTHS]
+
+
+@pytest.fixture(scope="module")
+def lm():
+    model = HashModel()
+    model.tokenizer = Letters()
+    texts = [[*prompt, *truth] for prompt, truth in zip(PROMPTS, TRUTHS, strict=True)]
+    proposer = Scripted(SCRIPTS["right for three"], texts, None)
+    cross, _ = cross_of(proposer, model=model, n_seq_max=2)
+    return LM.of(Generator(cross, sampling=WARM, draft=4, prefix_caching=True))
+
+
+def interrupted(function, place):
+    """Call a function with an interrupt at a place; return what it returned, or None, and both."""
+    with Raiser(place, by_instruction=True) as raiser:
+        try:
+            return function(), raiser.raised
+        except KeyboardInterrupt:
+            return None, raiser.raised
+
+
+def check_free(lm):
+    assert lm.n_running == 0
+    assert lm.generator.cross.owners.describe() == []
+    assert lm.generate(PROMPTS[1], max_tokens=14).text == TEXTS[1]
+
+
+def test_generate_ends_its_texts(lm):
+    n_raised = 0
+    for seed in range(60):
+        place = int(random.Random(seed).expovariate(1 / 15000))
+        found, raised = interrupted(lambda: lm.generate(PROMPTS, max_tokens=14), place)
+        n_raised += bool(raised)
+        if found is not None:
+            assert [one.text for one in found] == TEXTS
+        check_free(lm)
+    assert n_raised > 30
+
+
+def test_a_stream_goes_on_where_it_was(lm):
+    n_raised = 0
+    for seed in range(12):
+        chance = random.Random(seed)
+        stream, pieces, misses = lm.stream(PROMPTS[0], max_tokens=14), [], 0
+        while misses < 400:
+            place = chance.randrange(chance.choice([80, 80, 1500, 20000]))
+            piece, raised = interrupted(lambda s=stream: next(s, "end"), place)
+            n_raised += bool(raised)
+            if piece == "end":
+                break
+            if piece is not None:
+                pieces.append(piece)
+            misses += 1
+        assert "".join(pieces) == TEXTS[0]
+        assert sum((piece.tokens for piece in pieces), ()) == tuple(TRUTHS[0])
+        check_free(lm)
+    assert n_raised > 30
+
+
+def test_a_stream_that_is_closed_or_let_go_of_frees_its_sequence(lm):
+    n_raised = 0
+    for seed in range(60):
+        chance = random.Random(seed)
+        stream = lm.stream(PROMPTS[0], max_tokens=14)
+        for _ in range(seed % 3):
+            next(stream)
+        _, raised = interrupted(lambda s=stream: next(s), chance.randrange(12000))
+        n_raised += bool(raised)
+        interrupted(stream.close, chance.randrange(300))
+        del stream
+        check_free(lm)
+    assert n_raised > 20
