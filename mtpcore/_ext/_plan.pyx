@@ -77,7 +77,8 @@ cdef class Executor:
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
-        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most, sizeof(mtp_row_sampler))
+        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most,
+                                                          sizeof(mtp_row_sampler))
         self.choices.winners = <mtp_winner *> zeros(n_threads * self.choices.most,
                                                     sizeof(mtp_winner))
         self.arena = mtp_memory_zeros(arena_bytes)
