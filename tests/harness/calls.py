@@ -133,6 +133,8 @@ def run(share, first):
         begin = int(numbers[-1]) + 1
         if os.WIFSIGNALED(status):
             yield *todo[begin - 1], signal.Signals(os.WTERMSIG(status)).name
+        elif status:
+            raise RuntimeError(f"the harness failed before call {begin - 1}; see above")
 
 
 def main(share="1", first="0"):
