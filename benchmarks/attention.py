@@ -54,13 +54,14 @@ def program(shape: Shape, n_layers: int) -> Program:
         "attention", {}, slots={"q": h * k_width, "k": g_heads * k_width, "v": g_heads * v_width}
     )
     q, k, v = (
-        g.heads(g.inputs[name], n) for name, n in zip("qkv", (h, g_heads, g_heads), strict=True)
+        g.split_heads(g.inputs[name], n)
+        for name, n in zip("qkv", (h, g_heads, g_heads), strict=True)
     )
     y = None
     for layer in range(n_layers):
         found = g.attention(q, k, v_width if shape.latent else v, layer=layer, scale=k_width**-0.5)
-        y = found if y is None else g.plus(y, found)
-    return g.finish(Outputs(y=g.rows(y)))
+        y = found if y is None else g.add(y, found)
+    return g.finish(Outputs(y=g.merge_heads(y)))
 
 
 def fill(runner: Runner, shape: Shape, n_places: int) -> None:

@@ -3,7 +3,7 @@
 from mtpcore.cross import Cross, Verdict, link
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import Link, Tap, Tree
+from mtpcore.declarations.spec import Link, Tap, TreeShape
 from mtpcore.decoding import Generator, Request, Stats
 from mtpcore.discovery.loading import load_model
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
@@ -59,7 +59,7 @@ __all__ = [
     "Stats",
     "Stream",
     "Tap",
-    "Tree",
+    "TreeShape",
     "Verdict",
     "link",
     "load_model",

@@ -15,7 +15,7 @@ from mtpcore.declarations.spec import (
     ModelSpec,
     Tap,
     Tie,
-    Tree,
+    TreeShape,
     as_variant,
     first_of,
 )
@@ -25,14 +25,14 @@ from mtpcore.graph import GraphBuilder, GraphType, Inputs, Outputs, Value
 from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
-    attend,
+    apply_rope,
+    attention,
     attention_block,
     feed_forward,
     feed_forward_block,
     moe,
     swiglu,
     trunk_outputs,
-    turn,
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
 from mtpcore.models.hparams import Experts, Hparams
@@ -121,10 +121,10 @@ __all__ = [
     "TABLES",
     "Tap",
     "Tie",
-    "Tree",
+    "TreeShape",
     "Value",
     "as_variant",
-    "attend",
+    "attention",
     "attention_block",
     "block_renames",
     "convert",
@@ -151,5 +151,5 @@ __all__ = [
     "scaling_type",
     "swiglu",
     "trunk_outputs",
-    "turn",
+    "apply_rope",
 ]

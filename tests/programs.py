@@ -100,29 +100,29 @@ def trunk(
     x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
     for i in range(layers):
         a = g.rms_norm(x, f"{i}.norm.weight", 1e-5)
-        q = g.heads(g.matmul(a, f"{i}.q.weight"), N_HEADS)
-        k = g.heads(g.matmul(a, f"{i}.k.weight", f"{i}.k_bias.weight"), N_KEY_HEADS)
-        v = g.heads(g.matmul(a, f"{i}.v.weight"), N_KEY_HEADS)
+        q = g.split_heads(g.matmul(a, f"{i}.q.weight"), N_HEADS)
+        k = g.split_heads(g.matmul(a, f"{i}.k.weight", f"{i}.k_bias.weight"), N_KEY_HEADS)
+        v = g.split_heads(g.matmul(a, f"{i}.v.weight"), N_KEY_HEADS)
         q, k = (g.rope(y, g.inputs.positions, frequencies, style=styles) for y in (q, k))
         if latent:
             wide = g.concat(q, g.slice(q, 0, 8))
             q = g.concat(g.head_matmul(wide, f"{i}.k_b.weight"), q)
             k = g.slice(k, 0, HEAD // 2)
-            k = g.heads(g.concat(g.matmul(a, f"{i}.c.weight"), g.rows(k)), 1)
+            k = g.split_heads(g.concat(g.matmul(a, f"{i}.c.weight"), g.merge_heads(k)), 1)
         y = g.attention(
             q, k, LATENT if latent else v, layer=i, scale=HEAD**-0.5, mask=mask, window=windows[i],
             sinks=f"{i}.sinks.weight",
         )  # fmt: skip
         if latent:
             y = g.head_matmul(y, f"{i}.v_b.weight")
-        x = g.plus(x, g.matmul(g.rows(y), f"{i}.o.weight"))
+        x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
         if experts:
             f = g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5)
             ids, shares = g.route(f, f"{i}.router.weight", n_used=N_USED)
             gate = g.expert_matmul(f, ids, f"{i}.gate.weight")
             up = g.expert_matmul(f, ids, f"{i}.up.weight")
             down = g.expert_matmul(g.gated(gate, up), ids, f"{i}.down.weight")
-            x = g.plus(x, g.mix(down, shares))
+            x = g.add(x, g.mix(down, shares))
     hidden = g.rms_norm(x, "norm.weight", 1e-5)
     logits = g.matmul(g.output_rows(hidden), "head.weight")
     return g.finish(Outputs(logits, hidden=hidden)), Weights(tensors)
@@ -146,10 +146,10 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
     g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
     x = g.embed(g.inputs.tokens, "embd.weight")
     x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
-    q, k, v = (g.heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
+    q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
     q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
     y = g.attention(q, k, v, layer=0, scale=0.2)
-    x = g.plus(x, g.matmul(g.rows(y), "o.weight"))
+    x = g.add(x, g.matmul(g.merge_heads(y), "o.weight"))
     hidden = g.rms_norm(x, "norm.weight", 1e-5)
     logits = g.matmul(g.output_rows(hidden), "head.weight")
     logits = logits if factor is None else g.scale(logits, factor)

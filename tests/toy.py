@@ -26,7 +26,7 @@ class Hparams:
 def trunk(g, inputs, h):
     x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
     for n in range(h.n_layers):
-        x = g.plus(g.tap(f"layer_input:{n}", x), g.matmul(x, f"blk.{n}.mix.weight"))
+        x = g.add(g.tap(f"layer_input:{n}", x), g.matmul(x, f"blk.{n}.mix.weight"))
     g.tap("wide", g.concat(x, x))
     hidden = g.tap("hidden", g.rms_norm(g.tap("residual", x), "output_norm.weight", EPS))
     return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"))

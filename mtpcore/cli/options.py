@@ -10,7 +10,7 @@ from typing import Literal, NoReturn
 from mtpcore.backends.select import BACKENDS, OFFERED
 from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import SamplingError
 from mtpcore.memory import KV_DTYPES
@@ -85,13 +85,13 @@ def draft_vocabulary(text: str) -> str | int:
     return whole(1)(text) if text.isdecimal() else text
 
 
-def tree_shape(text: str) -> Tree:
+def tree_shape(text: str) -> TreeShape:
     """Read the shape of a grown tree."""
     try:
         depth, width, n_nodes = map(whole(1), text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"wanted DEPTH,WIDTH,NODES, got {text!r}") from None
-    return Tree(depth=depth, width=width, n_nodes=n_nodes)
+    return TreeShape(depth=depth, width=width, n_nodes=n_nodes)
 
 
 def probability(text: str) -> float:

@@ -16,7 +16,7 @@ from mtpcore.boundary.arguments import offers
 from mtpcore.cross.cross import Cross
 from mtpcore.declarations.checks import check_tree
 from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec, Tap, Tree
+from mtpcore.declarations.spec import DrafterSpec, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.drafters import DeclaredProposer
 from mtpcore.drafting.feeders import order_graphs
@@ -41,7 +41,7 @@ def link(
     drafter: OneDrafter | Sequence[OneDrafter] = "auto",
     *,
     draft_model: Model | None = None,
-    tree: Tree | None = None,
+    tree: TreeShape | None = None,
     draft_vocabulary: DraftVocabulary | str | PathLike[str] | None = None,
 ) -> Cross:
     """Make the drafter's contexts, connect them, and return the Cross.
@@ -55,7 +55,7 @@ def link(
         log line. Of several the first that proposes anything drafts.
     draft_model : Model, optional
         The drafter's weights, where they lie in a file of their own.
-    tree : Tree, optional
+    tree : TreeShape, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
     draft_vocabulary : DraftVocabulary or path, optional
@@ -85,8 +85,8 @@ def link(
             got=type(draft_model).__name__,
             fix="load it: draft_model=load_model(path)",
         )
-    if tree is not None and not isinstance(tree, Tree):
-        raise LinkError("the shape of a tree is a Tree", where="tree", got=type(tree).__name__)
+    if tree is not None and not isinstance(tree, TreeShape):
+        raise LinkError("the shape of a tree is a TreeShape", where="tree", got=type(tree).__name__)
     tokens = _tokens_of(llm, draft_vocabulary)
     with draft_model.lock if draft_model is not None else nullcontext():
         return _link(llm, several, draft_model, tree, tokens)
@@ -96,7 +96,7 @@ def _link(
     llm: Context,
     several: Sequence[OneDrafter],
     draft_model: Model | None,
-    tree: Tree | None,
+    tree: TreeShape | None,
     tokens: NDArray[np.int32] | None,
 ) -> Cross:
     borrows = draft_model is not None and draft_model.target is None
@@ -146,7 +146,7 @@ def _roles(
     llm: Context,
     several: Sequence[OneDrafter],
     draft_model: Model | None,
-    tree: Tree | None,
+    tree: TreeShape | None,
     tokens: NDArray[np.int32] | None,
 ) -> dict[str, Context | Proposer]:
     """Return the target and what drafts for it, by role."""
@@ -170,7 +170,7 @@ def _roles(
     return roles
 
 
-def _find(source: Model, drafter: str | DrafterSpec, tree: Tree | None) -> DrafterSpec:
+def _find(source: Model, drafter: str | DrafterSpec, tree: TreeShape | None) -> DrafterSpec:
     try:
         spec = source.find_drafter(None if drafter == "auto" else drafter)
         if tree is not None:

@@ -16,7 +16,7 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.by_sequence import setting_of
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
-from mtpcore.cross.verification import RoundRows, tree_rows, walk
+from mtpcore.cross.verification import RoundBatch, tree_rows, walk
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob
 from mtpcore.errors import BatchError, CapacityError, LinkError
@@ -66,7 +66,7 @@ class Speculation:
         self._others = {
             name: runner for name, runner in runners.items() if id(runner) not in self._drafter_of
         }
-        self._round: RoundRows | None = None  # which is being verified
+        self._round: RoundBatch | None = None  # which is being verified
         links.apply()
         for name, runner in runners.items():
             runner.deliver = self._deliverer(name)
@@ -133,7 +133,7 @@ class Speculation:
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
         prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
-        rows = RoundRows()
+        rows = RoundBatch()
         for seq, draft in drafts.items():
             state = self.states.decided(seq)
             if seq in prefill:
@@ -175,7 +175,7 @@ class Speculation:
 
     def _choices(
         self,
-        rows: RoundRows,
+        rows: RoundBatch,
         batch: Batch,
         sampling: Samplings,
         processors: Mapping[int, LogitsProcessor],
@@ -219,7 +219,7 @@ class Speculation:
         return walk(draft, choose, history)
 
     def _deliver_paths(
-        self, rows: RoundRows, output: Output, verdicts: Mapping[int, Verdict]
+        self, rows: RoundBatch, output: Output, verdicts: Mapping[int, Verdict]
     ) -> None:
         """Keep of each tree the path taken, of chains beside it all, and deliver the paths."""
         if not rows.branching:

@@ -11,10 +11,10 @@ from mtpcore.cross.sequence import Verdict
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.runtime.batch import Batch
 
-__all__ = ["RoundRows", "draft_batch", "tree_rows", "walk"]
+__all__ = ["RoundBatch", "draft_batch", "tree_rows", "walk"]
 
 
-class RoundRows:
+class RoundBatch:
     """Collects the rows of one round, drafts first.
 
     ``spans`` are the rows of each sequence's draft, its pending token first. ``branching`` are the
@@ -78,7 +78,7 @@ class RoundRows:
 
 def draft_batch(seq: int, n: int, pending: int, draft: Draft) -> Batch:
     """Return the rows of one sequence's draft alone."""
-    rows = RoundRows()
+    rows = RoundBatch()
     rows.add_draft(seq, n, pending, draft)
     return rows.batch()
 

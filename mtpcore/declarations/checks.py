@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 from msgspec.structs import fields
 
-from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Tap, Tree
+from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Tap, TreeShape
 from mtpcore.errors import MtpcoreError, PluginError, spell
 
 __all__ = ["check_shape", "check_spec", "check_struct", "check_tree"]
@@ -232,9 +232,9 @@ def check_shape(spec: DrafterSpec) -> None:
         check_tree(spec.tree)
 
 
-def check_tree(tree: Tree) -> None:
+def check_tree(tree: TreeShape) -> None:
     """Raise PluginError where a tree is neither fixed nor grown."""
-    check_struct(tree, "Tree")
+    check_struct(tree, "TreeShape")
     grown = (tree.depth, tree.width, tree.n_nodes)
     if tree.paths:
         fits = not any(grown) and all(path and min(path) >= 0 for path in tree.paths)

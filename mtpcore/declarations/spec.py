@@ -35,7 +35,7 @@ __all__ = [
     "Pairing",
     "Tap",
     "Tie",
-    "Tree",
+    "TreeShape",
     "as_variant",
     "first_of",
     "read_taps",
@@ -200,7 +200,7 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
 _Size: TypeAlias = Annotated[int, Meta(le=1 << 16, description="at most 65536")]
 
 
-class Tree(msgspec.Struct, frozen=True, kw_only=True):
+class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a draft tree.
 
     Either ``paths``, fixed: each the ranks chosen from the root on, as ``(0, 2)`` for the third
@@ -285,7 +285,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     feeds : tuple of Feed
     ties : tuple of Tie
     heads : Heads
-    tree : Tree, optional
+    tree : TreeShape, optional
     vocabulary : str
         The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
         without it drafts all of the target's tokens.
@@ -319,7 +319,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
     heads: Heads = Heads()
-    tree: Tree | None = None
+    tree: TreeShape | None = None
     vocabulary: str = ""
     limit: _Size = 8
     acceptance: tuple[float, float] = (0.0, 1.0)

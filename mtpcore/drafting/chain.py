@@ -11,7 +11,7 @@ from mtpcore.drafting.drafters import (
     draft_choices,
     warn_not_finite,
 )
-from mtpcore.drafting.feeders import Feeders, sound_places
+from mtpcore.drafting.feeders import Feeders, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, run_drafts
@@ -56,7 +56,7 @@ class GraphDrafter:
             if end is not None:
                 end += feed.pairing == "next-token"
                 places = range(places.start, max(places.start, min(places.stop, end)))
-        return sound_places(self.runner, self._feeds, seq, places)
+        return finite_places(self.runner, self._feeds, seq, places)
 
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""

@@ -14,7 +14,7 @@ from mtpcore.links.links import role_of
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["Feeders", "find_feeders", "order_graphs", "sound_places"]
+__all__ = ["Feeders", "find_feeders", "order_graphs", "finite_places"]
 
 I32 = NDArray[np.int32]
 
@@ -67,7 +67,7 @@ class Feeders:
             for seq, text in texts.items():
                 reaches = [self.reach(feed, seq) for feed in feeds]
                 end = min([len(text), *(n for n in reaches if n is not None)])
-                places = sound_places(runner, feeds, seq, range(runner.lengths[seq], end))
+                places = finite_places(runner, feeds, seq, range(runner.lengths[seq], end))
                 tokens += text[places.start : places.stop].tolist()
                 seqs += [seq] * len(places)
                 at += places
@@ -141,9 +141,9 @@ def order_graphs(spec: DrafterSpec) -> list[str]:
     return order
 
 
-def sound_places(runner: GraphRunner, feeds: Sequence[Feed], seq: int, places: range) -> range:
+def finite_places(runner: GraphRunner, feeds: Sequence[Feed], seq: int, places: range) -> range:
     """Return the places before the first one for which a row to be read is not finite."""
     if not places:
         return places
-    ends = [runner.sources[feed.slot].sound_until(seq, places) for feed in feeds]
+    ends = [runner.sources[feed.slot].finite_until(seq, places) for feed in feeds]
     return range(places.start, min(ends, default=places.stop))

@@ -13,7 +13,7 @@ from mtpcore.drafting.drafters import (
     draft_choices,
     warn_not_finite,
 )
-from mtpcore.drafting.feeders import sound_places
+from mtpcore.drafting.feeders import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
@@ -91,7 +91,7 @@ class HeadDrafter:
     def _settle(self, head: int, seq: int, history: I32) -> None:
         runner = self._heads[head]
         places = self._lacking(head, seq, len(history))
-        places = sound_places(runner, self.spec.feeds, seq, places)
+        places = finite_places(runner, self.spec.feeds, seq, places)
         if places:
             tokens = history[places.start : places.stop]
             runner.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
@@ -119,7 +119,7 @@ class HeadDrafter:
             places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
             if not places:
                 return head  # the text is shorter than what the head looks back
-            sound = sound_places(self._heads[head], self.spec.feeds, job.seq, places)
+            sound = finite_places(self._heads[head], self.spec.feeds, job.seq, places)
             if sound != places:
                 self._pause(job.seq, sound.stop)
                 return head

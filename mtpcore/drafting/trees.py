@@ -8,14 +8,14 @@ from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import DraftJob
-from mtpcore.drafting.growth import Growth
+from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
 
 __all__ = ["TreeDrafter"]
 
-Branch = tuple[DraftJob, Growth, int]
+Branch = tuple[DraftJob, GrowingTree, int]
 """A node that gets children, and whose tree it belongs to; -1 is the pending token."""
 
 
@@ -30,7 +30,9 @@ class TreeDrafter(GraphDrafter):
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.runner.program)
         output = self.runner.process(self._missing(jobs))
-        growths = [Growth(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
+        growths = [
+            GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs
+        ]
         self._branch([(job, growth, -1) for job, growth in zip(jobs, growths, strict=True)], output)
         while self._grow(jobs, growths):
             pass
@@ -39,7 +41,7 @@ class TreeDrafter(GraphDrafter):
             if any(fed is None for fed in growth.fed):
                 self._pause(job.seq, len(job.history) - 1)
 
-    def _grow(self, jobs: list[DraftJob], growths: list[Growth]) -> bool:
+    def _grow(self, jobs: list[DraftJob], growths: list[GrowingTree]) -> bool:
         """Run one more level of every tree; return whether there was one.
 
         The nodes on the way are run again with each level, for what ``explore`` wrote is forgotten:

@@ -137,7 +137,7 @@ class GraphBuilder:
         self._values.append(value)
         return value
 
-    def add(
+    def add_node(
         self,
         op: str,
         inputs: Sequence[Value],
@@ -197,73 +197,73 @@ class GraphBuilder:
         if rows:
             width = self._weight(table, name or "embed").shape[-1]
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
-        return self.add("embed", inputs, [table], name=name or self._stem(table))[0]
+        return self.add_node("embed", inputs, [table], name=name or self._stem(table))[0]
 
     def matmul(
         self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
     ) -> Value:
         """Multiply rows by a matrix: [T, inputs] -> [T, outputs]; an absent bias is left out."""
         weights = [weight, bias] if bias and self.has(bias) else [weight]
-        return self.add("matmul", [x], weights, name=name or self._stem(weight))[0]
+        return self.add_node("matmul", [x], weights, name=name or self._stem(weight))[0]
 
     def rms_norm(
         self, x: Value, weight: str | None, eps: float, *, name: str | None = None
     ) -> Value:
         """Norm the last axis by its root mean square: x / sqrt(mean(x**2) + eps) * weight."""
         name = name or (self._stem(weight) if weight else None)
-        return self.add("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
+        return self.add_node("rms_norm", [x], [weight] if weight else [], name=name, eps=eps)[0]
 
     def layer_norm(
         self, x: Value, weight: str | None, bias: str | None, eps: float, *, name: str | None = None
     ) -> Value:
         """Norm the last axis by mean and variance, ``eps`` added to the latter; weight and bias."""
-        return self.add("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
+        return self.add_node("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
 
-    def plus(self, a: Value, b: Value, *, name: str | None = None) -> Value:
+    def add(self, a: Value, b: Value, *, name: str | None = None) -> Value:
         """Return a + b, of one shape."""
-        return self.add("add", [a, b], name=name)[0]
+        return self.add_node("add", [a, b], name=name)[0]
 
-    def times(self, a: Value, b: Value, *, name: str | None = None) -> Value:
+    def mul(self, a: Value, b: Value, *, name: str | None = None) -> Value:
         """Return a * b element by element, of one shape."""
-        return self.add("mul", [a, b], name=name)[0]
+        return self.add_node("mul", [a, b], name=name)[0]
 
     def scale(self, x: Value, factor: float, *, name: str | None = None) -> Value:
         """Multiply by a number, ``factor``."""
-        return self.add("scale", [x], name=name, factor=float(factor))[0]
+        return self.add_node("scale", [x], name=name, factor=float(factor))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
         """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
-        return self.add("activation", [x], name=name, kind=kind)[0]
+        return self.add_node("activation", [x], name=name, kind=kind)[0]
 
     def gated(
         self, gate: Value, up: Value, kind: str = "silu", *, name: str | None = None
     ) -> Value:
         """Return kind(gate) * up."""
-        return self.add("gated", [gate, up], name=name, kind=kind)[0]
+        return self.add_node("gated", [gate, up], name=name, kind=kind)[0]
 
     def concat(self, *parts: Value, name: str | None = None) -> Value:
         """Join ``parts`` along the last axis, in the order given."""
-        return self.add("concat", parts, name=name)[0]
+        return self.add_node("concat", parts, name=name)[0]
 
     def slice(self, x: Value, start: int, stop: int, *, name: str | None = None) -> Value:
         """Return x[..., start:stop]."""
-        return self.add("slice", [x], name=name, start=start, stop=stop)[0]
+        return self.add_node("slice", [x], name=name, start=start, stop=stop)[0]
 
-    def heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
+    def split_heads(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
         """Reshape [T, n_heads * D] to [T, n_heads, D]."""
-        return self.add("heads", [x], name=name, n_heads=n_heads)[0]
+        return self.add_node("split_heads", [x], name=name, n_heads=n_heads)[0]
 
-    def rows(self, x: Value, *, name: str | None = None) -> Value:
+    def merge_heads(self, x: Value, *, name: str | None = None) -> Value:
         """Reshape heads into rows: [T, H, D] -> [T, H * D]."""
-        return self.add("rows", [x], name=name)[0]
+        return self.add_node("merge_heads", [x], name=name)[0]
 
     def repeat(self, x: Value, n_heads: int, *, name: str | None = None) -> Value:
         """Repeat one head for all: [T, 1, D] -> [T, n_heads, D]."""
-        return self.add("repeat", [x], name=name, n_heads=n_heads)[0]
+        return self.add_node("repeat", [x], name=name, n_heads=n_heads)[0]
 
     def head_matmul(self, x: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each head by a matrix of its own: [T, H, inputs] -> [T, H, outputs]."""
-        return self.add("head_matmul", [x], [weight], name=name or self._stem(weight))[0]
+        return self.add_node("head_matmul", [x], [weight], name=name or self._stem(weight))[0]
 
     def rope(
         self,
@@ -296,7 +296,7 @@ class GraphBuilder:
         factors : str, optional
             A tensor by which the frequencies are divided.
         """
-        return self.add(
+        return self.add_node(
             "rope",
             [x, positions],
             [factors] if factors else [],
@@ -344,7 +344,7 @@ class GraphBuilder:
             A layer is written twice, or shapes do not fit.
         """
         latent = isinstance(v, int)
-        attended = self.add(
+        attended = self.add_node(
             "attention",
             [q, k] if isinstance(v, int) else [q, k, v],
             [sinks] if sinks else [],
@@ -400,7 +400,7 @@ class GraphBuilder:
             best experts.
         """
         weights = [weight, correction] if correction and self.has(correction) else [weight]
-        ids, shares = self.add(
+        ids, shares = self.add_node(
             "route",
             [x],
             weights,
@@ -417,15 +417,17 @@ class GraphBuilder:
 
     def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
         """Multiply each row by the matrices of its experts, ``ids``: -> [T, n_used, outputs]."""
-        return self.add("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[0]
+        return self.add_node("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[
+            0
+        ]
 
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
         """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""
-        return self.add("mix", [x, shares], name=name)[0]
+        return self.add_node("mix", [x, shares], name=name)[0]
 
     def output_rows(self, x: Value, *, name: str | None = None) -> Value:
         """Keep only the tokens whose outputs were asked for."""
-        return self.add("outputs", [x], name=name)[0]
+        return self.add_node("outputs", [x], name=name)[0]
 
     def tap(self, tap: str, x: Value) -> Value:
         """Offer a tap; it becomes an output if it was asked for."""

@@ -122,7 +122,7 @@ def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(*x[0][:-1], a["stop"] - a["start"])
 
 
-def _heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(
         len(x[0]) == 2 and a["n_heads"] > 0 and int(x[0][1]) % a["n_heads"] == 0,
         "rows do not split into heads",
@@ -132,7 +132,7 @@ def _heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(x[0][0], a["n_heads"], int(x[0][1]) // a["n_heads"])
 
 
-def _rows(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _merge_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     _want(len(x[0]) == 3, "rows of heads have three axes", "[rows, heads, width]", x[0])
     return _f32(x[0][0], int(x[0][1]) * int(x[0][2]))
 
@@ -291,8 +291,8 @@ OPS: dict[str, OpRule] = {
     "gated": _rule(2, 0, "kind", _activation, "kind(gate) * up"),
     "concat": _rule((2, 8), 0, "", _concat, "join along the last axis"),
     "slice": _rule(1, 0, "start stop", _slice, "x[..., start:stop]"),
-    "heads": _rule(1, 0, "n_heads", _heads, "[T, H * D] seen as [T, H, D]"),
-    "rows": _rule(1, 0, "", _rows, "[T, H, D] seen as [T, H * D]"),
+    "split_heads": _rule(1, 0, "n_heads", _split_heads, "[T, H * D] seen as [T, H, D]"),
+    "merge_heads": _rule(1, 0, "", _merge_heads, "[T, H, D] seen as [T, H * D]"),
     "repeat": _rule(1, 0, "n_heads", _repeat, "[T, 1, D] seen as [T, H, D], every head the same"),
     "rope": _rule(
         2,

@@ -107,7 +107,7 @@ class Inbox:
         unsound = _before(unsound, pos) + tuple(base + at for at in bad)
         self._held[seq] = Held(rows, base, first, end, unsound)
 
-    def sound_until(self, seq: int, begin: int, end: int) -> int:
+    def finite_until(self, seq: int, begin: int, end: int) -> int:
         """Return the position of the first row of [begin, end) that is not finite, or ``end``.
 
         Raises

@@ -250,7 +250,7 @@ class InboxSource:
     def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
         return self._box.get(seq, begin - self._shift, end - self._shift)
 
-    def sound_until(self, seq: int, places: range) -> int:
+    def finite_until(self, seq: int, places: range) -> int:
         """Return the first of these places whose row is not finite, or their end.
 
         Raises
@@ -259,5 +259,5 @@ class InboxSource:
             A row is missing.
         """
         begin, end = places.start - self._shift, places.stop - self._shift
-        found = self._box.sound_until(seq, begin, max(begin, end)) + self._shift
+        found = self._box.finite_until(seq, begin, max(begin, end)) + self._shift
         return min(found, places.stop)

@@ -15,14 +15,14 @@ from mtpcore.models.rope import Rope
 __all__ = [
     "OUTPUT_TIE",
     "ROUTER_TYPE",
-    "attend",
+    "attention",
     "attention_block",
     "feed_forward",
     "feed_forward_block",
     "moe",
     "swiglu",
     "trunk_outputs",
-    "turn",
+    "apply_rope",
 ]
 
 OUTPUT_TIE: Tie = first_of("output.weight", "token_embd.weight")
@@ -65,10 +65,10 @@ def attention_block(
         f32[n_tokens, width]
     """
     a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight", h.norm_eps)
-    return attend(g, a, positions, layer, h, kind=kind, sinks=sinks, factors=factors)
+    return attention(g, a, positions, layer, h, kind=kind, sinks=sinks, factors=factors)
 
 
-def attend(
+def attention(
     g: GraphBuilder,
     a: Value,
     positions: Value,
@@ -98,8 +98,8 @@ def attend(
     if g.has(f"blk.{layer}.attn_q_norm.weight"):
         q = g.rms_norm(q, f"blk.{layer}.attn_q_norm.weight", h.norm_eps)
         k = g.rms_norm(k, f"blk.{layer}.attn_k_norm.weight", h.norm_eps)
-    q = turn(g, q, positions, kind.rope, factors)
-    k = turn(g, k, positions, kind.rope, factors)
+    q = apply_rope(g, q, positions, kind.rope, factors)
+    k = apply_rope(g, k, positions, kind.rope, factors)
     y = g.attention(
         q,
         k,
@@ -109,7 +109,9 @@ def attend(
         window=kind.window,
         sinks=sinks if sinks and g.has(sinks) else None,
     )
-    return g.matmul(g.rows(y), f"blk.{layer}.attn_output.weight", f"blk.{layer}.attn_output.bias")
+    return g.matmul(
+        g.merge_heads(y), f"blk.{layer}.attn_output.weight", f"blk.{layer}.attn_output.bias"
+    )
 
 
 def _project(
@@ -128,10 +130,10 @@ def _project(
         v = g.slice(fused, q_width + k_width, int(fused.shape[1]))
     else:
         q, k, v = matmul("attn_q"), matmul("attn_k"), matmul("attn_v")
-    return g.heads(q, h.n_heads), g.heads(k, n_kv_heads), g.heads(v, n_kv_heads)
+    return g.split_heads(q, h.n_heads), g.split_heads(k, n_kv_heads), g.split_heads(v, n_kv_heads)
 
 
-def turn(
+def apply_rope(
     g: GraphBuilder, x: Value, positions: Value, rope: Rope, factors: str | None = None
 ) -> Value:
     """Rotate heads by their positions as ``rope`` says; ``factors`` names a tensor of divisors."""
@@ -185,7 +187,7 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
     rows = g.expert_matmul(g.gated(gate, up), ids, f"{block}.ffn_down_exps.weight")
     y = g.mix(rows, shares)
     if g.has(f"{block}.ffn_gate_shexp.weight"):
-        y = g.plus(y, swiglu(g, x, layer, "_shexp"))
+        y = g.add(y, swiglu(g, x, layer, "_shexp"))
     return y
 
 

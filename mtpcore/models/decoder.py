@@ -36,8 +36,8 @@ def decoder(
 
 def dense_layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Hparams) -> Value:
     """Add attention and a dense feed-forward part to the residual stream."""
-    x = g.plus(x, attention_block(g, x, positions, n, h))
-    return g.plus(x, feed_forward_block(g, x, n, h))
+    x = g.add(x, attention_block(g, x, positions, n, h))
+    return g.add(x, feed_forward_block(g, x, n, h))
 
 
 def dense_trunk(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Outputs:

@@ -49,8 +49,8 @@ class LlamaHparams(Hparams, frozen=True, kw_only=True):
 
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: LlamaHparams) -> Value:
     """Add attention and feed-forward of layer n to the residual stream."""
-    x = g.plus(x, attention_block(g, x, positions, n, h, factors="rope_freqs.weight"))
-    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
+    x = g.add(x, attention_block(g, x, positions, n, h, factors="rope_freqs.weight"))
+    return g.add(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def build(g: GraphBuilder, inputs: Inputs, h: LlamaHparams) -> Outputs:

@@ -16,7 +16,7 @@ import msgspec
 from mtpcore.boundary.sizes import Count
 from mtpcore.gguf.metadata import Fields
 from mtpcore.graph import GraphBuilder, Value
-from mtpcore.models.blocks import turn
+from mtpcore.models.blocks import apply_rope
 from mtpcore.models.hparams import Hparams
 
 __all__ = ["Mla", "mla_block"]
@@ -105,24 +105,24 @@ def mla_block(
     block = f"blk.{layer}."
     a = g.rms_norm(x, block + "attn_norm.weight", h.norm_eps)
     n_plain = mla.key_width - 2 * len(h.rope.frequencies)
-    q = g.heads(_query(g, a, block, h), h.n_heads)
+    q = g.split_heads(_query(g, a, block, h), h.n_heads)
     plain = g.slice(q, 0, n_plain)
-    turned = turn(g, g.slice(q, n_plain, mla.key_width), positions, h.rope)
+    rotated = apply_rope(g, g.slice(q, n_plain, mla.key_width), positions, h.rope)
     both = g.matmul(a, block + "attn_kv_a_mqa.weight")
     c = g.rms_norm(g.slice(both, 0, mla.rank), block + "attn_kv_a_norm.weight", h.norm_eps)
-    key = g.heads(g.slice(both, mla.rank, int(both.shape[1])), 1)
-    key = turn(g, key, positions, h.rope)
+    key = g.split_heads(g.slice(both, mla.rank, int(both.shape[1])), 1)
+    key = apply_rope(g, key, positions, h.rope)
     if g.has(block + "attn_k_b.weight"):
-        q = g.concat(g.head_matmul(plain, block + "attn_k_b.weight"), turned)
-        k = g.concat(g.heads(c, 1), key)
+        q = g.concat(g.head_matmul(plain, block + "attn_k_b.weight"), rotated)
+        k = g.concat(g.split_heads(c, 1), key)
         y = g.attention(q, k, mla.rank, layer=layer, scale=mla.scale)
         y = g.head_matmul(y, block + "attn_v_b.weight")
     else:
-        kv = g.heads(g.matmul(c, block + "attn_kv_b.weight"), h.n_heads)
+        kv = g.split_heads(g.matmul(c, block + "attn_kv_b.weight"), h.n_heads)
         k = g.concat(g.slice(kv, 0, n_plain), g.repeat(key, h.n_heads))
         v = g.slice(kv, n_plain, n_plain + mla.value_width)
-        y = g.attention(g.concat(plain, turned), k, v, layer=layer, scale=mla.scale)
-    return g.matmul(g.rows(y), block + "attn_output.weight")
+        y = g.attention(g.concat(plain, rotated), k, v, layer=layer, scale=mla.scale)
+    return g.matmul(g.merge_heads(y), block + "attn_output.weight")
 
 
 def _query(g: GraphBuilder, a: Value, block: str, h: Hparams) -> Value:

@@ -42,8 +42,8 @@ class Qwen3MoeHparams(Hparams, frozen=True, kw_only=True):
 
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Qwen3MoeHparams) -> Value:
     """Add attention and feed-forward of layer n to the residual stream."""
-    x = g.plus(x, attention_block(g, x, positions, n, h))
-    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
+    x = g.add(x, attention_block(g, x, positions, n, h))
+    return g.add(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def build(g: GraphBuilder, inputs: Inputs, h: Qwen3MoeHparams) -> Outputs:

@@ -15,7 +15,7 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.fused_sampling import read_choices
 from mtpcore.runtime.sequences import Sequences
 
-__all__ = ["Admission", "Admitted", "Ranges", "RowSource"]
+__all__ = ["Admission", "Admitted", "Ranges", "SlotSource"]
 
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
@@ -28,13 +28,13 @@ Admitted = tuple[Rows, Ranges, Groups]
 """Checked rows, the places that they take, and whose they are."""
 
 
-class RowSource(Protocol):
+class SlotSource(Protocol):
     """Gives a slot its rows."""
 
     def __call__(self, seq: I32, place: I32) -> NDArray[np.float32]:
         """Return float32[n, width] for sequences and places int32[n]."""
 
-    def sound_until(self, seq: int, places: range) -> int:
+    def finite_until(self, seq: int, places: range) -> int:
         """Return the first of these places whose row is not finite, or their end."""
 
 
@@ -64,7 +64,7 @@ class Admission:
         n_ctx: int,
         starts_late: bool,
     ) -> None:
-        self.sources: dict[str, RowSource] = {}
+        self.sources: dict[str, SlotSource] = {}
         self._program, self._sequences = program, sequences
         self._n_vocab, self._n_ctx, self._starts_late = n_vocab, n_ctx, starts_late
         self._n_axes, self._slots = program.n_axes, program.slots()

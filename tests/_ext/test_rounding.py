@@ -92,13 +92,13 @@ def test_programs(mode, threads, monkeypatch):
     monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
     g = GraphBuilder("test", {}, slots={"a": 40, "b": 40})
     a, b = g.inputs["a"], g.inputs["b"]
-    heads = g.heads(a, 2)
+    heads = g.split_heads(a, 2)
     made = {
-        "sum": g.plus(a, b),
-        "product": g.times(a, b),
+        "sum": g.add(a, b),
+        "product": g.mul(a, b),
         "scaled": g.scale(a, 0.3),
         "normed": g.rms_norm(a, None, 0.0),
-        "attended": g.rows(g.attention(heads, heads, heads, layer=0, scale=1e30)),
+        "attended": g.merge_heads(g.attention(heads, heads, heads, layer=0, scale=1e30)),
         **{kind: g.gated(b, a, kind) for kind in ACTIVATIONS},
     }
     program = g.finish(Outputs(**made))

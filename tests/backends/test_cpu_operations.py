@@ -54,8 +54,8 @@ def test_values_one_by_one(width):
         kinds = {kind: g.activation(a, kind) for kind in ACTIVATIONS}
         gated = {"gated_" + kind: g.gated(a, b, kind) for kind in ACTIVATIONS}
         return {
-            "sum": g.plus(a, b),
-            "product": g.times(a, b),
+            "sum": g.add(a, b),
+            "product": g.mul(a, b),
             "scaled": g.scale(a, -1.7),
             "slot": a,
             **kinds,
@@ -87,13 +87,13 @@ def test_norms(width):
 
     def make(g):
         a = g.inputs["a"]
-        heads = g.heads(g.inputs["heads"], 3)
+        heads = g.split_heads(g.inputs["heads"], 3)
         return {
             "rms": g.rms_norm(a, "w.weight", 1e-5),
             "plain": g.rms_norm(a, None, 1e-3),
             "layer": g.layer_norm(a, "w.weight", "b.weight", 1e-5),
             "layer_plain": g.layer_norm(a, None, None, 1e-5),
-            "heads": g.rows(g.rms_norm(heads, "h.weight", 1e-5)),
+            "heads": g.merge_heads(g.rms_norm(heads, "h.weight", 1e-5)),
         }
 
     assert_equal(make, tensors, {"a": width, "heads": 15}, tolerance=1e-5)
@@ -102,15 +102,15 @@ def test_norms(width):
 def test_views():
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
-        heads = g.heads(a, 3)
+        heads = g.split_heads(a, 3)
         nope, rest = g.slice(heads, 0, 5), g.slice(heads, 5, 8)
         return {
             "cut": g.slice(a, 3, 20),
             "joined": g.concat(a, b, g.slice(b, 1, 3)),
-            "turned": g.rows(g.concat(rest, nope)),
-            "cut_of_heads": g.rows(nope),
-            "normed_cut": g.rows(g.rms_norm(rest, None, 1e-5)),
-            "sum_of_cuts": g.plus(g.slice(a, 0, 7), g.slice(b, 2, 9)),
+            "turned": g.merge_heads(g.concat(rest, nope)),
+            "cut_of_heads": g.merge_heads(nope),
+            "normed_cut": g.merge_heads(g.rms_norm(rest, None, 1e-5)),
+            "sum_of_cuts": g.add(g.slice(a, 0, 7), g.slice(b, 2, 9)),
             "same": a,
         }
 
@@ -123,15 +123,15 @@ def test_rope(style):
     tensors["factors.weight"] = Tensor(np.abs(tensors["factors.weight"].array()) + 0.5)
 
     def make(g):
-        x = g.heads(g.inputs["a"], 2)
+        x = g.split_heads(g.inputs["a"], 2)
         f = [3.0**-i for i in range(9)]
         axes = [i % 3 for i in range(9)]
         p = g.inputs.positions
         return {
-            "plain": g.rows(g.rope(x, p, f, style=style)),
-            "axes": g.rows(g.rope(x, p, f, style=style, axes=axes, magnitude=1.3)),
-            "factors": g.rows(g.rope(x, p, f[:9], style=style, factors="factors.weight")),
-            "short": g.rows(g.rope(x, p, f[:2], style=style)),
+            "plain": g.merge_heads(g.rope(x, p, f, style=style)),
+            "axes": g.merge_heads(g.rope(x, p, f, style=style, axes=axes, magnitude=1.3)),
+            "factors": g.merge_heads(g.rope(x, p, f[:9], style=style, factors="factors.weight")),
+            "short": g.merge_heads(g.rope(x, p, f[:2], style=style)),
         }
 
     assert_equal(make, tensors, {"a": 40}, axes=3, place=300, tolerance=1e-5)
@@ -164,7 +164,7 @@ def test_quantised_matmul(kind):
         ids, _ = g.route(a, "r.weight", n_used=2)
         return {
             "plain": g.matmul(a, "w.weight"),
-            "experts": g.rows(g.expert_matmul(a, ids, "e.weight")),
+            "experts": g.merge_heads(g.expert_matmul(a, ids, "e.weight")),
         }
 
     found = run_both(make, tensors, {"a": 96})
@@ -190,13 +190,13 @@ def test_products_by_head(kind, n):
 
     def make(g):
         a = g.inputs["a"]
-        heads, wide = g.heads(g.slice(a, 0, 96), 3), g.heads(a, 3)
+        heads, wide = g.split_heads(g.slice(a, 0, 96), 3), g.split_heads(a, 3)
         return {
-            "whole": g.rows(g.head_matmul(heads, "w.weight")),
-            "cut": g.rows(g.head_matmul(g.slice(wide, 8, 40), "w.weight")),
-            "one": g.rows(g.head_matmul(g.heads(g.slice(a, 5, 37), 1), "v.weight")),
-            "repeated": g.rows(
-                g.head_matmul(g.repeat(g.heads(g.slice(a, 3, 35), 1), 3), "w.weight")
+            "whole": g.merge_heads(g.head_matmul(heads, "w.weight")),
+            "cut": g.merge_heads(g.head_matmul(g.slice(wide, 8, 40), "w.weight")),
+            "one": g.merge_heads(g.head_matmul(g.split_heads(g.slice(a, 5, 37), 1), "v.weight")),
+            "repeated": g.merge_heads(
+                g.head_matmul(g.repeat(g.split_heads(g.slice(a, 3, 35), 1), 3), "w.weight")
             ),
         }
 
@@ -208,8 +208,11 @@ def test_products_by_head(kind, n):
 
 def test_repeated_heads():
     def make(g):
-        a, b = g.heads(g.inputs["a"], 1), g.heads(g.inputs["b"], 3)
-        return {"joined": g.rows(g.concat(b, g.repeat(a, 3))), "alone": g.rows(g.repeat(a, 2))}
+        a, b = g.split_heads(g.inputs["a"], 1), g.split_heads(g.inputs["b"], 3)
+        return {
+            "joined": g.merge_heads(g.concat(b, g.repeat(a, 3))),
+            "alone": g.merge_heads(g.repeat(a, 2)),
+        }
 
     assert_equal(make, {}, {"a": 5, "b": 12})
 
@@ -260,8 +263,8 @@ def test_routes_of_ties_and_of_what_is_not_a_number():
     def make(g):
         a = g.inputs["a"]
         ids, shares = g.route(a, "r.weight", "c.weight", n_used=6, normalise=False)
-        ones = g.activation(g.scale(g.plus(a, a), 0.0), "sigmoid")
-        return {"ids": g.rows(g.expert_matmul(ones, ids, "mark.weight")), "shares": shares}
+        ones = g.activation(g.scale(g.add(a, a), 0.0), "sigmoid")
+        return {"ids": g.merge_heads(g.expert_matmul(ones, ids, "mark.weight")), "shares": shares}
 
     made, _ = run_both(make, tensors, {"a": 4})
     assert np.array_equal(np.rint(made["ids"] * 2), np.tile([1, 2, 0, 3, 4, 5], (11, 1)))
@@ -279,8 +282,8 @@ def test_a_group_whose_worth_is_not_a_number_comes_last():
     def make(g):
         a = g.inputs["a"]
         ids, _ = g.route(a, "r.weight", "c.weight", n_used=3, n_groups=4, n_groups_used=2)
-        ones = g.activation(g.scale(g.plus(a, a), 0.0), "sigmoid")
-        return {"ids": g.rows(g.expert_matmul(ones, ids, "mark.weight"))}
+        ones = g.activation(g.scale(g.add(a, a), 0.0), "sigmoid")
+        return {"ids": g.merge_heads(g.expert_matmul(ones, ids, "mark.weight"))}
 
     for found in run_both(make, tensors, {"a": 4}):
         assert np.array_equal(found["ids"], np.tile([4, 5, 6], (11, 1)))
@@ -293,16 +296,16 @@ N_QUERIES = 38
 def attention_program(options, tensors):
     def make(g):
         x = g.embed(g.inputs.tokens, "embd.weight")
-        q = g.heads(g.matmul(x, "q.weight"), N_QUERIES)
-        k = g.heads(g.matmul(x, "k.weight"), 2)
-        v = g.heads(g.matmul(x, "v.weight"), 2)
+        q = g.split_heads(g.matmul(x, "q.weight"), N_QUERIES)
+        k = g.split_heads(g.matmul(x, "k.weight"), 2)
+        v = g.split_heads(g.matmul(x, "v.weight"), 2)
         if options.get("cross"):
-            y = g.add("cross_attention", [q, k, v], scale=0.1)[0]
+            y = g.add_node("cross_attention", [q, k, v], scale=0.1)[0]
         elif options.get("latent"):
             y = g.attention(q, k, min(v.shape[2], k.shape[2]), layer=0, scale=0.1)
         else:
             y = g.attention(q, k, v, layer=0, scale=0.1, **options)
-        return g.finish(Outputs(y=g.rows(y)))
+        return g.finish(Outputs(y=g.merge_heads(y)))
 
     g = GraphBuilder("attention", tensors)
     return make(g)

@@ -36,7 +36,7 @@ def norm(g, x):
 
 def split(g, x):
     """Norm a row's halves as heads, and all of it."""
-    return norm(g, g.heads(x, 2)), norm(g, x)
+    return norm(g, g.split_heads(x, 2)), norm(g, x)
 
 
 def experts(g, x):
@@ -59,12 +59,16 @@ def whole_slice_read_before(g, x):
 
 def other_names(g, x):
     y, z = split(g, x)
-    return {"a": g.concat(g.rows(g.heads(z, 4)), g.rows(y)), "b": g.scale(z, 3.0), "c": y}
+    return {
+        "a": g.concat(g.merge_heads(g.split_heads(z, 4)), g.merge_heads(y)),
+        "b": g.scale(z, 3.0),
+        "c": y,
+    }
 
 
 def one_head(g, x):
-    y = g.heads(norm(g, x), 1)
-    return {"a": g.concat(y, g.repeat(y, 1)), "b": g.rows(y)}
+    y = g.split_heads(norm(g, x), 1)
+    return {"a": g.concat(y, g.repeat(y, 1)), "b": g.merge_heads(y)}
 
 
 def the_same_twice(g, x):
@@ -79,7 +83,7 @@ def in_two_concats(g, x):
 
 def concat_of_concat(g, x):
     y, z = split(g, x)
-    inner = g.concat(g.rows(y), z)
+    inner = g.concat(g.merge_heads(y), z)
     outer = g.concat(g.scale(x, 2.0), inner, g.concat(norm(g, x), g.slice(inner, 0, 2 * W)))
     return {"a": outer, "b": g.slice(outer, 5, 70)}
 
@@ -101,15 +105,19 @@ def input_as_output(g, x):
 
 
 def heads_side_by_side(g, x):
-    y = g.heads(g.matmul(x, "square.weight"), 4)  # of half a line
+    y = g.split_heads(g.matmul(x, "square.weight"), 4)  # of half a line
     wide = g.concat(g.scale(y, 2.0), g.activation(g.slice(y, 0, 5), "silu"), y)
-    return {"a": wide, "b": g.rows(g.slice(wide, 3, 20))}
+    return {"a": wide, "b": g.merge_heads(g.slice(wide, 3, 20))}
 
 
 def rows_of_one_head(g, x):
     """A part whose only reader knows it by another name."""
-    y, z = (g.heads(g.matmul(x, "square.weight"), n) for n in (1, 2))
-    return {"a": g.concat(x, g.rows(norm(g, y)), g.rows(norm(g, z)), g.rows(g.slice(y, 0, 9)))}
+    y, z = (g.split_heads(g.matmul(x, "square.weight"), n) for n in (1, 2))
+    return {
+        "a": g.concat(
+            x, g.merge_heads(norm(g, y)), g.merge_heads(norm(g, z)), g.merge_heads(g.slice(y, 0, 9))
+        )
+    }
 
 
 def shares_side_by_side(g, x):
@@ -126,29 +134,29 @@ def ranks_of_a_slice(g, x):
     """Each rank's row is a head of a part of a row: heads follow each other, rows do not."""
     ids, _ = g.route(x, "router.weight", n_used=2)
     wide = g.concat(norm(g, x), x)
-    return {"a": g.expert_matmul(g.heads(g.slice(wide, 4, 4 + W), 2), ids, "half.weight")}
+    return {"a": g.expert_matmul(g.split_heads(g.slice(wide, 4, 4 + W), 2), ids, "half.weight")}
 
 
 def ranks_side_by_side(g, x):
     """Experts write rows that follow each other, a part of a concat has others between."""
     ids, _ = g.route(x, "router.weight", n_used=2)
     y = g.expert_matmul(x, ids, "stack.weight")
-    z = g.head_matmul(g.heads(x, 2), "heads.weight")
+    z = g.head_matmul(g.split_heads(x, 2), "heads.weight")
     one, _ = g.route(x, "router.weight", n_used=1)
-    rows = g.rows(g.expert_matmul(x, one, "stack.weight"))
-    return {"a": g.concat(y, z, g.heads(x, 2)), "b": g.concat(x, rows)}
+    rows = g.merge_heads(g.expert_matmul(x, one, "stack.weight"))
+    return {"a": g.concat(y, z, g.split_heads(x, 2)), "b": g.concat(x, rows)}
 
 
 def experts_of_output_rows(g, x):
     kept = norm(g, g.output_rows(x))
     _, shares, up, mixed = experts(g, kept)
-    return {"up": up, "a": g.plus(kept, mixed), "shares": shares}
+    return {"up": up, "a": g.add(kept, mixed), "shares": shares}
 
 
 def heads_of_output_rows(g, x):
     return {
-        "a": g.head_matmul(g.heads(g.output_rows(x), 2), "heads.weight"),
-        "b": g.head_matmul(g.heads(x, 2), "heads.weight"),
+        "a": g.head_matmul(g.split_heads(g.output_rows(x), 2), "heads.weight"),
+        "b": g.head_matmul(g.split_heads(x, 2), "heads.weight"),
     }
 
 

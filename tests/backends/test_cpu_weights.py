@@ -61,7 +61,7 @@ made = [g.matmul(x, f"{i}.weight") for i in range(6)]
 made.append(g.matmul(x, "foreign.weight"))
 made.append(g.route(x, "foreign.weight", n_used=2)[1])
 ids, _ = g.route(x, "router.weight", n_used=2)
-made.append(g.rows(g.expert_matmul(x, ids, "experts.weight")))
+made.append(g.merge_heads(g.expert_matmul(x, ids, "experts.weight")))
 program = g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)}))
 source = Weights(file.tensors)
 open("/proc/self/clear_refs", "w").write("5")

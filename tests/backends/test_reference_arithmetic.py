@@ -175,8 +175,8 @@ def test_values_one_by_one(data, isa, width, n):
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
         return {
-            "add": g.plus(a, b),
-            "mul": g.times(a, b),
+            "add": g.add(a, b),
+            "mul": g.mul(a, b),
             "scale": g.scale(a, -1.7),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
             **{"gated " + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
@@ -198,11 +198,11 @@ def test_norms(data, isa, width, n, eps):
     tensors = random_tensors(1, w=(width,), b=(width,), h=(7,))
 
     def make(g):
-        a, heads = g.inputs["a"], g.heads(g.inputs["heads"], 3)
+        a, heads = g.inputs["a"], g.split_heads(g.inputs["heads"], 3)
         return {
             "rms": g.rms_norm(a, "w.weight", eps),
             "plain rms": g.rms_norm(a, None, eps),
-            "rms of heads": g.rows(g.rms_norm(heads, "h.weight", eps)),
+            "rms of heads": g.merge_heads(g.rms_norm(heads, "h.weight", eps)),
             "layer": g.layer_norm(a, "w.weight", "b.weight", eps),
             "plain layer": g.layer_norm(a, None, None, eps),
         }
@@ -217,14 +217,14 @@ def test_rope(data, isa, n, pairs, style):
     tensors = {"f.weight": Tensor(np.random.default_rng(2).uniform(0.5, 4, pairs))}
 
     def make(g):
-        x, p = g.heads(g.inputs["a"], 2), g.inputs.positions
+        x, p = g.split_heads(g.inputs["a"], 2), g.inputs.positions
         frequencies = [3e4 ** (-i / pairs) for i in range(pairs)]
         axes = [i % 3 for i in range(pairs)]
         rope = {"axes": axes, "style": style}
         return {
-            "plain": g.rows(g.rope(x, p, frequencies, **rope)),
-            "magnitude": g.rows(g.rope(x, p, frequencies, magnitude=1.3, **rope)),
-            "factors": g.rows(g.rope(x, p, frequencies, factors="f.weight", **rope)),
+            "plain": g.merge_heads(g.rope(x, p, frequencies, **rope)),
+            "magnitude": g.merge_heads(g.rope(x, p, frequencies, magnitude=1.3, **rope)),
+            "factors": g.merge_heads(g.rope(x, p, frequencies, factors="f.weight", **rope)),
         }
 
     positions = np.random.default_rng(data.draw(seeds)).integers(0, 2**20, (n, 3), np.int32)
@@ -264,8 +264,10 @@ def test_products(kind, data, isa, n_outputs, n):
         return {
             "matmul": g.matmul(a, "w.weight"),
             "bias": g.matmul(a, "w.weight", "b.weight"),
-            "expert_matmul": g.rows(g.expert_matmul(a, ids, "e.weight")),
-            "head_matmul": g.rows(g.head_matmul(g.heads(g.concat(a, b, a), 3), "e.weight")),
+            "expert_matmul": g.merge_heads(g.expert_matmul(a, ids, "e.weight")),
+            "head_matmul": g.merge_heads(
+                g.head_matmul(g.split_heads(g.concat(a, b, a), 3), "e.weight")
+            ),
         }
 
     compare(isa, make, tensors, {name: data.draw(values(n, columns)) for name in "ab"})
@@ -304,7 +306,7 @@ def test_experts(data, isa, n, options, n_used):
     def make(g):
         ids, shares = g.route(g.inputs["a"], "r.weight", "c.weight", n_used=n_used, **options)
         up = g.expert_matmul(g.inputs["a"], ids, "up.weight")
-        return {"route": shares, "expert_matmul": g.rows(up), "mix": g.mix(up, shares)}
+        return {"route": shares, "expert_matmul": g.merge_heads(up), "mix": g.mix(up, shares)}
 
     compare(isa, make, tensors, {"a": data.draw(values(n, 20))})
 
@@ -335,14 +337,15 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
 
     def make(g):
         q, k, v = (
-            g.heads(g.inputs[name], heads) for name, heads in zip("qkv", (6, 2, 2), strict=True)
+            g.split_heads(g.inputs[name], heads)
+            for name, heads in zip("qkv", (6, 2, 2), strict=True)
         )
         if options == "cross":
-            return {"y": g.rows(g.add("cross_attention", [q, k, v], scale=0.1)[0])}
+            return {"y": g.merge_heads(g.add_node("cross_attention", [q, k, v], scale=0.1)[0])}
         if options == "latent":
             latent = g.attention(q, k, min(k_width, v_width), layer=0, scale=0.1)
-            return {"y": g.rows(latent)}
-        return {"y": g.rows(g.attention(q, k, v, layer=0, scale=0.1, **options))}
+            return {"y": g.merge_heads(latent)}
+        return {"y": g.merge_heads(g.attention(q, k, v, layer=0, scale=0.1, **options))}
 
     feeds = [{"n": n} for n in batches]
     feeds[0]["place"] = place
@@ -360,8 +363,8 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
 
 def test_attention_needs_paged_memory():
     g = GraphBuilder("test", {}, slots={"a": 8})
-    x = g.heads(g.inputs["a"], 2)
-    program = g.finish(Outputs(y=g.rows(g.attention(x, x, x, layer=0, scale=1.0))))
+    x = g.split_heads(g.inputs["a"], 2)
+    program = g.finish(Outputs(y=g.merge_heads(g.attention(x, x, x, layer=0, scale=1.0))))
     runner = Runner(ReferenceBackend(quantise_activations=True), program, Weights({}))
     runner.memory = type("Nothing", (), {"length": lambda *_: 0, "reserve": lambda *_: None})()
     with pytest.raises(BackendError, match="needs paged memory"):

@@ -40,17 +40,17 @@ SCALE = 0.05
 def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False):
     g = GraphBuilder("attention", TENSORS)
     x = g.embed(g.inputs.tokens, "embd.weight")
-    q = g.heads(g.matmul(x, "q.weight"), H)
-    k = g.heads(g.matmul(x, "k.weight"), G)
-    v = g.heads(g.matmul(x, "v.weight"), G)
+    q = g.split_heads(g.matmul(x, "q.weight"), H)
+    k = g.split_heads(g.matmul(x, "k.weight"), G)
+    v = g.split_heads(g.matmul(x, "v.weight"), G)
     if cross:
-        y = g.add("cross_attention", [q, k, v], scale=SCALE)[0]
+        y = g.add_node("cross_attention", [q, k, v], scale=SCALE)[0]
     else:
         y = g.attention(
             q, k, DV if latent else v, layer=3, scale=SCALE, mask=mask, window=window,
             sinks="sinks.weight" if sinks else None,
         )  # fmt: skip
-    return g.finish(Outputs(y=g.rows(y)))
+    return g.finish(Outputs(y=g.merge_heads(y)))
 
 
 def runner(dtype="f32", kv_dtype=None, **options):

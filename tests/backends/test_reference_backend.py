@@ -68,7 +68,7 @@ def test_an_operation_of_a_test(monkeypatch):
         OPS, "reverse", OpRule((1, 1), (0, 0), frozenset(), lambda x, w, a: ((x[0], "f32"),), "")
     )
     monkeypatch.setattr(ReferenceBackend, "operations", dict(ReferenceBackend.operations))
-    program = build(lambda g, x: g.add("reverse", [x])[0])
+    program = build(lambda g, x: g.add_node("reverse", [x])[0])
     with pytest.raises(BackendError, match="reverse"):
         Runner(ReferenceBackend(), program, Weights(TENSORS))
     ReferenceBackend.register("reverse", by_row(lambda x: x[::-1]))
@@ -98,12 +98,12 @@ def test_activations_are_rounded_where_kernels_do_so(weight):
 def test_experts_round_activations_too():
     def make(g, x):
         ids, _ = g.route(x, "w.weight", n_used=1)
-        return g.rows(g.expert_matmul(x, ids, "experts.weight"))
+        return g.merge_heads(g.expert_matmul(x, ids, "experts.weight"))
 
     g = GraphBuilder("test", {**TENSORS, "r.weight": Tensor(np.eye(3, 64))})
     x = g.embed(g.inputs.tokens, "embd.weight")
     ids, _ = g.route(x, "r.weight", n_used=2)
-    program = g.finish(Outputs(y=g.rows(g.expert_matmul(x, ids, "experts.weight"))))
+    program = g.finish(Outputs(y=g.merge_heads(g.expert_matmul(x, ids, "experts.weight"))))
     made = [
         Runner(ReferenceBackend("f64", q), program, Weights(g.tensors)).feed([5])["y"]
         for q in (False, True)

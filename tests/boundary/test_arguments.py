@@ -108,7 +108,7 @@ DOORS = {
     "a layer of 5000 digits": lambda c: c.llm.add_taps([mtpcore.Tap("layer_input", HUGE)]),
     "a tap of 5000 digits": lambda c: mtpcore.Tap.parse("layer_input:" + "9" * 5000),
     "a tree of broken depth": lambda c: mtpcore.link(
-        mtpcore.Context(c.llm.model), tree=mtpcore.Tree(depth=1.5, width=2, n_nodes=4)
+        mtpcore.Context(c.llm.model), tree=mtpcore.TreeShape(depth=1.5, width=2, n_nodes=4)
     ),
     "nan as least probability": lambda c: c.draft(0, 2, p_min=math.nan),
     "least probabilities without one": lambda c: c.draft(0, 2, p_min={1: 0.5}),

@@ -8,7 +8,7 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import describe_plugins
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.sampling import Sampling
@@ -40,8 +40,8 @@ SAMPLED = tuple(
     for temperature, n_batch in ((0.0, 512), (0.8, 40), (1.5, 7))
 )
 TREES = (
-    Tree(depth=4, width=4, n_nodes=14),
-    Tree(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
+    TreeShape(depth=4, width=4, n_nodes=14),
+    TreeShape(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
 )
 families = pytest.mark.parametrize("family", FAMILIES, ids=str)
 

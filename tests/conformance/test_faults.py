@@ -21,7 +21,7 @@ def echo(g, inputs, h):
     """Join a value with a slice of all of it, and read it again."""
     token = g.rms_norm(g.embed(inputs.tokens, "blk.{n}.embed.weight"), None, EPS)
     x = g.matmul(g.concat(token, g.slice(token, 0, WIDTH)), "blk.{n}.join.weight")
-    x = g.plus(g.plus(x, token), inputs["hidden"])
+    x = g.add(g.add(x, token), inputs["hidden"])
     x = g.rms_norm(x, "blk.{n}.norm.weight", EPS)
     return Outputs(logits=g.matmul(g.output_rows(x), "blk.{n}.head.weight"), hidden=x, token=token)
 

@@ -8,7 +8,7 @@ from harness.interrupted import Raiser, recovering
 from harness.scripted import cross_of, plain
 
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
@@ -21,7 +21,7 @@ STEP = 7  # of the lines: another of them is the first in each act
 
 def crossed(kind):
     """Two sequences, the first one after a round, and an empty one."""
-    settings = {"tree": Tree(depth=3, width=2, n_nodes=6)} if kind == "tree" else {}
+    settings = {"tree": TreeShape(depth=3, width=2, n_nodes=6)} if kind == "tree" else {}
     if kind == "fusion":
         settings["model"] = HashModel(FUSED)
     cross, _ = cross_of("head", skill=12, n_seq_max=3, n_batch=8, **settings)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mtpcore.cross import link
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
@@ -379,7 +379,7 @@ class FusedMachine(CrossMachine):
 
 
 class TreeMachine(CrossMachine):
-    nan, tree = 2, Tree(depth=3, width=2, n_nodes=6)
+    nan, tree = 2, TreeShape(depth=3, width=2, n_nodes=6)
 
 
 def case(machine):

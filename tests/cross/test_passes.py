@@ -4,10 +4,10 @@ import msgspec
 import pytest
 from harness.families import FAMILIES
 
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.runtime.batch import Batch
 
-TREE = Tree(depth=3, width=2, n_nodes=6)
+TREE = TreeShape(depth=3, width=2, n_nodes=6)
 
 
 class Counted:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import toy
 
-from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tap, Tree, link
+from mtpcore import Batch, Context, DraftVocabulary, LinkError, Sampling, Tap, TreeShape, link
 from mtpcore.plugin import Outputs
 
 SAMPLINGS = (Sampling.greedy(), Sampling(temperature=1.3, seed=3))
@@ -90,7 +90,7 @@ def test_of_a_head_with_a_map_it_keeps_what_the_map_names(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [[5], [5, 63]])
-@pytest.mark.parametrize("tree", [None, Tree(depth=3, width=4, n_nodes=12)])
+@pytest.mark.parametrize("tree", [None, TreeShape(depth=3, width=4, n_nodes=12)])
 def test_one_token_is_enough(tmp_path, tokens, tree):
     """Also for trees that are wider than the vocabulary."""
     few = DraftVocabulary(tokens, tokenizer="")

@@ -5,7 +5,7 @@ import pytest
 from harness.hashed import SPEC, HashBackend, HashModel
 
 from mtpcore import CapacityError, Context, Cross, LinkError, link, load_model
-from mtpcore.declarations.spec import Heads, Tree
+from mtpcore.declarations.spec import Heads, TreeShape
 from mtpcore.memory import SPARE
 
 
@@ -34,13 +34,13 @@ def test_what_heads_of_their_own_steps_cannot_follow_is_refused(changes):
 
 def test_heads_of_their_own_steps_draft_no_trees():
     heads = Heads(count=2, order="each-step")
-    tree = Tree(depth=2, width=2, n_nodes=4)
+    tree = TreeShape(depth=2, width=2, n_nodes=4)
     with pytest.raises(LinkError, match="chains, no trees") as caught:
         link_with(heads=heads, shape="tree", tree=tree)
     assert "--draft-tree" in caught.value.fix
 
 
-@pytest.mark.parametrize("changes", [{"shape": "tree"}, {"tree": Tree(paths=((0,),))}])
+@pytest.mark.parametrize("changes", [{"shape": "tree"}, {"tree": TreeShape(paths=((0,),))}])
 def test_a_tree_without_the_shape_and_a_shape_without_the_tree_are_refused(changes):
     model = load_model("demo")
     spec = msgspec.structs.replace(model.find_drafter(), **changes)
@@ -51,7 +51,7 @@ def test_a_tree_without_the_shape_and_a_shape_without_the_tree_are_refused(chang
 def test_what_each_loop_can_follow_is_linked():
     assert repr(link_with()) == "Cross(llm, draft)"
     assert repr(link_with(heads=Heads(count=2))) == "Cross(llm, draft)"  # the first is repeated
-    tree = {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=4)}
+    tree = {"shape": "tree", "tree": TreeShape(depth=2, width=2, n_nodes=4)}
     assert repr(link_with(**tree)) == "Cross(llm, draft)"
     chained = repr(link_with(heads=Heads(count=2, order="each-step")))
     assert chained == "Cross(llm, draft, draft_head1)"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import HEAD
 
-from mtpcore import Context, DraftTree, Generator, Sampling, Tree, link
+from mtpcore import Context, DraftTree, Generator, Sampling, TreeShape, link
 from mtpcore.decoding import SimulatedAcceptance, default_length
 from mtpcore.errors import SamplingError
 
@@ -45,7 +45,9 @@ def text():
 
 
 @pytest.mark.parametrize("skill", [0, 8, 16], ids=["always wrong", "half right", "always right"])
-@pytest.mark.parametrize("tree", [None, Tree(depth=3, width=3, n_nodes=9)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "tree", [None, TreeShape(depth=3, width=3, n_nodes=9)], ids=["chain", "tree"]
+)
 def test_drafts_are_accepted_at_these_rates_whatever_the_drafter_says(text, skill, tree):
     cross = link(Context(HashModel(), 4096, backend=HashBackend(skill=skill)), tree=tree)
     simulated = SimulatedAcceptance((0.6, 0.5, 0.0), seed=3)

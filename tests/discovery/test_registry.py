@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import toy
 
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
 from mtpcore.errors import PluginError
 from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, Heads, hookimpl
@@ -165,7 +165,7 @@ def test_a_hook_that_raises():
         ({"acceptance": (0.9, 0.5)}, "acceptance"),
         ({"shape": "block"}, "shape"),
         ({"shape": "tree"}, "tree"),
-        ({"tree": Tree(depth=2, width=2, n_nodes=3)}, "tree"),
+        ({"tree": TreeShape(depth=2, width=2, n_nodes=3)}, "tree"),
         ({"shape": "proposer"}, "proposer"),
         ({"standalone": True}, "standalone"),
         ({"build": "build"}, "build"),
@@ -197,7 +197,7 @@ def test_a_variant_names_a_drafter_of_its_plugin():
     "shape",
     [
         {"shape": "chain"},
-        {"shape": "tree", "tree": Tree(depth=2, width=2, n_nodes=3)},
+        {"shape": "tree", "tree": TreeShape(depth=2, width=2, n_nodes=3)},
     ],
     ids=lambda shape: shape["shape"],
 )

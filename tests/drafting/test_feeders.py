@@ -235,7 +235,7 @@ def head_of_two(g, inputs, h):
     """The toy's head on half of one slot and half of another; reads positions nowhere."""
     halves = [g.scale(inputs[slot], 0.5) for slot in ("hidden", "again")]
     token = g.embed(inputs.tokens, "blk.{n}.embed.weight")
-    x = g.matmul(g.concat(token, g.plus(*halves)), "blk.{n}.join.weight")
+    x = g.matmul(g.concat(token, g.add(*halves)), "blk.{n}.join.weight")
     x = g.rms_norm(x, "blk.{n}.norm.weight", toy.EPS)
     return Outputs(logits=g.matmul(g.output_rows(x), "blk.{n}.head.weight"), hidden=x)
 

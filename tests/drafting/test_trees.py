@@ -10,17 +10,17 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import Batch, DraftTree, Generator, LinkError, Sampling, Tree
+from mtpcore import Batch, DraftTree, Generator, LinkError, Sampling, TreeShape
 from mtpcore.declarations.spec import Fit
 
 PROMPT = [3, 1, 4]
-GROWN = Tree(depth=4, width=3, n_nodes=9)
+GROWN = TreeShape(depth=4, width=3, n_nodes=9)
 shapes = st.sampled_from(
     [
         GROWN,
-        Tree(depth=2, width=5, n_nodes=30),
-        Tree(depth=5, width=1, n_nodes=4),
-        Tree(paths=((0,), (1,), (0, 0), (2, 1), (0, 0, 0), (0, 3))),
+        TreeShape(depth=2, width=5, n_nodes=30),
+        TreeShape(depth=5, width=1, n_nodes=4),
+        TreeShape(paths=((0,), (1,), (0, 0), (2, 1), (0, 0, 0), (0, 3))),
     ]
 )
 requests = st.lists(
@@ -77,7 +77,11 @@ def test_texts_are_those_of_plain_decoding(wanted, shape, spec, skill, nan, n_ba
 def test_first_children_are_the_chain(temperature, draft_sampler):
     """And a tree of width one is a chain; the state afterwards is the same as well."""
     sampling = Sampling(temperature=temperature, seed=5, repetition_penalty=1.2)
-    for shape in (GROWN, Tree(depth=4, width=1, n_nodes=4), Tree(paths=((0, 0, 0, 0), (2, 1)))):
+    for shape in (
+        GROWN,
+        TreeShape(depth=4, width=1, n_nodes=4),
+        TreeShape(paths=((0, 0, 0, 0), (2, 1))),
+    ):
         (chain, _), (tree, _) = (cross_of("head", skill=9, tree=tree) for tree in (None, shape))
         text = [*PROMPT, *plain(PROMPT, sampling, 12)]
         for n in range(3, 12):
@@ -112,7 +116,7 @@ def test_a_head_that_is_always_right_is_always_accepted(temperature):
 
 def test_trees_are_as_deep_as_was_asked(caplog):
     """The drafter itself stops there: nothing is cut, and nothing is warned of."""
-    cross, _ = cross_of("head", tree=Tree(depth=4, width=3, n_nodes=60), n_batch=64)
+    cross, _ = cross_of("head", tree=TreeShape(depth=4, width=3, n_nodes=60), n_batch=64)
     cross.llm.process(Batch.of(PROMPT))
     with caplog.at_level(logging.WARNING, logger="mtpcore"):
         for k in range(7):
@@ -148,12 +152,12 @@ def test_at_the_end_of_the_context(left):
 
 def test_what_cannot_grow():
     for shape in (
-        Tree(),
-        Tree(depth=2, width=2),
-        Tree(depth=2, width=2, n_nodes=-1),
-        Tree(paths=((0,), ())),
-        Tree(paths=((0, -1),)),
-        Tree(paths=((0,),), depth=2),
+        TreeShape(),
+        TreeShape(depth=2, width=2),
+        TreeShape(depth=2, width=2, n_nodes=-1),
+        TreeShape(paths=((0,), ())),
+        TreeShape(paths=((0, -1),)),
+        TreeShape(paths=((0,),), depth=2),
     ):
         with pytest.raises(LinkError, match="paths of ranks from 0 on, or depth"):
             cross_of("head", tree=shape)

@@ -33,14 +33,14 @@ def builder(**options):
 
 
 def heads(g, x, n=3):
-    return g.heads(x, n)
+    return g.split_heads(x, n)
 
 
 WRONG = {
     "embed, table of one axis": lambda g, x: g.embed(g.inputs.tokens, "vector.weight"),
     "embed, rows": lambda g, x: g.embed(x, "embd.weight"),
     "embed, positions": lambda g, x: g.embed(g.inputs.positions, "embd.weight"),
-    "add, tokens": lambda g, x: g.plus(g.inputs.tokens, g.inputs.tokens),
+    "add, tokens": lambda g, x: g.add(g.inputs.tokens, g.inputs.tokens),
     "concat, positions": lambda g, x: g.concat(x, g.inputs.positions),
     "rope, rows": lambda g, x: g.rope(heads(g, x), x, [1.0]),
     "rope, output rows": lambda g, x: g.rope(heads(g, g.output_rows(x)), g.inputs.positions, [1.0]),
@@ -59,19 +59,19 @@ WRONG = {
     "matmul, heads": lambda g, x: g.matmul(heads(g, x), "square.weight"),
     "rms_norm": lambda g, x: g.rms_norm(x, "vector.weight", 1e-5),
     "layer_norm": lambda g, x: g.layer_norm(x, "square.bias", "vector.weight", 1e-5),
-    "add": lambda g, x: g.plus(x, heads(g, x)),
-    "mul": lambda g, x: g.times(x, g.output_rows(x)),
+    "add": lambda g, x: g.add(x, heads(g, x)),
+    "mul": lambda g, x: g.mul(x, g.output_rows(x)),
     "activation": lambda g, x: g.activation(x, "swish"),
     "gated": lambda g, x: g.gated(x, g.slice(x, 0, 2)),
     "concat": lambda g, x: g.concat(x, heads(g, x)),
     "slice, behind": lambda g, x: g.slice(x, 3, W + 1),
     "slice, empty": lambda g, x: g.slice(x, 3, 3),
-    "heads": lambda g, x: g.heads(x, 5),
-    "heads, none": lambda g, x: g.heads(x, 0),
+    "split_heads": lambda g, x: g.split_heads(x, 5),
+    "heads, none": lambda g, x: g.split_heads(x, 0),
     "attention, window": lambda g, x: g.attention(*[heads(g, x)] * 3, layer=0, scale=1, window=-1),
     "route, no groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=0),
     "rope, negative axis": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], axes=[-1]),
-    "rows": lambda g, x: g.rows(x),
+    "merge_heads": lambda g, x: g.merge_heads(x),
     "rope, too wide": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0] * 3),
     "rope, axes": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0, 1.0], axes=[0, 1]),
     "rope, style": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], style="spiral"),
@@ -116,10 +116,10 @@ WRONG = {
     ),
     "mix": lambda g, x: g.mix(heads(g, x), g.route(x, "router.weight", n_used=2)[1]),
     "outputs, twice": lambda g, x: g.output_rows(g.output_rows(x)),
-    "unknown operation": lambda g, x: g.add("teleport", [x]),
-    "inputs": lambda g, x: g.add("add", [x]),
-    "weights": lambda g, x: g.add("scale", [x], ["square.weight"], factor=1.0),
-    "attributes": lambda g, x: g.add("scale", [x]),
+    "unknown operation": lambda g, x: g.add_node("teleport", [x]),
+    "inputs": lambda g, x: g.add_node("add", [x]),
+    "weights": lambda g, x: g.add_node("scale", [x], ["square.weight"], factor=1.0),
+    "attributes": lambda g, x: g.add_node("scale", [x]),
     "absent tensor": lambda g, x: g.matmul(x, "blk.4.gone.weight"),
     "undeclared slot": lambda g, x: g.inputs["hidden"],
 }
@@ -194,7 +194,7 @@ def test_logits_are_of_output_rows():
 def test_logits_have_two_axes():
     g, x = builder()
     with pytest.raises(GraphError, match="output rows only"):
-        g.finish(Outputs(logits=g.heads(g.output_rows(x), 3)))
+        g.finish(Outputs(logits=g.split_heads(g.output_rows(x), 3)))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_logits_have_two_axes():
         ("more_tokens", ("n_tokens",), "i32"),
         ("places", ("n_tokens", 2), "i32"),
         ("flat", ("n_tokens",), "f32"),
-        ("heads", ("n_tokens", 2, 3), "f32"),
+        ("split_heads", ("n_tokens", 2, 3), "f32"),
         ("late", ("n_outputs", 3), "f32"),
     ],
 )

@@ -16,8 +16,8 @@ TENSORS = {
 def program():
     g = GraphBuilder('dr"aft', TENSORS)
     x = g.embed(g.inputs.tokens, "embd.weight")
-    q = g.heads(g.matmul(x, 'odd "<b>\\name.weight'), 2)
-    y = g.rows(g.attention(q, q, q, layer=0, scale=1))
+    q = g.split_heads(g.matmul(x, 'odd "<b>\\name.weight'), 2)
+    y = g.merge_heads(g.attention(q, q, q, layer=0, scale=1))
     _, shares = g.route(y, "gate.weight", n_used=2)
     return g.finish(Outputs(logits=g.output_rows(y), shares=shares))
 

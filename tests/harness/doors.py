@@ -10,7 +10,7 @@ import mtpcore
 import mtpcore.testing
 from harness.world import GREEDY, Guesser, Policy
 from harness.zoo import Hostile
-from mtpcore import Batch, Cross, Generator, Link, Sampling, Tree, link
+from mtpcore import Batch, Cross, Generator, Link, Sampling, TreeShape, link
 from mtpcore.backends.base import Choices
 from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SimulatedAcceptance
@@ -104,7 +104,7 @@ LEFT_OUT = {
     ),
     "Link": "data; Cross.connect reads it",
     "Tap": "data; whoever takes taps reads it",
-    "Tree": "data; link reads it",
+    "TreeShape": "data; link reads it",
     "AsyncStream": "made by LM.astream",
     "Completion": "made by LM.generate",
     "CompletionStats": "made by LM.generate",
@@ -216,7 +216,9 @@ def composed(call, allows=()):
 
 
 def grow(world, paths=(), depth=2, width=2, n_nodes=4):
-    cross = link(world.context(), tree=Tree(paths=paths, depth=depth, width=width, n_nodes=n_nodes))
+    cross = link(
+        world.context(), tree=TreeShape(paths=paths, depth=depth, width=width, n_nodes=n_nodes)
+    )
     cross.llm.process(Batch.of([1, 2]))
     cross.draft(0, 3, GREEDY)
 
@@ -331,14 +333,14 @@ INSIDE = (
     ("feeds", Feed),
     ("ties", Tie),
     ("heads", Heads),
-    ("tree", Tree),
+    ("tree", TreeShape),
     ("checkpoint", Checkpoint),
 )
 REQUIRED = {
     Feed: {"slot": "x"},
     Tie: {"tensor": "x", "candidates": ("x",)},
     Fit: {"tensors": ("x",)},
-    Tree: {"depth": 2, "width": 2, "n_nodes": 4},
+    TreeShape: {"depth": 2, "width": 2, "n_nodes": 4},
     Checkpoint: {"heads": "x", "architectures": frozenset({"Toy"})},
 }
 

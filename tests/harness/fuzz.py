@@ -63,7 +63,7 @@ def link(models, context, chance):
     drafter = chance.choice(models[-1].drafters)
     tree, vocabulary = None, None
     if chance.random() < 0.2:
-        tree = mtpcore.Tree(depth=2, width=2, n_nodes=4)
+        tree = mtpcore.TreeShape(depth=2, width=2, n_nodes=4)
     if chance.random() < 0.2:
         tokens = sorted({chance.randrange(models[0].hparams.n_vocab) for _ in range(40)})
         vocabulary = mtpcore.DraftVocabulary(tokens, "")

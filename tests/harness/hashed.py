@@ -205,8 +205,8 @@ class HashModel:
         x = g.embed(g.inputs.tokens, "table")
         if draft:
             x = g.matmul(g.concat(x, g.inputs["hidden"]), "join")
-        heads = g.heads(x, 1)
-        x = g.rows(g.attention(heads, heads, heads, layer=0, scale=1.0))
+        heads = g.split_heads(x, 1)
+        x = g.merge_heads(g.attention(heads, heads, heads, layer=0, scale=1.0))
         g.tap("hidden", x)
         g.tap("residual", x)
         logits = g.matmul(g.output_rows(x), "head")

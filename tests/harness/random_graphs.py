@@ -65,7 +65,7 @@ class Grower(Writer):
 
     def two(self):
         a = self.pick()
-        how, b = self.draw(st.sampled_from(["plus", "times", "gated"])), self.like(a)
+        how, b = self.draw(st.sampled_from(["add", "mul", "gated"])), self.like(a)
         if how == "gated":
             return self.g.gated(a, b, self.draw(st.sampled_from(ACTIVATIONS)))
         return getattr(self.g, how)(a, b)
@@ -91,11 +91,11 @@ class Grower(Writer):
     def split(self):
         value = self.flat()
         fits = [n for n in range(1, MOST_HEADS + 1) if value.shape[1] % n == 0]
-        return self.g.heads(value, self.draw(st.sampled_from(fits)))
+        return self.g.split_heads(value, self.draw(st.sampled_from(fits)))
 
     def join(self):
         value = self.in_heads()
-        return value and self.g.rows(value)
+        return value and self.g.merge_heads(value)
 
     def repeat(self):
         value = self.in_heads(lambda v: v.shape[1] == 1)
@@ -117,7 +117,7 @@ class Grower(Writer):
         kind = self.draw(st.sampled_from(["causal", "window", "latent", "block", "cross"]))
         self.sees_batch |= kind in ("block", "cross")
         if kind == "cross":
-            return self.g.add("cross_attention", [q, k, v], scale=0.3)[0]
+            return self.g.add_node("cross_attention", [q, k, v], scale=0.3)[0]
         self.layer += 1
         return self.g.attention(
             q,
@@ -149,7 +149,7 @@ class Grower(Writer):
         if x is None:
             return None
         if len(x.shape) == 2 and x.shape[1] % n_used == 0 and self.draw(st.booleans()):
-            x = self.g.heads(x, n_used)
+            x = self.g.split_heads(x, n_used)
         stack = self.matrix(N_EXPERTS, self.draw(self.WIDTHS), x.shape[-1])
         return self.g.expert_matmul(x, ids, stack)
 

@@ -71,7 +71,7 @@ class Writer:
         return self.g.matmul(x, self.matrix(width, x.shape[1]), self.maybe(width))
 
     def heads(self, x, n_heads, width):
-        return self.g.heads(self.product(x, n_heads * width), n_heads)
+        return self.g.split_heads(self.product(x, n_heads * width), n_heads)
 
     def widened(self, x):
         """Return x, or a product as wide as quantised rows are."""
@@ -94,7 +94,7 @@ class Writer:
 
     def combine(self, x):
         other = self.product(x, x.shape[1])
-        how = self.draw(st.sampled_from(["plus", "times", "gated", "activation", "scale"]))
+        how = self.draw(st.sampled_from(["add", "mul", "gated", "activation", "scale"]))
         if how == "activation":
             return self.g.activation(x, self.draw(st.sampled_from(ACTIVATIONS)))
         if how == "scale":
@@ -109,17 +109,20 @@ class Writer:
         normed = self.norm(x) if self.draw(st.booleans()) else x
         gated = g.gated(self.product(normed, width), self.product(normed, width))
         down = self.product(gated, x.shape[1])
-        return g.plus(x, down) if self.draw(st.booleans()) else g.plus(down, x)
+        return g.add(x, down) if self.draw(st.booleans()) else g.add(down, x)
 
     def views(self, x):
         """Cut and join: values that do not begin where their buffers do."""
         g, wide = self.g, self.product(x, 6 * self.draw(st.integers(1, 20)))
-        three, two = g.heads(wide, 3), g.heads(wide, 2)
+        three, two = g.split_heads(wide, 3), g.split_heads(wide, 2)
         stop = self.draw(st.integers(1, int(three.shape[2])))
         part = g.slice(three, self.draw(st.integers(0, stop - 1)), stop)
-        one = g.heads(g.slice(wide, 1, wide.shape[1]), 1)
+        one = g.split_heads(g.slice(wide, 1, wide.shape[1]), 1)
         return g.concat(
-            g.rows(g.concat(part, three)), g.rows(self.norm(two)), g.rows(g.repeat(one, 3)), x
+            g.merge_heads(g.concat(part, three)),
+            g.merge_heads(self.norm(two)),
+            g.merge_heads(g.repeat(one, 3)),
+            x,
         )
 
     def rope(self, x):
@@ -154,7 +157,7 @@ class Writer:
             self.sees_batch = True
         scale = k_width**-0.5
         if kind == "cross":
-            made = g.add("cross_attention", [q, k, v], scale=scale)[0]
+            made = g.add_node("cross_attention", [q, k, v], scale=scale)[0]
         else:
             made = g.attention(
                 q,
@@ -167,7 +170,7 @@ class Writer:
                 sinks=self.maybe(n_queries),
             )
             self.layer += 1
-        return g.plus(x, self.product(g.rows(made), x.shape[1]))
+        return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
 
     def experts(self, x):
         g, n_groups = self.g, self.draw(few)
@@ -191,13 +194,13 @@ class Writer:
             g.expert_matmul(x, ids, self.matrix(n_experts, width, x.shape[1])) for _ in range(2)
         )
         down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
-        return g.plus(x, g.mix(down, shares))
+        return g.add(x, g.mix(down, shares))
 
     def multiply_heads(self, x):
         n_heads, width = self.draw(few), self.draw(widths)
         made = self.heads(x, n_heads, width)
         stack = self.matrix(n_heads, self.draw(odd_widths), width)
-        return self.g.rows(self.g.head_matmul(made, stack))
+        return self.g.merge_heads(self.g.head_matmul(made, stack))
 
     UNITS = (
         norm, project, combine, feed_forward, views, attend, attend, experts, multiply_heads,

@@ -15,7 +15,7 @@ from harness.hashed import FUSED, HashModel
 from harness.interrupted import Raiser, finish, recovering
 from harness.scripted import SCRIPTS, TREES, Letters, Scripted, cross_of, plain
 from mtpcore.cross import Cross
-from mtpcore.declarations.spec import Link, Tree
+from mtpcore.declarations.spec import Link, TreeShape
 from mtpcore.decoding import Generator
 from mtpcore.graph import GraphType
 from mtpcore.runtime.batch import Batch
@@ -24,7 +24,7 @@ from mtpcore.sampling import Sampling
 
 WARM, GREEDY = Sampling(temperature=1.0, seed=8), Sampling.greedy()
 PENALISED = Sampling(temperature=0.8, repetition_penalty=1.3, seed=5)
-TREE = Tree(depth=3, width=2, n_nodes=6)
+TREE = TreeShape(depth=3, width=2, n_nodes=6)
 EACH_STEP = next(one for one in FAMILIES if one.spec.heads.order == "each-step")
 FUSING = next(one for one in FAMILIES if one.spec.graphs)
 

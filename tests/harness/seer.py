@@ -24,13 +24,13 @@ class TwoAxes(Hparams):
 
 def block(g, x, positions, axes, mask="causal", window=0):
     """Add one layer of attention with RoPE to the residual stream."""
-    made = [g.heads(g.matmul(x, f"{name}.weight"), 2, name=name) for name in ("q", "k", "v")]
+    made = [g.split_heads(g.matmul(x, f"{name}.weight"), 2, name=name) for name in ("q", "k", "v")]
     q, k = (
         g.rope(part, positions, FREQUENCIES, axes=[i % axes for i in range(len(FREQUENCIES))])
         for part in made[:2]
     )
-    return g.plus(
-        x, g.rows(g.attention(q, k, made[2], layer=0, scale=0.3, mask=mask, window=window))
+    return g.add(
+        x, g.merge_heads(g.attention(q, k, made[2], layer=0, scale=0.3, mask=mask, window=window))
     )
 
 
@@ -43,7 +43,7 @@ def encode(g, inputs, h):
 
 def read(g, inputs, h):
     """A language model that adds the row it is fed to each token."""
-    x = g.plus(g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs["picture"])
+    x = g.add(g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs["picture"])
     return trunk(g, x, inputs.positions, h)
 
 

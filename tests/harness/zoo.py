@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from mtpcore import Sampling, Tap, Tree
+from mtpcore import Sampling, Tap, TreeShape
 
 
 class Hostile(Exception):
@@ -133,6 +133,6 @@ ZOO = {
     "number that raises": lambda: raising("__int__", "__float__", "__eq__", base=int),
     "sampling": Sampling.greedy,
     "tap": lambda: Tap("layer_input", HUGE),
-    "tree": lambda: Tree(depth=1.5, width=math.nan, n_nodes="x"),
-    "tree of nonsense": lambda: Tree(paths=((0,), 3)),
+    "tree": lambda: TreeShape(depth=1.5, width=math.nan, n_nodes="x"),
+    "tree of nonsense": lambda: TreeShape(paths=((0,), 3)),
 }

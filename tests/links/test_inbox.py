@@ -43,7 +43,7 @@ def test_sound_until_finds_the_first_row_that_is_not_finite(acts):
         for begin in range(first, length):
             bad = np.flatnonzero(~rows[begin - first :])
             wanted = begin + int(bad[0]) if len(bad) else length
-            assert box.sound_until(mine, begin, length) == wanted
+            assert box.finite_until(mine, begin, length) == wanted
 
 
 def test_a_source_gives_mixed_sequences_their_own_rows():

@@ -7,10 +7,10 @@ import pytest
 from harness.fixtures import model_file
 from harness.scripted import run
 
-from mtpcore import Batch, Context, DraftTree, Generator, Sampling, Tree, link, load_model
+from mtpcore import Batch, Context, DraftTree, Generator, Sampling, TreeShape, link, load_model
 
 DATA = Path(__file__).parents[1] / "data"
-SHAPES = [Tree(depth=3, width=3, n_nodes=8), Tree(depth=6, width=6, n_nodes=30)]
+SHAPES = [TreeShape(depth=3, width=3, n_nodes=8), TreeShape(depth=6, width=6, n_nodes=30)]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_first_children_are_the_chain(pair, temperature):
     """Bit for bit the same rows: each is run with what its own parent recycles."""
     target, drafter, prompt = pair
     sampling, found = Sampling(temperature=temperature, seed=4), []
-    fixed = Tree(paths=((1, 0, 1), (0, 0, 0, 0), (0, 1, 0)))
+    fixed = TreeShape(paths=((1, 0, 1), (0, 0, 0, 0), (0, 1, 0)))
     for tree in (None, fixed):
         cross = link(Context(target, 200), draft_model=drafter, tree=tree)
         cross.llm.process(Batch.of(prompt))

@@ -145,7 +145,7 @@ class Lowering:
 
     # Values side by side
 
-    def _lower_heads(self, node: Node) -> None:
+    def _lower_split_heads(self, node: Node) -> None:
         view = self._flat(self._views[node.inputs[0]], self._axis(node.inputs[0]))
         n_heads = node.attrs["n_heads"]
         width = view.width // n_heads
@@ -153,7 +153,7 @@ class Lowering:
             n_heads=n_heads, head_stride=width, width=width
         )
 
-    def _lower_rows(self, node: Node) -> None:
+    def _lower_merge_heads(self, node: Node) -> None:
         view = self._flat(self._views[node.inputs[0]], self._axis(node.inputs[0]))
         self._views[node.outputs[0]] = view
 

@@ -18,8 +18,8 @@ from mtpcore.graph.program import Program
 
 __all__ = ["Place", "find_places"]
 
-_NAMES = frozenset({"slice", "heads", "rows", "repeat"})
-_OF_ALL = frozenset({"heads", "rows"})
+_NAMES = frozenset({"slice", "split_heads", "merge_heads", "repeat"})
+_OF_ALL = frozenset({"split_heads", "merge_heads"})
 """Names for a whole array."""
 _CLOSE = frozenset({"expert_matmul", "head_matmul"})
 """Operations that write rows which follow each other."""

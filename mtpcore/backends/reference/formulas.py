@@ -24,7 +24,7 @@ __all__ = [
     "expert_matmul",
     "gated",
     "head_matmul",
-    "heads",
+    "split_heads",
     "layer_norm",
     "matmul",
     "mix",
@@ -33,7 +33,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "route",
-    "rows",
+    "merge_heads",
     "scale",
     "slice_",
 ]
@@ -118,12 +118,12 @@ def slice_(x: Array, *, start: int, stop: int) -> Array:
     return x[..., start:stop]
 
 
-def heads(x: Array, *, n_heads: int) -> Array:
+def split_heads(x: Array, *, n_heads: int) -> Array:
     """See [H * D] as [H, D]."""
     return x.reshape(n_heads, -1)
 
 
-def rows(x: Array) -> Array:
+def merge_heads(x: Array) -> Array:
     """See [H, D] as [H * D]."""
     return x.reshape(-1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtpcore.cross import Cross
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding.lengths.controller import Controller
-from mtpcore.drafting.growth import deepest
+from mtpcore.drafting.growing_tree import max_depth
 
 __all__ = ["controller_for", "default_length"]
 
@@ -35,7 +35,7 @@ def default_length(spec: DrafterSpec) -> int:
 
 def _longest_length(spec: DrafterSpec) -> int:
     """Return the longest draft that a declaration allows; of a tree its depth."""
-    return min(deepest(spec.tree), spec.limit) if spec.tree else spec.limit
+    return min(max_depth(spec.tree), spec.limit) if spec.tree else spec.limit
 
 
 def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:

@@ -49,8 +49,8 @@ class DeepseekHparams(Hparams, frozen=True, kw_only=True):
 
 def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: DeepseekHparams) -> Value:
     """Add attention and feed-forward of block n to the residual stream."""
-    x = g.plus(x, mla_block(g, x, positions, n, h, h.mla))
-    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
+    x = g.add(x, mla_block(g, x, positions, n, h, h.mla))
+    return g.add(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: DeepseekHparams) -> Outputs:

@@ -15,7 +15,7 @@ from mtpcore.plugin import (
     Hparams,
     Inputs,
     Outputs,
-    attend,
+    attention,
     swiglu,
 )
 
@@ -60,7 +60,7 @@ def head(g: GraphBuilder, inputs: Inputs, h: Eagle3Hparams) -> Outputs:
     normed = g.rms_norm(row, "blk.0.attn_norm_2.weight", h.norm_eps)
     pair = g.concat(token, normed)
     x = normed if h.norm_before_residual else row
-    x = g.plus(x, attend(g, pair, inputs.positions, 0, h, factors="rope_freqs.weight"))
-    x = g.plus(x, swiglu(g, g.rms_norm(x, "blk.0.ffn_norm.weight", h.norm_eps), 0))
+    x = g.add(x, attention(g, pair, inputs.positions, 0, h, factors="rope_freqs.weight"))
+    x = g.add(x, swiglu(g, g.rms_norm(x, "blk.0.ffn_norm.weight", h.norm_eps), 0))
     hidden = g.rms_norm(x, "output_norm.weight", h.norm_eps)
     return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"), residual=x)

@@ -31,8 +31,8 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GlmHparams) ->
 
     ``post_attention_norm`` is the norm before the feed-forward part.
     """
-    x = g.plus(x, attention_block(g, x, positions, n, h))
-    return g.plus(x, feed_forward_block(g, x, n, h, h.experts, norm="post_attention_norm"))
+    x = g.add(x, attention_block(g, x, positions, n, h))
+    return g.add(x, feed_forward_block(g, x, n, h, h.experts, norm="post_attention_norm"))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: GlmHparams) -> Outputs:

@@ -36,8 +36,8 @@ def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: Mimo2Hparams) 
     """Add attention and feed-forward of block n to the residual stream."""
     sinks = f"blk.{n}.attn_sinks.weight"
     y = attention_block(g, x, positions, n, h, kind=h.kinds[n], sinks=sinks)
-    x = g.plus(x, y if h.value_scale == 1 else g.scale(y, h.value_scale))
-    return g.plus(x, feed_forward_block(g, x, n, h, h.experts))
+    x = g.add(x, y if h.value_scale == 1 else g.scale(y, h.value_scale))
+    return g.add(x, feed_forward_block(g, x, n, h, h.experts))
 
 
 def trunk(g: GraphBuilder, inputs: Inputs, h: Mimo2Hparams) -> Outputs:

@@ -95,8 +95,8 @@ def test_plans_share_packed_weights(emulated, source):
 def test_first_operation_without_kernel_is_named(emulated, source):
     graph = builder(source)
     x = graph.rms_norm(graph.inputs["hidden"], "norm", eps=1e-6, name="first")
-    x = graph.add("scale", [x], name="second", factor=2.0)[0]
-    program = graph.finish(Outputs(x=graph.add("scale", [x], name="third", factor=2.0)[0]))
+    x = graph.add_node("scale", [x], name="second", factor=2.0)[0]
+    program = graph.finish(Outputs(x=graph.add_node("scale", [x], name="third", factor=2.0)[0]))
     with pytest.raises(BackendError, match="'scale'") as caught:
         CudaBackend(emulated).plan(program, source, **SIZES)
     assert caught.value.where == "second"

@@ -10,7 +10,7 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import Context, Generator, Sampling, Tree, link
+from mtpcore import Context, Generator, Sampling, TreeShape, link
 from mtpcore.cross import speculation
 from mtpcore.decoding import Choice, SimulatedAcceptance, stopwatch
 from mtpcore.errors import BatchError
@@ -93,7 +93,7 @@ def test_texts_are_the_same_whatever_is_picked(lengths, wanted, drafter, n_seq_m
         )
 
 
-@pytest.mark.parametrize("tree", [None, Tree(depth=3, width=2, n_nodes=5)])
+@pytest.mark.parametrize("tree", [None, TreeShape(depth=3, width=2, n_nodes=5)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_auto_writes_the_text_of_plain_decoding(tree, temperature):
     """With the product's own controller, which times real rounds; of trees it picks the depth."""

@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.declarations.spec import Tree
+from mtpcore.declarations.spec import TreeShape
 
-__all__ = ["Growth", "deepest"]
+__all__ = ["GrowingTree", "max_depth"]
 
 Ranking = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]
 Fed = Mapping[str, NDArray[np.float32]]
 
 
-def deepest(shape: Tree) -> int:
+def max_depth(shape: TreeShape) -> int:
     """Return how many tokens in a row a tree of this shape holds at most."""
     return max((len(path) for path in shape.paths), default=shape.depth)
 
 
-class Growth:
+class GrowingTree:
     """The tree of one sequence while it grows, level by level.
 
     A node's worth is the product of the shares on the way to it (see ``Sampler.rank``); it never
@@ -35,16 +35,16 @@ class Growth:
 
     Parameters
     ----------
-    shape : Tree
+    shape : TreeShape
     depth : int
         Levels at most.
     n_tokens : int
         Tokens from this one on are not run, for the drafter has no embedding of them; 0: all are.
     """
 
-    def __init__(self, shape: Tree, depth: int, n_tokens: int) -> None:
+    def __init__(self, shape: TreeShape, depth: int, n_tokens: int) -> None:
         self.shape, self.n_tokens = shape, n_tokens
-        self.depth = min(depth, deepest(shape))
+        self.depth = min(depth, max_depth(shape))
         self.tokens: list[int] = []
         self.parent: list[int] = []
         self.fed: list[Fed | None] = []

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import Tree
-from mtpcore.drafting.growth import Growth, deepest
+from mtpcore import TreeShape
+from mtpcore.drafting.growing_tree import GrowingTree, max_depth
 
 N_VOCAB = 7
 
@@ -23,7 +23,7 @@ def distribution(path, seed):
 
 
 def grow(shape, seed, depth=9, room=999, n_tokens=0, broken=(), p_min=0.0):
-    growth, runs = Growth(shape, depth, n_tokens), []
+    growth, runs = GrowingTree(shape, depth, n_tokens), []
 
     def branch(node):
         path = tuple(growth.tokens[i] for i in growth.path(node))
@@ -49,7 +49,9 @@ def paths(tree):
 
 
 @given(
-    st.builds(Tree, depth=st.integers(1, 5), width=st.integers(1, 4), n_nodes=st.integers(1, 20)),
+    st.builds(
+        TreeShape, depth=st.integers(1, 5), width=st.integers(1, 4), n_nodes=st.integers(1, 20)
+    ),
     st.integers(0, 999),
 )
 def test_a_grown_tree_is_that_of_the_paper(shape, seed):
@@ -80,8 +82,8 @@ def test_a_grown_tree_is_that_of_the_paper(shape, seed):
 
 
 def test_a_fixed_tree_is_its_paths():
-    shape = Tree(paths=((0,), (2, 1), (0, 0), (0, 0, 3)))
-    assert deepest(shape) == 3
+    shape = TreeShape(paths=((0,), (2, 1), (0, 0), (0, 0, 3)))
+    assert max_depth(shape) == 3
     tree, runs = grow(shape, 5)
     starts = [(0,), (2,), (2, 1), (0, 0), (0, 0, 3)]
 
@@ -99,7 +101,7 @@ def test_a_fixed_tree_is_its_paths():
 
 def test_what_keeps_nodes_from_being_run():
     """A row that is not finite, a token without an embedding, no room, a floor of probability."""
-    shape = Tree(depth=3, width=3, n_nodes=99)
+    shape = TreeShape(depth=3, width=3, n_nodes=99)
     whole, runs = grow(shape, 3)
     best = runs[0][0]
     tree, _ = grow(shape, 3, broken={()})
@@ -119,9 +121,9 @@ def test_what_keeps_nodes_from_being_run():
     assert 0 < len(tree) < len(whole)
 
 
-@pytest.mark.parametrize(("shape", "depth"), [(Tree(depth=4, width=1, n_nodes=2), 4)])
+@pytest.mark.parametrize(("shape", "depth"), [(TreeShape(depth=4, width=1, n_nodes=2), 4)])
 def test_how_deep_a_tree_goes(shape, depth):
-    assert deepest(shape) == depth
+    assert max_depth(shape) == depth
     tree, runs = grow(shape, 1)
     assert tree.is_chain
     assert len(tree) == 2
