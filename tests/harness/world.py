@@ -78,7 +78,7 @@ class World:
         """Return everything that a call that fails may not change."""
         found = [list(self.alone.runner.lengths), dict(self.alone.runner.sequences.undecided)]
         found += [list(self.alone.taps)]
-        found += [list(self.spare.lengths), list(self.spare.taps), self.spare.owner is None]
+        found += [list(self.spare.runner.lengths), list(self.spare.taps), self.spare.owner is None]
         found += [self.alone.digest(seq) for seq in (0, 2)]
         for cross in (self.cross, self.generator.cross):
             found += [cross.digest(seq) for seq in range(3)]
