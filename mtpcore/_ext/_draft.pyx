@@ -5,6 +5,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
     MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_draft, mtp_draft_lay_out,
     mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits, mtp_recycle, zeros,
@@ -52,7 +53,7 @@ def draft(wanted, list passes not None):
         one = passes[0][0]
         for i in range(loop.n_passes):
             loop.passes[i].run.interrupt = &one.interrupt
-        one.watch()
+        mtp_interrupt_begin(&one.interrupt)
         with nogil:
             mtp_draft_run(&loop)
         one.raise_interrupt()

@@ -231,7 +231,6 @@ cdef class Executor:
     cdef bint is_running
     cdef mtp_interrupt interrupt
     cdef object raised      # by a signal handler while a batch ran
-    cdef mtp_interrupt *watch(self) except NULL
     cdef int raise_interrupt(self) except -1
     cdef mtp_view view(self, object found, int axis, bint is_written,
                        bint holds_embeddings) except *

@@ -48,6 +48,11 @@ def use_order(name: str) -> str:
 
     In turns, first to last or last to first, each thread does all of its work up to the next
     barrier before another one begins: a barrier that is missing shows in one of the two.
+
+    Raises
+    ------
+    BackendError
+        There is no such order.
     """
 
 def expert_list_words(n_experts: int, n_slots: int) -> int:
@@ -63,17 +68,26 @@ class Executor:
     n_threads : int
     n_batch : int
         Rows of the largest batch.
-    capacities : iterable of int
+    capacities : sequence of int
         Bytes of each buffer at ``n_batch`` rows.
     copies : sequence of int
         Bytes from one thread's copy of a buffer to the next's; 0 where there is one for all.
     offsets : sequence of int or None
         Where each buffer lies in the arena; None for those given with each run.
-    arena_bytes, n_ops : int
+    arena_bytes : int
+    n_ops : int
+        Operations that will be added, no more and no less.
     n_vocab : int
         Token ids are below it; 0 where no operation reads them.
     stores : sequence of CpuStore
         Of each group of memory layers.
+
+    Raises
+    ------
+    BackendError
+        A number is impossible, or a buffer or pages lie outside of their memory.
+    CapacityError
+        There is no memory for it.
     """
 
     def __init__(
@@ -81,7 +95,7 @@ class Executor:
         *,
         n_threads: int,
         n_batch: int,
-        capacities: Iterable[int],
+        capacities: Sequence[int],
         copies: Sequence[int],
         offsets: Sequence[int | None],
         arena_bytes: int,
@@ -107,13 +121,29 @@ class Executor:
         f: float = 0.0,
         memory: int = 0,
     ) -> None:
-        """Append an operation; what its fields mean stands with each function in C."""
+        """Append an operation; what its fields mean stands with each function in C.
+
+        Raises
+        ------
+        BackendError
+            Kind, axis or sharing are unknown, a view reaches outside its buffer at the largest
+            batch, weights or matrices are not as many as are read, or not of the right type, or
+            there are ``n_ops`` operations already. Nothing was appended.
+        """
 
     def finish(self, work: float, work_of_row: float, worth_sharing: float) -> None:
-        """Allocate scratch.
+        """Check how operations fit each other, and allocate scratch; then the plan may run.
 
         ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
         ``worth_sharing`` is left to the caller alone.
+
+        Raises
+        ------
+        BackendError
+            An operation would leave what it is given, operations are missing, or the plan is
+            finished already.
+        CapacityError
+            There is no memory for scratch.
         """
 
     def run(
@@ -131,7 +161,8 @@ class Executor:
         rows : Rows
         pages : sequence of PageTables, of each group of memory
         external : iterable of (buffer, array)
-            The arrays of the buffers outside the arena.
+            The arrays of the buffers outside the arena, C-contiguous float32; those that are
+            written may not be read-only.
         logits : int
             For the choices that come with the rows: the buffer of logits, which is not written.
         written : float32[n, n_logits]
@@ -140,9 +171,11 @@ class Executor:
         Raises
         ------
         BatchError, SamplingError
-            An id, place, output, parent or choice is out of range; nothing was run.
+            An id, place, output, parent or choice is out of range, an array is missing or too
+            small, or memory lacks places that a row sees; nothing was run.
         BackendError
-            Another thread is running this plan.
+            Another thread is running this plan, it is not finished, or an array is of another
+            type.
         BaseException
             What a signal handler raises (``KeyboardInterrupt``) while the main thread runs a long
             batch: what it was to write is undefined.
@@ -156,4 +189,4 @@ class Executor:
         """
 
     def can_choose(self, logits: int) -> bool:
-        """Return whether tokens can be chosen while this buffer of logits is made by a product."""
+        """Return whether tokens can be chosen while a matmul computes this buffer of logits."""

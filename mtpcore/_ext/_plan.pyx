@@ -1,7 +1,6 @@
 """The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
 
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -11,6 +10,7 @@ from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
 from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
 from mtpcore._ext._sampling cimport Sampler, mtp_winner
 
+import os
 from threading import main_thread
 
 import numpy as np
@@ -54,13 +54,32 @@ cdef int refuse_unless(bint is_right, what, wanted, got) except -1:
     return 0
 
 
-cdef int run_signal_handlers(void *executor) noexcept with gil:
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+
+cdef unsigned long main_thread_id  # the only thread that Python lets handle signals
+
+
+def note_main_thread():
+    global main_thread_id
+    main_thread_id = main_thread().ident
+
+
+note_main_thread()
+os.register_at_fork(after_in_child=note_main_thread)
+
+
+cdef int run_signal_handlers(void *executor) noexcept nogil:
     """Let Python handle signals that came; return whether that raised, for the run to end."""
-    try:
-        PyErr_CheckSignals()
-    except BaseException as error:
-        (<Executor> executor).raised = error
-        return 1
+    if PyThread_get_thread_ident() != main_thread_id:
+        return 0
+    with gil:
+        try:
+            PyErr_CheckSignals()
+        except BaseException as error:
+            (<Executor> executor).raised = error
+            return 1
     return 0
 
 
@@ -69,6 +88,8 @@ cdef class Executor:
                   size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
         cdef int64_t i, n_buffers = len(offsets)
         memset(&self.interrupt, 0, sizeof(mtp_interrupt))
+        self.interrupt.is_wanted = run_signal_handlers
+        self.interrupt.argument = <void *> self
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
         memset(&self.choices, 0, sizeof(mtp_choices))
@@ -441,7 +462,8 @@ cdef class Executor:
         self.is_running = True
         try:
             self.take_rows(rows, pages)
-            self.run_state.interrupt = self.watch()
+            self.run_state.interrupt = &self.interrupt
+            mtp_interrupt_begin(&self.interrupt)
             self.take_arrays(external, rows.embeddings is not None, logits)
             if logits >= 0:
                 self.take_choices(rows.choices, logits, written)
@@ -458,16 +480,6 @@ cdef class Executor:
                 self.raise_interrupt()
         finally:
             self.is_running = False
-
-    cdef mtp_interrupt *watch(self) except NULL:
-        """Begin to watch for signals; of all threads Python lets the main one handle them."""
-        cdef bint is_main = PyThread_get_thread_ident() == <unsigned long> main_thread().ident
-        self.interrupt.is_wanted = NULL
-        if is_main:
-            self.interrupt.is_wanted = run_signal_handlers
-        self.interrupt.argument = <void *> self
-        mtp_interrupt_begin(&self.interrupt)
-        return &self.interrupt
 
     cdef int raise_interrupt(self) except -1:
         """Raise what a signal handler raised while the batch ran, which is then undone."""

@@ -64,11 +64,6 @@ class Journal:
             act.settle()
             self._open = None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether an act is under way, or was cut off and is not settled."""
-        return self._open is not None
-
 
 class Transaction(AbstractContextManager["Transaction"]):
     """What an act changes while it is under way; its end makes it final.

@@ -184,7 +184,20 @@ class Generator:
         logprobs: int | None = None,
         logits_processor: LogitsProcessor | None = None,
     ) -> Request:
-        """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes."""
+        """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes.
+
+        Parameters
+        ----------
+        prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
+            As in ``add``.
+        logprobs, logits_processor
+            As in ``add``.
+
+        Raises
+        ------
+        BatchError, CapacityError, SamplingError
+            As ``add``.
+        """
         llm = self.cross.llm
         request = Request(
             prompt,

@@ -11,6 +11,7 @@ from functools import cached_property
 import tokenizers
 
 from mtpcore.boundary.arguments import Flag, Whole64, read, read_below
+from mtpcore.boundary.forks import give_lock
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
 from mtpcore.gguf.encoder import build_encoder
 from mtpcore.gguf.header import Metadata
@@ -40,11 +41,13 @@ class Tokenizer:
         Every token that ends a generation.
     """
 
+    _lock: threading.Lock
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.n_vocab = len(vocabulary.tokens)
         self.bos, self.eos, self.end_tokens = vocabulary.bos, vocabulary.eos, vocabulary.ends
-        self._lock = threading.Lock()
+        give_lock(self, "_lock", threading.Lock)
         self._has_warned = False
 
     def __repr__(self) -> str:

@@ -134,6 +134,11 @@ class LM:
 
         Nobody else uses the generator and its Cross while a text is written. ``close`` leaves them
         as they are.
+
+        Raises
+        ------
+        BatchError
+            No generator.
         """
         if not isinstance(generator, Generator):
             raise BatchError(
@@ -332,7 +337,10 @@ class LM:
     ) -> Stream:
         """Continue a prompt, piece by piece as the text settles.
 
-        The parameters are those of ``generate``, which gives the same text at once.
+        Parameters
+        ----------
+        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
+            As in ``generate``, which gives the same text at once.
 
         Returns
         -------
@@ -372,8 +380,10 @@ class LM:
     ) -> AsyncStream:
         """Continue a prompt, piece by piece, without blocking the event loop.
 
-        The parameters are those of ``generate``. A conversation is given as what ``encode_chat``
-        returns.
+        Parameters
+        ----------
+        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
+            As in ``generate``. A conversation is given as what ``encode_chat`` returns.
 
         Returns
         -------

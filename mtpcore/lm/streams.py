@@ -60,6 +60,13 @@ class Stream(Iterator[Piece]):
     begins with the first ``next()``. Where something interrupts that, the following one goes on: no
     piece is lost or given twice. ``close``, the end of a ``with`` block and the end of the object
     end the text and free its sequence.
+
+    Parameters
+    ----------
+    engine : Engine
+        Runs the rounds.
+    job : Job
+        The text's.
     """
 
     def __init__(self, engine: Engine, job: Job) -> None:
@@ -124,6 +131,13 @@ class AsyncStream(AsyncIterator[Piece]):
     Rounds run in a thread of the LM's own, so the event loop is free meanwhile; one round serves
     all texts. Cancelling the task that waits for a piece ends the text and frees its sequence, as
     do ``aclose`` and the end of the object.
+
+    Parameters
+    ----------
+    engine : Engine
+        Runs the rounds.
+    make_job : callable
+        Returns the text's job; called when the first piece is asked for.
     """
 
     def __init__(self, engine: Engine, make_job: Callable[[], Job]) -> None:
@@ -161,7 +175,13 @@ class AsyncStream(AsyncIterator[Piece]):
 
     @property
     def completion(self) -> Completion:
-        """As ``Stream.completion``."""
+        """As ``Stream.completion``.
+
+        Raises
+        ------
+        BusyError
+            The stream was not read to its end.
+        """
         if self._reader is None:
             raise BusyError("the text is not finished", fix="read the stream to its end")
         return self._reader.job.completion()

@@ -134,7 +134,7 @@ def _project(
 def turn(
     g: GraphBuilder, x: Value, positions: Value, rope: Rope, factors: str | None = None
 ) -> Value:
-    """Rotate heads by their positions (RoPE); ``factors`` names the tensor of divisors, if any."""
+    """Rotate heads by their positions as ``rope`` says; ``factors`` names a tensor of divisors."""
     return g.rope(
         x,
         positions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from mtpcore.boundary.arguments import expect, read_below
+from mtpcore.boundary.forks import give_lock
 from mtpcore.declarations.checks import check_shape, check_struct
 from mtpcore.declarations.spec import (
     TARGET,
@@ -97,7 +98,11 @@ class Model:
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     absent_plugins : str
         Installed plugins that had no say, and why; empty if there are none.
+    lock : RLock
+        Held by who makes programs or packs weights: of several threads one does.
     """
+
+    lock: AbstractContextManager[object]
 
     def __init__(
         self,
@@ -117,7 +122,7 @@ class Model:
         self._target: Model | None = None
         self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
-        self.lock = RLock()  # who makes programs or packs weights; of several threads one does
+        give_lock(self, "lock", RLock)
         self.file_layout, self.absent_plugins = layout, absent
 
     def __repr__(self) -> str:
@@ -227,9 +232,10 @@ class Model:
         for one in self._fitted.values():
             check_target(one, target.architecture, target.hparams.width, where)
         borrowed = borrow([one.spec for one in self._fitted.values()], target.tensors)
-        self._target, self.packed.lender = target, target.packed
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
+        self.packed.lender = target.packed
+        self._target = target  # last: in a child that was forked before, all is done once more
 
     def give_back(self) -> None:
         """Undo ``borrow_from``, before a context was made that others can see."""

@@ -43,7 +43,8 @@ def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> Non
     """Compare every graph of the family, batched so, with itself token by token, bit by bit.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
-    random, are run with a memory of type ``kv_dtype``; outputs and digests must be equal.
+    random, are run with a memory of type ``kv_dtype``, batched as ``company`` says; outputs and
+    digests must be equal.
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import pickle
 import shutil
 import subprocess
@@ -19,7 +20,11 @@ FOLDER = Path(_ext.__file__).parent
 def python(code, folder):
     command = [sys.executable, "-c", code]
     return subprocess.run(
-        command, cwd=folder, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
     )
 
 

@@ -130,10 +130,7 @@ def test_a_context_that_is_being_linked_runs_nothing():
 
 
 class Hook:
-    """Something of the caller's that is called in the middle of an act, and tries to make others.
-
-    As a proposer and an acceptance it does what each of these may.
-    """
+    """Something of the caller's that an act calls back, and that tries to make other acts."""
 
     def __init__(self):
         self.room, self.found = None, []
@@ -142,7 +139,6 @@ class Hook:
         if self.room is not None:
             assert len(self.room.cross.tokens(1)) == len(PROMPT)  # looking is no act
             self.found.append(refusals(self.room))
-        return False
 
     def propose(self, seq, tokens, k):
         self()
@@ -169,7 +165,7 @@ class Policy(Controller):
 
 def room_with(kind, hook):
     """Return a room in which the hook is called back, and text that was written meanwhile."""
-    settings = {"acceptance": hook} if kind == "acceptance" else {}
+    settings = {}
     policy = Policy(2) if kind in ("choose", "observe", "forget") else None
     if policy is not None:
         policy.hooks = dict.fromkeys(("choose", "observe", "forget"), Hook()) | {kind: hook}
@@ -185,7 +181,7 @@ def write(room):
     return room.request.tokens, other.tokens
 
 
-KINDS = ["propose", "acceptance", "choose", "observe", "forget"]
+KINDS = ["propose", "choose", "observe", "forget"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -357,6 +357,16 @@ def test_backends_and_cache_types_are_options(command, glm):
     )
 
 
+def test_cuda_is_not_offered_and_is_refused_with_a_reason(command, glm):
+    for words in (("run", "--help"), ("run", glm, "x", "--backend", "vulkan")):
+        _, out, err = command(*words)
+        assert "cpu or reference" in out + err
+        assert "cuda" not in out + err
+    code, out, err = command("run", glm, "x", "--backend", "cuda")
+    assert (code, out) == (1, "")
+    assert err.startswith("mtpcore: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -35,9 +35,7 @@ SECONDS = 10
 WATCHED = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 CALLED = {
-    ("Generator", "acceptance"),
     ("Generator", "lengths"),
-    ("Cross.verify", "acceptance"),
     ("Context.process", "choices"),
     ("Cross.verify", "processors"),
     ("Cross.pending", "processor"),

@@ -3,8 +3,8 @@
 import ast
 import importlib
 import inspect
-import pkgutil
 import re
+import sys
 import textwrap
 import typing
 from functools import cache, cached_property
@@ -12,7 +12,6 @@ from functools import cache, cached_property
 import numpy as np
 import pytest
 
-import mtpcore
 from mtpcore.errors import LinkError, MtpcoreError
 
 DOORS = ["mtpcore", "mtpcore.plugin", "mtpcore.testing", "mtpcore.backends.base"]
@@ -29,17 +28,13 @@ UNTYPED = {
 """Public names whose signature has an ``Any``, and why."""
 
 
-def modules():
-    found = pkgutil.walk_packages(mtpcore.__path__, "mtpcore.")
-    return [importlib.import_module(one.name) for one in found if "__main__" not in one.name]
-
-
 @cache
 def names():
     """Return every name of mtpcore by itself: some annotations are imported for types alone."""
     found = {}
-    for module in modules():
-        for name, value in vars(module).items():
+    modules = [one for name, one in sys.modules.items() if name.startswith("mtpcore")]
+    for module in modules:
+        for name, value in list(vars(module).items()):
             if getattr(value, "__module__", "").startswith("mtpcore"):
                 found.setdefault(name, value)
     return found

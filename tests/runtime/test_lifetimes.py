@@ -1,11 +1,14 @@
 """What may still be called once a model is closed, and in a process that was forked."""
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import toy
 
@@ -47,6 +50,11 @@ def test_an_output_outlives_its_context():
     context.process(Batch.of(PROMPT[::-1], outputs="all"))
     del context
     assert (output.logits.tobytes(), output.tap("hidden").tobytes()) == before
+    views = output.logits[:2], output.tap("hidden").T
+    copies = [view.copy() for view in views]
+    del output
+    gc.collect()
+    assert all(map(np.array_equal, views, copies))
 
 
 def run(script):
@@ -110,6 +118,56 @@ def test_a_fork_in_the_middle_of_another_thread_s_act_leaves_that_context_refuse
     assert said.startswith("True, Context.process() was running in a thread that is not known here")
     assert "Context.remove() was called from thread 'MainThread'" in said
     assert "fork" in said.partition("fix:")[2]
+
+
+@pytest.mark.parametrize("thread", ["plans", "borrows"])
+def test_a_fork_while_another_thread_makes_contexts_leaves_the_child_free_to_make_its_own(thread):
+    """What that thread had locked is free: only the thread that forked goes on in the child."""
+    script = """
+    import signal
+    from threading import Event, Thread
+    from mtpcore import link
+
+    inside, go_on = Event(), Event()
+    target, head = load_model("demo:eagle3"), load_model("demo:eagle3-draft")
+
+    def hold():
+        with model.planning() if THREAD == "plans" else head.lock:
+            inside.set()
+            go_on.wait()
+
+    def make():
+        signal.alarm(60)
+        new = Context(model, 64, threads=2)
+        new.process(Batch.of([5, 6, 7, 8]))
+        cross = link(Context(target, 64, threads=2), draft_model=head)
+        cross.llm.process(Batch.of([5, 6, 7]))
+        return f"{len(cross.draft(0, 2))} {new.digest(0).hex()}"
+
+    holder = Thread(target=hold)
+    holder.start()
+    inside.wait()
+    found = in_child(make)
+    go_on.set()
+    holder.join()
+    print(found == make(), found)
+    """
+    said = run(FORKED + script.replace("THREAD", repr(thread)))
+    assert said.startswith("True 2 ")
+
+
+def test_a_generator_keeps_its_cross_and_gives_the_file_up_with_it(tmp_path):
+    """Nobody else needs to hold context, Cross or model, and all are gone when it is."""
+    context = Context(load_model("demo"), 64)
+    model = weakref.ref(context.model)
+    wanted = [*Generator(context, sampling=Sampling.greedy()).generate(PROMPT, max_tokens=8)]
+    generator = Generator(link(Context(context.model, 64)), draft=3, sampling=Sampling.greedy())
+    del context
+    gc.collect()
+    assert [*generator.generate(PROMPT, max_tokens=8)] == wanted
+    del generator
+    gc.collect()
+    assert model() is None
 
 
 def test_a_context_keeps_its_model(tmp_path):

@@ -21,12 +21,6 @@ void mtp_interrupt_begin(mtp_interrupt *self)
     atomic_store_explicit(&self->n_begun, 0, memory_order_relaxed);
 }
 
-void mtp_interrupt_count(mtp_interrupt *self, int64_t n_begun)
-{
-    if (pthread_equal(self->asking, pthread_self()))
-        atomic_store_explicit(&self->n_begun, n_begun, memory_order_relaxed);
-}
-
 static void ask(mtp_interrupt *self)
 {
     const int64_t now = now_ns();
@@ -42,8 +36,15 @@ static void ask(mtp_interrupt *self)
 int mtp_interrupt_check(mtp_interrupt *self)
 {
     const int is_set = atomic_load_explicit(&self->is_set, memory_order_relaxed);
-    if (is_set || self->is_wanted == NULL || !pthread_equal(self->asking, pthread_self()))
+    if (is_set || !pthread_equal(self->asking, pthread_self()))
         return is_set;
     ask(self);
     return atomic_load_explicit(&self->is_set, memory_order_relaxed);
+}
+
+int mtp_interrupt_skips(mtp_interrupt *self, int64_t n_begun)
+{
+    if (pthread_equal(self->asking, pthread_self()))
+        atomic_store_explicit(&self->n_begun, n_begun, memory_order_relaxed);
+    return mtp_interrupt_check(self);
 }

@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 typedef struct {
-    int (*is_wanted)(void *argument); /* whether to end; NULL: nobody is asked */
+    int (*is_wanted)(void *argument); /* whether to end */
     void *argument;
     pthread_t asking; /* the thread that began the run, and asks */
     int64_t asked_ns; /* when it asked lastly; 0: not yet */
@@ -27,8 +27,8 @@ typedef struct {
 /* Begin to watch a run, by the thread that is to ask. */
 void mtp_interrupt_begin(mtp_interrupt *self);
 
-/* Note how many operations were begun, by any thread: that of the one that asks counts. */
-void mtp_interrupt_count(mtp_interrupt *self, int64_t n_begun);
+/* Whether to skip the next operation, after n_begun others. */
+int mtp_interrupt_skips(mtp_interrupt *self, int64_t n_begun);
 
 /* Whether to end, as far as is known; asks, if that is this thread's to do, and long enough ago. */
 int mtp_interrupt_check(mtp_interrupt *self);

@@ -117,10 +117,8 @@ void mtp_plan_walk(const mtp_plan *plan, const mtp_run *run, mtp_pool *pool, int
         const mtp_op *op = &plan->ops[i];
         if (n_threads > 1 && op->barrier & barrier)
             mtp_pool_wait(pool);
-        if (mtp_is_interrupted(seen.interrupt))
+        if (seen.interrupt && mtp_interrupt_skips(seen.interrupt, i))
             continue;
-        if (seen.interrupt)
-            mtp_interrupt_count(seen.interrupt, i + 1);
         table[op->kind](op, &seen, thread, n_threads);
     }
 }
