@@ -85,6 +85,9 @@ class Generator:
         check_sampling(self.sampling)
         self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
+        self.prefix_caching: bool = read(
+            prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
+        )
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
@@ -95,9 +98,6 @@ class Generator:
                 fix="make one: Generator(link(Context(model)))",
             )
         self.cross, self.guard = source, source.guard
-        self.prefix_caching: bool = read(
-            prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
-        )
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._requests: list[Request] = []  # those that are not done, in the order of add()

@@ -12,6 +12,7 @@ from threading import Condition, get_ident
 from types import FrameType
 
 from mtpcore.acts.guards import Guard, act
+from mtpcore.boundary.forks import give_lock
 from mtpcore.decoding import Generator
 from mtpcore.errors import BusyError, MtpcoreError
 from mtpcore.lm.jobs import Job
@@ -44,7 +45,8 @@ class Engine:
         self._cancelled: deque[Job] = deque()
         self._thread = 0  # which ran the latest round
         self._n_rounds = 0
-        self._condition, self._process = Condition(), os.getpid()
+        self._condition: Condition
+        give_lock(self, "_condition", Condition)
         self._executor: tuple[int, Executor] | None = None
         self.is_closed = False
 
@@ -125,7 +127,7 @@ class Engine:
                 "a text is asked for in the middle of a round",
                 fix="let what a round calls, as a logits processor, do without the LM",
             ) from None
-        with self._changed():
+        with self._condition:
             ended = self._condition.wait_for(lambda: self._n_rounds != n_rounds, _PATIENCE)
         if not ended and self._thread not in sys._current_frames():
             raise busy  # a fork was made of a process that was in the middle of a round
@@ -138,14 +140,8 @@ class Engine:
             frame = frame.f_back
         return frame is not None
 
-    def _changed(self) -> Condition:
-        """Return what waiting threads wait for; a fork does not share it."""
-        if self._process != os.getpid():
-            self._condition, self._process = Condition(), os.getpid()
-        return self._condition
-
     def _notify(self) -> None:
-        with self._changed():
+        with self._condition:
             self._n_rounds += 1
             self._condition.notify_all()
 

@@ -16,6 +16,7 @@ from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Generator, Stats
+from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model, load_with_head
 from mtpcore.errors import BatchError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
@@ -107,6 +108,7 @@ class LM:
         backend: str | Backend = "cpu",
     ) -> None:
         self._owned: list[Model] = []
+        draft = read_draft(draft)
         try:
             cross = open_cross(
                 self._open(model, draft),
@@ -302,9 +304,8 @@ class LM:
             Whatever the logits processor raised.
         """
         self._engine.check_open()
-        many = isinstance(prompt, (list, tuple)) and not (prompt and is_whole(prompt[0]))
+        several = _read_prompts(prompt)
         progress = read(progress, _SHOWN, "progress is yes or no")
-        prompts: Sequence[Any] = prompt if many else [prompt]
         jobs = [
             self._make_job(
                 one,
@@ -316,10 +317,10 @@ class LM:
                 logprobs=logprobs,
                 logits_processor=logits_processor,
             )
-            for one in prompts
+            for one in ([prompt] if several is None else several)
         ]
         completions = self._finish(jobs, progress)
-        return completions if many else completions[0]
+        return completions[0] if several is None else completions
 
     def stream(
         self,
@@ -528,9 +529,7 @@ class LM:
                 where=str(self.model.path),
                 fix="give generate() the text as the model knows it",
             )
-        more: Any = {} if template_options is None else template_options
-        if not isinstance(more, Mapping) or not all(isinstance(name, str) for name in more):
-            raise MtpcoreError("template options have names", where="chat", got=spell(more))
+        more = _read_template_options(template_options)
         taken = {"messages", "tools", "add_generation_prompt", "now"} & set(more)
         if taken:
             raise MtpcoreError(
@@ -609,3 +608,25 @@ class LM:
             return [job.completion() for job in jobs]
         finally:
             engine.cancel(jobs)
+
+
+def _read_prompts(prompt: object) -> list[Any] | None:
+    """Return a list of prompts; None where there is a single one."""
+    try:
+        prompts = list(prompt) if isinstance(prompt, (list, tuple)) else None
+    except Exception as error:  # whatever a caller's list raises
+        raise BatchError(
+            "a prompt is a text, token ids, or a list of prompts", got=type(prompt).__name__
+        ) from error
+    return None if prompts and is_whole(prompts[0]) else prompts
+
+
+def _read_template_options(given: Any) -> dict[str, Any]:
+    """Return variables for a template by name."""
+    try:
+        options = {} if given is None else dict(given)
+    except Exception as error:  # no mapping, and whatever a caller's mapping raises
+        raise MtpcoreError("template options have names", where="chat", got=spell(given)) from error
+    if not all(isinstance(name, str) for name in options):
+        raise MtpcoreError("template options have names", where="chat", got=spell(given))
+    return options

@@ -10,7 +10,6 @@ from mtpcore.backends.base import Backend
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import find_companion, load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
@@ -43,7 +42,6 @@ def open_cross(
     LinkError
         Drafts were asked for, and nothing can make them.
     """
-    draft = read_draft(draft)
 
     def make_context() -> Context:
         return Context(
@@ -58,7 +56,7 @@ def open_cross(
 
     if draft == 0:
         return _prepared(Cross(llm=make_context()))
-    insists = draft != "auto" or drafter != "auto"
+    insists = draft != "auto" or not isinstance(drafter, str) or drafter != "auto"
     try:
         cross = _prepared(link(make_context(), drafter, draft_model=draft_model))
     except (LinkError, GraphError) as error:

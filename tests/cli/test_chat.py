@@ -146,6 +146,12 @@ class Terminal:
     def interrupt(self):
         self.process.send_signal(signal.SIGINT)
 
+    def interrupt_prompt(self):
+        """Interrupt once the prompt, which was shown just now, waits: before, Python may not see
+        the signal until a key is pressed."""
+        time.sleep(1.0)
+        self.interrupt()
+
     def wait(self):
         return self.process.wait(60)
 
@@ -185,13 +191,13 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(terminal):
 
 def test_ctrl_c_twice_at_the_prompt_ends(terminal):
     chat = terminal()
-    chat.interrupt()
+    chat.interrupt_prompt()
     assert "Ctrl-C again" in chat.read_until("> ")
     chat.type("/help\n")  # a line in between counts
     chat.read_until("> ")
-    chat.interrupt()
+    chat.interrupt_prompt()
     assert "Ctrl-C again" in chat.read_until("> ")
-    chat.interrupt()
+    chat.interrupt_prompt()
     assert chat.wait() == 130
 
 
