@@ -27,15 +27,9 @@ static const char *wanted(const char *variable)
     return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-const char *mtp_isa_name(int isa)
-{
-    return isa >= 0 && isa < MTP_ISA_COUNT ? names[isa] : NULL;
-}
+const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? names[isa] : NULL; }
 
-int mtp_isa_named(const char *name)
-{
-    return place_of(name, names, MTP_ISA_COUNT);
-}
+int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
 
 /* Every extension that the flags of the set's C files let the compiler use must be present; the
  * builtin also asks whether the operating system saves the registers. */
@@ -61,10 +55,7 @@ int mtp_isa_supported(int isa)
 #endif
 }
 
-int mtp_isa(void)
-{
-    return atomic_load_explicit(&in_use, memory_order_relaxed);
-}
+int mtp_isa(void) { return atomic_load_explicit(&in_use, memory_order_relaxed); }
 
 int mtp_isa_use(int isa)
 {
@@ -74,10 +65,7 @@ int mtp_isa_use(int isa)
     return 0;
 }
 
-int mtp_isa_refused(void)
-{
-    return refused;
-}
+int mtp_isa_refused(void) { return refused; }
 
 __attribute__((constructor)) static void choose_isa(void)
 {
@@ -98,15 +86,9 @@ const char *mtp_fetch_name(int fetch)
     return fetch >= 0 && fetch < MTP_FETCH_COUNT ? ways[fetch] : NULL;
 }
 
-int mtp_fetch_named(const char *name)
-{
-    return place_of(name, ways, MTP_FETCH_COUNT);
-}
+int mtp_fetch_named(const char *name) { return place_of(name, ways, MTP_FETCH_COUNT); }
 
-int mtp_fetch(void)
-{
-    return atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed);
-}
+int mtp_fetch(void) { return atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed); }
 
 int mtp_fetch_use(int fetch)
 {
@@ -116,10 +98,7 @@ int mtp_fetch_use(int fetch)
     return 0;
 }
 
-int mtp_fetch_refused(void)
-{
-    return fetch_refused;
-}
+int mtp_fetch_refused(void) { return fetch_refused; }
 
 /* Measured on a Xeon with AMX (reading pages in turn 24.9 GB/s, lines 18.3) and on a Zen 5, where
  * matmuls are a quarter to a third faster with lines. Of others nobody knows yet: `python

@@ -209,7 +209,8 @@ INLINE float lanes_first(lanes a)
 #if defined(__AVX2__)
 #define FOLD(a, f, vector)                                                                         \
     const __m256 eight = _mm256_##vector(HALVES(a));                                               \
-    const __m128 four = _mm_##vector(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)); \
+    const __m128 four =                                                                            \
+        _mm_##vector(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));              \
     const __m128 two = _mm_##vector(four, _mm_movehl_ps(four, four));                              \
     return _mm_cvtss_f32(_mm_##vector(two, _mm_movehdup_ps(two)))
 #if defined(__AVX512F__)

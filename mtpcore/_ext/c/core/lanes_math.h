@@ -29,8 +29,8 @@ INLINE lanes lanes_exp(lanes x)
     const lanes n = lanes_sub(t, shift);
     lanes r = lanes_fma(n, lanes_all(-0x1.62e4p-1f), x); /* ln(2) in two parts */
     r = lanes_fma(n, lanes_all(-0x1.7f7d1cp-20f), r);
-    const lanes y = POLYNOMIAL(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f,
-                               1.0f, 1.0f);
+    const lanes y =
+        POLYNOMIAL(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
     const lanes scaled = lanes_mul(y, lanes_power_of_two(t));
     const lanes small = lanes_all(-87.3f), large = lanes_all(88.37f);
     return lanes_if_less(x, small, lanes_all(0),
@@ -43,10 +43,7 @@ INLINE lanes lanes_sigmoid(lanes x)
     return lanes_div(one, lanes_add(one, lanes_exp(lanes_sub(lanes_all(0), x))));
 }
 
-INLINE lanes lanes_magnitude(lanes x)
-{
-    return lanes_larger(x, lanes_sub(lanes_all(0), x));
-}
+INLINE lanes lanes_magnitude(lanes x) { return lanes_larger(x, lanes_sub(lanes_all(0), x)); }
 
 /* Near 0 by the series of tanh(x) / x, elsewhere 1 - 2 / (exp(2 |x|) + 1) with the sign of x. */
 INLINE lanes lanes_tanh(lanes x)
@@ -67,8 +64,8 @@ INLINE lanes lanes_gelu(lanes x)
 {
     const lanes one = lanes_all(1), size = lanes_mul(lanes_magnitude(x), lanes_all(0x1.6a09e6p-1f));
     const lanes t = lanes_div(one, lanes_fma(lanes_all(0.3275911f), size, one));
-    const lanes series = POLYNOMIAL(t, 1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f,
-                                    0.254829592f, 0.0f);
+    const lanes series =
+        POLYNOMIAL(t, 1.061405429f, -1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f, 0.0f);
     const lanes e = lanes_exp(lanes_sub(lanes_all(0), lanes_mul(size, size)));
     const lanes tail = lanes_mul(lanes_all(0.5f), lanes_mul(series, e));
     return lanes_mul(x, lanes_if_less(x, lanes_all(0), tail, lanes_sub(one, tail)));

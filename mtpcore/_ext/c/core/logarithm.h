@@ -17,13 +17,15 @@
 #define MTP_LOG2E 0x1.71547652b82fep+0
 #define MTP_ROUND 0x1.8p52 /* adding it rounds to an integer, kept in the low bits */
 
-static inline uint64_t mtp_double_bits(double x) {
+static inline uint64_t mtp_double_bits(double x)
+{
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
-static inline double mtp_bits_double(uint64_t bits) {
+static inline double mtp_bits_double(uint64_t bits)
+{
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
@@ -31,7 +33,8 @@ static inline double mtp_bits_double(uint64_t bits) {
 
 /* log(x) of a positive normal x, within 3 ulp: x = 2^e m with m in [sqrt(1/2), sqrt(2)),
  * log m = 2 atanh((m - 1) / (m + 1)) by its Taylor series. */
-static inline double mtp_log(double x) {
+static inline double mtp_log(double x)
+{
     const uint64_t bits = mtp_double_bits(x);
     const int64_t exponent = (int64_t)(bits - 0x3FE6A09E667F3BCDu) >> 52;
     const double m = mtp_bits_double(bits - ((uint64_t)exponent << 52));
@@ -51,7 +54,8 @@ static inline double mtp_log(double x) {
 
 /* exp(x) for -700 < x < 700, within 3 ulp: x = k ln 2 + r with |r| <= ln(2) / 2, exp r by its
  * Taylor series. */
-static inline double mtp_exp(double x) {
+static inline double mtp_exp(double x)
+{
     const double shifted = x * MTP_LOG2E + MTP_ROUND, k = shifted - MTP_ROUND;
     const double r = (x - k * MTP_LN2_HIGH) - k * MTP_LN2_LOW;
     double p = 1.0 / 6227020800.0;

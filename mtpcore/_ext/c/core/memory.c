@@ -23,10 +23,7 @@ void *mtp_memory_new(size_t bytes)
     return memory;
 }
 
-void mtp_memory_free(void *memory)
-{
-    free(memory);
-}
+void mtp_memory_free(void *memory) { free(memory); }
 
 /* Where the block begins stands just before the aligned memory; calloc leaves room for it. */
 void *mtp_memory_zeros(size_t bytes)

@@ -78,7 +78,8 @@ static void wait_for_change(mtp_pool *pool, _Atomic uint32_t *counter, uint32_t 
             sched_yield();
     }
     pthread_mutex_lock(&pool->sleep);
-    atomic_fetch_add(&pool->n_asleep, 1); /* before the check: whoever changes it looks here after */
+    atomic_fetch_add(&pool->n_asleep,
+                     1); /* before the check: whoever changes it looks here after */
     while (atomic_load(counter) == seen)
         pthread_cond_wait(&pool->wake, &pool->sleep);
     atomic_fetch_sub(&pool->n_asleep, 1);
@@ -98,10 +99,7 @@ static void change(mtp_pool *pool, _Atomic uint32_t *counter)
 static _Atomic int wanted_order = MTP_TOGETHER;
 static _Thread_local int rank = -1; /* in a region whose threads take turns */
 
-int mtp_pool_order(int order)
-{
-    return atomic_exchange(&wanted_order, order);
-}
+int mtp_pool_order(int order) { return atomic_exchange(&wanted_order, order); }
 
 static void take_turn(mtp_pool *pool)
 {
@@ -164,10 +162,7 @@ static void take_part(mtp_pool *pool, int thread)
     meet(pool);
 }
 
-void mtp_run_alone(mtp_task task, void *argument)
-{
-    run_rounded(task, argument, 0, 1);
-}
+void mtp_run_alone(mtp_task task, void *argument) { run_rounded(task, argument, 0, 1); }
 
 typedef struct {
     mtp_pool *pool;
@@ -256,10 +251,7 @@ static void forget_workers(void)
             clear(pools[n]);
 }
 
-static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, forget_workers);
-}
+static void watch_forks(void) { pthread_atfork(NULL, NULL, forget_workers); }
 
 mtp_pool *mtp_pool_of(int n_threads)
 {

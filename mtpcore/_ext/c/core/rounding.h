@@ -13,20 +13,11 @@ static inline unsigned mtp_round_to_nearest(void)
     return before;
 }
 
-static inline void mtp_round_as(unsigned before)
-{
-    _mm_setcsr(before);
-}
+static inline void mtp_round_as(unsigned before) { _mm_setcsr(before); }
 #else
-static inline unsigned mtp_round_to_nearest(void)
-{
-    return 0;
-}
+static inline unsigned mtp_round_to_nearest(void) { return 0; }
 
-static inline void mtp_round_as(unsigned before)
-{
-    (void)before;
-}
+static inline void mtp_round_as(unsigned before) { (void)before; }
 #endif
 
 #endif

@@ -116,8 +116,8 @@ static inline int mtp_sub_scale(int type, const void *block, int s, int r)
     case MTP_IQ4_XS:
         return ((const mtp_iq4_xs_block *)block)->sub_scale[s / 2][r];
     default: /* MTP_Q4_K, MTP_Q5_K */
-        return (six->low[s / 4][s / 2 % 2][r] & 15) |
-               (six->high[s / 4][r] >> (s / 2 % 2 * 4) & 3) << 4;
+        return (six->low[s / 4][s / 2 % 2][r] & 15) | (six->high[s / 4][r] >> (s / 2 % 2 * 4) & 3)
+                                                          << 4;
     }
 }
 
@@ -126,8 +126,8 @@ static inline int mtp_sub_min(int type, const void *block, int s, int r)
     const mtp_six_bit_scales *six = block;
     if (type == MTP_Q2_K)
         return ((const mtp_q2_k_block *)block)->sub_scale_min[s][r] >> 4;
-    return six->low[s / 4][s / 2 % 2][r] >> 4 |
-           (six->high[s / 4][r] >> (s / 2 % 2 * 4 + 2) & 3) << 4;
+    return six->low[s / 4][s / 2 % 2][r] >> 4 | (six->high[s / 4][r] >> (s / 2 % 2 * 4 + 2) & 3)
+                                                    << 4;
 }
 
 /* A chunk of 64 columns: 8 lines of nibbles and, for Q5_K, two lines of fifth bits. */
@@ -171,7 +171,7 @@ static inline int mtp_quarter_code(int type, const void *block, int k, int r)
         const int third = q3->pair[h][j / 2].third[r][i] >> (4 * (j % 2) + quarter) & 1;
         return (low | third << 2) - 4;
     }
-    const uint8_t(*lines)[16][4] = ((const mtp_q6_k_block *)block)->code[h][j];
+    const uint8_t (*lines)[16][4] = ((const mtp_q6_k_block *)block)->code[h][j];
     const int low = lines[quarter % 2][r][i] >> (4 * (quarter / 2)) & 15;
     const int high = lines[2][r][i] >> (2 * quarter) & 3;
     return (low | high << 4) - 32;

@@ -61,10 +61,7 @@ static inline int64_t mtp_block32_bytes(int type)
     }
 }
 
-static inline int mtp_block32_has_min(int type)
-{
-    return type == MTP_Q4_1 || type == MTP_Q5_1;
-}
+static inline int mtp_block32_has_min(int type) { return type == MTP_Q4_1 || type == MTP_Q5_1; }
 
 /* Blocks begin with their scales, and mins follow. */
 static inline float mtp_block32_scale(int type, const void *block, int r)

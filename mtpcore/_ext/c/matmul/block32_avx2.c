@@ -15,12 +15,12 @@ MTP_ALWAYS_INLINE void multiply_bytes(const int n_tokens, const int count,
                                       __m256i integers[4])
 {
     const __m256i offset = _mm256_set1_epi8(-128);
-    MTP_UNROLL for (int j = 0; j < 8; j++)
-    {
+    MTP_UNROLL
+    for (int j = 0; j < 8; j++) {
         const __m256i w = _mm256_xor_si256(mtp_load_codes(block->code[j][row]), offset);
-        MTP_UNROLL for (int t = 0; t < count; t++)
-            integers[t] =
-                mtp_add_signed(integers[t], w, mtp_broadcast(x + j * n_tokens + t));
+        MTP_UNROLL
+        for (int t = 0; t < count; t++)
+            integers[t] = mtp_add_signed(integers[t], w, mtp_broadcast(x + j * n_tokens + t));
     }
 }
 
@@ -29,13 +29,13 @@ MTP_ALWAYS_INLINE void multiply_values(const int n_tokens, const int count, cons
                                        mtp_nibbles lines, int row, const int32_t *x,
                                        __m256i integers[4])
 {
-    MTP_UNROLL for (int j = 0; j < 4; j++)
-    {
+    MTP_UNROLL
+    for (int j = 0; j < 4; j++) {
         const __m256i line = mtp_load_codes(lines.code[j][row]);
         const __m256i low = mtp_look_up(mtp_low_nibbles(line), values);
         const __m256i high = mtp_look_up(mtp_high_nibbles(line), values);
-        MTP_UNROLL for (int t = 0; t < count; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < count; t++) {
             const int32_t *codes = x + j * n_tokens + t;
             integers[t] = mtp_add_signed(integers[t], low, mtp_broadcast(codes));
             integers[t] = mtp_add_signed(integers[t], high, mtp_broadcast(codes + 4 * n_tokens));
@@ -52,10 +52,11 @@ MTP_ALWAYS_INLINE void multiply_codes(const int type, const int n_tokens, const 
     /* Two pairs of each line add up to at most 2 * 2 * 15 * 127 = 7620, or 15748 with five bits. */
     const int lines_in_pairs = has_fifth ? 2 : 4;
     __m256i pairs[4];
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         pairs[t] = _mm256_setzero_si256();
-    MTP_UNROLL for (int j = 0; j < 4; j++)
-    {
+    MTP_UNROLL
+    for (int j = 0; j < 4; j++) {
         const __m256i line = mtp_load_codes(lines.code[j][row]);
         __m256i low = mtp_low_nibbles(line), high = mtp_high_nibbles(line);
         if (has_fifth) {
@@ -63,16 +64,16 @@ MTP_ALWAYS_INLINE void multiply_codes(const int type, const int n_tokens, const 
             low = mtp_add_fifth(low, _mm256_slli_epi16(fifth, 4 - j));
             high = mtp_add_fifth(high, _mm256_srli_epi16(fifth, j));
         }
-        MTP_UNROLL for (int t = 0; t < count; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < count; t++) {
             const __m256i x_low = mtp_broadcast(x + j * n_tokens + t);
             const __m256i x_high = mtp_broadcast(x + (4 + j) * n_tokens + t);
             pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(low, x_low));
             pairs[t] = _mm256_add_epi16(pairs[t], _mm256_maddubs_epi16(high, x_high));
         }
         if ((j + 1) % lines_in_pairs == 0) {
-            MTP_UNROLL for (int t = 0; t < count; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < count; t++) {
                 integers[t] = _mm256_add_epi32(integers[t], mtp_widen(pairs[t]));
                 pairs[t] = _mm256_setzero_si256();
             }
@@ -100,7 +101,8 @@ MTP_ALWAYS_INLINE void eight_rows(const int type, const int n_tokens, const int 
 {
     const char *block = group;
     __m256 sum[4];
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         sum[t] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         const int32_t *x = words + first, *minus_sums = x + MTP_ACT32_MINUS_SUM * n_tokens;
@@ -108,16 +110,16 @@ MTP_ALWAYS_INLINE void eight_rows(const int type, const int n_tokens, const int 
         __m256i integers[4];
         if (row == 0 && first == 0) /* the first of those who read this */
             mtp_fetch_ahead(block, (int)mtp_block32_bytes(type));
-        MTP_UNROLL for (int t = 0; t < count; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < count; t++) {
             integers[t] = _mm256_setzero_si256();
             if (type == MTP_Q4_0 || type == MTP_Q5_0) /* codes + 8, codes + 16 */
-                integers[t] = _mm256_slli_epi32(mtp_broadcast(minus_sums + t),
-                                                type == MTP_Q4_0 ? 3 : 4);
+                integers[t] =
+                    _mm256_slli_epi32(mtp_broadcast(minus_sums + t), type == MTP_Q4_0 ? 3 : 4);
         }
         multiply(type, n_tokens, count, block, row, x, integers);
-        MTP_UNROLL for (int t = 0; t < count; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < count; t++) {
             const __m256 x_scale = mtp_broadcast_float(x + MTP_ACT32_SCALE * n_tokens + t);
             sum[t] = mtp_add_block(sum[t], integers[t], load_scales(type, scales), x_scale);
             if (mtp_block32_has_min(type))
@@ -127,7 +129,8 @@ MTP_ALWAYS_INLINE void eight_rows(const int type, const int n_tokens, const int 
         block += mtp_block32_bytes(type);
         words += MTP_ACT32_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         mtp_store_rows(out[first + t] + row, sum[t]);
 }
 

@@ -12,22 +12,23 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blo
     const mtp_q8_0_block *block = group;
     const int32_t *words = tile;
     __m512 sum0[MTP_TILE], sum1[MTP_TILE];
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         sum0[t] = sum1[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];
         mtp_fetch_ahead(block, sizeof *block);
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const int32_t *minus_sum = words + MTP_ACT32_MINUS_SUM * n_tokens + t;
             integers0[t] = integers1[t] = _mm512_slli_epi32(mtp_broadcast(minus_sum), 7);
         }
-        MTP_UNROLL for (int j = 0; j < 8; j++)
-        {
+        MTP_UNROLL
+        for (int j = 0; j < 8; j++) {
             const __m512i w0 = mtp_load_line(block->code[j]);
             const __m512i w1 = mtp_load_line(block->code[j] + 16);
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
                 const __m512i x = mtp_broadcast(words + j * n_tokens + t);
                 integers0[t] = _mm512_dpbusd_epi32(integers0[t], w0, x);
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], w1, x);
@@ -35,15 +36,15 @@ MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blo
         }
         const __m512 scale0 = mtp_load_halves(block->scale);
         const __m512 scale1 = mtp_load_halves(block->scale + 16);
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT32_SCALE * n_tokens + t);
             sum0[t] = mtp_add_block(sum0[t], integers0[t], scale0, x_scale);
             sum1[t] = mtp_add_block(sum1[t], integers1[t], scale1, x_scale);
         }
     }
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-    {
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
         mtp_store_rows(out[t], sum0[t]);
         mtp_store_rows(out[t] + 16, sum1[t]);
     }
@@ -96,39 +97,41 @@ MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *g
     const char *block = group;
     const int32_t *words = tile;
     __m512 sum0[MTP_TILE], sum1[MTP_TILE];
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         sum0[t] = sum1[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         mtp_fetch_ahead(block, (int)mtp_block32_bytes(type));
         const mtp_nibbles lines = mtp_nibbles_of(type, block);
         const int32_t *minus_sums = words + MTP_ACT32_MINUS_SUM * n_tokens;
         __m512i integers0[MTP_TILE], integers1[MTP_TILE];
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++)
             integers0[t] = integers1[t] =
                 mtp_block32_has_min(type)
                     ? _mm512_setzero_si512()
                     : _mm512_slli_epi32(mtp_broadcast(minus_sums + t), offset_bits(type));
-        MTP_UNROLL for (int j = 0; j < 4; j++)
-        {
+        MTP_UNROLL
+        for (int j = 0; j < 4; j++) {
             __m512i codes0[2], codes1[2];
             unpack_codes(type, lines, j, 0, table, codes0);
             unpack_codes(type, lines, j, 16, table, codes1);
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
                 const __m512i x = mtp_broadcast(words + j * n_tokens + t);
                 integers0[t] = _mm512_dpbusd_epi32(integers0[t], codes0[0], x);
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], codes1[0], x);
             }
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
                 const __m512i x = mtp_broadcast(words + (4 + j) * n_tokens + t);
                 integers0[t] = _mm512_dpbusd_epi32(integers0[t], codes0[1], x);
                 integers1[t] = _mm512_dpbusd_epi32(integers1[t], codes1[1], x);
             }
         }
         const uint16_t *scales = (const uint16_t *)block; /* 32, and 32 mins if it has them */
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT32_SCALE * n_tokens + t);
             sum0[t] = mtp_add_block(sum0[t], integers0[t], load_scales(type, scales), x_scale);
             sum1[t] = mtp_add_block(sum1[t], integers1[t], load_scales(type, scales + 16), x_scale);
@@ -141,8 +144,8 @@ MTP_ALWAYS_INLINE void nibbles(const int type, const int n_tokens, const void *g
         block += mtp_block32_bytes(type);
         words += MTP_ACT32_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-    {
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
         mtp_store_rows(out[t], sum0[t]);
         mtp_store_rows(out[t] + 16, sum1[t]);
     }

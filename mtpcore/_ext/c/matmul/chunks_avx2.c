@@ -55,51 +55,58 @@ MTP_ALWAYS_INLINE void chunks_eight_rows(const int type, const int n_tokens, con
     /* Pairs of a line are at most 2 * 15 * 127 = 3810 (Q4_K), 2 * 31 * 127 = 7874 (Q5_K). */
     const int lines_in_pairs = type == MTP_Q4_K ? 8 : 4;
     __m256 sum[4];
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         sum[t] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         const int32_t *x = words + first;
         __m256i total[4], mins[4];
         if (r == 0 && first == 0) /* the first of those who read this */
             mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
-        MTP_UNROLL for (int t = 0; t < count; t++)
+        MTP_UNROLL
+        for (int t = 0; t < count; t++)
             total[t] = mins[t] = _mm256_setzero_si256();
         for (int c = 0; c < 4; c++) {
-            MTP_UNROLL for (int odd = 0; odd < 2; odd++)
-            {
+            MTP_UNROLL
+            for (int odd = 0; odd < 2; odd++) {
                 const mtp_chunk chunk = mtp_chunk_of(type, block, c);
                 __m256i integers[4], pairs[4];
-                MTP_UNROLL for (int t = 0; t < count; t++)
+                MTP_UNROLL
+                for (int t = 0; t < count; t++)
                     integers[t] = pairs[t] = _mm256_setzero_si256();
-                MTP_UNROLL for (int j = 0; j < 8; j++)
-                {
+                MTP_UNROLL
+                for (int j = 0; j < 8; j++) {
                     const __m256i w = unpack_codes(type, chunk, odd, j, r);
                     const int32_t *codes = x + (16 * c + 8 * odd + j) * n_tokens;
                     if (type == MTP_IQ4_XS) {
-                        MTP_UNROLL for (int t = 0; t < count; t++)
+                        MTP_UNROLL
+                        for (int t = 0; t < count; t++)
                             integers[t] = mtp_add_signed(integers[t], w, mtp_broadcast(codes + t));
                         continue;
                     }
-                    MTP_UNROLL for (int t = 0; t < count; t++)
+                    MTP_UNROLL
+                    for (int t = 0; t < count; t++)
                         pairs[t] = _mm256_add_epi16(
                             pairs[t], _mm256_maddubs_epi16(w, mtp_broadcast(codes + t)));
                     if ((j + 1) % lines_in_pairs == 0) {
-                        MTP_UNROLL for (int t = 0; t < count; t++)
-                        {
+                        MTP_UNROLL
+                        for (int t = 0; t < count; t++) {
                             integers[t] = _mm256_add_epi32(integers[t], mtp_widen(pairs[t]));
                             pairs[t] = _mm256_setzero_si256();
                         }
                     }
                 }
                 const __m256i sub_scale = load_sub_scale(type, block, c, odd, r);
-                MTP_UNROLL for (int t = 0; t < count; t++)
+                MTP_UNROLL
+                for (int t = 0; t < count; t++)
                     total[t] =
                         _mm256_add_epi32(total[t], _mm256_mullo_epi32(integers[t], sub_scale));
             }
         }
         const __m256 scale = type == MTP_IQ4_XS ? _mm256_load_ps((const float *)block + r)
                                                 : mtp_load_halves((const uint16_t *)block + r);
-        MTP_UNROLL for (int t = 0; t < count; t++)
+        MTP_UNROLL
+        for (int t = 0; t < count; t++)
             sum[t] = mtp_add_block(sum[t], total[t], scale,
                                    mtp_broadcast_float(x + MTP_ACT256_SCALE * n_tokens + t));
         if (type != MTP_IQ4_XS) {
@@ -108,19 +115,22 @@ MTP_ALWAYS_INLINE void chunks_eight_rows(const int type, const int n_tokens, con
                 const __m256i odd_min = load_sub_min((const void *)block, c, 1, r);
                 const __m256i min_pair = _mm256_or_si256(even_min, _mm256_slli_epi32(odd_min, 16));
                 const int32_t *pair_sums = x + (MTP_ACT256_PAIR_SUM + c) * n_tokens;
-                MTP_UNROLL for (int t = 0; t < count; t++)
+                MTP_UNROLL
+                for (int t = 0; t < count; t++)
                     mins[t] = _mm256_add_epi32(
                         mins[t], _mm256_madd_epi16(min_pair, mtp_broadcast(pair_sums + t)));
             }
             const __m256 min = mtp_load_halves((const uint16_t *)block + 16 + r);
-            MTP_UNROLL for (int t = 0; t < count; t++)
+            MTP_UNROLL
+            for (int t = 0; t < count; t++)
                 sum[t] = mtp_take_mins(sum[t], mins[t], min,
                                        mtp_broadcast_float(x + MTP_ACT256_SCALE * n_tokens + t));
         }
         block += mtp_block256_bytes(type);
         words += MTP_ACT256_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         mtp_store_rows(out[first + t] + row, sum[t]);
 }
 

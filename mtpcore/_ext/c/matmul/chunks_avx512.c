@@ -41,11 +41,11 @@ MTP_ALWAYS_INLINE six_bits unpack_six_bits(const mtp_six_bit_scales *scales)
 {
     const __m512i all = _mm512_load_si512(scales->high);
     /* The upper bits of a chunk's first sub-block lie four places below those of its second. */
-    const __m512i places = _mm512_broadcast_i64x4(
-        _mm256_setr_m128i(_mm_set1_epi16(4), _mm_setzero_si128()));
+    const __m512i places =
+        _mm512_broadcast_i64x4(_mm256_setr_m128i(_mm_set1_epi16(4), _mm_setzero_si128()));
     six_bits out;
-    MTP_UNROLL for (int i = 0; i < 2; i++)
-    {
+    MTP_UNROLL
+    for (int i = 0; i < 2; i++) {
         const __m512i low = _mm512_load_si512(scales->low[2 * i]);
         const __m512i high = i ? _mm512_shuffle_i32x4(all, all, _MM_SHUFFLE(3, 3, 2, 2))
                                : _mm512_shuffle_i32x4(all, all, _MM_SHUFFLE(1, 1, 0, 0));
@@ -113,16 +113,10 @@ MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_chunk chunk, const int j
 }
 
 /* Whether int16 holds the sums of lines: they are at most 4 * 4 * 15 * 127 for Q4_K. */
-MTP_ALWAYS_INLINE int fits_int16(const int type)
-{
-    return type == MTP_Q4_K;
-}
+MTP_ALWAYS_INLINE int fits_int16(const int type) { return type == MTP_Q4_K; }
 
 /* How many lines are summed before they are scaled, of the eight that have the same scales. */
-MTP_ALWAYS_INLINE int lines_summed(const int type)
-{
-    return fits_int16(type) ? 4 : 8;
-}
+MTP_ALWAYS_INLINE int lines_summed(const int type) { return fits_int16(type) ? 4 : 8; }
 
 MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const char *block,
                                    int64_t n_blocks, int row, const int32_t *words,
@@ -130,56 +124,60 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
 {
     const __m512i table = mtp_offset_table(mtp_iq4_values, 128);
     __m512 sum[4];
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         sum[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         __m512i integers[4], taken[4];
         const six_bits six = load_six_bits(type, block);
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++)
             integers[t] = taken[t] = _mm512_setzero_si512();
-        MTP_UNROLL for (int c = 0; c < 4; c++)
-        {
+        MTP_UNROLL
+        for (int c = 0; c < 4; c++) {
             const int part_bytes = (int)mtp_block256_bytes(type) / 4;
             const int32_t *x = words + 16 * c * n_tokens;
             const int32_t *pair_sums = words + (MTP_ACT256_PAIR_SUM + c) * n_tokens;
             const chunk_scales scales = unpack_scales(type, block, six, c);
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             mtp_fetch_ahead(block + c * part_bytes, part_bytes);
-            MTP_UNROLL for (int first = 0; first < 8; first += lines_summed(type))
-            {
+            MTP_UNROLL
+            for (int first = 0; first < 8; first += lines_summed(type)) {
                 __m512i low_sum[4], high_sum[4];
-                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                MTP_UNROLL
+                for (int t = 0; t < n_tokens; t++)
                     low_sum[t] = high_sum[t] = _mm512_setzero_si512();
-                MTP_UNROLL for (int i = 0; i < lines_summed(type); i++)
-                {
+                MTP_UNROLL
+                for (int i = 0; i < lines_summed(type); i++) {
                     const int j = first + i;
                     __m512i codes[2];
                     unpack_codes(type, chunk, j, table, codes);
-                    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-                    {
+                    MTP_UNROLL
+                    for (int t = 0; t < n_tokens; t++) {
                         const int32_t *low = x + j * n_tokens + t, *high = low + 8 * n_tokens;
                         low_sum[t] = mtp_add_word(low_sum[t], codes[0], low);
                         high_sum[t] = mtp_add_word(high_sum[t], codes[1], high);
                     }
                 }
                 const int fits = fits_int16(type);
-                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-                {
+                MTP_UNROLL
+                for (int t = 0; t < n_tokens; t++) {
                     integers[t] = mtp_add_scaled(fits, integers[t], low_sum[t], scales.scale[0]);
                     integers[t] = mtp_add_scaled(fits, integers[t], high_sum[t], scales.scale[1]);
                 }
             }
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++)
                 taken[t] = _mm512_dpwssd_epi32(taken[t], scales.pair, mtp_broadcast(pair_sums + t));
         }
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
             if (type == MTP_IQ4_XS) {
                 const __m512i offset = _mm512_slli_epi32(taken[t], 7);
                 const __m512 scale = _mm512_load_ps((const float *)block);
-                sum[t] = mtp_add_block(sum[t], _mm512_sub_epi32(integers[t], offset), scale,
-                                       x_scale);
+                sum[t] =
+                    mtp_add_block(sum[t], _mm512_sub_epi32(integers[t], offset), scale, x_scale);
             } else {
                 const __m512 scale = mtp_load_halves((const uint16_t *)block);
                 const __m512 min = mtp_load_halves((const uint16_t *)block + 16);
@@ -190,7 +188,8 @@ MTP_ALWAYS_INLINE void chunks_half(const int type, const int n_tokens, const cha
         block += mtp_block256_bytes(type);
         words += MTP_ACT256_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         mtp_store_rows(out[t] + row, sum[t]);
 }
 
@@ -218,8 +217,8 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
         const int64_t place = b + (row ? n_blocks : 0);
         const char *block = (const char *)group + place * mtp_block256_bytes(type);
         const six_bits six = load_six_bits(type, block);
-        MTP_UNROLL for (int c = 0; c < 4; c++)
-        {
+        MTP_UNROLL
+        for (int c = 0; c < 4; c++) {
             const chunk_scales scales = unpack_scales(type, block, six, c);
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             _mm512_store_si512(out->sub_scale[2 * c] + row, scales.scale[0]);
@@ -228,8 +227,8 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
                                missing(type, pair_of(scales.scale[0], scales.scale[1])));
             if (mtp_block256_has_min(type))
                 _mm512_store_si512(out->sub_min[c] + row, scales.pair);
-            MTP_UNROLL for (int j = 0; j < 8; j++)
-            {
+            MTP_UNROLL
+            for (int j = 0; j < 8; j++) {
                 __m512i codes[2];
                 unpack_codes(type, chunk, j, table, codes);
                 _mm512_store_si512(out->code[16 * c + j] + row, codes[0]);

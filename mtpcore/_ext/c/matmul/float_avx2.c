@@ -3,15 +3,9 @@
 
 enum { TOKENS_AT_ONCE = 3 }; /* times 32 rows: twelve of the sixteen registers accumulate */
 
-MTP_ALWAYS_INLINE __m256 load_f32(const float *rows)
-{
-    return _mm256_load_ps(rows);
-}
+MTP_ALWAYS_INLINE __m256 load_f32(const float *rows) { return _mm256_load_ps(rows); }
 
-MTP_ALWAYS_INLINE __m256 load_f16(const uint16_t *rows)
-{
-    return mtp_load_halves(rows);
-}
+MTP_ALWAYS_INLINE __m256 load_f16(const uint16_t *rows) { return mtp_load_halves(rows); }
 
 MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
 {
@@ -19,36 +13,41 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
     return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 
-#define FLOAT_KERNEL(name, type)                                                                  \
+#define FLOAT_KERNEL(name, type)                                                                   \
     MTP_ALWAYS_INLINE void name##_tokens(const int n_tokens, const int first, const int count,     \
                                          const type *weights, int64_t n_blocks, const float *x,    \
                                          float (*out)[32])                                         \
     {                                                                                              \
         __m256 sum[4][TOKENS_AT_ONCE];                                                             \
-        MTP_UNROLL for (int part = 0; part < 4; part++) {                                          \
-            MTP_UNROLL for (int t = 0; t < count; t++)                                             \
+        MTP_UNROLL                                                                                 \
+        for (int part = 0; part < 4; part++) {                                                     \
+            MTP_UNROLL                                                                             \
+            for (int t = 0; t < count; t++)                                                        \
                 sum[part][t] = _mm256_setzero_ps();                                                \
         }                                                                                          \
         for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
             if (first == 0 && k % (16 / sizeof(type)) == 0)                                        \
                 mtp_fetch_ahead(weights, 512);                                                     \
-            MTP_UNROLL for (int part = 0; part < 4; part++)                                        \
-            {                                                                                      \
+            MTP_UNROLL                                                                             \
+            for (int part = 0; part < 4; part++) {                                                 \
                 const __m256 w = load_##name(weights + 8 * part);                                  \
-                MTP_UNROLL for (int t = 0; t < count; t++)                                         \
+                MTP_UNROLL                                                                         \
+                for (int t = 0; t < count; t++)                                                    \
                     sum[part][t] = _mm256_fmadd_ps(w, _mm256_set1_ps(x[first + t]), sum[part][t]); \
             }                                                                                      \
         }                                                                                          \
-        MTP_UNROLL for (int part = 0; part < 4; part++) {                                          \
-            MTP_UNROLL for (int t = 0; t < count; t++)                                             \
+        MTP_UNROLL                                                                                 \
+        for (int part = 0; part < 4; part++) {                                                     \
+            MTP_UNROLL                                                                             \
+            for (int t = 0; t < count; t++)                                                        \
                 mtp_store_rows(out[first + t] + 8 * part, sum[part][t]);                           \
         }                                                                                          \
     }                                                                                              \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \
     {                                                                                              \
-        MTP_UNROLL for (int t = 0; t < n_tokens; t += TOKENS_AT_ONCE)                              \
-        {                                                                                          \
+        MTP_UNROLL                                                                                 \
+        for (int t = 0; t < n_tokens; t += TOKENS_AT_ONCE) {                                       \
             const int left = n_tokens - t;                                                         \
             name##_tokens(n_tokens, t, left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE, group,       \
                           n_blocks, tile, out);                                                    \

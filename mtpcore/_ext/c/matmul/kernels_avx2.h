@@ -14,10 +14,7 @@ static inline void mtp_store_rows(float *out, __m256 sum)
     _mm256_store_ps(out, _mm256_blendv_ps(sum, quiet, nan));
 }
 
-static inline __m256i mtp_broadcast(const int32_t *word)
-{
-    return _mm256_set1_epi32(*word);
-}
+static inline __m256i mtp_broadcast(const int32_t *word) { return _mm256_set1_epi32(*word); }
 
 static inline __m256 mtp_broadcast_float(const int32_t *word)
 {
@@ -30,10 +27,7 @@ static inline __m256 mtp_load_halves(const uint16_t *halves)
 }
 
 /* Half a line: four columns of eight rows. */
-static inline __m256i mtp_load_codes(const void *half_line)
-{
-    return _mm256_load_si256(half_line);
-}
+static inline __m256i mtp_load_codes(const void *half_line) { return _mm256_load_si256(half_line); }
 
 static inline __m256i mtp_low_nibbles(__m256i codes)
 {

@@ -15,10 +15,7 @@ static inline void mtp_store_rows(float *out, __m512 sum)
     _mm512_store_ps(out, _mm512_mask_mov_ps(sum, nan, _mm512_castsi512_ps(quiet)));
 }
 
-static inline __m512i mtp_broadcast(const int32_t *word)
-{
-    return _mm512_set1_epi32(*word);
-}
+static inline __m512i mtp_broadcast(const int32_t *word) { return _mm512_set1_epi32(*word); }
 
 /* sum + codes * a word of activations, in one instruction with the word's broadcast, where each is
  * used but once: what limits a matmul of few tokens is how many instructions a core takes in. */
@@ -38,10 +35,7 @@ static inline __m512 mtp_load_halves(const uint16_t *halves)
     return _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)halves));
 }
 
-static inline __m512i mtp_load_line(const void *line)
-{
-    return _mm512_load_si512(line);
-}
+static inline __m512i mtp_load_line(const void *line) { return _mm512_load_si512(line); }
 
 static inline __m512i mtp_low_nibbles(__m512i line)
 {

@@ -31,7 +31,7 @@ static int32_t dot(const int8_t *weights, const int32_t *words, int n_tokens, in
     return sum;
 }
 
-#define FLOAT_KERNEL(name, type, to_float)                                                        \
+#define FLOAT_KERNEL(name, type, to_float)                                                         \
     static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
                      float (*out)[32])                                                             \
     {                                                                                              \
@@ -119,7 +119,7 @@ MTP_ALWAYS_INLINE void block256(const int type, int n_tokens, const void *group,
     }
 }
 
-#define BLOCK_KERNEL(name, type, block, most)                                                     \
+#define BLOCK_KERNEL(name, type, block, most)                                                      \
     static void name(int n_tokens, const void *group, int64_t n_blocks, const void *tile,          \
                      float (*out)[32])                                                             \
     {                                                                                              \

@@ -19,8 +19,8 @@ enum { MTP_GROUP_ROWS = 32 };
 
 /* Words of one token in a block of prepared activations. */
 enum {
-    MTP_ACT32_MINUS_SUM = 8,  /* after 8 words of 4 codes: minus the sum of the 32 codes */
-    MTP_ACT32_SCALE = 9,      /* float32 */
+    MTP_ACT32_MINUS_SUM = 8, /* after 8 words of 4 codes: minus the sum of the 32 codes */
+    MTP_ACT32_SCALE = 9,     /* float32 */
     MTP_ACT32_WORDS = 10,
     MTP_ACT256_MINUS_SUM = 64, /* after 64 words of 4 codes: minus the sums of 16 codes */
     MTP_ACT256_PAIR_SUM = 80,  /* 4 words: two int16 sums of 32 codes */

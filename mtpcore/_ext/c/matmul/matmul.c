@@ -23,10 +23,7 @@ static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
 #endif
 };
 
-static int64_t smaller(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* What unpacks once for so many tokens; NULL where that does not pay. */
 static const mtp_unpacked_kernel *unpacked_kernel(int32_t type, int64_t n_tokens)
@@ -104,7 +101,7 @@ static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const ch
             const int64_t half = (first - begin) / job->width;
             const char *packed = group + (half * job->n_blocks + b) * block_bytes;
             kernel->multiply[n - 1](&block, (const int32_t *)words, sums + (first - begin),
-                                     half < 2 ? packed : NULL);
+                                    half < 2 ? packed : NULL);
         }
     }
     for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */
@@ -116,9 +113,8 @@ static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const ch
 mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
 {
     const int64_t blocks = w->n_cols / mtp_type_block(w->type);
-    const size_t skipped = w->is_mapped
-                               ? (size_t)(begin * blocks * mtp_type_block_bytes(w->type))
-                               : mtp_packed_bytes(w->type, begin, w->n_cols);
+    const size_t skipped = w->is_mapped ? (size_t)(begin * blocks * mtp_type_block_bytes(w->type))
+                                        : mtp_packed_bytes(w->type, begin, w->n_cols);
     return (mtp_matrix){w->type, w->is_mapped, end - begin, w->n_cols,
                         (const char *)w->data + skipped};
 }
@@ -142,8 +138,14 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
                 void *scratch, mtp_interrupt *interrupt)
 {
     const int activation = mtp_type_activation(w->type);
-    const job job = {w, prepared, n_tokens, mtp_token_bytes(activation, w->n_cols),
-                     mtp_tile_width(activation), w->n_cols / mtp_type_block(w->type), y, y_stride,
+    const job job = {w,
+                     prepared,
+                     n_tokens,
+                     mtp_token_bytes(activation, w->n_cols),
+                     mtp_tile_width(activation),
+                     w->n_cols / mtp_type_block(w->type),
+                     y,
+                     y_stride,
                      out_rows};
     const mtp_unpacked_kernel *kernel = unpacked_kernel(w->type, n_tokens);
     const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;

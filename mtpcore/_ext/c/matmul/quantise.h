@@ -49,9 +49,10 @@ static inline __attribute__((always_inline)) int32_t sum_of_16_alone(const int32
 /* What rounding leaves, up to a half, is counted in these steps to a whole. */
 #define MTP_REST_STEPS 0x1p14f
 
-static inline __attribute__((always_inline)) float
-mtp_quantise_block(const float *restrict x, const int n, int8_t *restrict codes,
-                   int32_t *restrict minus_sums)
+static inline
+    __attribute__((always_inline)) float mtp_quantise_block(const float *restrict x, const int n,
+                                                            int8_t *restrict codes,
+                                                            int32_t *restrict minus_sums)
 {
     uint32_t largest = 0; /* bits of |x| order as integers, with NaN above infinity */
     for (int i = 0; i < n; i++) {

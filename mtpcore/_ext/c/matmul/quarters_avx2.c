@@ -30,7 +30,7 @@ MTP_ALWAYS_INLINE __m256i unpack_codes(const int type, const void *block, int h,
         const __m256i low = or_masked(none, move_bits(line, 2 * q, 0), 3);
         return or_masked(low, move_bits(third, 4 * (j % 2) + q, 2), 4);
     }
-    const uint8_t(*lines)[16][4] = ((const mtp_q6_k_block *)block)->code[h][j];
+    const uint8_t (*lines)[16][4] = ((const mtp_q6_k_block *)block)->code[h][j];
     const __m256i line = mtp_load_codes(lines[q % 2][r]);
     const __m256i low = q < 2 ? mtp_low_nibbles(line) : mtp_high_nibbles(line);
     return or_masked(low, move_bits(mtp_load_codes(lines[2][r]), 2 * q, 4), 0x30);
@@ -59,34 +59,37 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
     const int r = row % 16;
     const int offset_bits = type == MTP_Q6_K ? 5 : 2; /* of Q6_K and Q3_K */
     __m256 sum[4];
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         sum[t] = _mm256_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         const int32_t *x = words + first;
         __m256i total[4], minus_mins[4];
         if (r == 0 && first == 0) /* the first of those who read this */
             mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
-        MTP_UNROLL for (int t = 0; t < count; t++)
+        MTP_UNROLL
+        for (int t = 0; t < count; t++)
             total[t] = minus_mins[t] = _mm256_setzero_si256();
         for (int h = 0; h < 2; h++) {
-            MTP_UNROLL for (int s = 0; s < 8; s++)
-            {
+            MTP_UNROLL
+            for (int s = 0; s < 8; s++) {
                 const int q = s / 2, sub = 8 * h + s;
                 const int32_t *minus_sums = x + (MTP_ACT256_MINUS_SUM + sub) * n_tokens;
                 __m256i integers[4];
-                MTP_UNROLL for (int t = 0; t < count; t++)
+                MTP_UNROLL
+                for (int t = 0; t < count; t++)
                     integers[t] =
                         type == MTP_Q2_K
                             ? _mm256_setzero_si256()
                             : _mm256_slli_epi32(mtp_broadcast(minus_sums + t), offset_bits);
-                MTP_UNROLL for (int i = 0; i < 4; i += 2)
-                {
+                MTP_UNROLL
+                for (int i = 0; i < 4; i += 2) {
                     const int j = 4 * (s % 2) + i;
                     const __m256i w0 = unpack_codes(type, block, h, q, j, r);
                     const __m256i w1 = unpack_codes(type, block, h, q, j + 1, r);
                     const int32_t *codes = x + (4 * sub + i) * n_tokens;
-                    MTP_UNROLL for (int t = 0; t < count; t++)
-                    {
+                    MTP_UNROLL
+                    for (int t = 0; t < count; t++) {
                         /* two pairs are at most 2 * 2 * 63 * 127 = 32004 */
                         const __m256i pairs = _mm256_add_epi16(
                             _mm256_maddubs_epi16(w0, mtp_broadcast(codes + t)),
@@ -95,8 +98,8 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
                     }
                 }
                 const __m256i sub_scale = load_sub_scale(type, block, sub, r);
-                MTP_UNROLL for (int t = 0; t < count; t++)
-                {
+                MTP_UNROLL
+                for (int t = 0; t < count; t++) {
                     total[t] =
                         _mm256_add_epi32(total[t], _mm256_mullo_epi32(integers[t], sub_scale));
                     if (type == MTP_Q2_K) /* sums of 16 codes fit the lower int16 */
@@ -109,8 +112,8 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
         }
         const __m256 scale = type == MTP_Q2_K ? mtp_load_halves((const uint16_t *)block + r)
                                               : _mm256_load_ps((const float *)block + r);
-        MTP_UNROLL for (int t = 0; t < count; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < count; t++) {
             const __m256 x_scale = mtp_broadcast_float(x + MTP_ACT256_SCALE * n_tokens + t);
             sum[t] = mtp_add_block(sum[t], total[t], scale, x_scale);
             if (type == MTP_Q2_K) {
@@ -122,7 +125,8 @@ MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, c
         block += mtp_block256_bytes(type);
         words += MTP_ACT256_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < count; t++)
+    MTP_UNROLL
+    for (int t = 0; t < count; t++)
         mtp_store_rows(out[first + t] + row, sum[t]);
 }
 

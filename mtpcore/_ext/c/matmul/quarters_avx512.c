@@ -84,11 +84,13 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
 {
     const int fits = type != MTP_Q6_K; /* sums are at most 16 * 127 times 3 (Q2_K) or 4 (Q3_K) */
     __m512 sum[4];
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         sum[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++) {
         __m512i integers[4], minus_mins[4];
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++)
             integers[t] = minus_mins[t] = _mm512_setzero_si512();
         int32_t first[16 * 4];
         mtp_first_sums(type, 4, n_tokens, words, first);
@@ -97,31 +99,33 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
             __m512i sub_sum[4][4];
             const int part_bytes = (int)mtp_block256_bytes(type) / 4;
             mtp_fetch_ahead(block + s * part_bytes, part_bytes);
-            MTP_UNROLL for (int q = 0; q < 4; q++)
-            {
-                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+            MTP_UNROLL
+            for (int q = 0; q < 4; q++) {
+                MTP_UNROLL
+                for (int t = 0; t < n_tokens; t++)
                     sub_sum[q][t] = mtp_first_sum(type, first + (sub0 + 2 * q) * n_tokens + t);
             }
-            MTP_UNROLL for (int i = 0; i < 4; i++)
-            {
+            MTP_UNROLL
+            for (int i = 0; i < 4; i++) {
                 const int j = 4 * (s % 2) + i;
                 const int32_t *x = words + (32 * h + j) * n_tokens;
                 __m512i quarter[4];
                 unpack_quarters(type, block, h, j, quarter);
-                MTP_UNROLL for (int q = 0; q < 4; q++)
-                {
-                    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+                MTP_UNROLL
+                for (int q = 0; q < 4; q++) {
+                    MTP_UNROLL
+                    for (int t = 0; t < n_tokens; t++)
                         sub_sum[q][t] = _mm512_dpbusd_epi32(
                             sub_sum[q][t], quarter[q], mtp_broadcast(x + 8 * q * n_tokens + t));
                 }
             }
-            MTP_UNROLL for (int q = 0; q < 4; q++)
-            {
+            MTP_UNROLL
+            for (int q = 0; q < 4; q++) {
                 const int sub = sub0 + 2 * q;
                 const int32_t *minus_sums = words + (MTP_ACT256_MINUS_SUM + sub) * n_tokens;
                 const __m512i sub_scale = load_sub_scale(type, block, sub);
-                MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-                {
+                MTP_UNROLL
+                for (int t = 0; t < n_tokens; t++) {
                     integers[t] = mtp_add_scaled(fits, integers[t], sub_sum[q][t], sub_scale);
                     if (type == MTP_Q2_K) /* sums of 16 codes fit the lower int16 */
                         minus_mins[t] = _mm512_dpwssd_epi32(minus_mins[t],
@@ -130,8 +134,8 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
                 }
             }
         }
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
             if (type == MTP_Q2_K) {
                 const __m512i mins = _mm512_sub_epi32(_mm512_setzero_si512(), minus_mins[t]);
@@ -147,7 +151,8 @@ MTP_ALWAYS_INLINE void quarters_half(const int type, const int n_tokens, const c
         block += mtp_block256_bytes(type);
         words += MTP_ACT256_WORDS * n_tokens;
     }
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         mtp_store_rows(out[t] + row, sum[t]);
 }
 
@@ -165,11 +170,12 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
         const int64_t place = b + (row ? n_blocks : 0);
         const char *block = (const char *)group + place * mtp_block256_bytes(type);
         for (int h = 0; h < 2; h++) {
-            MTP_UNROLL for (int j = 0; j < 8; j++)
-            {
+            MTP_UNROLL
+            for (int j = 0; j < 8; j++) {
                 __m512i quarter[4];
                 unpack_quarters(type, block, h, j, quarter);
-                MTP_UNROLL for (int q = 0; q < 4; q++)
+                MTP_UNROLL
+                for (int q = 0; q < 4; q++)
                     _mm512_store_si512(out->code[32 * h + 8 * q + j] + row, quarter[q]);
             }
         }

@@ -30,8 +30,8 @@ MTP_ALWAYS_INLINE void add_pairs(const int n_tokens, const int n, const int32_t 
 {
     for (int i = 0; i < n; i++) {
         const __m512i pair0 = _mm512_load_si512(pair[i]), pair1 = _mm512_load_si512(pair[i] + 16);
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             const __m512i value = mtp_broadcast(sums + i * n_tokens + t);
             total0[t] = _mm512_dpwssd_epi32(total0[t], pair0, value);
             total1[t] = _mm512_dpwssd_epi32(total1[t], pair1, value);
@@ -48,10 +48,7 @@ MTP_ALWAYS_INLINE int words_summed(const int type)
 
 /* Whether int16 holds those sums: taken around zero, they are at most 127 times 32 * 8 (Q4_K), 16 *
  * 16 (Q5_K), 16 * 4 (Q3_K), and 16 * 3 (Q2_K). */
-MTP_ALWAYS_INLINE int fits_int16(const int type)
-{
-    return type != MTP_Q6_K && type != MTP_IQ4_XS;
-}
+MTP_ALWAYS_INLINE int fits_int16(const int type) { return type != MTP_Q6_K && type != MTP_IQ4_XS; }
 
 MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_unpacked *block,
                                 const int32_t *words, float (*sum)[32], const char *packed)
@@ -63,16 +60,17 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     __m512i total0[4], total1[4], mins0[4], mins1[4];
     int32_t first[16 * 4];
     mtp_first_sums(type, n_words, n_tokens, words, first);
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++)
         total0[t] = total1[t] = mins0[t] = mins1[t] = _mm512_setzero_si512();
     for (int k = 0; k < 64 / n_words; k += 2) {
-        const uint8_t(*code)[32][4] = block->code + k * n_words;
+        const uint8_t (*code)[32][4] = block->code + k * n_words;
         const int32_t *x = words + k * n_words * n_tokens;
         __m512i sum0[2][4], sum1[2][4]; /* two at a time: more chains keep the units busy */
         if (packed != NULL)
             mtp_fetch_ahead(packed + k / 2 * part_bytes, part_bytes);
-        MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-        {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
             sum0[0][t] = sum1[0][t] = mtp_first_sum(type, first + k * n_tokens + t);
             sum0[1][t] = sum1[1][t] = mtp_first_sum(type, first + (k + 1) * n_tokens + t);
         }
@@ -80,20 +78,20 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         {
             const int p = i % 2, j = p * n_words + i / 2; /* the two in turn */
             const __m512i w0 = _mm512_load_si512(code[j]), w1 = _mm512_load_si512(code[j] + 16);
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
                 const __m512i value = mtp_broadcast(x + j * n_tokens + t);
                 sum0[p][t] = _mm512_dpbusd_epi32(sum0[p][t], w0, value);
                 sum1[p][t] = _mm512_dpbusd_epi32(sum1[p][t], w1, value);
             }
         }
-        MTP_UNROLL for (int p = 0; p < 2; p++)
-        {
+        MTP_UNROLL
+        for (int p = 0; p < 2; p++) {
             const int sub = (k + p) * n_words / (is_of_chunks(type) ? 8 : 4);
             const __m512i scale0 = _mm512_load_si512(block->sub_scale[sub]);
             const __m512i scale1 = _mm512_load_si512(block->sub_scale[sub] + 16);
-            MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-            {
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
                 total0[t] = mtp_add_scaled(fits, total0[t], sum0[p][t], scale0);
                 total1[t] = mtp_add_scaled(fits, total1[t], sum1[p][t], scale1);
             }
@@ -105,8 +103,8 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
         add_pairs(n_tokens, 16, block->sub_min, minus_sums, mins0, mins1);
     else if (mtp_block256_has_min(type))
         add_pairs(n_tokens, 4, block->sub_min, pair_sums, mins0, mins1);
-    MTP_UNROLL for (int t = 0; t < n_tokens; t++)
-    {
+    MTP_UNROLL
+    for (int t = 0; t < n_tokens; t++) {
         const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
         if (type == MTP_Q2_K) { /* the sums came negative */
             mins0[t] = _mm512_sub_epi32(_mm512_setzero_si512(), mins0[t]);
@@ -141,7 +139,7 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
     MULTIPLY_4(name, MTP_##NAME)
 UNPACKED_TYPES(MULTIPLY_TYPE)
 
-#define KERNEL(NAME, name, most_direct)                                                           \
+#define KERNEL(NAME, name, most_direct)                                                            \
     [MTP_##NAME] = {                                                                               \
         mtp_unpack_##name##_avx512, {name##_1, name##_2, name##_3, name##_4}, most_direct},
 const mtp_unpacked_kernel mtp_unpacked_avx512[MTP_TYPES] = {UNPACKED_TYPES(KERNEL)};

@@ -5,7 +5,7 @@ typedef struct {
     int block, block_bytes, activation;
 } type_facts;
 
-#define FACTS(_, NAME, name, number, block, bytes, activation)                                      \
+#define FACTS(_, NAME, name, number, block, bytes, activation)                                     \
     [MTP_##NAME] = {block, bytes, activation},
 static const type_facts types[MTP_TYPES] = {MTP_WEIGHT_TYPES(FACTS, )};
 
@@ -14,20 +14,11 @@ int mtp_type_is_native(int32_t type)
     return type >= 0 && type < MTP_TYPES && types[type].block != 0;
 }
 
-int64_t mtp_type_block(int32_t type)
-{
-    return types[type].block;
-}
+int64_t mtp_type_block(int32_t type) { return types[type].block; }
 
-int64_t mtp_type_block_bytes(int32_t type)
-{
-    return types[type].block_bytes;
-}
+int64_t mtp_type_block_bytes(int32_t type) { return types[type].block_bytes; }
 
-int mtp_type_activation(int32_t type)
-{
-    return types[type].activation;
-}
+int mtp_type_activation(int32_t type) { return types[type].activation; }
 
 size_t mtp_packed_bytes(int32_t type, int64_t n_rows, int64_t n_cols)
 {

@@ -54,7 +54,8 @@ void mtp_op_prepare(const mtp_op *op, const mtp_run *run, int thread, int n_thre
  * many columns, always whole groups and whole chunks of a choice. */
 enum { VALUES_AT_ONCE = 512 * MTP_UNIT, COLUMNS = 64, ROWS = VALUES_AT_ONCE / COLUMNS };
 
-static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end, int thread)
+static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end,
+                                 int thread)
 {
     _Alignas(64) float values[VALUES_AT_ONCE];
     const mtp_matrix *w = op->matrices;

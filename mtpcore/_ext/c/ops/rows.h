@@ -38,9 +38,6 @@ static inline int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 }
 
 /* Where one expert's prepared rows begin, given where the one before ended. */
-static inline size_t mtp_whole_lines(size_t bytes)
-{
-    return (bytes + 63) / 64 * 64;
-}
+static inline size_t mtp_whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 #endif

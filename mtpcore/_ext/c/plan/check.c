@@ -66,8 +66,8 @@ static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_vie
 {
     const int64_t n_rows = bounds->n_batch < MTP_UNIT ? bounds->n_batch : MTP_UNIT;
     return op->n[5] >= 1 && sums->n_heads / n_rows / op->n[5] >= n_heads &&
-           sums->width >= MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES *
-                                                MTP_RANGE_LANES;
+           sums->width >=
+               MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES * MTP_RANGE_LANES;
 }
 
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
@@ -82,10 +82,12 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (bounds->n_vocab < 1 || w->n_rows < bounds->n_vocab)
             return "a table without a row for each token";
         return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
-                   ? NULL : "rows of another width than the table's";
+                   ? NULL
+                   : "rows of another width than the table's";
     case MTP_PREPARE:
         return fits_prepared(bounds, out, (int)op->n[0], n, in->width, 0)
-                   ? NULL : "no room for prepared rows";
+                   ? NULL
+                   : "no room for prepared rows";
     case MTP_MATMUL:
         if (!fits_prepared(bounds, in, mtp_type_activation(w->type), n, w->n_cols, 0))
             return "prepared rows of another width than the matrix's";
@@ -96,7 +98,8 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "more experts are used than are in the groups";
         return op->n[0] >= 1 && op->n[0] <= in->width && op->n[0] <= out[0].width &&
                        op->n[0] <= out[1].width
-                   ? NULL : "more experts are used than there are";
+                   ? NULL
+                   : "more experts are used than there are";
     case MTP_SORT_BY_EXPERT:
         maker = maker_of(plan, at, in->buffer);
         if (!maker || maker->kind != MTP_ROUTE || maker->in[0].width > op->n[0] ||
@@ -105,17 +108,20 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         if (in->width != out->width)
             return "lists for another number of experts";
         return 4 * mtp_expert_list_words(op->n[0], n * in->width) <= bounds->bytes[out->buffer]
-                   ? NULL : "no room for the lists";
+                   ? NULL
+                   : "no room for the lists";
     case MTP_SORT_BY_HEAD:
         return 4 * mtp_expert_list_words(out->width, n * out->width) <= bounds->bytes[out->buffer]
-                   ? NULL : "no room for the lists";
+                   ? NULL
+                   : "no room for the lists";
     case MTP_PREPARE_BY_EXPERT:
         if (n_matrices_of_lists(plan, at, &in[1]) != op->n[0])
             return "lists for other matrices";
         if (op->n[2] && (in->n_heads != in[1].width || !is_closed(in)))
             return "not a row for each rank";
         return fits_prepared(bounds, out, (int)op->n[1], n * in[1].width, in->width, 64 * op->n[0])
-                   ? NULL : "no room for prepared rows";
+                   ? NULL
+                   : "no room for prepared rows";
     case MTP_EXPERT_MATMUL:
         maker = maker_of(plan, at, in->buffer);
         if (n_matrices_of_lists(plan, at, &in[1]) != op->n[0])
@@ -125,19 +131,24 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             maker->n[1] != mtp_type_activation(w->type))
             return "prepared rows of another width than the matrices'";
         return w->n_rows == out->width && out->n_heads == in[1].width && is_closed(out)
-                   ? NULL : "outputs of other matrices";
+                   ? NULL
+                   : "outputs of other matrices";
     case MTP_MIX:
         return in[0].width == out->width && in[0].n_heads <= in[1].width
-                   ? NULL : "not a share for each rank";
+                   ? NULL
+                   : "not a share for each rank";
     case MTP_ANGLES:
         return 2 * op->n[0] <= out->width ? NULL : "no room for the angles";
     case MTP_ROPE:
-        return is_alike(in, out) && op->n[0] >= 0 && 2 * op->n[0] <= in[0].width && 2 * op->n[0] <= in[1].width
-                   ? NULL : "more pairs than a head, or the angles, have";
+        return is_alike(in, out) && op->n[0] >= 0 && 2 * op->n[0] <= in[0].width &&
+                       2 * op->n[0] <= in[1].width
+                   ? NULL
+                   : "more pairs than a head, or the angles, have";
     case MTP_REMEMBER:
         return fits_page(bounds, op, in[0].n_heads, in[0].width, op->n[1] < 0 ? 0 : in[1].width) &&
                        (op->n[1] < 0 || in[1].n_heads == in[0].n_heads)
-                   ? NULL : "keys and values that no page has room for";
+                   ? NULL
+                   : "keys and values that no page has room for";
     case MTP_ATTENTION:
         if (op->n[2] < 1 || in->n_heads < 1 || in->n_heads % op->n[2] ||
             in->n_heads != out->n_heads)
@@ -146,17 +157,20 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "no room for the ranges that threads share out";
         return fits_page(bounds, op, op->n[2], in->width, op->n[1] < 0 ? 0 : out->width) &&
                        (op->n[1] >= 0 || out->width <= in->width)
-                   ? NULL : "keys and values that no page has room for";
+                   ? NULL
+                   : "keys and values that no page has room for";
     case MTP_MERGE:
         return op->memory >= 0 && op->memory < bounds->n_groups &&
                        fits_ranges(bounds, op, in, out->n_heads, out->width)
-                   ? NULL : "ranges of another attention";
+                   ? NULL
+                   : "ranges of another attention";
     case MTP_CROSS_ATTENTION:
         if (in[1].n_heads < 1 || in->n_heads % in[1].n_heads || in->n_heads != out->n_heads)
             return "query heads that do not share key heads evenly";
         return in[1].n_heads == in[2].n_heads && in[1].width == in->width &&
                        in[2].width == out->width
-                   ? NULL : "keys and values of another shape";
+                   ? NULL
+                   : "keys and values of another shape";
     case MTP_ADD:
     case MTP_MUL:
     case MTP_GATED:

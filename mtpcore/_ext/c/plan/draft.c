@@ -172,8 +172,8 @@ static int is_sound(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t 
 }
 
 /* Make a draft, and what was made for output `at`, row `to` of a pass that runs later. */
-static void write_row(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at,
-                      int32_t token, const mtp_draft_pass *later, int64_t to)
+static void write_row(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at, int32_t token,
+                      const mtp_draft_pass *later, int64_t to)
 {
     later->tokens[to] = token;
     for (int64_t s = 0; s < draft->n_recycled; s++) {

@@ -35,7 +35,7 @@ static void take(void *argument, int thread, const mtp_piece *piece)
         const float *values = piece->values + i * piece->row_stride;
         if (own->settings)
             mtp_fused_piece(own->settings, own->index, choices->token_ids, values, piece->begin, n,
-                           winner_of(choices, thread, at));
+                            winner_of(choices, thread, at));
         if (own->logits)
             memcpy(own->logits + piece->begin, values, (size_t)n * sizeof(float));
     }
@@ -68,7 +68,6 @@ void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices, i
     mtp_plan_run(plan, run);
     run->epilogue = (mtp_epilogue){0};
     for (int64_t at = 0; at < choices->n; at++)
-        chosen[at] = choices->samplers[at].settings
-                         ? mtp_choices_end(choices, at, plan->n_threads)
-                         : -1;
+        chosen[at] =
+            choices->samplers[at].settings ? mtp_choices_end(choices, at, plan->n_threads) : -1;
 }

@@ -20,9 +20,9 @@ typedef struct {
 typedef struct {
     int32_t logits; /* buffer */
     int64_t n, most;
-    const int32_t *token_ids; /* NULL: a logit's index is its token */
+    const int32_t *token_ids;  /* NULL: a logit's index is its token */
     mtp_row_sampler *samplers; /* [most] */
-    mtp_winner *winners;   /* [threads][most] of each thread and row */
+    mtp_winner *winners;       /* [threads][most] of each thread and row */
 } mtp_choices;
 
 /* Logits in a row, where one matmul computes them and no operation reads them; 0 where tokens

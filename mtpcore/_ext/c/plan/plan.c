@@ -18,15 +18,9 @@ static const char *const names[MTP_KINDS] = {MTP_OPERATIONS(NAME)};
 #define SHARING(_, name, sharing) #sharing,
 static const char *const sharings[MTP_KINDS] = {MTP_OPERATIONS(SHARING)};
 
-const char *mtp_kind_name(mtp_kind kind)
-{
-    return names[kind];
-}
+const char *mtp_kind_name(mtp_kind kind) { return names[kind]; }
 
-const char *mtp_kind_sharing(mtp_kind kind)
-{
-    return sharings[kind];
-}
+const char *mtp_kind_sharing(mtp_kind kind) { return sharings[kind]; }
 
 /* Rows of one sequence come in the order of their places, so the first has the lowest. */
 static int32_t base_of(const mtp_run *run, int64_t t)
@@ -46,8 +40,8 @@ void mtp_run_begin(mtp_run *run)
         run->base[t] = base_of(run, t);
         run->depth[t] = run->parent == NULL ? run->place[t] - run->base[t]
                                             : (parent < 0 ? 0 : run->depth[parent] + 1);
-        run->is_tree[t] = run->place[t] != run->base[t] + run->depth[t] ||
-                          (parent >= 0 && run->is_tree[parent]);
+        run->is_tree[t] =
+            run->place[t] != run->base[t] + run->depth[t] || (parent >= 0 && run->is_tree[parent]);
         if (t == 0 || run->seq[t] != run->seq[t - 1] ||
             t - run->tiles[run->n_tiles - 1] == MTP_QUERY_ROWS)
             run->tiles[run->n_tiles++] = (int32_t)t;
@@ -69,8 +63,7 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     const int64_t shared = op->kind == MTP_ATTENTION ? op->in[0].n_heads / op->n[2] : 0;
     switch (op->kind) {
     case MTP_ATTENTION:
-        return attention_bytes(op->in[0].width, op->out[0].width,
-                               mtp_most_queries(shared));
+        return attention_bytes(op->in[0].width, op->out[0].width, mtp_most_queries(shared));
     case MTP_CROSS_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
                                op->in[0].n_heads / op->in[1].n_heads);

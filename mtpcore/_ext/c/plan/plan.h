@@ -25,13 +25,13 @@
 #include "core/pool.h"
 
 enum {
-    MTP_UNIT = MTP_TILE, /* rows that stay together */
-    MTP_PAGE = 64,       /* places in a page of memory */
-    MTP_RANGE = 1024,    /* places whose sums attention makes in one go */
+    MTP_UNIT = MTP_TILE,  /* rows that stay together */
+    MTP_PAGE = 64,        /* places in a page of memory */
+    MTP_RANGE = 1024,     /* places whose sums attention makes in one go */
     MTP_RANGE_LANES = 16, /* values of these sums come in whole lanes, behind a line of two more */
-    MTP_QUERY_ROWS = 8,  /* rows of one sequence that share each page of keys */
-    MTP_QUERIES = 128,   /* query heads of these rows that share it, at most */
-    MTP_CODES = 64       /* entries of a key, a value or a query that share a scale as codes */
+    MTP_QUERY_ROWS = 8,   /* rows of one sequence that share each page of keys */
+    MTP_QUERIES = 128,    /* query heads of these rows that share it, at most */
+    MTP_CODES = 64        /* entries of a key, a value or a query that share a scale as codes */
 };
 
 /* How keys and values are stored. */
@@ -115,7 +115,7 @@ typedef struct {
     int32_t *is_tree; /* [n] whether its path lies anywhere else */
     int32_t *tiles;   /* [n_tiles + 1] runs of rows of one sequence, MTP_QUERY_ROWS at most */
     int64_t n_tiles;
-    char **scratch;       /* by thread */
+    char **scratch;      /* by thread */
     void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
     /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated
      * work. */
@@ -167,10 +167,7 @@ static inline int64_t mtp_share(int64_t n, int64_t i, int64_t parts)
 }
 
 /* Bytes of the codes of a row. */
-static inline int64_t mtp_code_bytes(int64_t width)
-{
-    return (width + 3) / 4 * 4;
-}
+static inline int64_t mtp_code_bytes(int64_t width) { return (width + 3) / 4 * 4; }
 
 /* Bytes of a query's codes, scales and sums of codes, in whole lines. */
 static inline int64_t mtp_query_code_bytes(int64_t width)
@@ -196,10 +193,7 @@ typedef struct {
     int64_t begin, end;
 } mtp_range;
 
-static inline int mtp_is_few(const mtp_run *run)
-{
-    return run->n_rows[MTP_TOKENS] <= MTP_UNIT;
-}
+static inline int mtp_is_few(const mtp_run *run) { return run->n_rows[MTP_TOKENS] <= MTP_UNIT; }
 
 /* Whether every thread computes all rows of an operation, in its own copy. */
 static inline int mtp_is_copied(const mtp_op *op, const mtp_run *run)

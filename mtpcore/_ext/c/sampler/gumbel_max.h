@@ -13,7 +13,8 @@
 
 #define LARGEST_NOISE 36.8 /* -log(2^-53) and a little */
 
-static const mtp_sampler_passes *passes(void) {
+static const mtp_sampler_passes *passes(void)
+{
 #if defined(__x86_64__)
     static const mtp_sampler_passes *const table[MTP_ISA_COUNT] = {
         &mtp_sampler_passes_base, &mtp_sampler_passes_avx2, &mtp_sampler_passes_avx512};
@@ -23,12 +24,14 @@ static const mtp_sampler_passes *passes(void) {
 #endif
 }
 
-static inline double gumbel(uint64_t bits) {
+static inline double gumbel(uint64_t bits)
+{
     const double u = ((double)(bits >> 12) + 0.5) * 0x1p-52;
     return -mtp_log(-mtp_log(u));
 }
 
-static inline uint64_t noise_bits(const mtp_noise *noise, int32_t id) {
+static inline uint64_t noise_bits(const mtp_noise *noise, int32_t id)
+{
     uint32_t counter[4] = {(uint32_t)id, noise->index, (uint32_t)noise->stream,
                            (uint32_t)(noise->stream >> 32)};
     mtp_philox(counter, noise->seed);
@@ -44,16 +47,20 @@ typedef struct {
     int32_t *rows;
 } gumbel_max;
 
-static inline double score_to_reach(const gumbel_max *state) {
+static inline double score_to_reach(const gumbel_max *state)
+{
     return state->n < state->places ? -INFINITY : state->scores[state->n - 1];
 }
 
-static inline int is_ahead(const gumbel_max *state, double score, int32_t row, int64_t of) {
+static inline int is_ahead(const gumbel_max *state, double score, int32_t row, int64_t of)
+{
     return score > state->scores[of] || (score == state->scores[of] && row < state->rows[of]);
 }
 
-static inline void enter(gumbel_max *state, double score, int32_t row) {
-    if (state->n == state->places && !is_ahead(state, score, row, state->n - 1)) return;
+static inline void enter(gumbel_max *state, double score, int32_t row)
+{
+    if (state->n == state->places && !is_ahead(state, score, row, state->n - 1))
+        return;
     int64_t at = state->n < state->places ? state->n++ : state->n - 1;
     for (; at > 0 && is_ahead(state, score, row, at - 1); at--) {
         state->scores[at] = state->scores[at - 1];
@@ -72,7 +79,8 @@ typedef struct {
 
 /* Draw their noise and keep the best: they are rows[0 .. n), or `first` and the following if
  * rows is NULL. */
-static void try_candidates(gumbel_max *state, candidates *all, const int32_t *rows, int64_t first) {
+static void try_candidates(gumbel_max *state, candidates *all, const int32_t *rows, int64_t first)
+{
     uint32_t lower[MTP_CHUNK], upper[MTP_CHUNK];
     for (int64_t j = all->n; j < MTP_CHUNK; j++) {
         all->logits[j] = -INFINITY;
@@ -83,16 +91,19 @@ static void try_candidates(gumbel_max *state, candidates *all, const int32_t *ro
         return;
     for (int64_t j = 0; j < all->n; j++) {
         const double scaled = (double)all->logits[j] * state->inverse;
-        if (!(scaled + mtp_noise_bound(upper[j]) >= score_to_reach(state))) continue;
-        if (!(all->logits[j] > -INFINITY)) continue;
+        if (!(scaled + mtp_noise_bound(upper[j]) >= score_to_reach(state)))
+            continue;
+        if (!(all->logits[j] > -INFINITY))
+            continue;
         enter(state, scaled + gumbel((uint64_t)upper[j] << 32 | lower[j]),
               rows ? rows[j] : (int32_t)(first + j));
     }
 }
 
 /* The same for rows first .. first + n, 64 at most, whose logits follow each other. */
-static void try_chunk(gumbel_max *state, const float *logits, const int32_t *token_ids, int64_t first,
-                      int64_t n) {
+static void try_chunk(gumbel_max *state, const float *logits, const int32_t *token_ids,
+                      int64_t first, int64_t n)
+{
     candidates all;
     all.n = n;
     memcpy(all.logits, logits, (size_t)n * sizeof(float));
@@ -102,7 +113,8 @@ static void try_chunk(gumbel_max *state, const float *logits, const int32_t *tok
 }
 
 /* Whether none of 64 rows can win, whatever noise they draw. */
-static inline int cannot_win(const gumbel_max *state, float largest) {
+static inline int cannot_win(const gumbel_max *state, float largest)
+{
     return (double)largest * state->inverse + LARGEST_NOISE <= score_to_reach(state);
 }
 

@@ -16,21 +16,24 @@
 #define MTP_MASS_ONE ((uint64_t)1 << MTP_MASS_BITS)
 
 /* exp(gap) in units, rounded to nearest; 0 for NaN. */
-static inline uint64_t mtp_count(double gap) {
+static inline uint64_t mtp_count(double gap)
+{
     gap = gap > -40.0 ? gap : -40.0;
     const double counted = mtp_exp(gap) * (double)MTP_MASS_ONE + 0x1p52;
     return mtp_double_bits(counted) - 0x4330000000000000u;
 }
 
 /* The probability of a logit in units. */
-static inline uint64_t mtp_mass(float logit, float max) {
+static inline uint64_t mtp_mass(float logit, float max)
+{
     return logit == max ? MTP_MASS_ONE : mtp_count((double)logit - (double)max);
 }
 
 /* Upper bound of the Gumbel noise -log(-log u) of bits whose upper word is given: -log u is at
  * least 1 - u, at least y 2^-24 with the upper 24 bits inverted as y; and the bits of a float, read
  * as an integer, are 2^23 (127 + log2 y) or less, since log2 is above its chords. */
-static inline double mtp_noise_bound(uint32_t upper) {
+static inline double mtp_noise_bound(uint32_t upper)
+{
     const float y = (float)(int32_t)(~upper >> 8);
     int32_t bits;
     memcpy(&bits, &y, sizeof bits);
@@ -50,9 +53,8 @@ typedef struct {
     uint64_t (*total_mass)(const float *logits, int64_t n_vocab, float max);
     /* lower[i], upper[i] = the random bits of token ids[i]; returns whether any
      * logits[i] * inverse + mtp_noise_bound(upper[i]) is at least `best`. */
-    int (*draw)(const float *restrict logits, const uint32_t *restrict ids,
-                const mtp_noise *noise, double inverse, double best, uint32_t *restrict lower,
-                uint32_t *restrict upper);
+    int (*draw)(const float *restrict logits, const uint32_t *restrict ids, const mtp_noise *noise,
+                double inverse, double best, uint32_t *restrict lower, uint32_t *restrict upper);
 } mtp_sampler_passes;
 
 extern const mtp_sampler_passes mtp_sampler_passes_base;

@@ -13,7 +13,8 @@
 #define MTP_PHILOX_W1 0xBB67AE85u /* sqrt(3) - 1 */
 
 static inline void mtp_philox_round(uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d,
-                                    uint32_t key0, uint32_t key1) {
+                                    uint32_t key0, uint32_t key1)
+{
     const uint32_t high0 = (uint32_t)((uint64_t)MTP_PHILOX_M0 * *a >> 32);
     const uint32_t high1 = (uint32_t)((uint64_t)MTP_PHILOX_M1 * *c >> 32);
     const uint32_t low0 = MTP_PHILOX_M0 * *a, low1 = MTP_PHILOX_M1 * *c;
@@ -24,7 +25,8 @@ static inline void mtp_philox_round(uint32_t *a, uint32_t *b, uint32_t *c, uint3
 }
 
 /* Replace the four counter words by four random words. */
-static inline void mtp_philox(uint32_t counter[4], uint64_t key) {
+static inline void mtp_philox(uint32_t counter[4], uint64_t key)
+{
     uint32_t key0 = (uint32_t)key, key1 = (uint32_t)(key >> 32);
     for (int round = 0; round < MTP_PHILOX_ROUNDS; round++) {
         mtp_philox_round(&counter[0], &counter[1], &counter[2], &counter[3], key0, key1);

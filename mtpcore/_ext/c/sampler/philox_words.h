@@ -57,8 +57,8 @@ INLINE void words_store(uint32_t *p, words a)
 
 /* lower[i], upper[i] = the first two random words of the counter {ids[i], index, stream}; as
  * mtp_philox gives them. */
-INLINE void mtp_philox_words(const uint32_t *ids, uint32_t index, uint64_t stream,
-                             uint64_t key, uint32_t *lower, uint32_t *upper)
+INLINE void mtp_philox_words(const uint32_t *ids, uint32_t index, uint64_t stream, uint64_t key,
+                             uint32_t *lower, uint32_t *upper)
 {
     enum { GROUPS = MTP_PHILOX_WORDS / WORDS };
     const words m0 = words_all(MTP_PHILOX_M0), m1 = words_all(MTP_PHILOX_M1);

@@ -13,9 +13,11 @@
 #include "sampler/passes.h"
 #include "sampler/gumbel_max.h"
 
-mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) {
+mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids)
+{
     mtp_sampler_scratch *scratch = calloc(1, sizeof *scratch);
-    if (!scratch) return NULL;
+    if (!scratch)
+        return NULL;
     const size_t n = (size_t)n_vocab;
     scratch->n_ids = n_ids;
     scratch->logits = malloc(n * sizeof(float));
@@ -31,8 +33,10 @@ mtp_sampler_scratch *mtp_sampler_scratch_new(int64_t n_vocab, int64_t n_ids) {
     return scratch;
 }
 
-void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch) {
-    if (!scratch) return;
+void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch)
+{
+    if (!scratch)
+        return;
     free(scratch->logits);
     free(scratch->maxima);
     free(scratch->order);
@@ -43,13 +47,15 @@ void mtp_sampler_scratch_free(mtp_sampler_scratch *scratch) {
 
 /* -- the choice ------------------------------------------------------------------------------ */
 
-double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id) {
+double mtp_gumbel(uint64_t seed, uint64_t stream, int64_t index, int32_t token_id)
+{
     const mtp_noise noise = {seed, stream, (uint32_t)index};
     return gumbel(noise_bits(&noise, token_id));
 }
 
 /* Let rows[0 .. n) run, 64 at most. */
-static void try_rows(gumbel_max *state, const logits_row *row, const int32_t *rows, int64_t n) {
+static void try_rows(gumbel_max *state, const logits_row *row, const int32_t *rows, int64_t n)
+{
     candidates all;
     all.n = n;
     for (int64_t j = 0; j < n; j++) {
@@ -60,18 +66,20 @@ static void try_rows(gumbel_max *state, const logits_row *row, const int32_t *ro
 }
 
 /* Let the rows of chunks [begin, end) run. */
-static void try_chunks(gumbel_max *state, const logits_row *row, int64_t begin, int64_t end) {
+static void try_chunks(gumbel_max *state, const logits_row *row, int64_t begin, int64_t end)
+{
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        if (cannot_win(state, row->scratch->maxima[chunk])) continue;
+        if (cannot_win(state, row->scratch->maxima[chunk]))
+            continue;
         const int64_t first = chunk * MTP_CHUNK, n = row->n_vocab - first;
-        try_chunk(state, row->logits + first, row->token_ids, first,
-                  n < MTP_CHUNK ? n : MTP_CHUNK);
+        try_chunk(state, row->logits + first, row->token_ids, first, n < MTP_CHUNK ? n : MTP_CHUNK);
     }
 }
 
 /* Let every row run that passes the cuts. */
-static void try_all(gumbel_max *state, const logits_row *row, const mtp_sampling *sampling, float max,
-                    uint64_t total) {
+static void try_all(gumbel_max *state, const logits_row *row, const mtp_sampling *sampling,
+                    float max, uint64_t total)
+{
     if (!has_cuts(sampling)) {
         try_chunks(state, row, 0, count_chunks(row));
         return;
@@ -86,7 +94,8 @@ static void try_all(gumbel_max *state, const logits_row *row, const mtp_sampling
 /* Put the best `n` rows into rows[0 .. returned), the one that would be chosen first; `scores` is
  * working memory. */
 static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, int64_t index,
-                         float max, uint64_t total, int64_t n, int32_t *rows, double *scores) {
+                         float max, uint64_t total, int64_t n, int32_t *rows, double *scores)
+{
     if (sampling->temperature > 0.0) {
         const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
         gumbel_max state = {&noise, 1.0 / sampling->temperature, n, 0, scores, rows};
@@ -96,13 +105,15 @@ static int64_t rank_rows(const logits_row *row, const mtp_sampling *sampling, in
     const mtp_sampling likeliest = {.top_k = n, .top_p = 1.0};
     int64_t end;
     const int64_t first = cut(row, &likeliest, max, total, &end);
-    for (int64_t i = first; i < end; i++) rows[end - 1 - i] = row->scratch->order[i];
+    for (int64_t i = first; i < end; i++)
+        rows[end - 1 - i] = row->scratch->order[i];
     return end - first;
 }
 
 /* See mtp_rank for what a share is. `row->logits[rows[0 .. n)]` are above -inf. */
 static void share_out(const logits_row *row, const mtp_sampling *sampling, int64_t index, float max,
-                      uint64_t total, int64_t n, const int32_t *rows, double *shares) {
+                      uint64_t total, int64_t n, const int32_t *rows, double *shares)
+{
     const mtp_noise noise = {sampling->seed, sampling->stream, (uint32_t)index};
     uint64_t others = total;
     double largest = 0.0;
@@ -121,13 +132,16 @@ static void share_out(const logits_row *row, const mtp_sampling *sampling, int64
     }
     for (int64_t i = 0; i < n; i++) {
         shares[i] /= sum;
-        if (i > 0 && shares[i] > shares[i - 1]) shares[i] = shares[i - 1]; /* rounding */
+        if (i > 0 && shares[i] > shares[i - 1])
+            shares[i] = shares[i - 1]; /* rounding */
     }
 }
 
-static int64_t first_allowed(const logits_row *row, const uint32_t *mask) {
+static int64_t first_allowed(const logits_row *row, const uint32_t *mask)
+{
     for (int64_t i = 0; i < row->n_vocab; i++)
-        if (allows(mask, token_id(row, i))) return i;
+        if (allows(mask, token_id(row, i)))
+            return i;
     return 0;
 }
 
@@ -136,7 +150,8 @@ static int64_t first_allowed(const logits_row *row, const uint32_t *mask) {
 void mtp_choice_begin(mtp_sampler_scratch *scratch, const float *logits, int64_t n_vocab,
                       const mtp_sampling *sampling, const int32_t *history, int64_t n_history,
                       int64_t n_prompt, int64_t index, const int32_t *token_ids,
-                      int needs_probability) {
+                      int needs_probability)
+{
     scratch->row = (logits_row){logits, n_vocab, token_ids, scratch};
     scratch->sampling = sampling;
     scratch->index = index;
@@ -150,17 +165,20 @@ typedef struct {
     int64_t begin, end;
 } chunks;
 
-static chunks share(const logits_row *row, int i, int n) {
+static chunks share(const logits_row *row, int i, int n)
+{
     const int64_t n_chunks = count_chunks(row);
     return (chunks){n_chunks * i / n, n_chunks * (i + 1) / n};
 }
 
-static int64_t count_rows(const logits_row *row, chunks mine) {
+static int64_t count_rows(const logits_row *row, chunks mine)
+{
     const int64_t end = mine.end * MTP_CHUNK < row->n_vocab ? mine.end * MTP_CHUNK : row->n_vocab;
     return end > mine.begin * MTP_CHUNK ? end - mine.begin * MTP_CHUNK : 0;
 }
 
-void mtp_choice_scan(mtp_sampler_scratch *scratch, int i, int n) {
+void mtp_choice_scan(mtp_sampler_scratch *scratch, int i, int n)
+{
     const logits_row *row = &scratch->row;
     const chunks mine = share(row, i, n);
     float *maxima = scratch->maxima;
@@ -168,27 +186,33 @@ void mtp_choice_scan(mtp_sampler_scratch *scratch, int i, int n) {
                      maxima + mine.begin);
     int64_t best = mine.begin;
     for (int64_t chunk = mine.begin; chunk < mine.end; chunk++)
-        if (maxima[chunk] > maxima[best]) best = chunk;
+        if (maxima[chunk] > maxima[best])
+            best = chunk;
     scratch->parts[i].chunk = mine.begin < mine.end ? best : -1;
 }
 
 /* The lowest row with the largest logit, -1 if every one is -inf or NaN. */
-static int64_t find_top(const mtp_sampler_scratch *scratch, int n) {
+static int64_t find_top(const mtp_sampler_scratch *scratch, int n)
+{
     const float *maxima = scratch->maxima;
     int64_t best = -1;
     for (int i = 0; i < n; i++) {
         const int64_t chunk = scratch->parts[i].chunk;
-        if (chunk >= 0 && (best < 0 || maxima[chunk] > maxima[best])) best = chunk;
+        if (chunk >= 0 && (best < 0 || maxima[chunk] > maxima[best]))
+            best = chunk;
     }
-    if (maxima[best] == -INFINITY) return -1;
+    if (maxima[best] == -INFINITY)
+        return -1;
     int64_t row = best * MTP_CHUNK;
-    while (scratch->row.logits[row] != maxima[best]) row++;
+    while (scratch->row.logits[row] != maxima[best])
+        row++;
     return row;
 }
 
 /* A search that has tried `top`: most others cannot win any more. */
-static gumbel_max start_search(const mtp_sampler_scratch *scratch, const mtp_noise *noise, int64_t top,
-                       double *score, int32_t *winner) {
+static gumbel_max start_search(const mtp_sampler_scratch *scratch, const mtp_noise *noise,
+                               int64_t top, double *score, int32_t *winner)
+{
     const double inverse = 1.0 / scratch->sampling->temperature;
     const logits_row *row = &scratch->row;
     *score = (double)row->logits[top] * inverse + gumbel(noise_bits(noise, token_id(row, top)));
@@ -196,17 +220,20 @@ static gumbel_max start_search(const mtp_sampler_scratch *scratch, const mtp_noi
     return (gumbel_max){noise, inverse, 1, 1, score, winner};
 }
 
-static mtp_noise noise_of(const mtp_sampler_scratch *scratch) {
+static mtp_noise noise_of(const mtp_sampler_scratch *scratch)
+{
     const mtp_sampling *sampling = scratch->sampling;
     return (mtp_noise){sampling->seed, sampling->stream, (uint32_t)scratch->index};
 }
 
-void mtp_choice_search(mtp_sampler_scratch *scratch, int i, int n) {
+void mtp_choice_search(mtp_sampler_scratch *scratch, int i, int n)
+{
     const logits_row *row = &scratch->row;
     const mtp_sampling *sampling = scratch->sampling;
     const chunks mine = share(row, i, n);
     const int64_t top = find_top(scratch, n);
-    if (top < 0) return;
+    if (top < 0)
+        return;
     part *own = &scratch->parts[i];
     if (scratch->needs_total)
         own->mass = passes()->total_mass(row->logits + mine.begin * MTP_CHUNK,
@@ -218,10 +245,11 @@ void mtp_choice_search(mtp_sampler_scratch *scratch, int i, int n) {
     }
 }
 
-static int64_t find_winner(const mtp_sampler_scratch *scratch, int64_t top, uint64_t total,
-                           int n) {
+static int64_t find_winner(const mtp_sampler_scratch *scratch, int64_t top, uint64_t total, int n)
+{
     const mtp_sampling *sampling = scratch->sampling;
-    if (sampling->temperature == 0.0) return top;
+    if (sampling->temperature == 0.0)
+        return top;
     const mtp_noise noise = noise_of(scratch);
     double score;
     int32_t winner;
@@ -229,20 +257,24 @@ static int64_t find_winner(const mtp_sampler_scratch *scratch, int64_t top, uint
     if (has_cuts(sampling))
         try_all(&state, &scratch->row, sampling, scratch->row.logits[top], total);
     else
-        for (int i = 0; i < n; i++) enter(&state, scratch->parts[i].score, scratch->parts[i].winner);
+        for (int i = 0; i < n; i++)
+            enter(&state, scratch->parts[i].score, scratch->parts[i].winner);
     return winner;
 }
 
-int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability) {
+int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability)
+{
     const logits_row *row = &scratch->row;
     const int64_t top = find_top(scratch, n);
     if (top < 0) {
-        if (probability) *probability = 0.0f;
+        if (probability)
+            *probability = 0.0f;
         return token_id(row, first_allowed(row, scratch->sampling->mask));
     }
     uint64_t total = 0;
     if (scratch->needs_total)
-        for (int i = 0; i < n; i++) total += scratch->parts[i].mass;
+        for (int i = 0; i < n; i++)
+            total += scratch->parts[i].mass;
     const int64_t chosen = find_winner(scratch, top, total, n);
     if (probability) {
         const uint64_t mass = mtp_mass(row->logits[chosen], row->logits[top]);
@@ -253,7 +285,8 @@ int32_t mtp_choice_end(mtp_sampler_scratch *scratch, int n, float *probability) 
 
 int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
                    const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
-                   const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability) {
+                   const int32_t *token_ids, mtp_sampler_scratch *scratch, float *probability)
+{
     mtp_choice_begin(scratch, logits, n_vocab, sampling, history, n_history, n_prompt, index,
                      token_ids, probability != NULL);
     mtp_choice_scan(scratch, 0, 1);
@@ -264,7 +297,8 @@ int32_t mtp_choose(const float *logits, int64_t n_vocab, const mtp_sampling *sam
 int64_t mtp_rank(const float *logits, int64_t n_vocab, const mtp_sampling *sampling,
                  const int32_t *history, int64_t n_history, int64_t n_prompt, int64_t index,
                  const int32_t *token_ids, mtp_sampler_scratch *scratch, int64_t n, int32_t *ids,
-                 float *probabilities, double *shares) {
+                 float *probabilities, double *shares)
+{
     mtp_choice_begin(scratch, logits, n_vocab, sampling, history, n_history, n_prompt, index,
                      token_ids, 1);
     mtp_choice_scan(scratch, 0, 1);

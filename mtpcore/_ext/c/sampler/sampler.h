@@ -82,7 +82,7 @@ int mtp_can_fuse(const mtp_sampling *sampling);
 /* Take in rows first .. first + n, whose logits follow each other; before any, the running
  * winner is {-INFINITY, -1}. Pieces of one winner come in ascending order. */
 void mtp_fused_piece(const mtp_sampling *sampling, int64_t index, const int32_t *token_ids,
-                    const float *logits, int64_t first, int64_t n, mtp_winner *winner);
+                     const float *logits, int64_t first, int64_t n, mtp_winner *winner);
 
 /* The better of two; the token of the best of all pieces is the one that mtp_choose returns. */
 mtp_winner mtp_better_of(mtp_winner a, mtp_winner b);
