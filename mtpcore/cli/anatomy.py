@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mtpcore._ext._cpu import available_fetches, available_isas, check_environment, fetch, isa
+from mtpcore._ext._cpu import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.drafting.heads import n_heads
@@ -55,7 +55,6 @@ def describe_model(
 
     ``draft_model`` holds a drafter in a file of its own; what it borrows lies in ``model``.
     """
-    check_environment()
     models = [model] if draft_model is None else [model, draft_model]
     return {
         "path": str(model.path),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from mtpcore._ext._cpu import check_environment
 from mtpcore.cli import options as shared
 from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, target_taps
 from mtpcore.cli.session import open_draft_model, require_drafter
@@ -67,6 +68,7 @@ def execute(options: argparse.Namespace) -> int:
         options.parser.error("--drafter and --format say how to draw: give --graph NAME as well")
     if options.graph and (options.json or options.tensors or options.ctx_size):
         options.parser.error("--graph draws a graph instead: leave --json, --tensors and -c out")
+    check_environment()
     try:
         if options.graph:
             print(harmless(_draw(options)))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
+from mtpcore.boundary.arrays import numbers
 from mtpcore.cross import Cross
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
@@ -121,7 +122,7 @@ def _draft(cross: Cross, k: int, sampling: Sampling) -> list[int]:
 
 def _check_best(scores: ArrayLike, drafts: list[int], bound: float, where: str) -> None:
     """Raise AssertionError where a draft has not nearly the best score."""
-    rows = np.asarray(scores, np.float64)
+    rows = numbers(scores, f"{where}: scores").astype(np.float64)
     shape = f"{list(rows.shape)} scores for {len(drafts)} drafts"
     assert rows.shape[:-1] == (len(drafts),), f"{where}: {shape}"
     for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):

@@ -324,6 +324,7 @@ def test_an_interrupt_at_any_bytecode_leaves_the_guard_free(make, step):
 
 def test_signals_leave_the_guard_free():
     llm = Context(load_model("demo"), 512, n_seq_max=2, threads=1)
+    llm.prepare()
     raised = 0
 
     def interrupt(signum, frame):

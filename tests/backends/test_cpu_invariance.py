@@ -244,7 +244,7 @@ def test_rows_that_are_not_numbers_stay_among_themselves():
     made = one.feed(TEXT[:70], seq=1)["logits"]
     assert np.array_equal(made, alone("causal", "f32")[0][:70])
     assert np.isnan(one.feed([3], seq=0)["logits"]).all()
-    one.memory.remove(0)
+    one.memory.rewind(0, 0)
     made = one.feed(TEXT[:70], seq=2)["logits"]  # on the pages that held them
     assert np.array_equal(made, alone("causal", "f32")[0][:70])
 

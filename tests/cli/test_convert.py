@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 from harness.fixtures import checkpoint
 from harness.published import small_config, small_tensors, write_checkpoint
 
 import mtpcore
-from mtpcore.cli.terminal import byte_bar, spell_bytes
+from mtpcore.cli.progress import count_bytes
+from mtpcore.cli.terminal import spell_bytes
 
 
 def size(path):
@@ -24,7 +26,9 @@ def test_from_a_checkpoint_to_text(command, tmp_path):
     assert (code, out, err) == (0, "", f"mtpcore: wrote {small}, {spell_bytes(size(small))}\n")
     assert small.stat().st_size < 0.8 * whole.stat().st_size
     texts = [
-        command("run", path, "-p", "def read(", "-n", 24, "--draft", draft, "--ignore-eos")[1]
+        command(
+            "run", path, "-p", "def read(", "-n", 24, "--temp", 0, "--draft", draft, "--ignore-eos"
+        )[1]
         for path in (whole, small)
         for draft in (0, 3)
     ]
@@ -42,7 +46,7 @@ def test_parts(command, tmp_path):
         f"mtpcore: wrote {trunk}, {spell_bytes(size(trunk))}",
     ]
     assert command("convert", checkpoint("glm-11"), head, "--mtp", "only")[0] == 0
-    run = ("run", trunk, "-p", "def", "-n", 8, "--draft", 2)
+    run = ("run", trunk, "-p", "def", "-n", 8, "--temp", 0, "--draft", 2)
     assert command(*run)[0] == 1
     assert command(*run, "--mtp-path", head)[0] == 0
 
@@ -59,7 +63,7 @@ def test_parts_of_a_file(command, glm, tmp_path):
     code, _, err = command("quantize", glm, head, *options)
     assert code == 0
     assert "left out: blk.0.attn_q.weight (--mtp only)" in err
-    run = ("-p", "def", "-n", 8, "--draft", 2)
+    run = ("-p", "def", "-n", 8, "--temp", 0, "--draft", 2)
     assert command("run", trunk, *run, "--mtp-path", head)[1] == command("run", glm, *run)[1]
 
 
@@ -93,9 +97,11 @@ def test_errors_are_for_people(command, tmp_path):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar_shows_on_terminals_only(monkeypatch, capsys, terminal):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setattr("mtpcore.cli.terminal._DELAY", 0)
-    with byte_bar("writing") as report:
+    monkeypatch.setattr("mtpcore.cli.progress._DELAY", 0)
+    monkeypatch.setattr("mtpcore.cli.progress._REDRAWN", 0.01)
+    with count_bytes("writing") as report:
         report(10, 100)
+        time.sleep(0.3)
         report(100, 100)
     shown = capsys.readouterr().err
     assert ("writing" in shown) == terminal
