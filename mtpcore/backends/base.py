@@ -194,6 +194,9 @@ class Plan(Protocol):
         rows come with choices, the plan may add ``chosen`` int32[n_outputs], -1 for those without a
         sampler; ``logits`` are then of these alone. The places of all rows are reserved in
         ``memory`` beforehand.
+
+        A plan on a device may return arrays of its own kind: with a shape, a length, slices of rows
+        and ``__array__``, which copies to the host.
         """
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:

@@ -139,7 +139,7 @@ class Links:
         for key, joined in self._joined.items():
             if joined[0].src != role:
                 continue
-            taps = [output.tap(_spelling(one.tap)) for one in joined]
+            taps = [output.as_computed(_spelling(one.tap)) for one in joined]
             for seq, mine in rows.items():
                 begin, end = int(mine[0]), int(mine[-1]) + 1
                 which = slice(begin, end) if end - begin == len(mine) else mine

@@ -19,6 +19,8 @@ F32 = NDArray[np.float32]
 class Output:
     """Rows that one call of ``process`` made; its arrays are never written again.
 
+    What a device computed is copied to the host when it is asked for.
+
     ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
     place in the sequence), ``outputs`` int32[n_outputs] which rows have logits, ``rows`` which
     rows belong to a sequence.
@@ -136,4 +138,16 @@ class Output:
                 got=", ".join(self._arrays),
                 fix="name it in Context(taps=...); logits: leave choices= out",
             )
+        return np.asarray(self._arrays[name])
+
+    def as_computed(self, name: str) -> F32:
+        """Return a tap as the plan returned it: of a device's plan it has not left the device.
+
+        Raises
+        ------
+        BatchError
+            The context does not have this tap.
+        """
+        if name not in self._arrays:
+            return self.tap(name)
         return self._arrays[name]

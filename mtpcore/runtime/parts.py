@@ -42,7 +42,8 @@ def run_parts(
     if choices and choices.samplers and None not in choices.samplers:
         arrays.pop("logits", None)
     for array in arrays.values():
-        array.setflags(write=False)
+        if isinstance(array, np.ndarray):  # a device's own are not written to either
+            array.setflags(write=False)
     return arrays
 
 
