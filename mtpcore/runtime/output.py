@@ -141,7 +141,9 @@ class Output:
         return np.asarray(self._arrays[name])
 
     def as_computed(self, name: str) -> F32:
-        """Return a tap as the plan returned it: of a device's plan it has not left the device.
+        """Return float32[n_tokens, width] of the tap of a ``name``, as the plan returned it.
+
+        What a device's plan computed has not left the device.
 
         Raises
         ------
