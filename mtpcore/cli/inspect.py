@@ -220,7 +220,7 @@ def _drafters(found: dict[str, Any]) -> list[str]:
                 use["source"], f"borrowed from {use['tensor']}"
             )
             lines.append(f"  {use['wanted']}: {origin} {use['type']}".rstrip())
-    return lines or ["none fits: text is decoded plainly"]
+    return lines or ["none fits: text is decoded without drafts"]
 
 
 def _plan(found: dict[str, Any]) -> list[str]:

@@ -115,9 +115,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = Tr
     group = parser.add_argument_group("model")
     group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, demo, or demo:FAMILY")
     group.add_argument("-m", "--model", metavar="MODEL", help="the same as an option")
-    group.add_argument(
-        "--mtp-path", metavar="FILE", help="a file with the head that the model's own lacks"
-    )
+    group.add_argument("--mtp-path", metavar="FILE", help="a file with the head that MODEL lacks")
     group.add_argument(
         "-nr",
         "--no-repack",
@@ -131,7 +129,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = Tr
             "--model-draft",
             "--draft-model",
             metavar="FILE",
-            help="a drafter in a file of its own",
+            help="a draft model: a drafter in a file of its own",
         )
 
 
@@ -159,10 +157,14 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         type=whole(1),
         default=512,
         metavar="N",
-        help="prompt tokens that run at once (default: %(default)s)",
+        help="prompt tokens processed at once (default: %(default)s)",
     )
     group.add_argument(
-        "-t", "--threads", type=whole(1), metavar="N", help="default: all this process may use"
+        "-t",
+        "--threads",
+        type=whole(1),
+        metavar="N",
+        help="default: all that this process may use",
     )
     add_kv_option(group)
     group.add_argument(
@@ -198,7 +200,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=draft_length,
         default="auto",
         metavar="N",
-        help="most tokens drafted for each pass; 0 decodes plainly; auto (the default) measures "
+        help="most tokens drafted for each pass; 0: no drafts; auto (the default) measures "
         "while it writes which length is fastest, and drafts nothing where that is",
     )
     group.add_argument(
@@ -223,7 +225,7 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=probability,
         default=0.0,
         metavar="P",
-        help="a less probable draft ends the drafts (default: %(default)s)",
+        help="stop drafting at a draft that is less probable (default: %(default)s)",
     )
     group.add_argument(
         "--draft-vocabulary",
@@ -278,10 +280,20 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
     default = Sampling(seed=0)
     for names, kind, field, text in (
-        (("--temp", "--temperature"), float, "temperature", "0 takes the likeliest token"),
-        (("--top-k",), int, "top_k", "keep the N likeliest; 0 keeps all"),
-        (("--top-p",), float, "top_p", "keep the likeliest up to this probability together"),
-        (("--min-p",), float, "min_p", "keep what has this share of the largest probability"),
+        (("--temp", "--temperature"), float, "temperature", "0 takes the most probable token"),
+        (("--top-k",), int, "top_k", "keep the N most probable tokens; 0 keeps all"),
+        (
+            ("--top-p",),
+            float,
+            "top_p",
+            "keep the most probable tokens that sum to this probability",
+        ),
+        (
+            ("--min-p",),
+            float,
+            "min_p",
+            "keep tokens of at least this share of the largest probability",
+        ),
         (
             ("--repeat-penalty", "--repetition-penalty"),
             float,
@@ -300,10 +312,18 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             help=f"{text} (default: %(default)s)",
         )
     group.add_argument(
-        "-s", "--seed", type=int, metavar="N", help="default: one is drawn and shown"
+        "-s",
+        "--seed",
+        type=int,
+        metavar="N",
+        help="the same seed gives the same text; default: drawn and shown",
     )
     group.add_argument(
-        "--stream", type=int, default=0, metavar="N", help="tells texts of one seed apart"
+        "--stream",
+        type=int,
+        default=0,
+        metavar="N",
+        help="different streams give different texts of one seed",
     )
 
 

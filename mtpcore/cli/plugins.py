@@ -17,7 +17,7 @@ SUMMARY = "List what is installed: trunks, drafters, what they match and need"
 EXAMPLES = f"""examples:
   mtpcore plugins
   mtpcore plugins --json | jq '.plugins[].drafters[].name'
-  {SWITCH}= mtpcore run demo -p "import"       without other people's plugins
+  {SWITCH}= mtpcore run demo -p "import"       without third-party plugins
   {SWITCH}=lookup mtpcore run demo -p "import"    with this one alone
 """
 
@@ -38,7 +38,7 @@ def execute(options: argparse.Namespace) -> int:
         print("\n".join(_lines(plugin)) + "\n")
     state = "is not set: all plugins are used" if selected is None else f"is {selected!r}"
     print(f"The environment variable {SWITCH} {state}.")
-    print("It lists the names of other people's plugins to use, with commas; empty: none.")
+    print("Names of the third-party plugins to use, separated by commas; empty: none.")
     return 0
 
 

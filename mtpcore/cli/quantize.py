@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("files")
     group.add_argument("source", metavar="IN", help="a GGUF file, of a split one the first part")
-    group.add_argument("out", metavar="OUT", help="written anew where it exists")
+    group.add_argument("out", metavar="OUT", help="the file to write; replaced if it exists")
     add_type_options(parser, None)
     add_mtp_option(group)
 

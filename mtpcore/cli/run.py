@@ -62,9 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before it; repeatable",
+        help="stop string: the text ends before it; repeatable",
     )
-    text.add_argument("--ignore-eos", action="store_true", help="go on after end-of-text tokens")
+    text.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text tokens")
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
     shared.add_context_options(parser)
@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--compare",
         action="store_true",
-        help="decode plainly as well; say whether the texts are equal and which was faster",
+        help="also decode without drafts; say whether the texts are equal and which was faster",
     )
     output.add_argument(
         "--color", choices=("auto", "always", "never"), default="auto", help="default: auto"
@@ -204,7 +204,7 @@ def _compare(
     generator: Generator,
     result: dict[str, Any],
 ) -> bool:
-    """Decode plainly as well; return whether the guarantee was broken."""
+    """Also decode without drafts; return whether the guarantee was broken."""
     llm = make_context(options, session.model, session.llm.n_ctx)
     plain = Generator(llm, sampling=sampling)
     again = _add(plain, request.prompt, options)

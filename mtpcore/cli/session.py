@@ -102,7 +102,7 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     except (LinkError, GraphError) as error:
         if _insists(options) or options.draft_vocabulary:
             raise
-        note(f"decoding plainly, as the drafter cannot be used: {error}")
+        note(f"decoding without drafts, as the drafter cannot be used: {error}")
         return Session(model, make_context(options, model, n_ctx), None, 0)
     return Session(model, cross, drafter, min(length, drafter.limit), options.draft == "auto")
 
@@ -229,9 +229,9 @@ def _choose(
             "the model has no drafter",
             where=str(model.path),
             got=asked,
-            fix="--draft auto decodes plainly; --mtp-path FILE adds a head, -md FILE a drafter in "
-            "a file of its own, and plugins may bring others (mtpcore plugins)"
+            fix="--draft auto decodes without drafts; --mtp-path FILE adds a head, -md FILE a "
+            "draft model in a file of its own, and plugins may bring others (mtpcore plugins)"
             + (f"; left out: {model.absent_plugins}" if model.absent_plugins else ""),
         )
-    note(f"{model.path} has no drafter: decoding plainly")
+    note(f"{model.path} has no drafter: decoding without drafts")
     return None

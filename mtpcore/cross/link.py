@@ -158,7 +158,7 @@ def _roles(
             roles[role] = one
             continue
         if one == "auto" and not source.drafters:
-            logger.info("%s has no drafter: decoding plainly", source.path)
+            logger.info("%s has no drafter: decoding without drafts", source.path)
             continue
         spec = _find(source, one, tree)
         if spec.shape == "proposer":

@@ -1,7 +1,7 @@
 """Who is installed and what it declares: asked once, plain data afterwards.
 
 Plugins are found by the entry-point group ``mtpcore``; the trunks that come with mtpcore pass the
-same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among other people's plugins: a
+same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party plugins: a
 list of names with commas, and empty for none.
 """
 
@@ -163,7 +163,7 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
 
 
 def _without(name: str) -> str:
-    return f"uninstall one, or leave {name!r} out of {SWITCH} (empty: none of other people's)"
+    return f"uninstall one, or leave {name!r} out of {SWITCH} (empty: no third-party plugins)"
 
 
 def _find(installed: EntryPoints, selected: str | None) -> Iterable[Plugin]:
@@ -184,7 +184,7 @@ def _find(installed: EntryPoints, selected: str | None) -> Iterable[Plugin]:
             where=SWITCH,
             wanted=", ".join(sorted(names)),
             got=", ".join(sorted(wanted - names.keys())),
-            fix=f"install it or leave its name out; {SWITCH}= starts without other people's",
+            fix=f"install it or leave its name out; {SWITCH}= starts without third-party plugins",
         )
     for entries in groups.values():
         # A first-party plugin comes with mtpcore and may be installed on its own as well.
@@ -229,7 +229,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
             error=PluginError(
                 f"cannot be imported: {type(error).__name__}: {spell(error, str)}",
                 where=f"plugin {entry.name!r} of {_distribution(entry)}",
-                fix=f"update or uninstall it; {SWITCH}= starts without other people's plugins",
+                fix=f"update or uninstall it; {SWITCH}= starts without third-party plugins",
             ),
         )
     return _ask(plugin, module)
@@ -240,7 +240,7 @@ def _ask(plugin: Plugin, module: Any) -> Plugin:
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
-        fix = f"{SWITCH}= starts without other people's plugins"
+        fix = f"{SWITCH}= starts without third-party plugins"
         return msgspec.structs.replace(plugin, error=error.at(f"plugin {plugin.name!r}", fix=fix))
 
 

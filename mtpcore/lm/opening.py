@@ -62,15 +62,15 @@ def open_cross(
     except (LinkError, GraphError) as error:
         if insists:
             raise
-        log.warning("decoding plainly, as the drafter cannot be used: %s", error)
+        log.warning("decoding without drafts, as the drafter cannot be used: %s", error)
         return _prepared(Cross(llm=make_context()))
     if insists and not cross.drafters:
         raise LinkError(
             "the model has no drafter",
             where=str(model.path),
             got=f"draft={draft}",
-            fix='draft="auto" decodes plainly where there is none; draft_model= gives a drafter in '
-            "a file of its own, and plugins may bring others",
+            fix='draft="auto" decodes without drafts where there is none; draft_model= gives a '
+            "drafter in a file of its own, and plugins may bring others",
         )
     return cross
 

@@ -185,7 +185,7 @@ def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
 def test_a_model_without_a_head(command, headless):
     code, out, err = command("bench", headless, *QUICK, "-p", "x", "--synthetic-length", 2)
     assert code == 0
-    assert "decoding plainly" in err
+    assert "decoding without drafts" in err
     assert "no drafter whose drafts" in err
     assert "drafted" not in out
     assert "simulated" not in out

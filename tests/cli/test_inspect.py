@@ -113,7 +113,7 @@ def test_graphs_are_drawn(command, glm, graph, form, begins):
 
 
 def test_a_model_without_a_head_has_no_draft_graph(command, headless):
-    assert "none fits: text is decoded plainly" in command("inspect", headless)[1]
+    assert "none fits: text is decoded without drafts" in command("inspect", headless)[1]
     code, out, err = command("inspect", headless, "--graph", "draft")
     assert (code, out) == (1, "")
     assert "the model has no drafter" in err

@@ -238,14 +238,14 @@ def test_a_prompt_may_come_from_a_pipe(command, glm, tmp_path):
 def test_a_model_without_a_head(command, headless):
     auto = command("run", headless, *PROMPT, "-n", 10)
     assert auto[0] == 0
-    assert auto[2].splitlines()[0].endswith("has no drafter: decoding plainly")
+    assert auto[2].splitlines()[0].endswith("has no drafter: decoding without drafts")
     assert auto[1] == command("run", headless, *PROMPT, "-n", 10, "--draft", 0)[1]
     compared = command("run", headless, *PROMPT, "-n", 10, "--compare")
     assert compared[:2] == auto[:2]
     assert "the texts are equal; nothing was drafted" in compared[2]
     code, out, err = command("run", headless, *PROMPT, "-n", 10, "--draft", 3)
     assert (code, out) == (1, "")
-    assert "fix: --draft auto decodes plainly; --mtp-path FILE" in err
+    assert "fix: --draft auto decodes without drafts; --mtp-path FILE" in err
     assert "Traceback" not in err
     code, _, err = command("run", headless, *PROMPT, "-n", 10, "--draft-tree", "3,2,4")
     assert code == 1

@@ -141,7 +141,7 @@ def test_an_auto_drafter_that_cannot_be_used_is_left_out(monkeypatch, caplog):
     monkeypatch.setattr("mtpcore.lm.opening.link", refuse)
     with caplog.at_level(logging.WARNING, "mtpcore"), LM("demo", n_ctx=60) as lm:
         assert lm.generate(PROMPT, **OPTIONS).text
-    assert "decoding plainly" in caplog.text
+    assert "decoding without drafts" in caplog.text
     with pytest.raises(LinkError, match="not today"):
         LM("demo", n_ctx=60, draft=1)
 
