@@ -212,7 +212,7 @@ class Context:
     def _transaction(self, seqs: Iterable[int]) -> Transaction:
         if self.owner is not None:
             return self.owner.transaction(seqs)
-        return self.journal.transaction((self.runner,))
+        return self.journal.transaction((self.runner.sequences,))
 
     @act
     def process(self, batch: Batch, choices: Choices | None = None) -> Output:

@@ -196,7 +196,8 @@ class GraphRunner:
     def run(self, batch: Batch, admitted: Admitted) -> Output:
         """Run rows that were admitted, store them, and deliver what they made."""
         rows, ranges, groups = admitted
-        arrays = run_parts(self.plan, self.memory, self.n_batch, rows, ranges)
+        plan = self._plan or self.plan
+        arrays = run_parts(plan, self.memory, self.n_batch, rows, ranges)
         output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
         if self.deliver is not None:
             self.deliver(batch, output)
