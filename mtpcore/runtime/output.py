@@ -107,6 +107,18 @@ class Output:
         """
         return self._array(name)
 
+    def as_computed(self, name: str) -> F32:
+        """Return float32[n_tokens, width] of the tap of a ``name``, as the plan returned it.
+
+        What a device's plan computed has not left the device.
+
+        Raises
+        ------
+        BatchError
+            The context does not have this tap.
+        """
+        return self._found(name)
+
     def logits_of(self, seq: int, pos: int) -> F32:
         """Return float32[n_vocab] of one row.
 
@@ -131,6 +143,9 @@ class Output:
         return read_below(output, len(self.outputs), "no such output")
 
     def _array(self, name: str) -> NDArray[Any]:
+        return np.asarray(self._found(name))
+
+    def _found(self, name: str) -> NDArray[Any]:
         if not isinstance(name, str) or name not in self._arrays:
             raise BatchError(
                 "no such output",
@@ -138,18 +153,4 @@ class Output:
                 got=", ".join(self._arrays),
                 fix="name it in Context(taps=...); logits: leave choices= out",
             )
-        return np.asarray(self._arrays[name])
-
-    def as_computed(self, name: str) -> F32:
-        """Return float32[n_tokens, width] of the tap of a ``name``, as the plan returned it.
-
-        What a device's plan computed has not left the device.
-
-        Raises
-        ------
-        BatchError
-            The context does not have this tap.
-        """
-        if name not in self._arrays:
-            return self.tap(name)
         return self._arrays[name]

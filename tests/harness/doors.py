@@ -75,6 +75,7 @@ SOUND = {
     "Tap.parse.text": lambda w: "layer_input:1",
     "GraphType.name": lambda w: "fusion",
     "Output.tap.name": lambda w: "hidden",
+    "Output.as_computed.name": lambda w: "hidden",
     "Context.graph_type": lambda w: "llm",
     "Context.taps": lambda w: ("hidden",),
     "Context.keep.seq": lambda w: 1,
