@@ -79,3 +79,14 @@ def test_the_drafts_of_many_sequences_are_those_of_each_alone():
     cross = linked(n_seq_max=5, n_batch=7)
     drafts = cross.draft(dict(enumerate([3, 2, 1, 3, 3])), sampling=WARM)
     assert drafts == dict(enumerate(alone))
+
+
+def test_a_rollback_leaves_no_entry_in_any_head():
+    """Not even one place more; the heads have read nothing since."""
+    cross = linked()
+    assert len(cross.digest(0)) > 2
+    for n in (len(PROMPT) - 1, 4):
+        cross.rollback(0, n)
+        fresh = FAMILY.link(threads=1)
+        fresh.llm.process(Batch.of(PROMPT[:n]))
+        assert cross.digest(0) == fresh.digest(0)
