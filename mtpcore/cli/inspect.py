@@ -168,7 +168,7 @@ def _overview(found: dict[str, Any]) -> list[str]:
         + (", with a chat template" if found["chat_template"] else ""),
         f"instructions  {found['isa']['used']} (this machine runs "
         f"{', '.join(found['isa']['available'])})",
-        f"asks ahead    for {found['fetch']['used']} (of {', '.join(found['fetch']['available'])})",
+        f"prefetch      {found['fetch']['used']} (of {', '.join(found['fetch']['available'])})",
     ]
 
 

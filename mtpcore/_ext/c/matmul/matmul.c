@@ -23,6 +23,8 @@ static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
 #endif
 };
 
+_Thread_local int mtp_fetch_way MTP_FETCH_TLS;
+
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* What unpacks once for so many tokens; NULL where that does not pay. */
@@ -135,8 +137,9 @@ static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
 
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                 int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
-                void *scratch, mtp_interrupt *interrupt)
+                void *scratch, int fetch, mtp_interrupt *interrupt)
 {
+    mtp_fetch_way = fetch;
     const int activation = mtp_type_activation(w->type);
     const job job = {w,
                      prepared,

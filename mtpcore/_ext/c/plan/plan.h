@@ -20,6 +20,7 @@
 
 #include "core/exact.h"
 #include "core/interrupt.h"
+#include "matmul/fetch_choice.h"
 #include "matmul/matmul.h"
 #include "ops/operations.h"
 #include "core/pool.h"
@@ -65,6 +66,7 @@ typedef struct {
     int64_t n[6];
     float f;
     int32_t memory; /* the group of memory layers that it reads or writes */
+    int32_t fetch;  /* 1 + the place of its weight type among those of the run; 0: none */
 } mtp_op;
 
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
@@ -121,6 +123,9 @@ typedef struct {
      * work. */
     double pace[2];
     uint32_t n_timed;
+    /* How weights are prefetched: for each weight type MTP_FETCH_CLASSES of them. */
+    mtp_fetch_choice *fetch;
+    int64_t n_fetch;
 } mtp_run;
 
 typedef struct {
@@ -144,7 +149,7 @@ extern const mtp_operation mtp_operations_avx512[MTP_KINDS];
 const char *mtp_kind_name(mtp_kind kind);
 const char *mtp_kind_sharing(mtp_kind kind);
 
-/* Fill in what a run derives from its rows. */
+/* Fill in what a run derives from its rows, and say how it prefetches weights. */
 void mtp_run_begin(mtp_run *run);
 
 /* Bytes of scratch that a thread needs for an operation. */

@@ -1,0 +1,76 @@
+/* Which way to prefetch weights is the fastest, measured while a plan runs.
+ *
+ * A choice is made for each weight type of a plan and each class of numbers of rows. The rule: in a
+ * trial the passes that use these weights take turns between the ways until each has had
+ * MTP_FETCH_TRIALS; the way with the largest median speed is kept for the following passes, and
+ * MTP_FETCH_PASSES passes after a trial began there is another one. So two thirds of a trial's
+ * passes may be slower than the best: even where a way halves the speed that is one pass in 290.
+ *
+ * Speed is bytes of weights over the time that a plan's first thread took for its share of them;
+ * only trials are timed. What a trial found is remembered by the process: the plans that are made
+ * later begin with it, and with a trial where there is nothing. Numbers of rows above the last class
+ * are bound by arithmetic and use the processor's way. No result depends on any of it.
+ */
+#ifndef MTPCORE_FETCH_CHOICE_H
+#define MTPCORE_FETCH_CHOICE_H
+
+#include <stdint.h>
+
+#include "core/cpu.h"
+#include "matmul/matmul.h"
+
+enum {
+    MTP_FETCH_CLASSES = 3, /* of numbers of rows: 1, 2 to 4, 5 to 8 */
+    MTP_FETCH_TRIALS = 7,
+    MTP_FETCH_PASSES = 4096
+};
+
+/* What a trial found: the way to use, and the median speeds in bytes a nanosecond (GB/s). */
+typedef struct {
+    int way;
+    double speeds[MTP_FETCH_WAYS];
+} mtp_fetch_result;
+
+typedef struct {
+    int32_t type, rows; /* weight type, and class of rows */
+    int kept;           /* the fastest way of the last trial */
+    int way;            /* of the pass that runs */
+    int is_timed;       /* whether it belongs to a trial */
+    int is_used;        /* whether it has multiplied with these weights */
+    double n_bytes, ns; /* of the pass that runs: weights, and the first thread's time */
+    int n_passes;       /* since the last trial began */
+    double speeds[MTP_FETCH_WAYS][MTP_FETCH_TRIALS];
+} mtp_fetch_choice;
+
+/* The class of a number of rows; -1 above the last. */
+int mtp_fetch_class(int64_t n_rows);
+
+/* Begin with what is remembered, or with a trial; the first pass needs mtp_fetch_choice_next. */
+mtp_fetch_choice mtp_fetch_choice_new(int32_t type, int32_t rows);
+
+/* Take in what the last pass measured, and say how the next one prefetches: as `fetch` says (an
+ * MTP_FETCH_*), or by the rule where that is MTP_FETCH_AUTO. Returns whether a trial ended, whose
+ * result is then in *result. */
+int mtp_fetch_choice_next(mtp_fetch_choice *choice, int fetch, mtp_fetch_result *result);
+
+/* What the process remembers of a type and a class; 0 where that is nothing. For any thread. */
+int mtp_fetch_recall(int32_t type, int32_t rows, mtp_fetch_result *result);
+void mtp_fetch_remember(int32_t type, int32_t rows, const mtp_fetch_result *result);
+void mtp_fetch_forget(void); /* for tests */
+
+/* A matmul: how it prefetches, and the choice that it is timed for, if it is. */
+typedef struct {
+    int way;
+    int64_t begin_ns;
+    mtp_fetch_choice *timed; /* or NULL */
+} mtp_fetch_watch;
+
+/* Begin a matmul of so many rows. `choices` are those of its weight type, by class, or NULL: then
+ * nothing was measured and nothing will be. */
+mtp_fetch_watch mtp_fetch_begin(mtp_fetch_choice *choices, int64_t n_rows, int thread);
+
+/* End it: each of so many threads has multiplied with about as many rows of a packed matrix. */
+void mtp_fetch_end(const mtp_fetch_watch *watch, const mtp_matrix *w, int64_t n_rows,
+                   int n_threads);
+
+#endif
