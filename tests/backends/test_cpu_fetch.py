@@ -1,5 +1,6 @@
 """Plans compare the ways to prefetch weights, and keep the fastest; no bit depends on it."""
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -194,6 +195,18 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch):
     fetch_cache.load()
     _fetch.remember(Q8_0, "1", SPEEDS)
     fetch_cache.save()
+
+
+def test_what_another_process_is_writing_is_left_to_it(file):
+    _fetch.remember(Q8_0, "1", SPEEDS)
+    file.parent.mkdir()
+    folder = os.open(file.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    fetch_cache.save()
+    assert not file.exists()
+    os.close(folder)
+    fetch_cache.save()
+    assert file.exists()
 
 
 def save_often(rows):

@@ -3,8 +3,8 @@
  * A choice is made for each weight type of a plan and each class of numbers of rows. The rule: in a
  * trial the passes that use these weights take turns between the ways until each has had
  * MTP_FETCH_TRIALS; the way with the largest median speed is kept for the following passes, and
- * MTP_FETCH_PASSES passes after a trial began there is another one. So two thirds of a trial's
- * passes may be slower than the best: even where a way halves the speed that is one pass in 290.
+ * MTP_FETCH_PASSES passes after a trial began there is another one. Two thirds of a trial's passes
+ * may be slower than the best: where they take three times as long that is 0.4 % of the time.
  *
  * Speed is bytes of weights over the time that a plan's first thread took for its share of them;
  * only trials are timed. What a trial found is remembered by the process: the plans that are made
@@ -22,7 +22,7 @@
 enum {
     MTP_FETCH_CLASSES = 3, /* of numbers of rows: 1, 2 to 4, 5 to 8 */
     MTP_FETCH_TRIALS = 7,
-    MTP_FETCH_PASSES = 4096
+    MTP_FETCH_PASSES = 8192
 };
 
 /* What a trial found: the way to use, and the median speeds in bytes a nanosecond (GB/s). */
