@@ -68,7 +68,7 @@ class Sampler:
     scratch: Scratch
     def __init__(self, settings: Settings, scratch: Scratch) -> None: ...
     @property
-    def is_race(self) -> bool:
+    def is_gumbel_max(self) -> bool:
         """Whether a choice reads each logit by itself: no bias, no penalties, no cuts."""
 
     def choose(

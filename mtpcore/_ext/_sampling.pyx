@@ -63,7 +63,7 @@ cdef class Sampler:
             self.settings.n_bias = len(pairs)
 
     @property
-    def is_race(self):
+    def is_gumbel_max(self):
         return mtp_can_fuse(&self.settings)
 
     def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,

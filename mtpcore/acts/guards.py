@@ -48,7 +48,7 @@ def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(initialise)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        guards = tuple(dict.fromkeys(g for one in kwargs.values() if (g := _guard_of(one))))
+        guards = tuple(dict.fromkeys(g for holder in kwargs.values() if (g := _guard_of(holder))))
         perform_together(guards, initialise, args, kwargs)
 
     return guarded

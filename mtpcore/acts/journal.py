@@ -122,9 +122,9 @@ class Transaction(AbstractContextManager["Transaction"]):
 def _is_running(frame: FrameType | None) -> bool:
     """Say whether a thread is executing a frame; what an exception left behind is not."""
     for newest in (sys._getframe(1), *sys._current_frames().values()):
-        one: FrameType | None = newest
-        while one is not None:
-            if one is frame:
+        running: FrameType | None = newest
+        while running is not None:
+            if running is frame:
                 return True
-            one = one.f_back
+            running = running.f_back
     return False

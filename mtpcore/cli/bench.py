@@ -102,11 +102,11 @@ def execute(options: argparse.Namespace) -> int:
                 options.repetitions,
                 after_each,
             )
-        found = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
-        found["synthetic_length"] = options.synthetic_length
+        result = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
+        result["synthetic_length"] = options.synthetic_length
         if controller is not None:
-            found["auto"] |= controller.describe()
-    print(json.dumps(found) if options.json else harmless(describe(found)))
+            result["auto"] |= controller.describe()
+    print(json.dumps(result) if options.json else harmless(describe(result)))
     return 0
 
 

@@ -270,7 +270,7 @@ def check_prompt(options: argparse.Namespace) -> None:
     """Let a prompt that is the second word be ``-p``; exit with code 2 where there are two."""
     if options.text is None:
         return
-    if any(one is not None for one in (options.prompt, options.file, options.prompt_tokens)):
+    if any(option is not None for option in (options.prompt, options.file, options.prompt_tokens)):
         options.parser.error(f"give one prompt: {PROMPTS}")
     options.prompt = options.text
 

@@ -30,11 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     selected = os.environ.get(SWITCH)
-    found = [_describe(plugin, selected) for plugin in describe_plugins()]
+    described = [_describe(plugin, selected) for plugin in describe_plugins()]
     if options.json:
-        print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": found}))
+        print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": described}))
         return 0
-    for plugin in found:
+    for plugin in described:
         print("\n".join(_lines(plugin)) + "\n")
     state = "is not set: all plugins are used" if selected is None else f"is {selected!r}"
     print(f"The environment variable {SWITCH} {state}.")
@@ -119,8 +119,8 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
             taps = ", ".join(feed["taps"])
             lines.append(f"    reads    {taps} of {feed['from']}, pairing {feed['pairing']}")
             lines += [f"    because  {feed['evidence']}"] if feed["evidence"] else []
-        for own, *others in drafter["ties"]:
-            lines += [f"    borrows  {own} from {' or '.join(others)}"] if others else []
+        for own_name, *others in drafter["ties"]:
+            lines += [f"    borrows  {own_name} from {' or '.join(others)}"] if others else []
         if drafter["evidence"]:
             lines.append(f"    evidence {drafter['evidence']}")
     return lines

@@ -130,15 +130,15 @@ def _prepare(source: Cross | Context) -> None:
     contexts = source.contexts.values() if isinstance(source, Cross) else [source]
     sizes: dict[tuple[Model, str], int] = {}
     for model, program in [(context.model, context.program) for context in contexts]:
-        own = model.tensors if model.repack else {}
-        for name in own.keys() & program.weights().keys():
+        own_tensors = model.tensors if model.repack else {}
+        for name in own_tensors.keys() & program.weights().keys():
             lender = model.target if name.startswith(TARGET) else None
-            sizes[lender or model, name.removeprefix(TARGET)] = own[name].n_bytes
+            sizes[lender or model, name.removeprefix(TARGET)] = own_tensors[name].n_bytes
     total, models = sum(sizes.values()), {model for model, _ in sizes}
 
     def count() -> tuple[int, int]:
         packed = {(model, key[2]) for model in models for key in list(model.packed)}
-        return sum(sizes.get(one, 0) for one in packed), total
+        return sum(sizes.get(name, 0) for name in packed), total
 
     with progress("packing weights", count, "bytes"):
         source.prepare()

@@ -177,8 +177,7 @@ class Cross:
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
         least = {
-            one: read(setting_of(p_min, one), Probability, "p_min is a probability")
-            for one in wanted
+            s: read(setting_of(p_min, s), Probability, "p_min is a probability") for s in wanted
         }
         with self.transaction(wanted):
             drafts = self.speculation.draft(wanted, sampling, draft_sampler, least)
@@ -376,8 +375,8 @@ class Cross:
         """Return each role's digest of a sequence; drafters are settled first."""
         self.llm.check_seq(seq)
         with self.transaction((seq,)):
-            found = {}
+            digests = {}
             for name, context in self.contexts.items():
                 self.speculation.settle(context.runner, seq)
-                found[name] = context.runner.digest(seq)
-            return found
+                digests[name] = context.runner.digest(seq)
+            return digests

@@ -24,7 +24,7 @@ class Owners:
 
     def find(self, owner: object) -> int | None:
         """Return the sequence that is ``owner``'s; None where it has none."""
-        return next((seq for seq, one in enumerate(self._owners) if one is owner), None)
+        return next((seq for seq, holder in enumerate(self._owners) if holder is owner), None)
 
     def free(self) -> list[int]:
         """Return the sequences that may be claimed: empty ones, and those that were released."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.boundary.arrays import is_whole
+from mtpcore.boundary.arrays import is_integer
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import spell
@@ -47,7 +47,7 @@ class Trust:
             self._warn(name, seq, f"more than {k} drafts; the others are dropped")
         good: list[int] = []
         for token in ids[:k]:
-            if not is_whole(token) or not 0 <= token < n_vocab:
+            if not is_integer(token) or not 0 <= token < n_vocab:
                 self.invalid += 1
                 self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
                 break

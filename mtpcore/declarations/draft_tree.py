@@ -101,11 +101,11 @@ class DraftTree:
     @property
     def depth(self) -> I32:
         """int32[n]: how many tokens after the pending one each node stands, from 1."""
-        found = np.ones(len(self), np.int32)
+        depths = np.ones(len(self), np.int32)
         for node, above in enumerate(self.parent.tolist()):
             if above >= 0:
-                found[node] = found[above] + 1
-        return found
+                depths[node] = depths[above] + 1
+        return depths
 
     @property
     def is_chain(self) -> bool:

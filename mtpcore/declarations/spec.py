@@ -99,14 +99,14 @@ class Tap(msgspec.Struct, frozen=True):
             It is no spelling.
         """
         spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
-        found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
-        if not found:
+        match = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
+        if not match:
             raise PluginError(
                 "not a tap",
                 where=spell(text),
                 wanted="'hidden', 'residual', 'layer_input:3' or a name the graph gives",
             )
-        point, layer = found[1], None if found[2] is None else int(found[2])
+        point, layer = match[1], None if match[2] is None else int(match[2])
         if (point == "layer_input") != (layer is not None):
             raise PluginError("layer_input takes a layer, no other tap does", where=spell(text))
         return text if isinstance(text, Tap) else cls(point, layer)

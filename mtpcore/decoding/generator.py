@@ -379,15 +379,15 @@ class Generator:
     def _admit(self) -> None:
         """Find sequences for requests that wait; those that rest give way."""
         self.cross.journal.settle()
-        for request in [one for one in self._requests if one.is_left]:
+        for request in [request for request in self._requests if request.is_left]:
             self._cancel(request)
         self._forget_finished()
         for request in list(self._requests):
             if request.seq is None and not request.resting:
                 request.seq = self._find_sequence(request)
                 if request.seq is None:
-                    resting = [one for one in self._requests if one.resting]
-                    held = [one for one in resting if one.seq is not None]
+                    resting = [request for request in self._requests if request.resting]
+                    held = [request for request in resting if request.seq is not None]
                     if not held:
                         return
                     self._cancel(held[0])
@@ -406,8 +406,8 @@ class Generator:
             free = owners.free()
             if not free:
                 return None
-            common = {one: self._count_common(one, prompt) for one in free}
-            seq = min(free, key=lambda one: lengths[one] - 2 * common[one])
+            common = {s: self._count_common(s, prompt) for s in free}
+            seq = min(free, key=lambda s: lengths[s] - 2 * common[s])
             owners.claim(seq, request)
         request.begin_at(self._keep_prefix(seq, prompt))
         return seq

@@ -206,8 +206,8 @@ class Request:
             if stream is not None:
                 text += stream.push(token)
             text_ends.append(len(text))
-            if self.stop and (found := [at for s in self.stop if (at := text.find(s)) >= 0]):
-                reason, cut = "stop", min(found)
+            if self.stop and (stops := [at for s in self.stop if (at := text.find(s)) >= 0]):
+                reason, cut = "stop", min(stops)
                 break
             if begin + len(taken) >= self.max_tokens:
                 reason = "length"
@@ -261,14 +261,14 @@ def _read_prompt(prompt: Any) -> list[int]:
             got="text",
             fix="encode it: model.tokenizer.encode(text)",
         )
-    found = integers(prompt, "prompt")
-    if found.ndim != 1:
-        raise BatchError("a prompt is a list of token ids", got=f"shape {found.shape}")
-    if not len(found):
+    ids = integers(prompt, "prompt")
+    if ids.ndim != 1:
+        raise BatchError("a prompt is a list of token ids", got=f"shape {ids.shape}")
+    if not len(ids):
         raise BatchError(
             "a prompt has at least one token", fix="begin with some text, or with a token id"
         )
-    tokens: list[int] = found.tolist()
+    tokens: list[int] = ids.tolist()
     return tokens
 
 

@@ -205,7 +205,7 @@ class _SimulatedDrafter:
         """Let the drafter draft, and correct what it says."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
-        return {seq: self._acceptance.correct(history[seq], one) for seq, one in drafts.items()}
+        return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}
 
     def settle(self, seq: int, history: I32) -> None:
         """As the drafter does."""

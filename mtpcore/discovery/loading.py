@@ -72,7 +72,7 @@ def load_model(
     PluginError
         As ``registry``.
     """
-    mtp, repack = (read(one, Flag, "mtp and repack are yes or no") for one in (mtp, repack))
+    mtp, repack = (read(value, Flag, "mtp and repack are yes or no") for value in (mtp, repack))
     if plugins is not None and not isinstance(plugins, Registry):
         raise PluginError(
             "plugins is a Registry", got=spell(plugins), fix="make one: Registry.of(module)"
@@ -86,7 +86,7 @@ def load_model(
             _refuse_second_head(file, known)
             file = merge(file, open_model_file(find_model(mtp_path)))
         model = _make(file, known, mtp)
-        if mtp_path is not None and all(one.shape == "proposer" for one in model.drafters):
+        if mtp_path is not None and all(drafter.shape == "proposer" for drafter in model.drafters):
             raise ModelFileError(
                 "the file holds no head that a plugin knows",
                 where=str(mtp_path),
@@ -205,12 +205,12 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
 
 def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
     """Return the drafters that the file holds, the most promising first."""
-    found = []
+    fitted = []
     for spec in known.drafters:
         if spec.standalone:
             continue
         try:
-            one = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
+            drafter = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
         except Exception as error:  # a plugin's hparams may raise anything
             log.warning(
                 "%s: drafter %r of plugin %r cannot be used: %s",
@@ -220,9 +220,9 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
                 error if isinstance(error, MtpcoreError) else spell(error),
             )
             continue
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda one: _rank(one.spec))
+        if drafter is not None:
+            fitted.append(drafter)
+    return sorted(fitted, key=lambda drafter: _rank(drafter.spec))
 
 
 def _rank(spec: DrafterSpec) -> tuple[bool, bool, float, str]:
@@ -235,9 +235,9 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
     for spec in mine:
         if spec.hparams is None or not fits(spec, file.architecture, file.tensors):
             continue
-        one = fit_drafter(spec, fields, file.tensors, 0, None)
-        if one is not None:
-            fitted.append(one)
+        drafter = fit_drafter(spec, fields, file.tensors, 0, None)
+        if drafter is not None:
+            fitted.append(drafter)
     if fitted:
         return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only", absent=known.absent)
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}

@@ -190,11 +190,11 @@ class GraphBuilder:
     # Verbs
 
     def embed(
-        self, tokens: Value, table: str, *, rows: bool = False, name: str | None = None
+        self, tokens: Value, table: str, *, embeddings: bool = False, name: str | None = None
     ) -> Value:
-        """Look tokens up: [T] -> [T, width]; ``rows=True`` also takes embedding rows."""
+        """Look tokens up: [T] -> [T, width]; ``embeddings=True`` also takes embedding rows."""
         inputs = [tokens]
-        if rows:
+        if embeddings:
             width = self._weight(table, name or "embed").shape[-1]
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
         return self.add_node("embed", inputs, [table], name=name or self._stem(table))[0]

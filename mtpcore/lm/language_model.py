@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
-from mtpcore.boundary.arrays import is_whole
+from mtpcore.boundary.arrays import is_integer
 from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
@@ -146,10 +146,10 @@ class LM:
                 got=spell(generator),
                 fix="of a path or a Model: LM(model)",
             )
-        made = cls.__new__(cls)
-        made._owned, made._engine = [], Engine(generator)
-        made._sampling = generator.sampling
-        return made
+        lm = cls.__new__(cls)
+        lm._owned, lm._engine = [], Engine(generator)
+        lm._sampling = generator.sampling
+        return lm
 
     def _open(self, model: str | PathLike[str] | Model, draft: int | Literal["auto"]) -> Model:
         if isinstance(model, Model):
@@ -167,10 +167,10 @@ class LM:
         if given is not None:
             return self._open(given, draft)
         path = model.path if isinstance(model, Model) else model
-        found = None if draft == 0 else open_draft_model(path)
-        if found is not None:
-            self._owned.append(found)
-        return found
+        draft_model = None if draft == 0 else open_draft_model(path)
+        if draft_model is not None:
+            self._owned.append(draft_model)
+        return draft_model
 
     def __repr__(self) -> str:
         drafters = [
@@ -308,7 +308,7 @@ class LM:
         progress = read(progress, _SHOWN, "progress is yes or no")
         jobs = [
             self._make_job(
-                one,
+                prompt_text,
                 max_tokens=max_tokens,
                 stop=stop,
                 ignore_eos=ignore_eos,
@@ -317,7 +317,7 @@ class LM:
                 logprobs=logprobs,
                 logits_processor=logits_processor,
             )
-            for one in ([prompt] if several is None else several)
+            for prompt_text in ([prompt] if several is None else several)
         ]
         completions = self._finish(jobs, progress)
         return completions[0] if several is None else completions
@@ -618,7 +618,7 @@ def _read_prompts(prompt: object) -> list[Any] | None:
         raise BatchError(
             "a prompt is a text, token ids, or a list of prompts", got=type(prompt).__name__
         ) from error
-    return None if prompts and is_whole(prompts[0]) else prompts
+    return None if prompts and is_integer(prompts[0]) else prompts
 
 
 def _read_template_options(given: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.acts.guards import Guard, act
 from mtpcore.acts.journal import Journal, Transaction
-from mtpcore.backends.base import Backend, Choices
+from mtpcore.backends.base import Backend, FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import offers, read
@@ -66,7 +66,7 @@ class Context:
         Type of stored keys and values.
     threads : int, optional
         Threads of the CPU; default: the processors this process may use, at most as many as its
-        control groups pay for.
+        cgroup CPU quota allows.
     backend : str or Backend
         "cpu", "reference" or a backend object.
     taps : sequence of str or Tap
@@ -215,14 +215,14 @@ class Context:
         return self.journal.transaction((self.runner.sequences,))
 
     @act
-    def process(self, batch: Batch, choices: Choices | None = None) -> Output:
+    def process(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Output:
         """Run all rows and store them; all or nothing.
 
         Parameters
         ----------
         batch : Batch
             Rows of any mix of sequences; those of one sequence continue it in order.
-        choices : mtpcore.backends.base.Choices, optional
+        fused_sampling : mtpcore.backends.base.FusedSampling, optional
             Who chooses from each row of logits, where nothing else is wanted of these:
             ``Output.chosen`` has the tokens, and ``Output.logits_at`` the logits of outputs
             without a sampler.
@@ -235,11 +235,11 @@ class Context:
         Raises
         ------
         BatchError, CapacityError, LinkError, SamplingError
-            Ids, positions, sequences, parents, rows or choices that do not fit; no room; a linked
+            Ids, positions, sequences, parents, rows or samplers that do not fit; no room; a linked
             row that is missing. The state is what it was.
         """
         self.journal.settle()
-        admitted = self.runner.admit(batch, choices)
+        admitted = self.runner.admit(batch, fused_sampling)
         with self._transaction(admitted[1]):
             return self.runner.run(batch, admitted)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import F32, Backend, Rows, WeightSource, WeightTensor
+from mtpcore.backends.base import F32, Backend, CheckedBatch, WeightSource, WeightTensor
 from mtpcore.graph.program import Program
 from mtpcore.memory import make_memory
 
@@ -106,7 +106,7 @@ class Runner:
             axes = int(program.values[program.inputs["positions"]].shape[1])
             positions = np.repeat(depths[:, None], axes, axis=1)
         embeddings = slots.pop("embeddings", None)
-        rows = Rows(
+        rows = CheckedBatch(
             tokens=np.asarray(tokens, np.int32),
             positions=np.asarray(positions, np.int32),
             seq=np.full(n, seq, np.int32),

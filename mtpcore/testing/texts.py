@@ -166,7 +166,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
         arrays = {name: output.tap(name).copy() for name in output.names}
         for tap in taps:
             arrays[tap][output.pos >= place] = np.nan
-        spoilt = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
+        spoilt = Output(output.seq, output.pos, output.outputs, output.rows_of_seq, arrays)
         deliver(batch, spoilt)
 
     runner.deliver = spoil

@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["Choice", "LengthPolicy", "Round"]
+__all__ = ["LengthDecision", "LengthPolicy", "Round"]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class LengthDecision(msgspec.Struct, frozen=True):
     """A draft length that was chosen: for which sequence, from which round on, and why."""
 
     round: int
@@ -53,7 +53,7 @@ class LengthPolicy(Protocol):
             Sequences of the same round whose length is given.
         """
 
-    def observe(self, done: Round) -> Sequence[Choice]:
+    def observe(self, done: Round) -> Sequence[LengthDecision]:
         """Learn from a round; return what was decided since the last one."""
 
     def forget(self, seq: int) -> None:
