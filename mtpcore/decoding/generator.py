@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, Unpack
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Flag, expect, offers, read
+from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
+from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions, complete_options
 from mtpcore.decoding.request import (
     Progress,
     Request,
@@ -26,9 +28,11 @@ from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
-from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
+from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]
+
+_show_options = show_options(RequestOptions, REQUEST_DEFAULTS)
 
 
 class Generator:
@@ -111,34 +115,22 @@ class Generator:
         )
 
     @act
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-    ) -> Request:
+    @_show_options
+    def add(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Queue a request; ``step`` works on it.
 
         Parameters
         ----------
         prompt : sequence of int
             Token ids, one or more.
-        sampling, draft, draft_sampler, p_min
-            This request's; default: the generator's.
-        max_tokens : int
-            The longest text.
-        stop : sequence of str
+        max_tokens : int, optional
+            The longest text; None: until the context is full. Default: 128.
+        stop : str or sequence of str
             The text ends before the first of these.
         ignore_eos : bool
             Whether the text goes on after end-of-text tokens.
+        sampling, draft, draft_sampler, p_min
+            This request's; default: the generator's.
         logprobs : int, optional
             Note each token's log-probability and those of the n likeliest, in
             ``Request.logprobs``; 0 notes the token's alone. Default: none.
@@ -154,64 +146,39 @@ class Generator:
             A prompt that cannot be processed, or that fills the context.
         SamplingError
             Settings that are none.
+        TypeError
+            An option that is unknown.
         """
-        request = self.request(
-            prompt,
-            sampling=sampling,
-            draft=draft,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            draft_sampler=draft_sampler,
-            p_min=p_min,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        request = self.request(prompt, **options)
         self._queue(request)
         return request
 
-    def request(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-    ) -> Request:
+    @_show_options
+    def request(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes.
 
         Parameters
         ----------
-        prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
-            As in ``add``.
-        logprobs, logits_processor
+        prompt : sequence of int
+            Token ids, one or more.
+        **options
             As in ``add``.
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError
+        BatchError, CapacityError, SamplingError, TypeError
             As ``add``.
         """
         llm = self.cross.llm
-        request = Request(
-            prompt,
-            sampling=self.sampling if sampling is None else sampling,
-            draft=self.draft if draft is None else draft,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            draft_sampler=self.draft_sampler if draft_sampler is None else draft_sampler,
-            p_min=self.p_min if p_min is None else p_min,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-            tokenizer=llm.model.tokenizer,
+        own = RequestOptions(
+            max_tokens=llm.n_ctx,
+            sampling=self.sampling,
+            draft=self.draft,
+            draft_sampler=self.draft_sampler,
+            p_min=self.p_min,
         )
+        tokenizer = llm.model.tokenizer
+        request = Request(prompt, complete_options(options, own), tokenizer=tokenizer)
         n_vocab = llm.model.hparams.n_vocab
         bad = [t for t in request.prompt if not 0 <= t < n_vocab]
         if bad:
@@ -268,18 +235,8 @@ class Generator:
                 transaction.commit(partial(self._publish, ended))
             self._forget_finished()
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-    ) -> Iterator[int]:
+    @_show_options
+    def generate(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
         Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
@@ -287,25 +244,17 @@ class Generator:
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, draft_sampler, p_min
+        prompt : sequence of int
+            Token ids, one or more.
+        **options
             As in ``add``.
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError
+        BatchError, CapacityError, SamplingError, TypeError
             As ``add``.
         """
-        request = self.request(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=sampling,
-            draft=draft,
-            draft_sampler=draft_sampler,
-            p_min=p_min,
-        )
-        return Tokens(self, request)
+        return Tokens(self, self.request(prompt, **options))
 
     @act
     def step(self) -> None:

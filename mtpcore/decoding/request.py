@@ -13,9 +13,10 @@ from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of,
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import DraftSampler
 from mtpcore.decoding.logprobs import TokenLogprobs
+from mtpcore.decoding.options import RequestOptions
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import TextStream, Tokenizer
-from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
+from mtpcore.sampling import check_sampling
 
 __all__ = [
     "FinishReason",
@@ -70,8 +71,10 @@ class Request:
 
     Parameters
     ----------
-    prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
-        As in ``Generator.add``, which makes requests; so are ``logprobs`` and ``logits_processor``.
+    prompt : sequence of int
+        Token ids, one or more.
+    options : RequestOptions
+        All of those that ``Generator.add`` takes, which makes requests.
     tokenizer : Tokenizer or None
         The model's.
 
@@ -82,41 +85,30 @@ class Request:
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling,
-        draft: int | Literal["auto"],
-        max_tokens: int,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        draft_sampler: DraftSampler,
-        p_min: float,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        tokenizer: Tokenizer | None,
+        self, prompt: Sequence[int], options: RequestOptions, *, tokenizer: Tokenizer | None
     ) -> None:
         self.prompt = _read_prompt(prompt)
-        self.draft = read_draft(draft)
+        self.draft = read_draft(options["draft"])
+        max_tokens = options["max_tokens"]
         self.max_tokens: int = read(max_tokens, Length, "max_tokens is a number of tokens")
-        self.stop = _read_stop(stop)
+        self.stop = _read_stop(options["stop"])
         if self.stop and tokenizer is None:
             raise BatchError(
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
             )
-        check_sampling(sampling)
-        self.sampling = sampling
-        self.ignore_eos: bool = read(ignore_eos, Flag, "ignore_eos is yes or no")
-        self.draft_sampler = read_draft_sampler(draft_sampler)
-        self.p_min = read_p_min(p_min)
+        self.sampling = check_sampling(options["sampling"])
+        self.ignore_eos: bool = read(options["ignore_eos"], Flag, "ignore_eos is yes or no")
+        self.draft_sampler = read_draft_sampler(options["draft_sampler"])
+        self.p_min = read_p_min(options["p_min"])
+        logprobs, processor = options["logprobs"], options["logits_processor"]
         self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
-        if logits_processor is not None and not callable(logits_processor):
+        if processor is not None and not callable(processor):
             raise BatchError(
                 "a logits processor is a callable",
                 wanted="processor(tokens, logits)",
-                got=spell(logits_processor),
+                got=spell(processor),
             )
-        self.logits_processor = logits_processor
+        self.logits_processor = processor
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.text_ends: list[int] = []
@@ -274,10 +266,10 @@ def _read_prompt(prompt: Any) -> list[int]:
 
 def _read_stop(stop: Any) -> tuple[str, ...]:
     return read(  # type: ignore[no-any-return]
-        None if isinstance(stop, str) else stop,
+        (stop,) if isinstance(stop, str) else stop,
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        "stop is a sequence of texts, none of them empty",
-        wanted="a sequence of texts",
+        "stop is a text or a sequence of texts, none of them empty",
+        wanted="a text, or a sequence of texts",
         fix='stop=("\\n\\n",), or leave it out',
     )
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.arrays import is_integer
+from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
@@ -25,13 +26,14 @@ from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross, open_draft_model
-from mtpcore.lm.settings import SamplingOptions, read_sampling
+from mtpcore.lm.settings import TEXT_DEFAULTS, TextOptions, read_options
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import LogitsProcessor, Sampling
+from mtpcore.sampling import Sampling
 
 __all__ = ["LM"]
 
+_show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -217,15 +219,8 @@ class LM:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
         progress: bool | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion: ...
 
     @overload
@@ -233,30 +228,17 @@ class LM:
         self,
         prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
         *,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
         progress: bool | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> list[Completion]: ...
 
+    @_show_options
     def generate(
         self,
         prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
         progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion | list[Completion]:
         """Continue a prompt, or many at once.
 
@@ -270,10 +252,16 @@ class LM:
             The text ends before any of these.
         ignore_eos : bool
             Whether the text goes on after a token that ends it.
+        temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
+            As in ``Sampling``; so are ``logit_bias`` and ``seed``. By default a seed is drawn for
+            each text. In ``LM.of(generator)`` the generator's settings are the default.
         sampling : Sampling, optional
-            All settings at once; one seed holds for all prompts then.
+            All of these at once; one seed holds for all prompts then.
         draft : int or "auto", optional
             Longest draft; default: as the LM was made. It does not change the text.
+        draft_sampler, p_min
+            How drafts are chosen, and the least probability of one, as in ``Generator``. They do
+            not change the text.
         logprobs : int, optional
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
         logits_processor : callable, optional
@@ -283,9 +271,6 @@ class LM:
         progress : bool, optional
             Whether a bar on standard error shows how many texts are finished; default: for many
             prompts, where that is a terminal.
-        **options
-            The fields of ``Sampling`` by name: ``temperature=0.8, top_p=0.9, seed=1``. Default:
-            those of ``Sampling()``; a seed is drawn for each text.
 
         Returns
         -------
@@ -306,40 +291,24 @@ class LM:
         self._engine.check_open()
         several = _read_prompts(prompt)
         progress = read(progress, _SHOWN, "progress is yes or no")
-        jobs = [
-            self._make_job(
-                prompt_text,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                sampling=read_sampling(sampling, options, self._sampling),
-                draft=draft,
-                logprobs=logprobs,
-                logits_processor=logits_processor,
-            )
-            for prompt_text in ([prompt] if several is None else several)
-        ]
+        prompts = [prompt] if several is None else several
+        jobs = [self._make_job(text, options) for text in prompts]
         completions = self._finish(jobs, progress)
         return completions[0] if several is None else completions
 
+    @_show_options
     def stream(
         self,
         prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Stream:
         """Continue a prompt, piece by piece as the text settles.
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
+        prompt : str or token ids
+            What is continued.
+        **options
             As in ``generate``, which gives the same text at once.
 
         Returns
@@ -353,37 +322,22 @@ class LM:
             As ``generate``.
         """
         self._engine.check_open()
-        job = self._make_job(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=read_sampling(sampling, options, self._sampling),
-            draft=draft,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
-        return Stream(self._engine, job)
+        return Stream(self._engine, self._make_job(prompt, options))
 
+    @_show_options
     def astream(
         self,
         prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> AsyncStream:
         """Continue a prompt, piece by piece, without blocking the event loop.
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
-            As in ``generate``. A conversation is given as what ``encode_chat`` returns.
+        prompt : str or token ids
+            What is continued; for a conversation what ``encode_chat`` returns.
+        **options
+            As in ``generate``.
 
         Returns
         -------
@@ -396,19 +350,7 @@ class LM:
             As ``generate``, with the first piece.
         """
         self._engine.check_open()
-        return AsyncStream(
-            self._engine,
-            lambda: self._make_job(
-                prompt,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                sampling=read_sampling(sampling, options, self._sampling),
-                draft=draft,
-                logprobs=logprobs,
-                logits_processor=logits_processor,
-            ),
-        )
+        return AsyncStream(self._engine, lambda: self._make_job(prompt, options))
 
     @overload
     def chat(
@@ -418,14 +360,7 @@ class LM:
         stream: Literal[False] = ...,
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion: ...
 
     @overload
@@ -436,16 +371,10 @@ class LM:
         stream: Literal[True],
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Stream: ...
 
+    @_show_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -453,14 +382,7 @@ class LM:
         stream: bool = False,
         tools: Sequence[Message] | None = None,
         template_options: Message | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion | Stream:
         """Answer a conversation, written as the model's chat template has it.
 
@@ -477,8 +399,8 @@ class LM:
             Descriptions of tools, for the template.
         template_options : mapping, optional
             Further variables for the template.
-        max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
-            As ``generate`` takes them.
+        **options
+            As in ``generate``.
 
         Returns
         -------
@@ -491,16 +413,8 @@ class LM:
         """
         stream = read(stream, Flag, "stream is yes or no")
         self._engine.check_open()
-        job = self._make_job(
-            self.encode_chat(messages, tools=tools, template_options=template_options),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=read_sampling(sampling, options, self._sampling),
-            draft=draft,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        prompt = self.encode_chat(messages, tools=tools, template_options=template_options)
+        job = self._make_job(prompt, options)
         return Stream(self._engine, job) if stream else self._finish([job], False)[0]
 
     def encode_chat(
@@ -568,30 +482,10 @@ class LM:
             )
         return tokenizer
 
-    def _make_job(
-        self,
-        prompt: Any,
-        *,
-        max_tokens: int | None,
-        stop: str | Sequence[str],
-        ignore_eos: bool,
-        sampling: Sampling,
-        draft: int | Literal["auto"] | None,
-        logprobs: int | None,
-        logits_processor: LogitsProcessor | None,
-    ) -> Job:
+    def _make_job(self, prompt: Any, options: TextOptions) -> Job:
         if isinstance(prompt, str):
             prompt = self._tokenizer().encode(prompt)
-        request = self.generator.request(
-            prompt,
-            sampling=sampling,
-            draft=draft,
-            max_tokens=self.n_ctx if max_tokens is None else max_tokens,
-            stop=[stop] if isinstance(stop, str) else stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        request = self.generator.request(prompt, **read_options(options, self._sampling))
         return Job(request, has_text=self.model.tokenizer is not None)
 
     def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:

@@ -30,6 +30,8 @@ OPTIONS = st.fixed_dictionaries(
         "logit_bias": st.just({203: 2.0}),
         "stop": st.sampled_from(["\n\n", ["self", "return", ":"]]),
         "ignore_eos": st.booleans(),
+        "draft_sampler": st.sampled_from(["coupled", "argmax"]),
+        "p_min": st.sampled_from([0.0, 0.4]),
     },
 )
 ANY_CALL = {
