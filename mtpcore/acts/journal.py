@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from mtpcore.errors import LinkError
-
 __all__ = ["Journal", "Saved", "Transaction"]
 
 
@@ -40,19 +38,9 @@ class Journal:
     def transaction(self, things: Iterable[Saved]) -> Transaction:
         """Return the transaction of an act that may change these things, to be entered at once.
 
-        Raises
-        ------
-        LinkError
-            An act is under way: this one was asked for by one of its callbacks, or by a thread.
+        No other one is under way: guards let one act run at a time, and an act opens no second one.
         """
-        if self._open is not None:
-            self.settle()
-            if self._open is not None:
-                raise LinkError(
-                    "a call inside another call",
-                    where=self._open.where,
-                    fix="let it return before the next one on the same Context or Cross",
-                )
+        self.settle()
         return Transaction(self, [(thing, thing.save()) for thing in things])
 
     def settle(self) -> None:
@@ -95,11 +83,6 @@ class Transaction(AbstractContextManager["Transaction"]):
             self.settle()
         self._journal._open = None
         self.frame = None  # its locals may hold this act
-
-    @property
-    def where(self) -> str:
-        """The function that it is in."""
-        return self.frame.f_code.co_qualname if self.frame else ""
 
     def commit(self, finish: Callable[[], None]) -> None:
         """Make final what was done, and finish it.
