@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -26,6 +27,7 @@ __all__ = [
     "open_model",
     "open_session",
     "require_drafter",
+    "show_reading",
 ]
 
 
@@ -144,17 +146,27 @@ def _prepare(source: Cross | Context) -> None:
         source.prepare()
 
 
+@contextmanager
+def show_reading(llm: Context, request: Request) -> Iterator[None]:
+    """Show a progress bar while the block runs and the request's prompt is read.
+
+    It counts what is processed, not what the KV cache holds already.
+    """
+
+    def count() -> tuple[float, int]:
+        left = len(request.prompt) - request.n_prefilled
+        done = request.n_prefilled - request.n_cached
+        return done + llm.progress * min(llm.n_batch, left), done + left
+
+    with progress("reading the prompt", count):
+        yield
+
+
 def finish(
     generator: Generator, request: Request, after_round: Callable[[], None] | None = None
 ) -> None:
     """Run a request to its end, with a progress bar while its prompt is read."""
-    llm = generator.cross.llm
-
-    def count() -> tuple[float, int]:
-        running = min(llm.n_batch, len(request.prompt) - request.n_prefilled)
-        return request.n_prefilled + llm.progress * running, len(request.prompt)
-
-    with progress("reading the prompt", count):
+    with show_reading(generator.cross.llm, request):
         while not request.done and request.n_prefilled < len(request.prompt):
             generator.step()
     while not request.done:
