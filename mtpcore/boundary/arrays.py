@@ -49,7 +49,8 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     if array.size == 0:
         return np.zeros(array.shape, np.int32)
     if array.dtype.kind not in "iu":
-        raise BatchError(f"{what}: integers are wanted", got=array.dtype)
+        got = array.dtype if array.dtype.kind in "bfc" else spell(values)
+        raise BatchError(f"{what}: integers are wanted", got=got)
     low, high = int(array.min()), int(array.max())
     if low < -(2**31) or high >= 2**31:
         raise BatchError(f"{what} fit 32 bits", got=(low, high))

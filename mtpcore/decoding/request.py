@@ -270,7 +270,7 @@ def _read_stop(stop: Any) -> tuple[str, ...]:
         tuple[Annotated[str, Meta(min_length=1)], ...],
         "stop is a text or a sequence of texts, none of them empty",
         wanted="a text, or a sequence of texts",
-        fix='stop=("\\n\\n",), or leave it out',
+        fix='stop="\\n\\n", or leave it out',
     )
 
 

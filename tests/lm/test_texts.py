@@ -156,6 +156,14 @@ def test_token_ids_and_nothing_are_prompts(lm):
     assert lm.generate([]) == []
 
 
+@pytest.mark.parametrize("given", [None, {"prompt": "x"}])
+def test_what_is_no_prompt_is_shown(lm, given):
+    for method in (lm.generate, lm.stream):
+        with pytest.raises(mtpcore.BatchError, match="prompt: integers are wanted") as caught:
+            method(given)
+        assert caught.value.got == repr(given)
+
+
 @pytest.mark.parametrize("shown", [True, None])
 def test_a_bar_shows_how_many_texts_are_finished(lm, capsys, shown):
     lm.generate(PROMPTS[:3], max_tokens=3, progress=shown)
