@@ -1,4 +1,4 @@
-"""Acts that happen as a whole or not at all, wherever an exception cuts them off."""
+"""Transactions: an act that fails, at whatever point, leaves everything as it was."""
 
 from __future__ import annotations
 

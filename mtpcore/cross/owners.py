@@ -1,4 +1,4 @@
-"""Who uses which sequence of a Cross, so that several can take turns on it."""
+"""Which generator uses which sequence of a Cross, so that several can share it."""
 
 from __future__ import annotations
 

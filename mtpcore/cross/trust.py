@@ -1,4 +1,4 @@
-"""What drafters return, cut where it cannot be a draft: nobody trusts them."""
+"""Checks of what drafters return, which is untrusted: it is cut to a valid draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One text in the making."""
+"""Request: one text that is being generated."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def _read(value: object, kind: Any, what: str, wanted: str) -> Any:
 class SimulatedAcceptance:
     """Lets drafts of a known text be accepted at chosen rates.
 
-    Drafters run as ever, so that a round costs what it costs. Then their answers are corrected, or
-    spoilt, by the text that the target is known to write: it was decoded plainly before. The target
-    verifies as ever, so that the text is the same; only the acceptance rate is not the drafter's.
+    Drafters run as usual, so that a round takes as long as usual. Then their drafts are replaced by
+    right or wrong tokens: the target's text is known, because it was decoded without drafts before.
+    The target verifies as usual, so the text is the same; only the acceptance rate is another.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The tokens of one request as they come."""
+"""An iterator over the tokens of one request."""
 
 from __future__ import annotations
 

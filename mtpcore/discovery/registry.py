@@ -1,4 +1,4 @@
-"""Who is installed and what it declares: asked once, plain data afterwards.
+"""Which plugins are installed and what they declare: asked once, plain data afterwards.
 
 Plugins are found by the entry-point group ``mtpcore``; the trunks that come with mtpcore pass the
 same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party plugins: a

@@ -1,4 +1,4 @@
-"""Rows that wait between two contexts, addressed by sequence and position."""
+"""Inbox: the buffer in which a link's rows wait, by sequence and position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices that come with a batch: read once; made from written logits where no plan made them."""
+"""Tokens chosen while logits are computed: reads the choices, or makes them if a plan did not."""
 
 from __future__ import annotations
 

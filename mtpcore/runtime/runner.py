@@ -1,4 +1,4 @@
-"""A graph that runs: its plan, its memory, and the verbs that change them."""
+"""One graph with its plan and its memory, and the methods that change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Controller: chooses draft lengths by what rounds were seen to cost and to bring."""
+"""Controller: chooses draft lengths by the measured costs and acceptance rates of rounds."""
 
 from __future__ import annotations
 
