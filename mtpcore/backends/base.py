@@ -1,4 +1,4 @@
-"""What a backend is: it lowers a Program to a Plan, and holds the pages of the KV cache.
+"""The protocols of backends: they lower a Program to a Plan, and store pages of the KV cache.
 
 The protocols here are all that contexts know of a backend. Arrays in ``Rows`` are checked before
 a plan sees them: ids, positions, places and parents are in range, arrays are C-contiguous.

@@ -1,4 +1,4 @@
-"""From a published checkpoint to a model file."""
+"""Conversion of a published checkpoint to a model file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafting with a graph: entries made of the target's rows, and drafts made from them."""
+"""Drafting token by token with a graph that reads the target's hidden states."""
 
 from __future__ import annotations
 
