@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``c/plan/draft.h``."""
+"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free

@@ -111,7 +111,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         finish()
 
     def settle(self) -> None:
-        """Take back what was done, or finish it if it is final; twice is once."""
+        """Undo the act, or finish it if it is final; a second call does nothing."""
         if self._finish is not None:
             self._finish()
             return

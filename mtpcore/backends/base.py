@@ -185,7 +185,7 @@ class Plan(Protocol):
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
 
     def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.

@@ -10,7 +10,7 @@ __all__ = ["Owners"]
 class Owners:
     """One owner or none for each sequence; what was processed by hand has none and is no-one's.
 
-    A sequence that its owner released with tokens keeps them until somebody claims it.
+    A sequence that its owner released with tokens keeps them until another owner claims it.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ class Speculation:
     ) -> Choices | None:
         """Return who chooses while logits are made; None where all of these are needed.
 
-        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
+        Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
@@ -207,7 +207,7 @@ class Speculation:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
         history = state.history[: state.n + end - begin]
-        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
+        history[state.n] = batch.tokens[begin]  # behind n nothing counts until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
             token = output.chosen_at(begin + row)
@@ -321,7 +321,7 @@ class Speculation:
         other.set_stream(stream)
 
     def remove(self, seq: int) -> None:
-        """Forget a whole sequence, in every role; twice is once."""
+        """Forget a whole sequence, in every role; an empty one stays empty."""
         for _, runner in self._others.items():
             runner.rewind(seq, 0)
         for drafter in self.drafters.values():

@@ -243,7 +243,7 @@ class Request:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request, its ``progress``; twice is once."""
+        """Apply the ``progress`` of a round; applying it twice makes no difference."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends

@@ -147,7 +147,7 @@ class Inbox:
             )
 
     def release(self, seq: int, pos: int) -> None:
-        """Give up the rows before position ``pos``: nobody will read them again."""
+        """Drop the rows before position ``pos``, which will not be read again."""
         rows, base, first, length, unsound = self._held[seq]
         if pos <= first:
             return

@@ -20,7 +20,7 @@ from mtpcore.lm.jobs import Job
 __all__ = ["Engine"]
 
 _PATIENCE = 0.1
-"""Seconds after which a waiting thread looks whether whoever ran a round was interrupted."""
+"""Seconds after which a waiting thread checks whether the thread with the round still runs."""
 
 
 class Engine:

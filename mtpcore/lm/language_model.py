@@ -130,10 +130,10 @@ class LM:
 
     @classmethod
     def of(cls, generator: Generator) -> LM:
-        """Make one of a generator: with its Cross, drafters and settings.
+        """Make an LM from a generator, with its Cross, drafters and settings.
 
-        Nobody else uses the generator and its Cross while a text is written. ``close`` leaves them
-        as they are.
+        Do not use the generator or its Cross elsewhere while a text is generated. ``close`` leaves
+        them as they are.
 
         Raises
         ------
@@ -185,7 +185,7 @@ class LM:
 
     @property
     def generator(self) -> Generator:
-        """What writes the texts, for whoever wants to go one storey down."""
+        """The ``Generator`` that generates the texts."""
         return self._engine.generator
 
     @property
@@ -539,7 +539,7 @@ class LM:
         return self._tokenizer().encode(text, add_special=False, parse_special=True)
 
     def close(self) -> None:
-        """End all texts, and give up the model if it was opened here; twice is once."""
+        """End all texts, and close the model if the LM opened it; closing twice is no error."""
         self._engine.close()
         self._close_models()
 

@@ -163,7 +163,7 @@ class Context:
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts.
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured.
 
         Other threads may ask while the batch runs.
         """

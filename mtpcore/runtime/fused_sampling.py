@@ -20,7 +20,7 @@ NO_TOKENS: I32 = np.zeros(0, np.int32)
 
 
 def read_choices(choices: Choices, n_outputs: int) -> Choices:
-    """Return choices that nobody else can change, one for each output.
+    """Return a copy of the choices, one for each output.
 
     Raises
     ------

@@ -38,7 +38,7 @@ void mtp_choices_begin(const mtp_choices *choices, int thread);
 /* The token that row `at` chooses, once all threads are done. */
 int32_t mtp_choices_end(const mtp_choices *choices, int64_t at, int n_threads);
 
-/* Run all operations; `chosen` gets the token of each row, -1 where nobody chooses. */
+/* Run all operations; `chosen` gets the token of each row, -1 where it has no sampler. */
 void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices, int32_t *chosen);
 
 #endif
