@@ -90,7 +90,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Make it final, or settle it where there was an error; that goes on."""
+        """Make it final, or undo it after an error, which is raised further."""
         if kind is not None:
             self.settle()
         self._journal._open = None

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Give a process without standard streams such that fail when they are used.
+    """Replace missing standard streams by ones that fail when they are used.
 
     Nothing is said where standard error is closed. The others are opened the wrong way round, so
     that reading and writing are errors as ordinary as those of a full disk.

@@ -109,7 +109,7 @@ def _link(
 
 
 def _read_drafters(drafter: object) -> list[OneDrafter]:
-    """Return one drafter or several as a list; what is none is refused."""
+    """Return one drafter or several as a list; refuse anything else."""
     try:
         given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
     except Exception:  # whatever a caller's list raises

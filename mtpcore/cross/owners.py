@@ -44,7 +44,7 @@ class Owners:
         self._owners[seq] = None
 
     def describe(self) -> list[str]:
-        """Return who or what keeps each sequence from being claimed, in words."""
+        """Say in words why each sequence cannot be claimed."""
         free = self.free()
         return [
             f"sequence {seq}: {n} tokens processed by hand"

@@ -180,7 +180,7 @@ class Speculation:
         sampling: Samplings,
         processors: Mapping[int, LogitsProcessor],
     ) -> Choices | None:
-        """Return who chooses while logits are made; None where all of these are needed.
+        """Return the samplers of a pass; None if all logits are needed.
 
         Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
         """

@@ -124,7 +124,7 @@ def _is_tap(tap: Tap) -> bool:
 
 
 def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
-    """Return the taps that are spelled, one or several; raise PluginError for what is none."""
+    """Return taps from their spellings, one or several; raise PluginError for an invalid one."""
     if isinstance(taps, (str, Tap)):
         return (Tap.parse(taps),)
     wanted = "a sequence of taps"

@@ -288,10 +288,10 @@ def read_draft(draft: object) -> int | Literal["auto"]:
 
 
 def read_draft_sampler(kind: object) -> DraftSampler:
-    """Return how drafts are chosen; raise BatchError for what is no such name."""
+    """Return how drafts are chosen; raise BatchError for any other name."""
     return read(kind, _DRAFT_SAMPLER, "unknown draft sampler")  # type: ignore[no-any-return]
 
 
 def read_p_min(p_min: object) -> float:
-    """Return a draft's least probability; raise BatchError for what is none."""
+    """Return a draft's least probability; raise BatchError for anything else."""
     return read(p_min, Probability, "p_min is a probability")  # type: ignore[no-any-return]

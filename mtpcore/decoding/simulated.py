@@ -119,7 +119,7 @@ class SimulatedAcceptance:
         self.text = integers(text, "a text to draft").reshape(-1)
 
     def install(self, cross: Cross) -> None:
-        """Let the drafters of a Cross be accepted so from now on.
+        """Simulate acceptance for the drafters of a Cross from now on.
 
         Raises
         ------
@@ -177,7 +177,7 @@ def _mark(tree: DraftTree, truth: Sequence[int], n_right: int) -> list[int]:
 
 
 class _SimulatedDrafter:
-    """A drafter whose answers are corrected; all else it does itself."""
+    """A drafter whose drafts are corrected; everything else is passed on to it."""
 
     def __init__(self, drafter: Drafter, acceptance: SimulatedAcceptance) -> None:
         self._drafter, self._acceptance = drafter, acceptance

@@ -236,7 +236,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
 
 
 def _ask(plugin: Plugin, module: Any) -> Plugin:
-    """Register one plugin and ask its hooks; what is wrong is noted in it."""
+    """Register one plugin and call its hooks; record its error if it has one."""
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
