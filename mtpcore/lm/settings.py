@@ -22,7 +22,7 @@ CALL_OPTIONS = (
     "logprobs",
     "logits_processor",
 )
-"""The other options of a call, for suggestions when a name is misspelt."""
+"""The other options of a call, which somebody may have misspelt."""
 _FIX_OF_STREAM = (
     "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
 )
