@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``c/plan/draft.h``."""
+"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
@@ -102,7 +102,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     cdef mtp_recycle *taken
     executor, rows, pages, external, logits, n_logits, recycled = passes[number]
     if len(recycled) > MTP_MOST_RECYCLED:
-        raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
+        raise CapacityError("too many slots are slot by what a pass made", got=len(recycled),
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
     executor.take_rows(rows, pages)
     executor.take_arrays(external, rows.embeddings is not None, -1)

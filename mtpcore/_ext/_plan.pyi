@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
+"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
+"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport INT64_MAX, int32_t, int64_t

@@ -1,4 +1,4 @@
-"""The sampler: a checked face of ``c/sampler/sampler.h``, which defines what it computes."""
+"""The sampler of ``c/sampler/sampler.h``, which defines it; checks its arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

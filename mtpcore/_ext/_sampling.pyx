@@ -1,4 +1,4 @@
-"""Checked face of the sampler; ``c/sampler/sampler.h`` defines chain, noise and choice.
+"""The sampler of ``c/sampler/sampler.h``, which defines it; checks its arguments.
 
 Compiled modules include ``_sampling.pxd`` and call ``mtp_choose(..., &sampler.settings, ...,
 scratch.pointer, ...)`` without the GIL, with a `Scratch` of their own for each thread.

@@ -1,4 +1,4 @@
-"""Acts: calls that change a context or a Cross, one at a time.
+"""Guards, which let one act run at a time on contexts that belong together.
 
 Contexts of one model may run in several threads at once. On a context, or on a Cross with all of
 its contexts and generators, one act runs at a time: they share a guard, and another act, of

@@ -1,4 +1,4 @@
-"""Acts that happen as a whole or not at all, wherever an exception cuts them off."""
+"""Transactions: an act that fails, at whatever point, leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Make it final, or settle it where there was an error; that goes on."""
+        """Make it final, or undo it after an error, which is raised further."""
         if kind is not None:
             self.settle()
         self._journal._open = None
@@ -94,7 +94,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         finish()
 
     def settle(self) -> None:
-        """Take back what was done, or finish it if it is final; twice is once."""
+        """Undo the act, or finish it if it is final; a second call does nothing."""
         if self._finish is not None:
             self._finish()
             return

@@ -1,4 +1,4 @@
-"""What a backend is: it lowers a Program to a Plan, and holds the pages of the KV cache.
+"""The protocols of backends: they lower a Program to a Plan, and store pages of the KV cache.
 
 The protocols here are all that contexts know of a backend. Arrays in ``CheckedBatch`` are
 checked before a plan sees them: ids, positions, places and parents are in range, and the arrays are
@@ -187,7 +187,7 @@ class Plan(Protocol):
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.

@@ -1,4 +1,4 @@
-"""The draft loop in Python, which every backend's own loop equals token for token."""
+"""The draft loop in Python; a backend's own loop must give the same tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one reader of arguments: msgspec converts and checks, an error of ours says what is wrong.
+"""Reading arguments: msgspec converts and checks them, and an MtpcoreError says what is wrong.
 
 A kind of argument is a type with its bounds, declared once; its description is what errors say was
 wanted. Numbers of NumPy and of other libraries become plain ones; booleans are no numbers. Whatever

@@ -1,4 +1,4 @@
-"""Paths from outside: what may be one, and files that have an end."""
+"""Paths from callers: which are accepted, and how regular files are read."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _n_layers(model: Model) -> int | None:
 def _tensors(
     tensors: Iterable[Tensor], role: Callable[[str], str | None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the tensors, and their bytes by role and type; None where nobody knows them."""
+    """Return the tensors, and their bytes by role and type; None if they are not known."""
     listed: list[dict[str, Any]] = [
         {
             "name": tensor.name,

@@ -38,9 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     shared.add_model_options(parser)
     text = parser.add_argument_group("text")
-    text.add_argument(
-        "--system", type=shared.text_of, metavar="TEXT", help="what the model is told first"
-    )
+    text.add_argument("--system", type=shared.text_of, metavar="TEXT", help="the system prompt")
     text.add_argument(
         "-n",
         "--predict",

@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--graph",
         metavar="NAME",
-        help="draw this graph instead: llm, draft, or another of the drafter's",
+        help="draw this graph instead: llm, draft, or another that the drafter declares",
     )
-    group.add_argument("--drafter", metavar="NAME", help="whose graph, where several fit")
+    group.add_argument("--drafter", metavar="NAME", help="which drafter, if several fit")
     group.add_argument(
         "--format", choices=sorted(_PICTURES), default="text", help="default: %(default)s"
     )
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ctx-size",
         type=shared.whole(1),
         metavar="N",
-        help=f"tokens of a sequence (default: what the model was trained for, up to {_LONGEST})",
+        help=f"tokens of a sequence (default: as the model was trained, at most {_LONGEST})",
     )
     shared.add_kv_option(plan)
 

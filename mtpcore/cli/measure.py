@@ -1,4 +1,4 @@
-"""What passes and drafts cost, and what that and the acceptance predict."""
+"""Costs of passes and drafts, and the speed that they and the acceptance rate predict."""
 
 from __future__ import annotations
 

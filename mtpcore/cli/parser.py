@@ -1,4 +1,4 @@
-"""An argument parser that knows what a misspelt option was meant to be."""
+"""An argument parser that suggests the right spelling of a misspelt option."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "List what is installed: trunks, drafters, what they match and need"
+SUMMARY = "List installed plugins: trunks, drafters, which files they fit, what they need"
 EXAMPLES = f"""examples:
   mtpcore plugins
   mtpcore plugins --json | jq '.plugins[].drafters[].name'

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
-    """Return what is in force, wherever it came from."""
+    """Return the settings in effect."""
     llm = session.llm
     return {
         "model": str(session.model.path),

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="most tokens to write; -1: until the context is full (default: %(default)s)",
+        help="most tokens to generate; -1: until the context is full (default: %(default)s)",
     )
     text.add_argument(
         "--stop",

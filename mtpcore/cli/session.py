@@ -223,7 +223,7 @@ def require_drafter(path: str, draft_model: Model) -> None:
 def _choose(
     options: argparse.Namespace, model: Model, draft_model: Model | None
 ) -> DrafterSpec | None:
-    """Return the drafter to use, or None where the text is decoded plainly."""
+    """Return the drafter to use, or None to decode without drafts."""
     if options.draft == 0:
         named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
         if any(named):

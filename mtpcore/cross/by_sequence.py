@@ -1,4 +1,4 @@
-"""Arguments of a round that come by sequence."""
+"""Reading arguments of a round that are given by sequence."""
 
 from __future__ import annotations
 

@@ -51,16 +51,16 @@ def link(
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
     drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
-        "auto" takes the model's drafter and decodes plainly where it has none, saying so in one
-        log line. Of several the first that proposes anything drafts.
+        "auto" takes the model's drafter; if it has none, the Cross decodes without drafts and a
+        log line says so. Of several, the first that proposes anything drafts.
     draft_model : Model, optional
-        The drafter's weights, where they lie in a file of their own.
+        The drafter's own model file, if it has one.
     tree : TreeShape, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
     draft_vocabulary : DraftVocabulary or path, optional
-        Tokens that drafters with graphs may draft: their output matrices are read in part, which
-        makes drafts cheaper where a vocabulary is large. The text is the same.
+        The tokens that drafters with graphs may draft: only these rows of their output matrices
+        are read, which makes drafts cheaper if the vocabulary is large. The text is the same.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _link(
 
 
 def _read_drafters(drafter: object) -> list[OneDrafter]:
-    """Return one drafter or several as a list; what is none is refused."""
+    """Return one drafter or several as a list; refuse anything else."""
     try:
         given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
     except Exception:  # whatever a caller's list raises

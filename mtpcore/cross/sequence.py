@@ -1,4 +1,4 @@
-"""What a Cross knows of one sequence; everything per sequence lives here and nowhere else."""
+"""All that a Cross knows of one sequence: its tokens, pending token and undecided draft."""
 
 from __future__ import annotations
 

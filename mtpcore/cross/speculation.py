@@ -148,7 +148,7 @@ class Speculation:
             return {}
         batch = rows.batch()
         self._round = rows
-        output = self.target.process(batch, self._choices(rows, batch, sampling, processors))
+        output = self.target.process(batch, self._fused_sampling(rows, batch, sampling, processors))
         self._round = None
         begin = perf_counter()
         verdicts = {
@@ -173,16 +173,16 @@ class Speculation:
             self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in prefill})
         return verdicts
 
-    def _choices(
+    def _fused_sampling(
         self,
         rows: RoundBatch,
         batch: Batch,
         sampling: Samplings,
         processors: Mapping[int, LogitsProcessor],
     ) -> FusedSampling | None:
-        """Return who chooses while logits are made; None where all of these are needed.
+        """Return the samplers of a pass; None if all logits are needed.
 
-        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
+        Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
@@ -207,7 +207,7 @@ class Speculation:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
         history = state.history[: state.n + end - begin]
-        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
+        history[state.n] = batch.tokens[begin]  # behind n nothing counts until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
             token = output.chosen_at(begin + row)
@@ -323,7 +323,7 @@ class Speculation:
         other.set_stream(stream)
 
     def remove(self, seq: int) -> None:
-        """Forget a whole sequence, in every role; twice is once."""
+        """Forget a whole sequence, in every role; an empty one stays empty."""
         for _, runner in self._others.items():
             runner.rewind(seq, 0)
         for drafter in self.drafters.values():

@@ -1,4 +1,4 @@
-"""One round: drafts of any shape and prompts in one batch, and the way through a draft."""
+"""The batch of a round, with drafts and prompts, and the comparison of drafts and choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every declaration: types of all fields, and rules between them.
+"""Checks of declarations: types of all fields, and rules between them.
 
 Python does not check a struct's fields when a plugin fills it in; this does, at the door, so that
 nothing behind it has to.

@@ -36,25 +36,25 @@ _show_options = show_options(RequestOptions, REQUEST_DEFAULTS)
 
 
 class Generator:
-    """Runs requests on a Cross, or plainly on a bare LLM context.
+    """Runs requests on a Cross, or without drafts on an LLM context alone.
 
-    Its calls are those of the Cross: one at a time, another one meanwhile is a BusyError.
+    Only one call runs at a time on a Cross with its generators: a second one is a BusyError.
 
     Parameters
     ----------
     source : Cross or Context
-        Where to run; its empty sequences are used, and those of other generators left alone.
+        Where to run. Only its empty sequences are used, so generators can share it.
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
     draft : int or "auto"
-        Default longest draft; 0 decodes plainly; "auto" measures which length is fastest, and
-        drafts nothing where that is. The tokens are the same for every value.
+        Default for the longest draft; 0: no drafts; "auto" measures which length is fastest, 0
+        included. The tokens are the same for every value.
     draft_sampler : {"coupled", "argmax"}
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
     lengths : LengthPolicy, optional
-        What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
+        Chooses the lengths for "auto"; default: a ``Controller`` that learns from the rounds.
     prefix_caching : bool
         Whether a finished request leaves its tokens in the KV cache, so that a later request whose
         prompt begins with the same tokens processes only the others. The text is the same.
@@ -132,13 +132,13 @@ class Generator:
         sampling, draft, draft_sampler, p_min
             This request's; default: the generator's.
         logprobs : int, optional
-            Note each token's log-probability and those of the n likeliest, in
-            ``Request.logprobs``; 0 notes the token's alone. Default: none.
+            Record each token's log-probability and those of the n likeliest tokens in
+            ``Request.logprobs``; 0 records the token's alone. Default: none.
         logits_processor : callable, optional
-            Is called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab],
-            once for each token of the text, in order, and may change the logits in place: before
-            bias, penalties and cuts. Drafts do not change what it is called with. What it raises
-            comes out of ``step``, which undoes the round; the next round calls it again.
+            Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
+            for each token of the text, in order. It may change the logits in place, before bias,
+            penalties and cuts. With drafts it gets the same calls as without. If it raises,
+            ``step`` undoes the round and raises; the next round calls it again.
 
         Raises
         ------
@@ -196,7 +196,7 @@ class Generator:
 
     @act
     def queue(self, request: Request) -> None:
-        """Let rounds work on a request; twice is once."""
+        """Let rounds work on a request; queueing it twice makes no difference."""
         self._queue(expect(request, Request, "queue() takes a request"))
 
     def _queue(self, request: Request) -> None:
@@ -207,7 +207,7 @@ class Generator:
 
     @property
     def active(self) -> bool:
-        """Whether requests are queued or running; those of interrupted readers rest."""
+        """Whether requests are queued or running; those of interrupted readers do not count."""
         self.cross.journal.settle()
         return any(not (request.done or request.resting) for request in self._requests)
 
@@ -239,8 +239,8 @@ class Generator:
     def generate(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
-        Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
-        Until then the request rests, and it gives way where another one needs its sequence.
+        After an interrupt ``next()`` goes on: no token is lost or given twice. Until then the
+        request rests, and is cancelled if another one needs its sequence.
 
         Parameters
         ----------
@@ -260,17 +260,17 @@ class Generator:
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
-        A round happens as a whole or not at all: where something raises (a proposer, a context, a
-        signal), every request is as it was before the round, or it is as it is after the round and
-        its tokens are there. ``step`` may be called again in any case. What chooses lengths is told
-        of a round that is done: what it raises then takes nothing back.
+        A round happens as a whole or not at all: if something raises (a proposer, a context, a
+        signal), every request is as before the round, or as after it with its tokens there.
+        ``step`` may be called again in any case. ``lengths`` learns of a round when it is done:
+        what it raises then undoes nothing.
 
         Raises
         ------
         CapacityError
-            Requests wait, and no sequence will ever become free for them by further rounds.
+            Requests wait, and further rounds will not free a sequence for them.
         LinkError
-            A sequence that a request runs in was changed by others.
+            A sequence of a request was changed by other calls.
         """
         self._admit()
         running = {r.seq: r for r in self._requests if r.seq is not None and not r.resting}

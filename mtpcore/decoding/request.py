@@ -1,4 +1,4 @@
-"""One text in the making."""
+"""Request: one text that is being generated."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class Request:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request, its ``progress``; twice is once."""
+        """Apply the ``progress`` of a round; applying it twice makes no difference."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends
@@ -280,10 +280,10 @@ def read_draft(draft: object) -> int | Literal["auto"]:
 
 
 def read_draft_sampler(kind: object) -> DraftSampler:
-    """Return how drafts are chosen; raise BatchError for what is no such name."""
+    """Return how drafts are chosen; raise BatchError for any other name."""
     return read(kind, _DRAFT_SAMPLER, "unknown draft sampler")  # type: ignore[no-any-return]
 
 
 def read_p_min(p_min: object) -> float:
-    """Return a draft's least probability; raise BatchError for what is none."""
+    """Return a draft's least probability; raise BatchError for anything else."""
     return read(p_min, Probability, "p_min is a probability")  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ _KEPT = 100
 
 
 class Stats(msgspec.Struct):
-    """What was drafted, accepted and spent; times in seconds.
+    """Counts of drafted and accepted tokens and of passes, and times in seconds.
 
     ``verify_steps`` counts the steps in which drafts of a sequence were verified, several in one
     pass where several sequences draft. ``drafted`` counts all drafts that were verified, of a tree

@@ -54,16 +54,16 @@ def load_model(
         A GGUF file (of a split one the first part), or a model in the package: ``demo``, or
         ``demo:`` and a family's name.
     mtp : bool
-        Whether heads are loaded; without, their tensors are neither packed nor counted.
+        Whether to load heads; if not, their tensors are neither packed nor counted.
     mtp_path : path, optional
         A file that holds the head which ``path`` lacks.
     repack : bool
-        Whether the CPU backend packs weights when a context is made. Without, they are read from
-        the mapped file at each use: ready at once, memory for the file's pages only, which other
-        processes share; the same bits, slower. Types without kernels are converted, in memory,
-        either way.
+        Whether the CPU backend packs weights, at a context's first ``process`` or ``prepare``.
+        Otherwise the kernels read them from the mapped file at each use, with bitwise equal
+        results: the model is ready at once, needs only the file's pages, which other processes
+        share, and is slower. Types without kernels are converted in memory either way.
     plugins : Registry, optional
-        Who may know the model; default: everybody who is installed.
+        The plugins to ask; default: all that are installed.
 
     Raises
     ------
@@ -149,9 +149,9 @@ def find_model(name: str | PathLike[str]) -> Path:
 
 
 def find_companion(name: str | PathLike[str]) -> str | None:
-    """Return the drafter in a file of its own that a model comes with; None where there is none.
+    """Return the path of the draft model that belongs to a model; None if there is none.
 
-    Beside ``name.gguf`` that is ``name-draft.gguf``; of a model in the package its name.
+    For ``name.gguf`` that is ``name-draft.gguf`` beside it; for a model in the package, a name.
     """
     if str(name) in _PACKAGED:
         companion = f"{name}-draft"
@@ -160,9 +160,9 @@ def find_companion(name: str | PathLike[str]) -> str | None:
 
 
 def find_head(name: str | PathLike[str]) -> str | None:
-    """Return the head in a file of its own that a model comes with; None where there is none.
+    """Return the path of a separate file with a model's head; None if there is none.
 
-    Beside ``name.gguf`` that is ``mtp-name.gguf``.
+    For ``name.gguf`` that is ``mtp-name.gguf`` beside it.
     """
     return _find_beside(find_model(name), "mtp-{}")
 

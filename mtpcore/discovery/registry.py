@@ -1,4 +1,4 @@
-"""Who is installed and what it declares: asked once, plain data afterwards.
+"""Which plugins are installed and what they declare: asked once, plain data afterwards.
 
 Plugins are found by the entry-point group ``mtpcore``; the trunks that come with mtpcore pass the
 same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party plugins: a
@@ -236,7 +236,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
 
 
 def _ask(plugin: Plugin, module: Any) -> Plugin:
-    """Register one plugin and ask its hooks; what is wrong is noted in it."""
+    """Register one plugin and call its hooks; record its error if it has one."""
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:

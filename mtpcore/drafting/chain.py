@@ -1,4 +1,4 @@
-"""Drafting with a graph: entries made of the target's rows, and drafts made from them."""
+"""Drafting token by token with a graph that reads the target's hidden states."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GraphDrafter:
         self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
-        """Return the places whose entries are missing, up to the pending token's."""
+        """Return the places that the head has not read yet, up to the pending token's."""
         return range(self.runner.lengths[job.seq] or self.first, len(job.history))
 
     def _finite(self, seq: int, places: range) -> range:

@@ -1,4 +1,4 @@
-"""Drafters as a Cross sees them: something that proposes tokens and can be taken back."""
+"""The interface of drafters that a Cross uses, and drafters made of proposers."""
 
 from __future__ import annotations
 

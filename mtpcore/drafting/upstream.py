@@ -1,4 +1,4 @@
-"""Graphs between a target and a drafter: they make the drafter's rows of the target's."""
+"""Graphs between target and drafter: they compute the drafter's rows from the target's."""
 
 from __future__ import annotations
 

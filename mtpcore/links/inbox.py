@@ -1,4 +1,4 @@
-"""Rows that wait between two contexts, addressed by sequence and position."""
+"""Inbox: the buffer in which a link's rows wait, by sequence and position."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Inbox:
             )
 
     def release(self, seq: int, pos: int) -> None:
-        """Give up the rows before position ``pos``: nobody will read them again."""
+        """Drop the rows before position ``pos``, which will not be read again."""
         rows, base, first, length, not_finite = self._held[seq]
         if pos <= first:
             return

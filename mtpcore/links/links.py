@@ -1,4 +1,4 @@
-"""Links between contexts: who reads whose rows, and the inboxes in between."""
+"""Links: which role reads which role's taps, and the inboxes in between."""
 
 from __future__ import annotations
 

@@ -58,17 +58,17 @@ class LM:
         Beside ``name.gguf`` a head is found in ``mtp-name.gguf`` and a drafter in
         ``name-draft.gguf``.
     n_ctx : int, optional
-        Tokens that fit, prompt and text together; default: what the model was trained on, at most
-        4096.
+        Tokens that fit, prompt and text together; default: the context length that the model was
+        trained with, at most 4096.
     draft : int or "auto"
-        Longest draft; 0 decodes plainly; "auto" measures which length is fastest, and decodes
-        plainly where there is no drafter.
+        Longest draft; 0: no drafts; "auto" measures which length is fastest, and decodes without
+        drafts if there is no drafter.
     drafter : str, DrafterSpec or Proposer
-        Which drafter, where several fit; default: the model's best.
+        Which drafter, if several fit; default: the model's best.
     draft_model : path or Model, optional
         A drafter in a file of its own.
     n_seq_max : int
-        Texts that are written at once; further ones wait.
+        Texts that are generated at once; further ones wait.
     n_batch : int
         Tokens of prompts that are processed at once.
     kv_dtype : {"f16", "f32", "q8_0"}
@@ -76,7 +76,7 @@ class LM:
     threads : int, optional
         Threads of the CPU; default: all that this process may use.
     backend : str or Backend
-        "cpu", "reference", "cuda" or a backend object.
+        "cpu", "reference" or a backend object.
 
     Raises
     ------
@@ -132,10 +132,10 @@ class LM:
 
     @classmethod
     def of(cls, generator: Generator) -> LM:
-        """Make one of a generator: with its Cross, drafters and settings.
+        """Make an LM from a generator, with its Cross, drafters and settings.
 
-        Nobody else uses the generator and its Cross while a text is written. ``close`` leaves them
-        as they are.
+        Do not use the generator or its Cross elsewhere while a text is generated. ``close`` leaves
+        them as they are.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class LM:
 
     @property
     def generator(self) -> Generator:
-        """What writes the texts, for whoever wants to go one storey down."""
+        """The ``Generator`` that generates the texts."""
         return self._engine.generator
 
     @property
@@ -453,7 +453,7 @@ class LM:
         return self._tokenizer().encode(text, add_special=False, parse_special=True)
 
     def close(self) -> None:
-        """End all texts, and give up the model if it was opened here; twice is once."""
+        """End all texts, and close the model if the LM opened it; closing twice is no error."""
         self._engine.close()
         self._close_models()
 

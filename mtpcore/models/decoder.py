@@ -20,7 +20,7 @@ def decoder(
     h: H,
     layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
 ) -> Outputs:
-    """Build a trunk; what each layer reads can be tapped.
+    """Build a trunk from a layer; each layer's input can be tapped.
 
     Parameters
     ----------

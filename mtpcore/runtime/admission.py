@@ -1,4 +1,4 @@
-"""The border between callers and plans: every row of a batch is checked here."""
+"""Checks of batches: every row is checked here before a plan runs it."""
 
 from __future__ import annotations
 

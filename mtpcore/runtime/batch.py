@@ -1,4 +1,4 @@
-"""Rows to process: tokens or embedding rows, where they belong, and which outputs are wanted."""
+"""Batches: tokens or embedding rows, their sequences and positions, and the outputs wanted."""
 
 from __future__ import annotations
 

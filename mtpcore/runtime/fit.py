@@ -98,7 +98,7 @@ def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
 
 
 def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping[str, Any]) -> Any:
-    """Ask a declaration for a file's hyper-parameters, and check what everybody reads of them.
+    """Ask a declaration for a file's hyper-parameters, and check those that all code reads.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Sampling that comes with a batch: checked once, and done here where no plan does it."""
+"""Sampling that comes with a batch: checked once, and done here where the plan does not do it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_TOKENS: I32 = np.zeros(0, np.int32)
 
 
 def read_fused_sampling(fused_sampling: FusedSampling, n_outputs: int) -> FusedSampling:
-    """Return samplers that nobody else can change, one for each output.
+    """Return a copy of the samplers, one for each output.
 
     Raises
     ------

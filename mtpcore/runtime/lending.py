@@ -17,7 +17,7 @@ __all__ = ["PackedWeights", "TieUse", "borrow", "check_target", "report_ties"]
 
 
 class PackedWeights(MutableMapping[Any, Any]):
-    """What backends made of a model's weights, by keys that name the tensor in one of their parts.
+    """Weights that backends packed, by keys that contain the tensor's name.
 
     A tensor that was borrowed from a target (``target:name``) is kept by the target, under its own
     name there: it is packed once for both.

@@ -97,9 +97,9 @@ class Model:
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     absent_plugins : str
-        Installed plugins that had no say, and why; empty if there are none.
+        Installed plugins that were not asked, and why; empty if there are none.
     lock : RLock
-        Held by who makes programs or packs weights: of several threads one does.
+        Held while a thread builds programs or packs weights.
     """
 
     lock: AbstractContextManager[object]
@@ -430,10 +430,10 @@ class Model:
             yield
 
     def close(self) -> None:
-        """Give up the files and packed weights: no further context can be made.
+        """Close the files and release the packed weights: no further context can be made.
 
-        Contexts that have planned, by ``process`` or ``prepare``, go on; their memory is free when
-        the last of them is gone.
+        Contexts that have made their plan, by ``process`` or ``prepare``, can still be used; their
+        memory is freed with the last of them.
         """
         with self.lock:
             self._is_closed = True

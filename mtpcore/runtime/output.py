@@ -17,9 +17,9 @@ F32 = NDArray[np.float32]
 
 
 class Output:
-    """Rows that one call of ``process`` made; its arrays are never written again.
+    """What one call of ``process`` computed; its arrays are never changed afterwards.
 
-    What a device computed is copied to the host when it is asked for.
+    Arrays of a device are copied to the host when they are read.
 
     ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
     place in the sequence), ``outputs`` int32[n_outputs] which rows have logits,

@@ -1,4 +1,4 @@
-"""Batches of any size through a plan that takes ``n_batch`` rows at once."""
+"""Running batches of any size with a plan that takes ``n_batch`` rows at once."""
 
 from __future__ import annotations
 

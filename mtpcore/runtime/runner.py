@@ -1,4 +1,4 @@
-"""A graph that runs: its plan, its memory, and the verbs that change them."""
+"""One graph with its plan and its memory, and the methods that change them."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class GraphRunner:
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
         return 0.0 if self._plan is None else self._plan.progress
 
     @property

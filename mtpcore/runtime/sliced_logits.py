@@ -1,4 +1,4 @@
-"""A part of a graph's logits: its program, and the weights that this needs."""
+"""Computing only some of a graph's logits: the program for it, and the weights it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance kit: what tests of backends, trunks and drafters share.
+"""The conformance kit: checks for tests of backends, trunks and drafters.
 
 ``mtpcore.testing.machine`` needs ``hypothesis`` and is imported by itself.
 """

@@ -21,7 +21,7 @@ _SEED = 11
 
 
 class Batching(msgspec.Struct, frozen=True):
-    """How a text is batched.
+    """How the tokens of a text are batched, and beside how many other sequences.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Batching(msgspec.Struct, frozen=True):
 
 
 def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> None:
-    """Compare every graph of the family, batched so, with itself token by token, bit by bit.
+    """Compare every graph of the family, batched as ``batching`` says, with token by token runs.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
     random, are run with a memory of type ``kv_dtype``, batched as ``batching`` says; outputs and

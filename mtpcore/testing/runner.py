@@ -1,4 +1,4 @@
-"""A program with a memory of its own, run without a context: for tests of graphs and backends."""
+"""Runner: runs a program with its own KV cache, without a context, for tests of backends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Runner", "Weights"]
 
 
 class Weights:
-    """Tensors with a place for what backends make of them; a ``WeightSource``.
+    """Tensors, and the packed weights that backends make of them; a ``WeightSource``.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Weights:
 
 
 class Runner:
-    """A plan and its memory.
+    """Runs a program on a backend, with its own memory and without a context.
 
     Parameters
     ----------

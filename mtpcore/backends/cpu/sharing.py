@@ -1,4 +1,4 @@
-"""How the work of each step is shared among threads.
+"""Sharing the work of each step among threads.
 
 Threads need not wait for each other between two steps where each one goes on with what it made
 itself. Two ways lead there:

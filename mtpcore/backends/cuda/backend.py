@@ -114,7 +114,7 @@ class CudaBackend:
 class CudaPlan:
     """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
 
-    progress = 0.0  # nobody counts
+    progress = 0.0  # not measured
 
     def __init__(
         self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int

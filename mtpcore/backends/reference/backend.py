@@ -158,7 +158,7 @@ class ReferenceBackend:
 class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
 
-    progress = 0.0  # nobody counts
+    progress = 0.0  # not measured
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A run as operations see it, and operations made of formulas for one row."""
+"""The data that operations get in a run, and operations defined by a formula for one row."""
 
 from __future__ import annotations
 

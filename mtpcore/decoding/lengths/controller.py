@@ -1,4 +1,4 @@
-"""Controller: chooses draft lengths by what rounds were seen to cost and to bring."""
+"""Controller: chooses draft lengths by the measured costs and acceptance rates of rounds."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Controller:
         self._due = not self._calibration
 
     def _hopeless(self) -> bool:
-        """Say whether drafting loses even with every draft accepted and what is not known cheap."""
+        """Say whether drafting loses even if all drafts are accepted and unknown costs are low."""
         if not self.costs.drafts(1):
             return False
         sure = Outlook(self.costs, {0: [1.0] * self.limit})
@@ -188,7 +188,7 @@ class Controller:
     # Deciding
 
     def _proceed(self, done: Round) -> None:
-        """Count what is counted in rounds: trials, waits, probes, tries."""
+        """Advance all counters of rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
         tried, self._try = self._try, None
         for seq in done.asked:
@@ -292,7 +292,7 @@ class Controller:
             self._said.append(LengthDecision(self._round, seq, k, reason))
 
     def _be_curious(self, best: Mapping[int, int], outlook: Outlook) -> None:
-        """Try a length whose price is not known where it may be worth it."""
+        """Try a length of unknown cost if it may pay."""
         if self._round - self._last_try < _CURIOUS:
             return
         for seq, k in best.items():

@@ -1,4 +1,4 @@
-"""What chooses draft lengths, and what it is told of each round."""
+"""The protocol of draft-length policies, and the measurements that they get of each round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Round(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class LengthPolicy(Protocol):
-    """Chooses how much is drafted, round by round. The text is the same whatever it chooses."""
+    """Chooses draft lengths, round by round. The text does not depend on its choices."""
 
     def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Mapping[int, int]:
         """Return draft lengths by sequence.

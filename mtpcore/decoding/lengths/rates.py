@@ -45,7 +45,7 @@ class Rates:
             self._accepted[i] = self._accepted[i] * keep + (i < accepted)
 
     def doubt(self) -> None:
-        """Let what was estimated be no more than an expectation: the text may be another now."""
+        """Keep estimates only as expectations, since the text may be another now."""
         self._expected = self.rates(max(len(self._tried), len(self._expected)))
         self._accepted, self._tried = [], []
 

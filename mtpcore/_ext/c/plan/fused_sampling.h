@@ -38,7 +38,7 @@ void mtp_sampling_begin(const mtp_fused_sampling *sampling, int thread);
 /* The token that row `at` chooses, once all threads are done. */
 int32_t mtp_sampling_end(const mtp_fused_sampling *sampling, int64_t at, int n_threads);
 
-/* Run all operations; `chosen` gets the token of each row, -1 where nobody chooses. */
+/* Run all operations; `chosen` gets the token of each row, -1 where it has no sampler. */
 void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_fused_sampling *sampling,
                      int32_t *chosen);
 
