@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
+
+from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
 
@@ -30,10 +33,13 @@ class Journal:
     is cut off in turn it is done again before the next act: settling twice is settling once.
     """
 
-    __slots__ = ("_open",)
+    _settling: threading.RLock
+
+    __slots__ = ("__weakref__", "_open", "_settling")
 
     def __init__(self) -> None:
         self._open: Transaction | None = None
+        give_lock(self, "_settling", threading.RLock)
 
     def transaction(self, things: Iterable[Saved]) -> Transaction:
         """Return the transaction of an act that may change these things, to be entered at once.
@@ -44,13 +50,20 @@ class Journal:
         return Transaction(self, [(thing, thing.save()) for thing in things])
 
     def settle(self) -> None:
-        """Settle an act that was cut off; leave one that is running alone."""
-        act = self._open
-        if act is None or _is_running(act.frame):
+        """Settle an act that was cut off; leave one that is running alone.
+
+        Whoever asks how long a sequence is calls it too, in any thread: the next act begins only
+        when nobody is still at the one before.
+        """
+        if self._open is None:
             return
-        if self._open is act:  # a thread that was at it may have come to its end meanwhile
-            act.settle()
-            self._open = None
+        with self._settling:
+            act = self._open
+            if act is None or _is_running(act.frame):
+                return
+            if self._open is act:  # a thread that was at it may have come to its end meanwhile
+                act.settle()
+                self._open = None
 
 
 class Transaction(AbstractContextManager["Transaction"]):
