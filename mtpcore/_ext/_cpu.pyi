@@ -1,4 +1,4 @@
-"""The kernels' instruction set, and how they prefetch weights: a face of ``c/core/cpu.h``.
+"""The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``).
 
 The environment variables ``MTPCORE_ISA`` (``base``, ``avx2`` or ``avx512``) and ``MTPCORE_FETCH``
 (``lines``, ``pages``, ``none`` or ``auto``) are read when the library is loaded; unset, the best

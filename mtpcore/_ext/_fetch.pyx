@@ -1,4 +1,4 @@
-"""How weights are prefetched, chosen by measuring: a face of ``c/matmul/fetch_choice.h``."""
+"""How weights are prefetched, chosen by measuring (``c/matmul/fetch_choice.h``)."""
 
 from libc.stdint cimport int32_t
 
