@@ -5,7 +5,18 @@ The rule is stated there. Speeds are in GB/s, by the name of the way.
 
 from collections.abc import Mapping
 
-__all__ = ["Choice", "PASSES", "ROWS", "TRIALS", "TYPES", "WAYS", "forget", "recall", "remember"]
+__all__ = [
+    "Choice",
+    "PASSES",
+    "ROWS",
+    "SOON",
+    "TRIALS",
+    "TYPES",
+    "WAYS",
+    "forget",
+    "recall",
+    "remember",
+]
 
 WAYS: tuple[str, ...]
 """The ways that are compared."""
@@ -16,8 +27,11 @@ ROWS: tuple[str, ...]
 TRIALS: int
 """In how many passes of a trial each way is used."""
 
+SOON: int
+"""Passes from the beginning of the first trial to that of the second; then twice as many each."""
+
 PASSES: int
-"""Passes from the beginning of a trial to that of the next one."""
+"""The most passes from the beginning of a trial to that of the next one."""
 
 TYPES: int
 """Above the numbers of all weight types."""
@@ -68,5 +82,5 @@ class Choice:
         Returns
         -------
         tuple or None
-            The way that is kept and the median speeds, where a trial ended.
+            The way that is kept and the known speeds, where a trial ended.
         """

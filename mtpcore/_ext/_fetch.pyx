@@ -13,7 +13,7 @@ cdef extern from "matmul/weight_types.h" nogil:
     int MTP_TYPES
 
 cdef extern from "matmul/fetch_choice.h" nogil:
-    int MTP_FETCH_CLASSES, MTP_FETCH_TRIALS, MTP_FETCH_PASSES
+    int MTP_FETCH_CLASSES, MTP_FETCH_TRIALS, MTP_FETCH_SOON, MTP_FETCH_PASSES
 
     ctypedef struct mtp_fetch_result:
         int way
@@ -35,7 +35,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 
 WAYS = tuple(mtp_fetch_name(way).decode() for way in range(MTP_FETCH_WAYS))
 ROWS = ("1", "2-4", "5-8")
-TRIALS, PASSES, TYPES = MTP_FETCH_TRIALS, MTP_FETCH_PASSES, MTP_TYPES
+TRIALS, SOON, PASSES, TYPES = MTP_FETCH_TRIALS, MTP_FETCH_SOON, MTP_FETCH_PASSES, MTP_TYPES
 
 
 cdef as_python(const mtp_fetch_result *result):

@@ -50,12 +50,10 @@ enum { PASSES_OF_A_TRIAL = MTP_FETCH_WAYS * MTP_FETCH_TRIALS };
 
 mtp_fetch_choice mtp_fetch_choice_new(int32_t type, int32_t rows)
 {
-    mtp_fetch_choice choice = {.type = type, .rows = rows};
-    mtp_fetch_result result;
-    if (mtp_fetch_recall(type, rows, &result)) {
-        choice.kept = result.way;
-        choice.n_passes = PASSES_OF_A_TRIAL;
-    }
+    mtp_fetch_choice choice = {.type = type, .rows = rows, .n_wait = MTP_FETCH_SOON};
+    choice.known.way = mtp_fetch_default();
+    choice.is_known = mtp_fetch_recall(type, rows, &choice.known);
+    choice.n_passes = choice.is_known ? PASSES_OF_A_TRIAL : 0;
     return choice;
 }
 
@@ -71,15 +69,20 @@ static double median(const double *values)
     return sorted[MTP_FETCH_TRIALS / 2];
 }
 
-static mtp_fetch_result result_of(const mtp_fetch_choice *choice)
+/* Add the speeds of a trial to what is known, and choose. */
+static void learn(mtp_fetch_choice *choice)
 {
-    mtp_fetch_result result = {0};
+    double *known = choice->known.speeds;
+    int fastest = 0;
     for (int way = 0; way < MTP_FETCH_WAYS; way++) {
-        result.speeds[way] = median(choice->speeds[way]);
-        if (result.speeds[way] > result.speeds[result.way])
-            result.way = way;
+        const double speed = median(choice->speeds[way]);
+        known[way] = choice->is_known ? (known[way] + speed) / 2 : speed;
+        if (known[way] > known[fastest])
+            fastest = way;
     }
-    return result;
+    if (known[fastest] > (1 + MTP_FETCH_MARGIN) * known[choice->known.way])
+        choice->known.way = fastest;
+    choice->is_known = 1;
 }
 
 int mtp_fetch_choice_next(mtp_fetch_choice *choice, int fetch, mtp_fetch_result *result)
@@ -90,18 +93,22 @@ int mtp_fetch_choice_next(mtp_fetch_choice *choice, int fetch, mtp_fetch_result 
         choice->speeds[choice->way][trial] = choice->n_bytes / choice->ns;
         has_ended = ++choice->n_passes == PASSES_OF_A_TRIAL;
     } else if (choice->is_used && choice->n_passes >= PASSES_OF_A_TRIAL) {
-        choice->n_passes = (choice->n_passes + 1) % MTP_FETCH_PASSES;
+        if (++choice->n_passes == choice->n_wait) {
+            choice->n_passes = 0;
+            if (choice->n_wait < MTP_FETCH_PASSES)
+                choice->n_wait *= 2;
+        }
     }
     if (has_ended) {
-        *result = result_of(choice);
-        choice->kept = result->way;
+        learn(choice);
+        *result = choice->known;
     }
     choice->n_bytes = choice->ns = 0;
     choice->is_used = 0;
     choice->is_timed = fetch == MTP_FETCH_AUTO && choice->n_passes < PASSES_OF_A_TRIAL;
     choice->way = fetch != MTP_FETCH_AUTO ? fetch
                   : choice->is_timed      ? choice->n_passes % MTP_FETCH_WAYS
-                                          : choice->kept;
+                                          : choice->known.way;
     return has_ended;
 }
 

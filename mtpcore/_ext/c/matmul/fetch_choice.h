@@ -2,14 +2,17 @@
  *
  * A choice is made for each weight type of a plan and each class of numbers of rows. The rule: in a
  * trial the passes that use these weights take turns between the ways until each has had
- * MTP_FETCH_TRIALS; the way with the largest median speed is kept for the following passes, and
- * MTP_FETCH_PASSES passes after a trial began there is another one. Two thirds of a trial's passes
- * may be slower than the best: where they take three times as long that is 0.4 % of the time.
+ * MTP_FETCH_TRIALS, and what counts of each way is its median speed, averaged with what was known of
+ * it before. The way in use is left for one that is faster by more than MTP_FETCH_MARGIN. The second
+ * trial begins MTP_FETCH_SOON passes after the first, and each later one after twice as many as the
+ * one before, at most MTP_FETCH_PASSES: a first trial that other programs disturbed is corrected
+ * soon, and in the long run trials cost little. Two thirds of a trial's passes may be slower than
+ * the best: where they take three times as long that is 0.4 % of the time in the end.
  *
  * Speed is bytes of weights over the time that a plan's first thread took for its share of them;
- * only trials are timed. What a trial found is remembered by the process: the plans that are made
- * later begin with it, and with a trial where there is nothing. Numbers of rows above the last class
- * are bound by arithmetic and use the processor's way. No result depends on any of it.
+ * only trials are timed. What is known is remembered by the process: the plans that are made later
+ * begin with it, and with a trial where there is nothing. Numbers of rows above the last class are
+ * bound by arithmetic and use the processor's way. No result depends on any of it.
  */
 #ifndef MTPCORE_FETCH_CHOICE_H
 #define MTPCORE_FETCH_CHOICE_H
@@ -22,10 +25,13 @@
 enum {
     MTP_FETCH_CLASSES = 3, /* of numbers of rows: 1, 2 to 4, 5 to 8 */
     MTP_FETCH_TRIALS = 7,
+    MTP_FETCH_SOON = 256,
     MTP_FETCH_PASSES = 8192
 };
 
-/* What a trial found: the way to use, and the median speeds in bytes a nanosecond (GB/s). */
+static const double MTP_FETCH_MARGIN = 0.02;
+
+/* What is known: the way to use, and the speed of each in bytes a nanosecond (GB/s). */
 typedef struct {
     int way;
     double speeds[MTP_FETCH_WAYS];
@@ -33,12 +39,14 @@ typedef struct {
 
 typedef struct {
     int32_t type, rows; /* weight type, and class of rows */
-    int kept;           /* the fastest way of the last trial */
+    mtp_fetch_result known;
+    int is_known;       /* whether a trial has ended, or something was remembered */
     int way;            /* of the pass that runs */
     int is_timed;       /* whether it belongs to a trial */
     int is_used;        /* whether it has multiplied with these weights */
     double n_bytes, ns; /* of the pass that runs: weights, and the first thread's time */
     int n_passes;       /* since the last trial began */
+    int n_wait;         /* passes from its beginning to the next one's */
     double speeds[MTP_FETCH_WAYS][MTP_FETCH_TRIALS];
 } mtp_fetch_choice;
 
