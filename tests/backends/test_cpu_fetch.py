@@ -65,7 +65,7 @@ def test_a_plan_compares_the_ways_and_remembers_the_result(n_rows, rows, measure
     assert found
     assert {key[1] for key in found} == {rows}
     for way, speeds in found.values():
-        assert speeds[way] == max(speeds.values())
+        assert 1.02 * speeds[way] >= max(speeds.values())
         assert min(speeds.values()) > 0
 
 
