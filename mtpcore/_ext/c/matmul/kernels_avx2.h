@@ -2,7 +2,14 @@
 #ifndef MTPCORE_MATMUL_AVX2_H
 #define MTPCORE_MATMUL_AVX2_H
 
+#if defined(__GNUC__) && !defined(__clang__)
+/* Else gcc adds products to each other before it adds them to their sum, or puts that off until the
+ * sum is used; meanwhile they lie on the stack, since there are more than registers. */
+#pragma GCC optimize("no-tree-ter", "no-tree-reassoc")
+#endif
+
 #include <immintrin.h>
+#include <string.h>
 
 #include "matmul/kernels.h"
 
@@ -44,10 +51,20 @@ static inline __m256i mtp_widen(__m256i pairs)
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
 
-/* Eight bytes as int32. */
-static inline __m256i mtp_load_bytes(const uint8_t *bytes)
+static inline __m128i mtp_load_bytes(const void *bytes) { return _mm_load_si128(bytes); }
+
+/* Bytes of two sub-blocks for 16 rows, as pairs of int16 for the eight of them that are set 0 or 1.
+ */
+static inline __m256i mtp_pair_bytes(__m128i first, __m128i second, const int set)
 {
-    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes));
+    return _mm256_cvtepi8_epi16(set ? _mm_unpackhi_epi8(first, second)
+                                    : _mm_unpacklo_epi8(first, second));
+}
+
+/* integers + the two products of each pair of int16 */
+static inline __m256i mtp_add_pairs(__m256i integers, __m256i pairs, __m256i factors)
+{
+    return _mm256_add_epi32(integers, _mm256_madd_epi16(pairs, factors));
 }
 
 /* Codes of four bits with the fifth, which is bit 4 of `bits`. */
@@ -56,19 +73,19 @@ static inline __m256i mtp_add_fifth(__m256i codes, __m256i bits)
     return _mm256_or_si256(codes, _mm256_and_si256(bits, _mm256_set1_epi8(16)));
 }
 
-static inline __m256i mtp_look_up(__m256i codes, const int8_t values[16])
+/* Values + offset. */
+static inline __m256i mtp_look_up(__m256i codes, const int8_t values[16], const int offset)
 {
     const __m128i table = _mm_loadu_si128((const __m128i *)values);
-    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
+    const __m128i shifted = _mm_add_epi8(table, _mm_set1_epi8((char)offset));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(shifted), codes);
 }
 
-/* The multiply instruction takes unsigned times signed bytes: the sign of a weight moves to the
- * activation. Pairs are at most 2 * 128 * 127 = 32512, so int16 holds them. */
-static inline __m256i mtp_add_signed(__m256i integers, __m256i weights, __m256i codes)
+/* Pairs of products of signed weights. The instruction multiplies unsigned with signed bytes: the
+ * sign of a weight moves to the activation. They are at most 2 * 128 * 127 = 32512. */
+static inline __m256i mtp_multiply_signed(__m256i weights, __m256i magnitudes, __m256i codes)
 {
-    const __m256i pairs =
-        _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(codes, weights));
-    return _mm256_add_epi32(integers, mtp_widen(pairs));
+    return _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(codes, weights));
 }
 
 /* sum + scale * x_scale * integers, rounded after the product of the scales and at the end */
@@ -83,20 +100,58 @@ static inline __m256 mtp_take_mins(__m256 sum, __m256i mins, __m256 min, __m256 
     return _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), _mm256_mul_ps(min, x_scale), sum);
 }
 
-/* Run `eight_rows(type, n_tokens, first, count, group, n_blocks, row, words, out)` for the 32 rows
- * of a group, on at most four tokens of the tile at once: the accumulators of more would not fit.
- */
-#define MTP_EIGHT_ROWS_AT_ONCE(name, type, eight_rows)                                             \
+/* Add what a block of 256 columns adds to the sums of 16 rows, twice eight. */
+MTP_ALWAYS_INLINE void mtp_add_block256(const int type, const int n_tokens, const void *block,
+                                        __m256i integers[2][4], __m256i mins[2][4], int row,
+                                        const int32_t *words, float (*out)[32])
+{
+    const int has_min = mtp_block256_has_min(type);
+    MTP_UNROLL
+    for (int s = 0; s < 2; s++) {
+        const uint16_t *halves = (const uint16_t *)block + 8 * s;
+        const __m256 scale =
+            has_min ? mtp_load_halves(halves) : _mm256_load_ps((const float *)block + 8 * s);
+        const __m256 min = has_min ? mtp_load_halves(halves + 16) : scale;
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
+            const __m256 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
+            float *sums = out[t] + row + 8 * s;
+            __m256 sum = mtp_add_block(_mm256_load_ps(sums), integers[s][t], scale, x_scale);
+            if (has_min)
+                sum = mtp_take_mins(sum, mins[s][t], min, x_scale);
+            _mm256_store_ps(sums, sum);
+        }
+    }
+}
+
+/* One NaN for all in the finished sums of a group. */
+MTP_ALWAYS_INLINE void mtp_finish(const int n_tokens, float (*out)[32])
+{
+    for (int t = 0; t < n_tokens; t++) {
+        MTP_UNROLL
+        for (int row = 0; row < 32; row += 8)
+            mtp_store_rows(out[t] + row, _mm256_load_ps(out[t] + row));
+    }
+}
+
+/* Define a kernel body that runs `add_block(type, n_tokens, block, row, words, out)`, for 16 rows,
+ * over all blocks of a group: the sums wait in `out` between blocks, and weights are read once, in
+ * order. */
+#define MTP_BLOCKS256(name, type, add_block)                                                       \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \
     {                                                                                              \
-        const int half = n_tokens < 4 ? n_tokens : 4;                                              \
-        for (int row = 0; row < 32; row += 8) {                                                    \
-            eight_rows(type, n_tokens, 0, half, group, n_blocks, row, tile, out);                  \
-            if (n_tokens > half)                                                                   \
-                eight_rows(type, n_tokens, half, n_tokens - half, group, n_blocks, row, tile,      \
-                           out);                                                                   \
+        const char *block = group;                                                                 \
+        memset(out, 0, (size_t)n_tokens * sizeof *out);                                            \
+        for (int row = 0; row < 32; row += 16) {                                                   \
+            const int32_t *words = tile;                                                           \
+            for (int64_t b = 0; b < n_blocks; b++) {                                               \
+                add_block(type, n_tokens, block, row, words, out);                                 \
+                block += mtp_block256_bytes(type);                                                 \
+                words += MTP_ACT256_WORDS * n_tokens;                                              \
+            }                                                                                      \
         }                                                                                          \
+        mtp_finish(n_tokens, out);                                                                 \
     }
 
 #endif

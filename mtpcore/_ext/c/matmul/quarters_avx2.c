@@ -36,103 +36,119 @@ MTP_ALWAYS_INLINE __m256i unpack_codes(const int type, const void *block, int h,
     return or_masked(low, move_bits(mtp_load_codes(lines[2][r]), 2 * q, 4), 0x30);
 }
 
-MTP_ALWAYS_INLINE __m256i load_sub_scale(const int type, const void *block, int sub, int r)
+/* Of 16 rows, a byte each. */
+MTP_ALWAYS_INLINE __m128i load_sub_scale(const int type, const void *block, int sub)
 {
-    if (type == MTP_Q2_K)
-        return mtp_low_nibbles(
-            mtp_load_bytes(((const mtp_q2_k_block *)block)->sub_scale_min[sub] + r));
-    const int8_t *sub_scale = type == MTP_Q3_K ? ((const mtp_q3_k_block *)block)->sub_scale[sub]
-                                               : ((const mtp_q6_k_block *)block)->sub_scale[sub];
-    return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(sub_scale + r)));
+    const __m128i lowest = _mm_set1_epi8(15);
+    switch (type) {
+    case MTP_Q2_K:
+        return _mm_and_si128(mtp_load_bytes(((const mtp_q2_k_block *)block)->sub_scale_min[sub]), lowest);
+    case MTP_Q3_K:
+        return mtp_load_bytes(((const mtp_q3_k_block *)block)->sub_scale[sub]);
+    default: /* MTP_Q6_K */
+        return mtp_load_bytes(((const mtp_q6_k_block *)block)->sub_scale[sub]);
+    }
 }
 
-MTP_ALWAYS_INLINE __m256i load_sub_min(const mtp_q2_k_block *block, int sub, int r)
+/* What is multiplied with the sums of activations: the scales of codes that are too large, or mins. */
+MTP_ALWAYS_INLINE __m128i load_taken(const int type, const void *block, int sub)
 {
-    return _mm256_srli_epi32(mtp_load_bytes(block->sub_scale_min[sub] + r), 4);
+    if (type != MTP_Q2_K)
+        return load_sub_scale(type, block, sub);
+    const __m128i both = mtp_load_bytes(((const mtp_q2_k_block *)block)->sub_scale_min[sub]);
+    return _mm_and_si128(_mm_srli_epi16(both, 4), _mm_set1_epi8(15));
 }
 
-MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, const int first,
-                                           const int count, const void *group, int64_t n_blocks,
-                                           int row, const int32_t *words, float (*out)[32])
+/* Lines whose products int16 can sum up: pairs of one are at most 2 * 3 * 127 = 762 (Q2_K),
+ * 2 * 7 * 127 = 1778 (Q3_K), 2 * 63 * 127 = 16002 (Q6_K). */
+MTP_ALWAYS_INLINE int lines_in_pairs(const int type) { return type == MTP_Q6_K ? 2 : 4; }
+
+/* Add the products of sub-block `odd` of quarter q of half h. */
+MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const void *block, int h,
+                                const int q, const int odd, const int32_t *words,
+                                __m256i total[2][4])
 {
-    const char *block = (const char *)group + row / 16 * n_blocks * mtp_block256_bytes(type);
-    const int r = row % 16;
-    const int offset_bits = type == MTP_Q6_K ? 5 : 2; /* of Q6_K and Q3_K */
-    __m256 sum[4];
+    const int n = lines_in_pairs(type), sub = 8 * h + 2 * q + odd;
+    const __m128i sub_scale = load_sub_scale(type, block, sub);
+    const int32_t *x = words + 4 * sub * n_tokens;
+    __m256i pairs[2][4], scale[2];
     MTP_UNROLL
-    for (int t = 0; t < count; t++)
-        sum[t] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < n_blocks; b++) {
-        const int32_t *x = words + first;
-        __m256i total[4], minus_mins[4];
-        if (r == 0 && first == 0) /* the first of those who read this */
-            mtp_fetch_ahead(block, (int)mtp_block256_bytes(type));
+    for (int s = 0; s < 2; s++)
+        scale[s] = mtp_pair_bytes(sub_scale, sub_scale, s);
+    MTP_UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m256i w[2];
         MTP_UNROLL
-        for (int t = 0; t < count; t++)
-            total[t] = minus_mins[t] = _mm256_setzero_si256();
-        for (int h = 0; h < 2; h++) {
+        for (int s = 0; s < 2; s++)
+            w[s] = unpack_codes(type, block, h, q, 4 * odd + i, 8 * s);
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
+            const __m256i word = mtp_broadcast(x + i * n_tokens + t);
             MTP_UNROLL
-            for (int s = 0; s < 8; s++) {
-                const int q = s / 2, sub = 8 * h + s;
-                const int32_t *minus_sums = x + (MTP_ACT256_MINUS_SUM + sub) * n_tokens;
-                __m256i integers[4];
-                MTP_UNROLL
-                for (int t = 0; t < count; t++)
-                    integers[t] =
-                        type == MTP_Q2_K
-                            ? _mm256_setzero_si256()
-                            : _mm256_slli_epi32(mtp_broadcast(minus_sums + t), offset_bits);
-                MTP_UNROLL
-                for (int i = 0; i < 4; i += 2) {
-                    const int j = 4 * (s % 2) + i;
-                    const __m256i w0 = unpack_codes(type, block, h, q, j, r);
-                    const __m256i w1 = unpack_codes(type, block, h, q, j + 1, r);
-                    const int32_t *codes = x + (4 * sub + i) * n_tokens;
-                    MTP_UNROLL
-                    for (int t = 0; t < count; t++) {
-                        /* two pairs are at most 2 * 2 * 63 * 127 = 32004 */
-                        const __m256i pairs = _mm256_add_epi16(
-                            _mm256_maddubs_epi16(w0, mtp_broadcast(codes + t)),
-                            _mm256_maddubs_epi16(w1, mtp_broadcast(codes + n_tokens + t)));
-                        integers[t] = _mm256_add_epi32(integers[t], mtp_widen(pairs));
-                    }
-                }
-                const __m256i sub_scale = load_sub_scale(type, block, sub, r);
-                MTP_UNROLL
-                for (int t = 0; t < count; t++) {
-                    total[t] =
-                        _mm256_add_epi32(total[t], _mm256_mullo_epi32(integers[t], sub_scale));
-                    if (type == MTP_Q2_K) /* sums of 16 codes fit the lower int16 */
-                        minus_mins[t] = _mm256_add_epi32(
-                            minus_mins[t],
-                            _mm256_madd_epi16(load_sub_min((const void *)block, sub, r),
-                                              mtp_broadcast(minus_sums + t)));
-                }
+            for (int s = 0; s < 2; s++) {
+                const __m256i products = _mm256_maddubs_epi16(w[s], word);
+                pairs[s][t] = i % n == 0 ? products : _mm256_add_epi16(pairs[s][t], products);
+                if (i % n == n - 1)
+                    total[s][t] = mtp_add_pairs(total[s][t], pairs[s][t], scale[s]);
             }
         }
-        const __m256 scale = type == MTP_Q2_K ? mtp_load_halves((const uint16_t *)block + r)
-                                              : _mm256_load_ps((const float *)block + r);
+    }
+}
+
+MTP_ALWAYS_INLINE void add_block(const int type, const int n_tokens, const void *block, int row,
+                                 const int32_t *words, float (*out)[32])
+{
+    const int part_bytes = (int)mtp_block256_bytes(type) / 4;
+    const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
+    __m256i total[2][4], taken[2][4];
+    MTP_UNROLL
+    for (int s = 0; s < 2; s++) {
         MTP_UNROLL
-        for (int t = 0; t < count; t++) {
-            const __m256 x_scale = mtp_broadcast_float(x + MTP_ACT256_SCALE * n_tokens + t);
-            sum[t] = mtp_add_block(sum[t], total[t], scale, x_scale);
-            if (type == MTP_Q2_K) {
-                const __m256 min = mtp_load_halves((const uint16_t *)block + 16 + r);
-                const __m256i mins = _mm256_sub_epi32(_mm256_setzero_si256(), minus_mins[t]);
-                sum[t] = mtp_take_mins(sum[t], mins, min, x_scale);
-            }
+        for (int t = 0; t < n_tokens; t++)
+            total[s][t] = taken[s][t] = _mm256_setzero_si256();
+    }
+    for (int h = 0; h < 2; h++) {
+        MTP_UNROLL
+        for (int q = 0; q < 4; q++) {
+            if (q % 2 == 0)
+                mtp_fetch_ahead((const char *)block + (2 * h + q / 2) * part_bytes, part_bytes);
+            multiply(type, n_tokens, block, h, q, 0, words, total);
+            multiply(type, n_tokens, block, h, q, 1, words, total);
         }
-        block += mtp_block256_bytes(type);
-        words += MTP_ACT256_WORDS * n_tokens;
+    }
+    for (int sub = 0; sub < 16; sub += 2) {
+        const __m128i first = load_taken(type, block, sub);
+        const __m128i second = load_taken(type, block, sub + 1);
+        __m256i sums[4];
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) /* of 16 codes, so they fit int16 */
+            sums[t] = _mm256_blend_epi16(
+                mtp_broadcast(minus_sums + sub * n_tokens + t),
+                _mm256_slli_epi32(mtp_broadcast(minus_sums + (sub + 1) * n_tokens + t), 16), 0xaa);
+        MTP_UNROLL
+        for (int s = 0; s < 2; s++) {
+            const __m256i pair = mtp_pair_bytes(first, second, s);
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++)
+                taken[s][t] = mtp_add_pairs(taken[s][t], pair, sums[t]);
+        }
     }
     MTP_UNROLL
-    for (int t = 0; t < count; t++)
-        mtp_store_rows(out[first + t] + row, sum[t]);
+    for (int s = 0; s < 2; s++) {
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++)
+            if (type == MTP_Q2_K)
+                taken[s][t] = _mm256_sub_epi32(_mm256_setzero_si256(), taken[s][t]);
+            else /* codes + 4, codes + 32 */
+                total[s][t] = _mm256_add_epi32(
+                    total[s][t], _mm256_slli_epi32(taken[s][t], type == MTP_Q3_K ? 2 : 5));
+    }
+    mtp_add_block256(type, n_tokens, block, total, taken, row, words, out);
 }
 
-MTP_EIGHT_ROWS_AT_ONCE(q2_k, MTP_Q2_K, quarters_eight_rows)
+MTP_BLOCKS256(q2_k, MTP_Q2_K, add_block)
 MTP_KERNELS_4(q2_k, avx2)
-MTP_EIGHT_ROWS_AT_ONCE(q3_k, MTP_Q3_K, quarters_eight_rows)
+MTP_BLOCKS256(q3_k, MTP_Q3_K, add_block)
 MTP_KERNELS_4(q3_k, avx2)
-MTP_EIGHT_ROWS_AT_ONCE(q6_k, MTP_Q6_K, quarters_eight_rows)
+MTP_BLOCKS256(q6_k, MTP_Q6_K, add_block)
 MTP_KERNELS_4(q6_k, avx2)
