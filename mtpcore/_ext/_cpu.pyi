@@ -1,7 +1,8 @@
 """The kernels' instruction set, and how they ask for weights: a face of ``c/core/cpu.h``.
 
-The environment variables ``MTPCORE_ISA`` (``base``, ``avx2`` or ``avx512``) and ``MTPCORE_FETCH``
-(``lines`` or ``pages``) are read when the library is loaded; unset, what suits the machine is used.
+The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni`` or ``avx512``) and
+``MTPCORE_FETCH`` (``lines`` or ``pages``) are read when the library is loaded; unset, what suits
+the machine is used.
 """
 
 __all__ = [

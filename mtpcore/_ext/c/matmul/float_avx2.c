@@ -1,5 +1,5 @@
 /* F32, F16 and BF16 weights: one chain of fused multiply-adds for each row and token. */
-#include "matmul/kernels_avx2.h"
+#include "matmul/kernels_ymm.h"
 
 enum { TOKENS_AT_ONCE = 3 }; /* times 32 rows: twelve of the sixteen registers accumulate */
 

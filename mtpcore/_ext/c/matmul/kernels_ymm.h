@@ -1,6 +1,7 @@
-/* What the AVX2 kernels share: a ymm register holds one number for each of eight rows. */
-#ifndef MTPCORE_MATMUL_AVX2_H
-#define MTPCORE_MATMUL_AVX2_H
+/* What the kernels of AVX2 and AVX-VNNI share: a ymm register holds one number for each of eight rows.
+ */
+#ifndef MTPCORE_MATMUL_YMM_H
+#define MTPCORE_MATMUL_YMM_H
 
 #if defined(__GNUC__) && !defined(__clang__)
 /* Else gcc adds products to each other before it adds them to their sum, or puts that off until the
@@ -46,10 +47,56 @@ static inline __m256i mtp_high_nibbles(__m256i codes)
     return mtp_low_nibbles(_mm256_srli_epi16(codes, 4));
 }
 
-static inline __m256i mtp_widen(__m256i pairs)
+/* Four columns of unsigned codes times signed activations are added to sums:
+ *
+ * with AVX2 in two instructions, to two int16 for each row, which hold few products;
+ * with AVX-VNNI in one, to an int32.
+ *
+ * Whether and how sums are scaled by the int8 of a sub-block depends on that. */
+#if defined(__AVXVNNI__)
+enum { MTP_SUMS_ARE_INT32 = 1 };
+
+static inline __m256i mtp_products(__m256i codes, __m256i x)
 {
-    return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), codes, x);
 }
+
+static inline __m256i mtp_add_products(__m256i sums, __m256i codes, __m256i x)
+{
+    return _mm256_dpbusd_avx_epi32(sums, codes, x);
+}
+
+static inline __m256i mtp_widen(__m256i sums) { return sums; }
+
+/* integers + the two products of each pair of int16 */
+static inline __m256i mtp_add_pairs(__m256i integers, __m256i pairs, __m256i factors)
+{
+    return _mm256_dpwssd_avx_epi32(integers, pairs, factors);
+}
+#else
+enum { MTP_SUMS_ARE_INT32 = 0 };
+
+static inline __m256i mtp_products(__m256i codes, __m256i x)
+{
+    return _mm256_maddubs_epi16(codes, x);
+}
+
+static inline __m256i mtp_add_products(__m256i sums, __m256i codes, __m256i x)
+{
+    return _mm256_add_epi16(sums, mtp_products(codes, x));
+}
+
+static inline __m256i mtp_widen(__m256i sums)
+{
+    return _mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+}
+
+/* integers + the two products of each pair of int16 */
+static inline __m256i mtp_add_pairs(__m256i integers, __m256i pairs, __m256i factors)
+{
+    return _mm256_add_epi32(integers, _mm256_madd_epi16(pairs, factors));
+}
+#endif
 
 static inline __m128i mtp_load_bytes(const void *bytes) { return _mm_load_si128(bytes); }
 
@@ -61,10 +108,23 @@ static inline __m256i mtp_pair_bytes(__m128i first, __m128i second, const int se
                                     : _mm_unpacklo_epi8(first, second));
 }
 
-/* integers + the two products of each pair of int16 */
-static inline __m256i mtp_add_pairs(__m256i integers, __m256i pairs, __m256i factors)
+/* Scales of 16 rows as mtp_add_scaled wants them for eight. */
+MTP_ALWAYS_INLINE __m256i mtp_scales_of(__m128i bytes, const int fits_int16, const int set)
 {
-    return _mm256_add_epi32(integers, _mm256_madd_epi16(pairs, factors));
+    if (!MTP_SUMS_ARE_INT32)
+        return mtp_pair_bytes(bytes, bytes, set);
+    const __m128i eight = set ? _mm_unpackhi_epi64(bytes, bytes) : bytes;
+    const __m256i scales = _mm256_cvtepi8_epi32(eight);
+    return fits_int16 ? _mm256_and_si256(scales, _mm256_set1_epi32(0xffff)) : scales;
+}
+
+/* integers + sums * scales. An int32 that fits int16 is multiplied as one, with zero above. */
+MTP_ALWAYS_INLINE __m256i mtp_add_scaled(__m256i integers, __m256i sums, __m256i scales,
+                                         const int fits_int16)
+{
+    if (MTP_SUMS_ARE_INT32 && !fits_int16)
+        return _mm256_add_epi32(integers, _mm256_mullo_epi32(sums, scales));
+    return mtp_add_pairs(integers, sums, scales);
 }
 
 /* Codes of four bits with the fifth, which is bit 4 of `bits`. */
@@ -83,7 +143,7 @@ static inline __m256i mtp_look_up(__m256i codes, const int8_t values[16], const 
 
 /* Pairs of products of signed weights. The instruction multiplies unsigned with signed bytes: the
  * sign of a weight moves to the activation. They are at most 2 * 128 * 127 = 32512. */
-static inline __m256i mtp_multiply_signed(__m256i weights, __m256i magnitudes, __m256i codes)
+static inline __m256i mtp_signed_products(__m256i weights, __m256i magnitudes, __m256i codes)
 {
     return _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(codes, weights));
 }
@@ -100,30 +160,6 @@ static inline __m256 mtp_take_mins(__m256 sum, __m256i mins, __m256 min, __m256 
     return _mm256_fnmadd_ps(_mm256_cvtepi32_ps(mins), _mm256_mul_ps(min, x_scale), sum);
 }
 
-/* Add what a block of 256 columns adds to the sums of 16 rows, twice eight. */
-MTP_ALWAYS_INLINE void mtp_add_block256(const int type, const int n_tokens, const void *block,
-                                        __m256i integers[2][4], __m256i mins[2][4], int row,
-                                        const int32_t *words, float (*out)[32])
-{
-    const int has_min = mtp_block256_has_min(type);
-    MTP_UNROLL
-    for (int s = 0; s < 2; s++) {
-        const uint16_t *halves = (const uint16_t *)block + 8 * s;
-        const __m256 scale =
-            has_min ? mtp_load_halves(halves) : _mm256_load_ps((const float *)block + 8 * s);
-        const __m256 min = has_min ? mtp_load_halves(halves + 16) : scale;
-        MTP_UNROLL
-        for (int t = 0; t < n_tokens; t++) {
-            const __m256 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
-            float *sums = out[t] + row + 8 * s;
-            __m256 sum = mtp_add_block(_mm256_load_ps(sums), integers[s][t], scale, x_scale);
-            if (has_min)
-                sum = mtp_take_mins(sum, mins[s][t], min, x_scale);
-            _mm256_store_ps(sums, sum);
-        }
-    }
-}
-
 /* One NaN for all in the finished sums of a group. */
 MTP_ALWAYS_INLINE void mtp_finish(const int n_tokens, float (*out)[32])
 {
@@ -133,25 +169,5 @@ MTP_ALWAYS_INLINE void mtp_finish(const int n_tokens, float (*out)[32])
             mtp_store_rows(out[t] + row, _mm256_load_ps(out[t] + row));
     }
 }
-
-/* Define a kernel body that runs `add_block(type, n_tokens, block, row, words, out)`, for 16 rows,
- * over all blocks of a group: the sums wait in `out` between blocks, and weights are read once, in
- * order. */
-#define MTP_BLOCKS256(name, type, add_block)                                                       \
-    MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
-                                const void *tile, float (*out)[32])                                \
-    {                                                                                              \
-        const char *block = group;                                                                 \
-        memset(out, 0, (size_t)n_tokens * sizeof *out);                                            \
-        for (int row = 0; row < 32; row += 16) {                                                   \
-            const int32_t *words = tile;                                                           \
-            for (int64_t b = 0; b < n_blocks; b++) {                                               \
-                add_block(type, n_tokens, block, row, words, out);                                 \
-                block += mtp_block256_bytes(type);                                                 \
-                words += MTP_ACT256_WORDS * n_tokens;                                              \
-            }                                                                                      \
-        }                                                                                          \
-        mtp_finish(n_tokens, out);                                                                 \
-    }
 
 #endif
