@@ -46,7 +46,7 @@ def main() -> None:
         print(f"{length:g} tokens a pass:", {draft: round(s, 1) for draft, s in speeds.items()})
         print(f"  auto {speeds['auto'] / best:.2f} of the best, passes by drafts {stats.lengths}")
         print(f"  {1e6 * stats.length_seconds / stats.passes:.0f} us a pass to choose lengths")
-        print(f"  {stats.choices[-1].reason}")
+        print(f"  {stats.decisions[-1].reason}")
 
 
 if __name__ == "__main__":

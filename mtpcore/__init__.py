@@ -1,4 +1,4 @@
-"""Contexts, linked hidden states and drafters for GGUF models.
+"""Speculative decoding for GGUF models on CPUs, with drafters as plugins.
 
 Load a model, make a context, link a drafter, generate::
 

@@ -1,4 +1,4 @@
-"""The command ``mtpcore``, or ``python -m mtpcore``, as a process that Ctrl-C ends at any time."""
+"""The process of the command ``mtpcore``, or ``python -m mtpcore``; Ctrl-C ends it at any time."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class MtpcoreError(Exception):
         super().__init__(text)
 
     def at(self, where: str, *, fix: str = "") -> Self:
-        """Return the same error as it is seen from further out.
+        """Return the same error with ``where`` in front of its own.
 
         Class and attributes stay, those that a subclass added too.
 

@@ -1,4 +1,4 @@
-"""The names that users write; ``mtpcore`` has them all."""
+"""All names of ``import mtpcore``, imported together when the first one is used."""
 
 from mtpcore.cross import Cross, Verdict, link
 from mtpcore.declarations.draft_tree import DraftTree

@@ -1,4 +1,4 @@
-"""All that an author of plugins imports: declarations, graph verbs and shared blocks."""
+"""Everything that authors of plugins import: declarations, graph methods and shared blocks."""
 
 from __future__ import annotations
 

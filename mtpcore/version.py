@@ -1,4 +1,4 @@
-"""Which version of mtpcore this is."""
+"""The version of mtpcore."""
 
 from importlib import metadata
 

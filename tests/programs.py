@@ -97,7 +97,7 @@ def trunk(
     tensors = random_tensors(seed, kind, **shapes)
     g = GraphBuilder("trunk", tensors)
     frequencies = [10000.0 ** (-i / 8) for i in range(8)]
-    x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    x = g.embed(g.inputs.tokens, "embd.weight", embeddings=True)
     for i in range(layers):
         a = g.rms_norm(x, f"{i}.norm.weight", 1e-5)
         q = g.split_heads(g.matmul(a, f"{i}.q.weight"), N_HEADS)

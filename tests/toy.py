@@ -24,7 +24,7 @@ class Hparams:
 
 
 def trunk(g, inputs, h):
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     for n in range(h.n_layers):
         x = g.add(g.tap(f"layer_input:{n}", x), g.matmul(x, f"blk.{n}.mix.weight"))
     g.tap("wide", g.concat(x, x))

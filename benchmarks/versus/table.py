@@ -24,7 +24,7 @@ COLUMNS = (
 LEGEND = """\
 Written by `python benchmarks/vs_llama_cpp.py`, which runs both programs in turn on the same files.
 Times are medians. The ratio is llama.cpp's time over mtpcore's, so above 1 mtpcore is faster: the
-median of the pairs of turns, with the least and the largest. llama.cpp runs at its best setting
+median of the pairs of turns, with the smallest and the largest. llama.cpp runs at its best setting
 of each cell. A `✗` marks a figure that misses its target.
 
 | cell | what is measured |

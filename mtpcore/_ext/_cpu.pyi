@@ -1,4 +1,4 @@
-"""The kernels' instruction set, and how they ask for weights: a face of ``c/core/cpu.h``.
+"""The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``).
 
 The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni`` or ``avx512``) and
 ``MTPCORE_FETCH`` (``lines`` or ``pages``) are read when the library is loaded; unset, what suits

@@ -1,4 +1,4 @@
-"""The kernels' instruction set, and how they ask for weights: a face of ``c/core/cpu.h``."""
+"""The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``)."""
 
 import os
 

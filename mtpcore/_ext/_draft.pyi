@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``c/plan/draft.h``."""
+"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The draft loop: a checked face of ``c/plan/draft.h``."""
+"""The draft loop of ``c/plan/draft.h``; checks its arguments."""
 
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
@@ -19,7 +19,7 @@ cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from
 
 def draft(wanted, list passes not None):
     cdef mtp_draft loop
-    cdef int64_t i, m = len(wanted.rows.outputs)
+    cdef int64_t i, m = len(wanted.batch.outputs)
     cdef Executor one
     if m == 0:
         return [], 0
@@ -99,10 +99,10 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     cdef mtp_draft_pass *own = &loop.passes[number]
     cdef Executor executor, first = passes[0][0]
     cdef int64_t n_logits
-    cdef mtp_recycle *fed
+    cdef mtp_recycle *taken
     executor, rows, pages, external, logits, n_logits, recycled = passes[number]
     if len(recycled) > MTP_MOST_RECYCLED:
-        raise CapacityError("too many slots are fed by what a pass made", got=len(recycled),
+        raise CapacityError("too many slots are slot by what a pass made", got=len(recycled),
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
     executor.take_rows(rows, pages)
     executor.take_arrays(external, rows.embeddings is not None, -1)
@@ -113,7 +113,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
             or mtp_plan_n_logits(&executor.plan, logits) not in (0, n_logits)):
         raise BackendError("not a buffer of so many logits", where=f"pass {number}", got=n_logits)
     own.plan, own.run = &executor.plan, &executor.run_state
-    own.choices, own.choices.logits = executor.choices, logits
+    own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
     for i, (slot, output, axis, width) in enumerate(recycled):
         check_recycled(executor, slot, output, axis, width)
@@ -127,10 +127,10 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
         raise BackendError("passes of one draft that differ", where=f"pass {number}",
                            wanted="threads, logits and slots of the first one")
     for i in range(loop.n_recycled):
-        fed = &own.recycled[i]
-        if fed.width != loop.passes[0].recycled[i].width:
+        taken = &own.recycled[i]
+        if taken.width != loop.passes[0].recycled[i].width:
             raise BackendError("a slot of another width", where=f"pass {number}, slot {i}",
-                               wanted=loop.passes[0].recycled[i].width, got=fed.width)
+                               wanted=loop.passes[0].recycled[i].width, got=taken.width)
     return 0
 
 
@@ -165,9 +165,9 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
                        ids, None)
         loop.passes[0].active[i] = i
     for i in range(loop.n_passes):
-        loop.passes[i].choices.token_ids = NULL
+        loop.passes[i].sampling.token_ids = NULL
         if ids is not None:
-            loop.passes[i].choices.token_ids = &ids[0]
+            loop.passes[i].sampling.token_ids = &ids[0]
     return 0
 
 
@@ -190,7 +190,7 @@ cdef int take_later_rows(mtp_draft *loop, int64_t number) except -1:
     cdef mtp_draft_pass *own = &loop.passes[number]
     cdef mtp_draft_pass *first = &loop.passes[0]
     cdef int64_t i, seq, at = 0, n = own.run.n_rows[MTP_OUTPUTS]
-    cdef mtp_recycle *fed
+    cdef mtp_recycle *taken
     for i in range(loop.n_sequences):
         if loop.sequences[i].k > loop.n_passes:
             raise BatchError("more drafts than passes", where=f"sequence {i}", wanted=loop.n_passes,
@@ -209,7 +209,7 @@ cdef int take_later_rows(mtp_draft *loop, int64_t number) except -1:
     memcpy(own.tokens, own.run.tokens, own.n_rows * sizeof(int32_t))
     own.run.tokens = own.tokens
     for i in range(loop.n_recycled):
-        fed = &own.recycled[i]
-        memcpy(fed.rows, own.run.buffers[fed.slot], own.n_rows * fed.width * sizeof(float))
-        own.run.buffers[fed.slot] = fed.rows
+        taken = &own.recycled[i]
+        memcpy(taken.rows, own.run.buffers[taken.slot], own.n_rows * taken.width * sizeof(float))
+        own.run.buffers[taken.slot] = taken.rows
     return 0

@@ -1,4 +1,4 @@
-"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
+"""Packed weight matrices times token rows, by ``c/matmul/matmul.h``; checks its arguments."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ class PackedMatrix:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the weights lie in file layout, in memory that belongs to somebody else."""
+        """Whether the weights lie in file layout, in memory that this object does not own."""
 
     @property
     def nbytes(self) -> int:

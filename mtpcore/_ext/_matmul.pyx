@@ -1,4 +1,4 @@
-"""Packed weight matrices times token rows: a checked face of ``c/matmul/matmul.h``."""
+"""Packed weight matrices times token rows, by ``c/matmul/matmul.h``; checks its arguments."""
 
 import numpy as np
 

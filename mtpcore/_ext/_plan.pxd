@@ -138,7 +138,7 @@ cdef extern from "plan/fused_sampling.h" nogil:
         int64_t index
         float *logits
 
-    ctypedef struct mtp_choices:
+    ctypedef struct mtp_fused_sampling:
         int32_t logits
         int64_t n
         int64_t most
@@ -147,7 +147,7 @@ cdef extern from "plan/fused_sampling.h" nogil:
         mtp_winner *winners
 
     int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits)
-    void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices,
+    void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_fused_sampling *sampling,
                          int32_t *chosen)
 
 
@@ -172,7 +172,7 @@ cdef extern from "plan/draft.h" nogil:
     ctypedef struct mtp_draft_pass:
         const mtp_plan *plan
         mtp_run *run
-        mtp_choices choices
+        mtp_fused_sampling sampling
         mtp_recycle *recycled  # of an array
         int64_t n_rows
         int32_t *tokens
@@ -212,8 +212,8 @@ cdef class Executor:
     cdef mtp_op *ops
     cdef void *arena
     cdef void *scratch_memory
-    cdef mtp_choices choices
-    cdef tuple choosing  # the samplers that the choices point into
+    cdef mtp_fused_sampling sampling
+    cdef tuple choosing  # the samplers that the fused sampling points into
     cdef void *draft_memory  # what a draft loop writes, kept from one to the next
     cdef size_t draft_bytes
     cdef list kept          # what records point to
@@ -238,7 +238,7 @@ cdef class Executor:
     cdef int check_relations(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
-    cdef int take_choices(self, object wanted, int32_t logits, object written) except -1
+    cdef int take_sampling(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
                             int64_t n_pages, int64_t seq) except -1

@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
+"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -158,13 +158,13 @@ class Executor:
 
         Parameters
         ----------
-        rows : Rows
+        rows : CheckedBatch
         pages : sequence of PageTables, of each group of memory
         external : iterable of (buffer, array)
             The arrays of the buffers outside the arena, C-contiguous float32; those that are
             written may not be read-only.
         logits : int
-            For the choices that come with the rows: the buffer of logits, which is not written.
+            For the sampling that comes with the rows: the buffer of logits, which is not written.
         written : float32[n, n_logits]
             Where the logits of the n outputs without a sampler go.
 

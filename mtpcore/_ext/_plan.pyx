@@ -1,4 +1,4 @@
-"""The executor of plans: a checked face of ``c/plan/plan.h`` and ``c/core/pool.h``."""
+"""The executor of plans (``c/plan/plan.h``, ``c/core/pool.h``); checks its arguments."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
@@ -92,7 +92,7 @@ cdef class Executor:
         self.interrupt.argument = <void *> self
         memset(&self.plan, 0, sizeof(mtp_plan))
         memset(&self.run_state, 0, sizeof(mtp_run))
-        memset(&self.choices, 0, sizeof(mtp_choices))
+        memset(&self.sampling, 0, sizeof(mtp_fused_sampling))
         refuse_unless(1 <= n_threads <= MTP_MAX_THREADS, "impossible number of threads",
                       f"1 to {MTP_MAX_THREADS}", n_threads)
         refuse_unless(1 <= n_batch < MOST, "impossible number of rows", f"1 to {MOST - 1}", n_batch)
@@ -113,11 +113,11 @@ cdef class Executor:
         self.run_state.base = <int32_t *> zeros(4 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
-        self.choices.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
-        self.choices.samplers = <mtp_row_sampler *> zeros(self.choices.most,
-                                                          sizeof(mtp_row_sampler))
-        self.choices.winners = <mtp_winner *> zeros(n_threads * self.choices.most,
-                                                    sizeof(mtp_winner))
+        self.sampling.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
+        self.sampling.samplers = <mtp_row_sampler *> zeros(self.sampling.most,
+                                                           sizeof(mtp_row_sampler))
+        self.sampling.winners = <mtp_winner *> zeros(n_threads * self.sampling.most,
+                                                     sizeof(mtp_winner))
         self.arena = mtp_memory_zeros(arena_bytes)
         self.plan.pool = mtp_pool_of(n_threads)
         if self.arena == NULL or self.plan.pool == NULL:
@@ -169,8 +169,8 @@ cdef class Executor:
         free(self.run_state.base)
         free(self.own_rows)
         free(self.run_state.memory)
-        free(self.choices.samplers)
-        free(self.choices.winners)
+        free(self.sampling.samplers)
+        free(self.sampling.winners)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
@@ -466,12 +466,12 @@ cdef class Executor:
             mtp_interrupt_begin(&self.interrupt)
             self.take_arrays(external, rows.embeddings is not None, logits)
             if logits >= 0:
-                self.take_choices(rows.choices, logits, written)
-                found = np.empty(self.choices.n, np.int32)
+                self.take_sampling(rows.fused_sampling, logits, written)
+                found = np.empty(self.sampling.n, np.int32)
                 chosen = int32s_of(found, 1).data
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
-                        mtp_plan_choose(&self.plan, &self.run_state, &self.choices, chosen)
+                        mtp_plan_choose(&self.plan, &self.run_state, &self.sampling, chosen)
                     self.raise_interrupt()
                 return found
             if self.run_state.n_rows[0] > 0:
@@ -497,7 +497,7 @@ cdef class Executor:
     def can_choose(self, int32_t logits):
         return mtp_plan_n_logits(&self.plan, logits) > 0
 
-    cdef int take_choices(self, wanted, int32_t logits, written) except -1:
+    cdef int take_sampling(self, wanted, int32_t logits, written) except -1:
         """Check who chooses, or where the logits go, and note it."""
         cdef int64_t n = self.run_state.n_rows[1], at = 0, i, index
         cdef int64_t n_logits = mtp_plan_n_logits(&self.plan, logits)
@@ -512,24 +512,24 @@ cdef class Executor:
         if written.shape != (samplers.count(None), n_logits):
             raise BatchError("one row an output that chooses nothing", where="logits",
                              wanted=(samplers.count(None), n_logits), got=written.shape)
-        self.choices.logits, self.choices.n = logits, n
-        self.choices.token_ids = NULL
+        self.sampling.logits, self.sampling.n = logits, n
+        self.sampling.token_ids = NULL
         if ids is not None and n_logits != ids.shape[0]:
-            raise SamplingError("token_ids does not fit the logits", where="choices",
+            raise SamplingError("token_ids does not fit the logits", where="fused_sampling",
                                 wanted=f"{n_logits} ids", got=ids.shape[0])
         if ids is not None:
-            self.choices.token_ids = &ids[0]
+            self.sampling.token_ids = &ids[0]
         self.choosing = samplers
         for i in range(n):
             if samplers[i] is None:
-                self.choices.samplers[i] = mtp_row_sampler(NULL, 0, kept + at * n_logits)
+                self.sampling.samplers[i] = mtp_row_sampler(NULL, 0, kept + at * n_logits)
                 at += 1
                 continue
             sampler, index = <Sampler?> samplers[i], indices[i]
             sampler._check(n_logits, 0, 0, index, ids, None)
-            if not sampler.is_race:
+            if not sampler.is_gumbel_max:
                 raise SamplingError("a choice needs all of its logits", where=f"output {i}")
-            self.choices.samplers[i] = mtp_row_sampler(&sampler.settings, index, NULL)
+            self.sampling.samplers[i] = mtp_row_sampler(&sampler.settings, index, NULL)
         return 0
 
     cdef char *reserve(self, size_t size) except NULL:

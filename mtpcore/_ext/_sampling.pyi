@@ -1,4 +1,4 @@
-"""The sampler: a checked face of ``c/sampler/sampler.h``, which defines what it computes."""
+"""The sampler of ``c/sampler/sampler.h``, which defines it; checks its arguments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -68,7 +68,7 @@ class Sampler:
     scratch: Scratch
     def __init__(self, settings: Settings, scratch: Scratch) -> None: ...
     @property
-    def is_race(self) -> bool:
+    def is_gumbel_max(self) -> bool:
         """Whether a choice reads each logit by itself: no bias, no penalties, no cuts."""
 
     def choose(

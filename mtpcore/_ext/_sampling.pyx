@@ -1,4 +1,4 @@
-"""Checked face of the sampler; ``c/sampler/sampler.h`` defines chain, noise and choice.
+"""The sampler of ``c/sampler/sampler.h``, which defines it; checks its arguments.
 
 Compiled modules include ``_sampling.pxd`` and call ``mtp_choose(..., &sampler.settings, ...,
 scratch.pointer, ...)`` without the GIL, with a `Scratch` of their own for each thread.
@@ -63,7 +63,7 @@ cdef class Sampler:
             self.settings.n_bias = len(pairs)
 
     @property
-    def is_race(self):
+    def is_gumbel_max(self):
         return mtp_can_fuse(&self.settings)
 
     def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,

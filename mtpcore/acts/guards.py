@@ -1,4 +1,4 @@
-"""Acts: calls that change a context or a Cross, one at a time.
+"""Guards, which let one act run at a time on contexts that belong together.
 
 Contexts of one model may run in several threads at once. On a context, or on a Cross with all of
 its contexts and generators, one act runs at a time: they share a guard, and another act, of
@@ -48,7 +48,7 @@ def act_of_all(initialise: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(initialise)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        guards = tuple(dict.fromkeys(g for one in kwargs.values() if (g := _guard_of(one))))
+        guards = tuple(dict.fromkeys(g for holder in kwargs.values() if (g := _guard_of(holder))))
         perform_together(guards, initialise, args, kwargs)
 
     return guarded

@@ -1,14 +1,15 @@
-"""Acts that happen as a whole or not at all, wherever an exception cuts them off."""
+"""Transactions: an act that fails, at whatever point, leaves everything as it was."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from mtpcore.errors import LinkError
+from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
 
@@ -32,37 +33,37 @@ class Journal:
     is cut off in turn it is done again before the next act: settling twice is settling once.
     """
 
-    __slots__ = ("_open",)
+    _settling: threading.RLock
+
+    __slots__ = ("__weakref__", "_open", "_settling")
 
     def __init__(self) -> None:
         self._open: Transaction | None = None
+        give_lock(self, "_settling", threading.RLock)
 
     def transaction(self, things: Iterable[Saved]) -> Transaction:
         """Return the transaction of an act that may change these things, to be entered at once.
 
-        Raises
-        ------
-        LinkError
-            An act is under way: this one was asked for by one of its callbacks, or by a thread.
+        No other one is under way: guards let one act run at a time, and an act opens no second one.
         """
-        if self._open is not None:
-            self.settle()
-            if self._open is not None:
-                raise LinkError(
-                    "a call inside another call",
-                    where=self._open.where,
-                    fix="let it return before the next one on the same Context or Cross",
-                )
+        self.settle()
         return Transaction(self, [(thing, thing.save()) for thing in things])
 
     def settle(self) -> None:
-        """Settle an act that was cut off; leave one that is running alone."""
-        act = self._open
-        if act is None or _is_running(act.frame):
+        """Settle an act that was cut off; leave one that is running alone.
+
+        Whoever asks how long a sequence is calls it too, in any thread: the next act begins only
+        when nobody is still at the one before.
+        """
+        if self._open is None:
             return
-        if self._open is act:  # a thread that was at it may have come to its end meanwhile
-            act.settle()
-            self._open = None
+        with self._settling:
+            act = self._open
+            if act is None or _is_running(act.frame):
+                return
+            if self._open is act:  # a thread that was at it may have come to its end meanwhile
+                act.settle()
+                self._open = None
 
 
 class Transaction(AbstractContextManager["Transaction"]):
@@ -90,16 +91,11 @@ class Transaction(AbstractContextManager["Transaction"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Make it final, or settle it where there was an error; that goes on."""
+        """Make it final, or undo it after an error, which is raised further."""
         if kind is not None:
             self.settle()
         self._journal._open = None
         self.frame = None  # its locals may hold this act
-
-    @property
-    def where(self) -> str:
-        """The function that it is in."""
-        return self.frame.f_code.co_qualname if self.frame else ""
 
     def commit(self, finish: Callable[[], None]) -> None:
         """Make final what was done, and finish it.
@@ -111,7 +107,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         finish()
 
     def settle(self) -> None:
-        """Take back what was done, or finish it if it is final; twice is once."""
+        """Undo the act, or finish it if it is final; a second call does nothing."""
         if self._finish is not None:
             self._finish()
             return
@@ -122,9 +118,9 @@ class Transaction(AbstractContextManager["Transaction"]):
 def _is_running(frame: FrameType | None) -> bool:
     """Say whether a thread is executing a frame; what an exception left behind is not."""
     for newest in (sys._getframe(1), *sys._current_frames().values()):
-        one: FrameType | None = newest
-        while one is not None:
-            if one is frame:
+        running: FrameType | None = newest
+        while running is not None:
+            if running is frame:
                 return True
-            one = one.f_back
+            running = running.f_back
     return False

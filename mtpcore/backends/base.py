@@ -1,7 +1,8 @@
-"""What a backend is: it lowers a Program to a Plan, and holds the pages of the KV cache.
+"""The protocols of backends: they lower a Program to a Plan, and store pages of the KV cache.
 
-The protocols here are all that contexts know of a backend. Arrays in ``Rows`` are checked before
-a plan sees them: ids, positions, places and parents are in range, arrays are C-contiguous.
+The protocols here are all that contexts know of a backend. Arrays in ``CheckedBatch`` are
+checked before a plan sees them: ids, positions, places and parents are in range, and the arrays are
+C-contiguous.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from mtpcore.memory.base import PAGE, Memory, Store
 __all__ = [
     "PAGE",
     "Backend",
-    "Choices",
+    "FusedSampling",
     "DraftPass",
     "DraftRun",
     "Plan",
     "RowBuffer",
-    "Rows",
+    "CheckedBatch",
     "Store",
     "WeightSource",
     "WeightTensor",
@@ -35,10 +36,10 @@ F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 
 
-class Choices(msgspec.Struct, frozen=True, kw_only=True):
+class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are sampled while their logits are computed: one entry for each of m outputs.
 
-    For output i ``samplers[i]``, whose ``is_race`` is true, samples the token with index
+    For output i ``samplers[i]``, whose ``is_gumbel_max`` is true, samples the token with index
     ``indices[i]`` in its sequence. Where the sampler is None the logits are wanted instead, and
     the index is ignored. ``token_ids`` int32[n_logits] names the token of each logit where that
     is not its index.
@@ -48,13 +49,13 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
     indices: Sequence[int]
     token_ids: I32 | None = None
 
-    def part(self, begin: int, end: int) -> Choices:
-        """Return the choices of outputs ``begin`` to ``end``."""
+    def part(self, begin: int, end: int) -> FusedSampling:
+        """Return the samplers of outputs ``begin`` to ``end``."""
         samplers, indices = self.samplers[begin:end], self.indices[begin:end]
         return msgspec.structs.replace(self, samplers=samplers, indices=indices)
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
+class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A checked batch of n rows, as plans read it.
 
     ``tokens`` int32[n], -1 where ``embeddings`` float32[n, width] holds the row; ``positions``
@@ -62,8 +63,9 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     the index at which the token is stored (a chain attends to first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
-    wanted, ascending; ``slots`` float32[n, width] by name; with ``choices`` it is enough to know
-    which token each output chooses. Rows of one sequence come in the order of their places.
+    wanted, ascending; ``slots`` float32[n, width] by name; with ``fused_sampling`` only the
+    tokens that the outputs choose are wanted, not their logits. Rows of one sequence come in the
+    order of their places.
     """
 
     tokens: I32
@@ -74,7 +76,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     parent: I32 | None = None
     embeddings: F32 | None = None
     slots: Mapping[str, F32] = {}
-    choices: Choices | None = None
+    fused_sampling: FusedSampling | None = None
 
 
 class DraftPass(msgspec.Struct, frozen=True):
@@ -82,16 +84,16 @@ class DraftPass(msgspec.Struct, frozen=True):
 
     plan: Plan
     memory: Memory | None
-    rows: Rows
+    batch: CheckedBatch
 
 
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens of m sequences, chosen one after the other without returning in between.
 
-    The first pass runs ``rows``; ``rows.outputs`` are the newest rows of the m sequences, and each
-    chooses its sequence's first draft. Every further pass has one row for each sequence that goes
-    on: the token just chosen, at the next place and positions, with ``recycle[slot]``, an output
-    of the pass before, as its slots.
+    The first pass runs ``batch``; ``batch.outputs`` are the newest rows of the m sequences, and
+    each chooses its sequence's first draft. Every further pass has one row for each sequence that
+    goes on: the token just chosen, at the next place and positions, with ``recycle[slot]``, an
+    output of the pass before, as its slots.
 
     With ``later`` the further passes are these instead. Pass p has the sequences that want more
     than p drafts, in the same order, each with all of its rows together. The newest p of them, or
@@ -109,7 +111,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     beforehand and may be written.
     """
 
-    rows: Rows
+    batch: CheckedBatch
     samplers: Sequence[Sampler]
     history: Sequence[I32]
     n_prompt: Sequence[int]
@@ -185,15 +187,15 @@ class Plan(Protocol):
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.
 
         ``logits`` is float32[n_outputs, n_vocab]; every other output float32[n, width]. Where the
-        rows come with choices, the plan may add ``chosen`` int32[n_outputs], -1 for those without a
-        sampler; ``logits`` are then of these alone. The places of all rows are reserved in
-        ``memory`` beforehand.
+        batch comes with ``fused_sampling``, the plan may add ``chosen`` int32[n_outputs], -1 for
+        those without a sampler; ``logits`` are then of these alone. The places of all rows
+        are reserved in ``memory`` beforehand.
 
         A plan on a device may return arrays of its own kind: with a shape, a length, slices of rows
         and ``__array__``, which copies to the host.

@@ -1,4 +1,4 @@
-"""The draft loop in Python, which every backend's own loop equals token for token."""
+"""The draft loop in Python; a backend's own loop must give the same tokens."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from mtpcore.backends.base import F32, DraftRun, Plan, Rows
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
 
 __all__ = ["check_draft", "draft_steps", "n_embeddings"]
 
-Fed = dict[str, F32]
+SlotRows = dict[str, F32]
 """Rows float32[width] of slots."""
 
 
@@ -27,29 +27,29 @@ def n_embeddings(program: Program) -> int:
 
 def check_draft(run: DraftRun, program: Program) -> None:
     """Raise BatchError where a draft run does not fit itself or the programs of its passes."""
-    m = len(run.rows.outputs)
+    m = len(run.batch.outputs)
     for name in ("samplers", "history", "n_prompt", "k", "p_min"):
         if len(getattr(run, name)) != m:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
-    passes = [(program, run.rows), *((later.plan.program, later.rows) for later in run.later)]
+    passes = [(program, run.batch), *((later.plan.program, later.batch) for later in run.later)]
     most = max(run.k, default=0)
     if run.later and most > len(passes):
         raise BatchError("a pass for each draft", wanted=most, got=len(passes))
-    sequences = run.rows.seq[run.rows.outputs].tolist()
-    for number, (program_of_pass, rows) in enumerate(passes):
+    sequences = run.batch.seq[run.batch.outputs].tolist()
+    for number, (program_of_pass, batch) in enumerate(passes):
         going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
-        _check_rows(number, rows, going)
+        _check_rows(number, batch, going)
         _check_program(program_of_pass, run.recycle, reads_drafts=most > 1 and not run.later)
 
 
-def _check_rows(number: int, rows: Rows, going: list[int]) -> None:
+def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
     """Raise BatchError where a pass lacks tokens of these sequences or their drafts."""
     where = f"pass {number}"
-    if rows.parent is not None:
+    if batch.parent is not None:
         raise BatchError("drafts are chains", where=where)
-    seq, outputs = rows.seq.tolist(), rows.outputs.tolist()
+    seq, outputs = batch.seq.tolist(), batch.outputs.tolist()
     newest = {sequence: row for row, sequence in enumerate(seq)}
     if outputs != [newest.get(sequence) for sequence in going]:
         raise BatchError(
@@ -86,11 +86,12 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     programs = [plan.program, *(later.plan.program for later in run.later)]
     n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
     drafts: list[list[int]] = [[] for _ in run.k]
-    fed: list[list[Fed]] = [[] for _ in run.k]  # what the row of each draft gets that goes on
-    rows, n_passes = run.rows, 0
+    # What the row of each draft gets that goes on.
+    slot_rows: list[list[SlotRows]] = [[] for _ in run.k]
+    batch, n_passes = run.batch, 0
     active = going = list(range(len(run.k)))  # the sequence of each row of logits
     while going:
-        arrays, program = plan.run(rows, memory), plan.program
+        arrays, program = plan.run(batch, memory), plan.program
         n_passes += 1
         live, going = going, []
         for at, i in enumerate(active):
@@ -103,49 +104,55 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             if probability < run.p_min[i]:
                 continue
             drafts[i].append(token)
-            slot_rows = {
-                slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else rows.outputs[at]]
+            recycled = {
+                slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else batch.outputs[at]]
                 for slot, name in run.recycle.items()
             }
             if (
                 len(drafts[i]) < run.k[i]
                 and (n_tokens == 0 or token < n_tokens)
-                and all(np.isfinite(row).all() for row in slot_rows.values())
+                and all(np.isfinite(row).all() for row in recycled.values())
             ):
                 going.append(i)
-                fed[i].append(slot_rows)
+                slot_rows[i].append(recycled)
         if going and run.later:
-            plan, memory, rows = msgspec.structs.astuple(run.later[n_passes - 1])
+            plan, memory, batch = msgspec.structs.astuple(run.later[n_passes - 1])
             active = [i for i, k in enumerate(run.k) if k > n_passes]
-            rows = _fill_in(rows, [(drafts[i], fed[i]) for i in active], n_passes)
+            batch = _fill_in(batch, [(drafts[i], slot_rows[i]) for i in active], n_passes)
         elif going:
-            newest = [int(rows.outputs[active.index(i)]) for i in going]
-            rows = _go_on(rows, newest, [drafts[i][-1] for i in going], [fed[i][-1] for i in going])
+            newest = [int(batch.outputs[active.index(i)]) for i in going]
+            batch = _go_on(
+                batch, newest, [drafts[i][-1] for i in going], [slot_rows[i][-1] for i in going]
+            )
             active = going
     return drafts, n_passes
 
 
-def _fill_in(rows: Rows, drafted: list[tuple[list[int], list[Fed]]], n_drafts: int) -> Rows:
+def _fill_in(
+    batch: CheckedBatch, drafted: list[tuple[list[int], list[SlotRows]]], n_drafts: int
+) -> CheckedBatch:
     """Return the rows of a later pass with the drafts that its sequences got so far."""
-    tokens, slots = rows.tokens.copy(), {name: slot.copy() for name, slot in rows.slots.items()}
-    for newest, (drafts, fed) in zip(rows.outputs.tolist(), drafted, strict=True):
-        for i, slot_rows in enumerate(fed):
+    tokens, slots = batch.tokens.copy(), {name: slot.copy() for name, slot in batch.slots.items()}
+    for newest, (drafts, recycled) in zip(batch.outputs.tolist(), drafted, strict=True):
+        for i, slot_rows in enumerate(recycled):
             row = newest - n_drafts + 1 + i
-            if row < 0 or rows.seq[row] != rows.seq[newest]:
+            if row < 0 or batch.seq[row] != batch.seq[newest]:
                 continue
             tokens[row] = drafts[i]
             for slot, values in slot_rows.items():
                 slots[slot][row] = values
-    return msgspec.structs.replace(rows, tokens=tokens, slots=slots)
+    return msgspec.structs.replace(batch, tokens=tokens, slots=slots)
 
 
-def _go_on(rows: Rows, newest: list[int], tokens: list[int], fed: list[Fed]) -> Rows:
+def _go_on(
+    batch: CheckedBatch, newest: list[int], tokens: list[int], recycled: list[SlotRows]
+) -> CheckedBatch:
     """Return one row for each sequence that goes on from its newest row."""
-    return Rows(
+    return CheckedBatch(
         tokens=np.array(tokens, np.int32),
-        positions=rows.positions[newest] + np.int32(1),
-        seq=rows.seq[newest],
-        place=rows.place[newest] + np.int32(1),
+        positions=batch.positions[newest] + np.int32(1),
+        seq=batch.seq[newest],
+        place=batch.place[newest] + np.int32(1),
         outputs=np.arange(len(newest), dtype=np.int32),
-        slots={slot: np.stack([slot_rows[slot] for slot_rows in fed]) for slot in fed[0]},
+        slots={slot: np.stack([slot_rows[slot] for slot_rows in recycled]) for slot in recycled[0]},
     )

@@ -12,7 +12,7 @@ __all__ = ["default_threads"]
 
 _ONE_FILE: tuple[str, ...] = ("cpu.max",)
 _TWO_FILES: tuple[str, ...] = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-"""What says a quota and its period, in microseconds: in version 2 of control groups, and in 1."""
+"""Files with a CPU quota and its period, in microseconds: of cgroups version 2, and version 1."""
 
 
 def default_threads() -> int:

@@ -1,4 +1,4 @@
-"""The one reader of arguments: msgspec converts and checks, an error of ours says what is wrong.
+"""Reading arguments: msgspec converts and checks them, and an MtpcoreError says what is wrong.
 
 A kind of argument is a type with its bounds, declared once; its description is what errors say was
 wanted. Numbers of NumPy and of other libraries become plain ones; booleans are no numbers. Whatever
@@ -98,13 +98,13 @@ _prepared: dict[int, _Kind] = {}
 
 def _prepare(kind: Any) -> _Kind:
     metadata = getattr(kind, "__metadata__", ())
-    rules = tuple(one.holds for one in metadata if isinstance(one, Also))
-    wanted = next((one.description for one in metadata if isinstance(one, Meta)), kind)
+    rules = tuple(rule.holds for rule in metadata if isinstance(rule, Also))
+    wanted = next((rule.description for rule in metadata if isinstance(rule, Meta)), kind)
     holder = msgspec.defstruct("Argument", [("value", kind)])
-    found = _Kind(kind, holder, rules, wanted)
+    prepared = _Kind(kind, holder, rules, wanted)
     if metadata and len(_prepared) < 256:  # those that are declared, not made for one call
-        _prepared[id(kind)] = found
-    return found
+        _prepared[id(kind)] = prepared
+    return prepared
 
 
 def read(
@@ -133,11 +133,11 @@ def read(
     known = _prepared.get(id(kind)) or _prepare(kind)
     try:
         try:
-            found = msgspec.convert({"value": value}, known.holder).value
+            converted = msgspec.convert({"value": value}, known.holder).value
         except msgspec.ValidationError:
-            found = msgspec.convert({"value": _plain(value)}, known.holder).value
-        if all([holds(found) for holds in known.rules]):
-            return found
+            converted = msgspec.convert({"value": _plain(value)}, known.holder).value
+        if all([holds(converted) for holds in known.rules]):
+            return converted
     except Exception:  # a wrong value, and whatever a caller's object raises
         pass
     if wanted is None:
@@ -158,10 +158,10 @@ def read_below(
     if type(value) is int and 0 <= value < end:  # each round asks this several times
         return value
     wanted = f"0..{end - 1}"
-    found: int = read(value, Length, what, where=where, wanted=wanted, fix=fix, error=error)
-    if not 0 <= found < end:
-        raise error(what, where=where, wanted=wanted, got=found, fix=fix)
-    return found
+    number: int = read(value, Length, what, where=where, wanted=wanted, fix=fix, error=error)
+    if not 0 <= number < end:
+        raise error(what, where=where, wanted=wanted, got=number, fix=fix)
+    return number
 
 
 def one_of(*names: str) -> Any:

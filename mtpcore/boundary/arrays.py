@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from mtpcore._ext._rows import list_as_int32
 from mtpcore.errors import BatchError, spell
 
-__all__ = ["RowsLike", "SupportsDLPack", "flags", "integers", "is_whole", "numbers"]
+__all__ = ["RowsLike", "SupportsDLPack", "flags", "integers", "is_integer", "numbers"]
 
 
 class SupportsDLPack(Protocol):
@@ -33,7 +33,7 @@ _AS_FLOAT32 = (
 )
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Say whether a value is an integer of Python or NumPy, and no bool."""
     return type(value) is int or (
         isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -45,35 +45,36 @@ def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
     given: Any = values
     if type(given) is list and (plain := list_as_int32(given)) is not None:
         return plain
-    found = _array(values, f"{what} are no array of integers")
-    if found.size == 0:
-        return np.zeros(found.shape, np.int32)
-    if found.dtype.kind not in "iu":
-        raise BatchError(f"{what}: integers are wanted", got=found.dtype)
-    low, high = int(found.min()), int(found.max())
+    array = _array(values, f"{what} are no array of integers")
+    if array.size == 0:
+        return np.zeros(array.shape, np.int32)
+    if array.dtype.kind not in "iu":
+        got = array.dtype if array.dtype.kind in "bfc" else spell(values)
+        raise BatchError(f"{what}: integers are wanted", got=got)
+    low, high = int(array.min()), int(array.max())
     if low < -(2**31) or high >= 2**31:
         raise BatchError(f"{what} fit 32 bits", got=(low, high))
-    return np.array(found, dtype=np.int32, order="C")  # a copy: its owner may write to it
+    return np.array(array, dtype=np.int32, order="C")  # a copy: its owner may write to it
 
 
 def numbers(values: RowsLike, what: str) -> F32:
     """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
-    found = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
-    if found.dtype.kind not in "fiu":
-        raise BatchError(f"{what} are numbers", got=found.dtype, fix=_AS_FLOAT32)
+    array = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
+    if array.dtype.kind not in "fiu":
+        raise BatchError(f"{what} are numbers", got=array.dtype, fix=_AS_FLOAT32)
     with np.errstate(over="ignore"):
-        return np.ascontiguousarray(found, dtype=np.float32)
+        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def flags(values: ArrayLike, n: int, what: str) -> NDArray[np.bool_]:
     """Return ``values`` as bool[n]; raise BatchError where they are no such array."""
-    found = _array(values, f"{what} are one bool a row")
-    if found.shape == (n,) == (0,):
+    array = _array(values, f"{what} are one bool a row")
+    if array.shape == (n,) == (0,):
         return np.zeros(0, np.bool_)
-    if found.dtype != np.bool_ or found.shape != (n,):
-        got = f"{found.dtype} of shape {found.shape}"
+    if array.dtype != np.bool_ or array.shape != (n,):
+        got = f"{array.dtype} of shape {array.shape}"
         raise BatchError(f"{what} are one bool a row", wanted=(n,), got=got)
-    return found
+    return array
 
 
 def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
@@ -81,9 +82,9 @@ def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
     try:
         if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
             values = np.from_dlpack(values)
-        found = np.asarray(values)
+        array = np.asarray(values)
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(refusal, got=spell(error, str), fix=fix) from None
-    if found.size > _MOST:  # with strides of 0 it may be larger than memory
-        raise BatchError(refusal, wanted=f"at most {_MOST} numbers", got=found.shape)
-    return found
+    if array.size > _MOST:  # with strides of 0 it may be larger than memory
+        raise BatchError(refusal, wanted=f"at most {_MOST} numbers", got=array.shape)
+    return array

@@ -1,4 +1,4 @@
-"""Writing a file all or not at all."""
+"""Writing a file as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     """Give the name of a file to write, which takes the place of another when it is whole.
 
     What the block writes as ``<path>.part`` is on the disk before it is called ``path``, so that
-    whoever reads ``path`` finds the old file or the new one, whatever happens: an exception, which
+    readers of ``path`` find the old file or the new one, whatever happens: an exception, which
     removes the part, a full disk, or a loss of power. A device or a pipe cannot be replaced: there
     the block gets its own name.
 
@@ -39,7 +39,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
         yield whole
         return
     part = whole.with_name(whole.name + ".part")
-    with suppress(FileNotFoundError):  # nobody's link or pipe of this name is written through
+    with suppress(FileNotFoundError):  # so that no link or pipe of this name is written through
         part.unlink()
     try:
         yield part

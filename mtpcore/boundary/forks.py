@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free, whoever held them in its parent."""
+"""Locks that are free in a forked child, even if another thread held them in the parent."""
 
 from __future__ import annotations
 

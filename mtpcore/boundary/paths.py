@@ -1,4 +1,4 @@
-"""Paths from outside: what may be one, and files that have an end."""
+"""Paths from callers: which are accepted, and how regular files are read."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def take_path(path: str | PathLike[str]) -> Path:
         It is no text, or one that no file can have as its name.
     """
     try:
-        found = Path(path)
-        if b"\0" in os.fsencode(found):
+        taken = Path(path)
+        if b"\0" in os.fsencode(taken):
             raise ValueError("a zero byte")
     except Exception as error:  # not a path, and whatever a caller's object raises
         raise ModelFileError(
             "not a path", wanted="a text without zero bytes, or a path", got=spell(path)
         ) from error
-    return found
+    return taken
 
 
 def open_regular(path: Path, *, fix: str = "give a file that exists and can be read") -> BinaryIO:

@@ -1,4 +1,4 @@
-"""The command line: run, inspect, bench, convert, quantize, vocabulary, plugins."""
+"""The command line: run, chat, inspect, bench, convert, quantize, vocabulary, plugins."""
 
 from mtpcore.cli.main import main
 

@@ -60,7 +60,7 @@ def describe_model(
         "path": str(model.path),
         "error": None,
         "architecture": model.architecture,
-        "files": [_file(path) for one in models for path in one.paths],
+        "files": [_file(path) for part in models for path in part.paths],
         "layout": model.file_layout,
         "trunk": {"name": model.spec.name, "plugin": model.spec.plugin} if model.spec else None,
         "hparams": _plain_hparams(model.hparams),
@@ -69,9 +69,9 @@ def describe_model(
         "chat_template": "tokenizer.chat_template" in model.metadata,
         **_tensors(model.tensors.values(), lambda name: role_of(name, _n_layers(model))),
         "drafters": [
-            _drafter(one, spec) | {"path": str(one.path) if one is draft_model else None}
-            for one in models
-            for spec in one.drafters
+            _drafter(part, spec) | {"path": str(part.path) if part is draft_model else None}
+            for part in models
+            for spec in part.drafters
         ],
         "plan": _plan(models, n_ctx, kv_dtype),
         **_machine(),
@@ -88,7 +88,7 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "path": str(file.path),
         "error": str(error),
         "architecture": file.architecture or None,
-        "files": [_file(one.path) for one in file.files],
+        "files": [_file(part.path) for part in file.files],
         "layout": None,
         "trunk": None,
         "hparams": {},
@@ -122,7 +122,7 @@ def _brief(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
-        first = [_brief(one) for one in value[:_ONE_ARRAY]]
+        first = [_brief(item) for item in value[:_ONE_ARRAY]]
         return first if len(value) <= _ONE_ARRAY else {"length": len(value), "first": first}
     if isinstance(value, float) and not np.isfinite(value):
         return repr(value)
@@ -150,7 +150,7 @@ def _n_layers(model: Model) -> int | None:
 def _tensors(
     tensors: Iterable[Tensor], role: Callable[[str], str | None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the tensors, and their bytes by role and type; None where nobody knows them."""
+    """Return the tensors, and their bytes by role and type; None if they are not known."""
     listed: list[dict[str, Any]] = [
         {
             "name": tensor.name,
@@ -211,17 +211,17 @@ def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
 
     Variants are left out.
     """
-    made: dict[str, Callable[[], list[Program]]] = {}
+    programs: dict[str, Callable[[], list[Program]]] = {}
     if model.spec is not None:
-        made["llm"] = lambda: [model.program()]
+        programs["llm"] = lambda: [model.program()]
     for spec in model.drafters:
         if spec.variant_of:
             continue
         if spec.shape != "proposer":
-            made[spec.name] = partial(_heads, model, spec)
+            programs[spec.name] = partial(_heads, model, spec)
         for graph, _ in spec.graphs:
-            made[f"{spec.name}_{graph}"] = partial(_further, model, spec, graph)
-    return made
+            programs[f"{spec.name}_{graph}"] = partial(_further, model, spec, graph)
+    return programs
 
 
 def _heads(model: Model, spec: DrafterSpec) -> list[Program]:
@@ -241,7 +241,7 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
     """
     parts: list[dict[str, Any]] = []
     counted: set[tuple[Path, str]] = set()
-    for model, name, build in [(m, *one) for m in models for one in _programs(m).items()]:
+    for model, name, build in [(m, *item) for m in models for item in _programs(m).items()]:
         try:
             programs = build()
             weights = estimate_packed_bytes(programs, model.tensors, repack=model.repack)

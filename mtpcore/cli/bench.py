@@ -24,11 +24,11 @@ from mtpcore.sampling import Sampling
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Measure plain decoding against drafting, and what each part costs"
+SUMMARY = "Compare decoding with and without drafts, and measure what each part costs"
 EXAMPLES = """examples:
   mtpcore bench demo
   mtpcore bench model.gguf --draft 2 -p "Once upon a time" -n 200 -r 9
-  mtpcore bench model.gguf --draft 4 --synthetic-length 3.2    if 3.2 tokens came of each pass
+  mtpcore bench model.gguf --draft 4 --synthetic-length 3.2    as if each pass gave 3.2 tokens
   mtpcore bench demo --draft-tree 4,4,12
   mtpcore bench model.gguf --json | jq .verdict
 """
@@ -55,13 +55,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=shared.whole(1),
         default=5,
         metavar="N",
-        help="of every measurement (default: %(default)s)",
+        help="how often each measurement is taken (default: %(default)s)",
     )
     group.add_argument(
         "--synthetic-length",
         type=float,
         metavar="L",
-        help="simulate the acceptance rate, so that a pass gives L tokens on average",
+        help="simulate acceptance, so that a pass gives L tokens on average",
     )
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
@@ -102,11 +102,11 @@ def execute(options: argparse.Namespace) -> int:
                 options.repetitions,
                 after_each,
             )
-        found = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
-        found["synthetic_length"] = options.synthetic_length
+        result = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
+        result["synthetic_length"] = options.synthetic_length
         if controller is not None:
-            found["auto"] |= controller.describe()
-    print(json.dumps(found) if options.json else harmless(describe(found)))
+            result["auto"] |= controller.describe()
+    print(json.dumps(result) if options.json else harmless(describe(result)))
     return 0
 
 

@@ -34,8 +34,8 @@ def collect(
     settings: dict[str, Any], texts: Sequence[Text], costs: Costs, draft: int
 ) -> dict[str, Any]:
     """Return everything that ``mtpcore bench`` says; ``draft`` is the length that was measured."""
-    one = costs.rows[1].median
-    found: dict[str, Any] = {
+    one_row = costs.rows[1].median
+    result: dict[str, Any] = {
         "settings": settings,
         "draft": draft,
         "texts": [
@@ -57,30 +57,30 @@ def collect(
                 **msgspec.to_builtins(costs.prefill),
                 "tokens_per_second": costs.depth / costs.prefill.median,
             },
-            "rows": [_cost("rows", n, sample, one) for n, sample in costs.rows.items()],
-            "trees": [_cost("trees", k, sample, one) for k, sample in costs.trees.items()],
-            "drafts": [_cost("drafts", k, sample, one) for k, sample in costs.drafts.items()],
+            "rows": [_cost("rows", n, sample, one_row) for n, sample in costs.rows.items()],
+            "trees": [_cost("trees", k, sample, one_row) for k, sample in costs.trees.items()],
+            "drafts": [_cost("drafts", k, sample, one_row) for k, sample in costs.drafts.items()],
         },
     }
     if draft:
         drafted = Stats.sum(stats for text in texts for stats in text.runs["drafted"])
-        found |= _acceptance(drafted, draft)
-        rates = found["acceptance_per_position"]
+        result |= _acceptance(drafted, draft)
+        rates = result["acceptance_per_position"]
         time = {arm: sum(1 / text.speeds[arm].median for text in texts) for arm in texts[0].speeds}
         predicted = [costs.predict(rates, k) for k in range(1, draft + 1)]
-        found |= {
+        result |= {
             "tokens_per_pass": 1 + sum(rates),
             "speedup": time["plain"] / time["drafted"],
             "predicted": [{"draft": k, "speedup": x} for k, x in enumerate(predicted, 1)],
         }
         if "auto" in time:
             auto = Stats.sum(stats for text in texts for stats in text.runs["auto"])
-            found["auto"] = {
+            result["auto"] = {
                 "speedup": time["plain"] / time["auto"],
                 "lengths": _lengths(auto),
-                "choices": msgspec.to_builtins(auto.choices[-20:]),
+                "decisions": msgspec.to_builtins(auto.decisions[-20:]),
             }
-    return found | {"verdict": _verdict(found, draft)}
+    return result | {"verdict": _verdict(result, draft)}
 
 
 def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
@@ -98,61 +98,64 @@ def _lengths(stats: Stats) -> dict[str, int]:
     return {str(k): stats.lengths[k] for k in sorted(stats.lengths)}
 
 
-def _cost(what: str, n: int, sample: Sample, one: float) -> dict[str, Any]:
-    return {what: n, **msgspec.to_builtins(sample), "ratio": sample.median / one}
+def _cost(what: str, n: int, sample: Sample, one_row: float) -> dict[str, Any]:
+    return {what: n, **msgspec.to_builtins(sample), "ratio": sample.median / one_row}
 
 
-def _verdict(found: dict[str, Any], draft: int) -> str:
+def _verdict(result: dict[str, Any], draft: int) -> str:
     if not draft:
         return "there is nothing to compare: no drafter fits, or --draft is 0"
-    speedup, predicted = found["speedup"], found["predicted"]
-    best = max(predicted, key=lambda one: one["speedup"])
+    speedup, predicted = result["speedup"], result["predicted"]
+    best = max(predicted, key=lambda prediction: prediction["speedup"])
     said = (
         f"drafting {draft} is {speedup:.2f} times as fast as plain decoding "
         f"({predicted[-1]['speedup']:.2f} by the costs of passes and drafts alone)"
     )
-    if "auto" in found:
-        said += f"; auto is {found['auto']['speedup']:.2f} times as fast"
+    if "auto" in result:
+        said += f"; auto is {result['auto']['speedup']:.2f} times as fast"
     if best["speedup"] > 1 and best["draft"] != draft:
         said += f"; --draft {best['draft']} should be best, at {best['speedup']:.2f}"
     elif best["speedup"] <= 1 and speedup <= 1:
-        costs = found["costs"]
-        passes = {one["rows"] - 1: one for one in costs["rows"]}
-        passes |= {one["trees"]: one for one in costs["trees"]}
+        costs = result["costs"]
+        passes = {cost["rows"] - 1: cost for cost in costs["rows"]}
+        passes |= {cost["trees"]: cost for cost in costs["trees"]}
         rows = passes[draft]["ratio"]
-        drafts = found["costs"]["drafts"][-1]["ratio"]
+        drafts = result["costs"]["drafts"][-1]["ratio"]
         said += (
             f"; no length pays: {draft} drafts cost {drafts:.2f} and verifying them {rows:.2f} "
-            f"of a pass, for {found['tokens_per_pass']:.2f} tokens"
+            f"of a pass, for {result['tokens_per_pass']:.2f} tokens"
         )
     return said
 
 
-def describe(found: dict[str, Any]) -> str:
+def describe(result: dict[str, Any]) -> str:
     """Return what was found, for people."""
-    settings = found["settings"]
-    drafter = f"{name_drafter(settings)}, draft {found['draft']}"
-    drafter += " and auto" if "auto" in found else ""
+    settings = result["settings"]
+    drafter = f"{name_drafter(settings)}, draft {result['draft']}"
+    drafter += " and auto" if "auto" in result else ""
     drafter = drafter if settings["drafter"] else "none"
     lines = [
         f"model {settings['model']}; drafter {drafter}",
         f"{settings['backend']}, {settings['threads']} threads, {settings['kv_dtype']}, "
         f"guarantee {settings['guarantee']}; medians (least .. largest)",
     ]
-    if found.get("synthetic_length") is not None and found["draft"]:
-        lines.append(f"acceptance is simulated: {found['synthetic_length']:g} tokens a pass")
-    lines += ["", *_texts(found), "", *_costs(found["costs"])]
-    if "predicted" in found:
-        lengths = ", ".join(f"{one['draft']}: {one['speedup']:.2f}" for one in found["predicted"])
+    if result.get("synthetic_length") is not None and result["draft"]:
+        lines.append(f"acceptance is simulated: {result['synthetic_length']:g} tokens a pass")
+    lines += ["", *_texts(result), "", *_costs(result["costs"])]
+    if "predicted" in result:
+        lengths = ", ".join(
+            f"{prediction['draft']}: {prediction['speedup']:.2f}"
+            for prediction in result["predicted"]
+        )
         lines += ["", f"predicted speed by draft length  {lengths}"]
-    if "auto" in found:
-        lines += _auto(found["auto"])
-    return "\n".join([*lines, f"verdict: {found['verdict']}"])
+    if "auto" in result:
+        lines += _auto(result["auto"])
+    return "\n".join([*lines, f"verdict: {result['verdict']}"])
 
 
-def _texts(found: dict[str, Any]) -> list[str]:
+def _texts(result: dict[str, Any]) -> list[str]:
     lines = []
-    for text in found["texts"]:
+    for text in result["texts"]:
         for arm, speed in text["tokens_per_second"].items():
             line = (
                 f"{text['name']:8} {arm:8} {speed['median']:8.1f} tokens/s "
@@ -179,7 +182,7 @@ def _auto(auto: dict[str, Any]) -> list[str]:
     priced = ", ".join(f"{n}: {1e3 * seconds:.3f}" for n, seconds in passes.items())
     drafted = ", ".join(f"{k}: {1e3 * seconds:.3f}" for k, seconds in drafts.items())
     lines = [f"auto priced rounds by rows (ms)  {priced}; drafts by length  {drafted or 'none'}"]
-    lines += [f"auto, round {c['round']}: {c['reason']}" for c in auto["choices"][-3:]]
+    lines += [f"auto, round {c['round']}: {c['reason']}" for c in auto["decisions"][-3:]]
     return lines
 
 
@@ -190,8 +193,8 @@ def _costs(costs: dict[str, Any]) -> list[str]:
     ]
     for what, verb in (("rows", "verify"), ("trees", "verify tree"), ("drafts", "draft")):
         lines += [
-            f"{verb + ' ' + str(one[what]):18}  {_ms(one)}  {one['ratio']:.2f} of one row"
-            for one in costs[what]
+            f"{verb + ' ' + str(cost[what]):18}  {_ms(cost)}  {cost['ratio']:.2f} of one row"
+            for cost in costs[what]
         ]
     return lines
 

@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain, islice
 
 from mtpcore.cli import options as shared
 from mtpcore.cli.report import describe, describe_settings, name_drafter
-from mtpcore.cli.session import Session, open_model, open_session
+from mtpcore.cli.session import Session, open_model, open_session, show_reading
 from mtpcore.cli.terminal import harmless, note, paint, uses_colour
 from mtpcore.decoding import Generator
 from mtpcore.errors import MtpcoreError
@@ -37,9 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     shared.add_model_options(parser)
     text = parser.add_argument_group("text")
-    text.add_argument(
-        "--system", type=shared.text_of, metavar="TEXT", help="what the model is told first"
-    )
+    text.add_argument("--system", type=shared.text_of, metavar="TEXT", help="the system prompt")
     text.add_argument(
         "-n",
         "--predict",
@@ -145,7 +144,9 @@ class _Chat:
         written: list[Piece] = []
         try:
             with self._lm.chat(messages, stream=True, max_tokens=self._max_tokens) as stream:
-                for piece in stream:
+                with show_reading(self._lm.generator.cross.llm, stream.request):
+                    first = list(islice(stream, 1))  # comes when the prompt was read
+                for piece in chain(first, stream):
                     written.append(piece)
                     self._show(piece)
                 if stream.completion.finish_reason == "length":

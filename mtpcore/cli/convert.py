@@ -12,7 +12,7 @@ from mtpcore.conversion import convert
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Make a model file of a published checkpoint: a folder of .safetensors files"
+SUMMARY = "Make a model file from a published checkpoint: a folder of .safetensors files"
 EXAMPLES = """examples:
   mtpcore convert Some-Model-7B model.gguf --outtype q8_0
   mtpcore convert Some-Model-7B trunk.gguf --mtp drop
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--target",
         metavar="HF_DIR",
-        help="the target's folder, for a drafter with a file of its own: its tokenizer is taken",
+        help="for a draft model: the folder of its target, whose tokenizer is used",
     )
     add_type_options(parser, "f16")
     add_mtp_option(group)

@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--graph",
         metavar="NAME",
-        help="draw this graph instead: llm, draft, or another of the drafter's",
+        help="draw this graph instead: llm, draft, or another that the drafter declares",
     )
-    group.add_argument("--drafter", metavar="NAME", help="whose graph, where several fit")
+    group.add_argument("--drafter", metavar="NAME", help="which drafter, if several fit")
     group.add_argument(
         "--format", choices=sorted(_PICTURES), default="text", help="default: %(default)s"
     )
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ctx-size",
         type=shared.whole(1),
         metavar="N",
-        help=f"tokens of a sequence (default: what the model was trained for, up to {_LONGEST})",
+        help=f"tokens of a sequence (default: as the model was trained, at most {_LONGEST})",
     )
     shared.add_kv_option(plan)
 
@@ -73,12 +73,12 @@ def execute(options: argparse.Namespace) -> int:
         if options.graph:
             print(harmless(_draw(options)))
             return 0
-        found = _describe(options)
+        described = _describe(options)
     except MtpcoreError as error:
         if options.graph or options.mtp_path or options.model_draft:
             raise
-        found = _look_at(options, error)
-    print(json.dumps(found) if options.json else _spell_out(found, options.tensors))
+        described = _look_at(options, error)
+    print(json.dumps(described) if options.json else _spell_out(described, options.tensors))
     return 0
 
 
@@ -122,17 +122,17 @@ def _models(options: argparse.Namespace) -> Iterator[tuple[Model, Model | None]]
         yield model, draft_model
 
 
-def _spell_out(found: dict[str, Any], every_tensor: bool) -> str:
+def _spell_out(described: dict[str, Any], every_tensor: bool) -> str:
     """Return everything as text."""
     sections = {
-        "": _overview(found),
-        "metadata": [f"{key} = {_spell(value)}" for key, value in found["metadata"].items()],
-        "tensors": _tensors(found, every_tensor) or ["none"],
+        "": _overview(described),
+        "metadata": [f"{key} = {_spell(value)}" for key, value in described["metadata"].items()],
+        "tensors": _tensors(described, every_tensor) or ["none"],
     }
-    if found["error"] is None:
-        plan = found["plan"]
-        sections["drafters"] = _drafters(found)
-        sections[f"memory for {plan['n_ctx']} tokens in {plan['kv_dtype']}, CPU"] = _plan(found)
+    if described["error"] is None:
+        plan = described["plan"]
+        sections["drafters"] = _drafters(described)
+        sections[f"memory for {plan['n_ctx']} tokens in {plan['kv_dtype']}, CPU"] = _plan(described)
     texts = []
     for title, lines in sections.items():
         text = "\n".join([title, *(f"  {line}" for line in lines)] if title else lines)
@@ -155,20 +155,24 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
     return drafter_program(draft_model or model, options.drafter, graph)
 
 
-def _overview(found: dict[str, Any]) -> list[str]:
-    trunk = found["trunk"]
+def _overview(described: dict[str, Any]) -> list[str]:
+    trunk = described["trunk"]
     of = f", trunk {trunk['name']} of plugin {trunk['plugin']}" if trunk else ""
-    reason = (found["error"] or "").replace("\n  ", "\n" + " " * 14)
+    reason = (described["error"] or "").replace("\n  ", "\n" + " " * 14)
     return [
-        *(f"file          {one['path']} ({spell_bytes(one['bytes'])})" for one in found["files"]),
-        f"architecture  {found['architecture'] or 'none is named'}{of}",
-        *([f"layout        {found['layout']}"] if found["layout"] else []),
+        *(
+            f"file          {file['path']} ({spell_bytes(file['bytes'])})"
+            for file in described["files"]
+        ),
+        f"architecture  {described['architecture'] or 'none is named'}{of}",
+        *([f"layout        {described['layout']}"] if described["layout"] else []),
         *([f"cannot run    {reason}"] if reason else []),
-        f"tokenizer     {found['tokenizer'] or 'none that is supported'}"
-        + (", with a chat template" if found["chat_template"] else ""),
-        f"instructions  {found['isa']['used']} (this machine runs "
-        f"{', '.join(found['isa']['available'])})",
-        f"asks ahead    for {found['fetch']['used']} (of {', '.join(found['fetch']['available'])})",
+        f"tokenizer     {described['tokenizer'] or 'none that is supported'}"
+        + (", with a chat template" if described["chat_template"] else ""),
+        f"instructions  {described['isa']['used']} (this machine runs "
+        f"{', '.join(described['isa']['available'])})",
+        f"prefetch      {described['fetch']['used']} "
+        f"(of {', '.join(described['fetch']['available'])})",
     ]
 
 
@@ -184,23 +188,23 @@ def _size(n_bytes: int | None) -> str:
     return "?" if n_bytes is None else spell_bytes(n_bytes)
 
 
-def _tensors(found: dict[str, Any], every: bool) -> list[str]:
+def _tensors(described: dict[str, Any], every: bool) -> list[str]:
     lines = [
         f"{row['role'] or '':10} {row['type']:7} {row['tensors']:5} {_size(row['bytes']):>9}"
-        for row in found["roles"]
+        for row in described["roles"]
     ]
     if every:
         lines += [
             f"{t['role'] or '':10} {t['type']:7} {_size(t['bytes']):>9}  {t['name']} "
             f"{' x '.join(map(str, t['shape']))}"
-            for t in found["tensors"]
+            for t in described["tensors"]
         ]
     return lines
 
 
-def _drafters(found: dict[str, Any]) -> list[str]:
+def _drafters(described: dict[str, Any]) -> list[str]:
     lines = []
-    for drafter in found["drafters"]:
+    for drafter in described["drafters"]:
         if drafter["variant_of"]:
             reads = ", ".join(drafter["taps"])
             lines.append(f"{drafter['name']}: variant of {drafter['variant_of']}, reads {reads}")
@@ -223,9 +227,9 @@ def _drafters(found: dict[str, Any]) -> list[str]:
     return lines or ["none fits: text is decoded without drafts"]
 
 
-def _plan(found: dict[str, Any]) -> list[str]:
+def _plan(described: dict[str, Any]) -> list[str]:
     lines = []
-    for part in found["plan"]["parts"]:
+    for part in described["plan"]["parts"]:
         if "error" in part:
             lines.append(f"{part['role']:12} {part['error'].splitlines()[0]}")
             continue
@@ -236,6 +240,6 @@ def _plan(found: dict[str, Any]) -> list[str]:
             f"keys and values {spell_bytes(part['kv_per_sequence'])} a sequence, "
             f"{spell_bytes(part['kv_per_token'])} a token"
         )
-    known = [part for part in found["plan"]["parts"] if "error" not in part]
+    known = [part for part in described["plan"]["parts"] if "error" not in part]
     total = sum(part["weights"] + part["kv_per_sequence"] for part in known)
     return [*lines, f"{'total':12} {spell_bytes(total)} with one sequence"]

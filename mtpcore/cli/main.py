@@ -20,10 +20,10 @@ OK, FAILED, USAGE, INTERRUPTED, UNREAD = 0, 1, 2, 130, 141
 _COMMANDS = (run, chat, inspect, bench, convert, quantize, vocabulary, plugins)
 _EXIT_CODES = f"""exit codes:
   {OK}    done
-  {FAILED}    it cannot be done; standard error says why
+  {FAILED}    failed; standard error says why
   {USAGE}    wrong arguments
   {INTERRUPTED}  interrupted
-  {UNREAD}  nobody reads the output any more
+  {UNREAD}  standard output was closed
 """
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Give a process without standard streams such that fail when they are used.
+    """Replace missing standard streams by ones that fail when they are used.
 
     Nothing is said where standard error is closed. The others are opened the wrong way round, so
     that reading and writing are errors as ordinary as those of a full disk.
@@ -102,8 +102,10 @@ def _parser() -> Parser:
         )
         command.add_options(sub)
         amount = sub.add_argument_group("standard error").add_mutually_exclusive_group()
-        amount.add_argument("-v", "--verbose", action="store_true", help="say more")
-        amount.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
+        amount.add_argument("-v", "--verbose", action="store_true", help="write more")
+        amount.add_argument(
+            "-q", "--quiet", action="store_true", help="write only warnings and errors"
+        )
         sub.set_defaults(execute=command.execute, parser=sub)
     return parser
 
@@ -117,7 +119,7 @@ class _Messages(logging.StreamHandler[TextIO]):
     """Writes the log to standard error, if that can be written."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: there is nobody to say it to."""
+        """Ignore it: there is no stream left to report it on."""
 
 
 @contextmanager

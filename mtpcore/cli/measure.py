@@ -1,4 +1,4 @@
-"""What passes and drafts cost, and what that and the acceptance predict."""
+"""Costs of passes and drafts, and the speed that they and the acceptance rate predict."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def take_turns(
     """
     values: list[list[float]] = [[] for _ in runs]
     for turn in range(n + 1):
-        for run, found in zip(runs, values, strict=True):
+        for run, seconds in zip(runs, values, strict=True):
             value = run()
             after_each()
             if turn:
-                found.append(value)
-    return [Sample.of(found) for found in values]
+                seconds.append(value)
+    return [Sample.of(seconds) for seconds in values]
 
 
 class Costs(msgspec.Struct, frozen=True):

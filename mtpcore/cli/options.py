@@ -114,14 +114,14 @@ def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = Tr
     """Add the model and what may complete it."""
     group = parser.add_argument_group("model")
     group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, demo, or demo:FAMILY")
-    group.add_argument("-m", "--model", metavar="MODEL", help="the same as an option")
+    group.add_argument("-m", "--model", metavar="MODEL", help="MODEL, as an option")
     group.add_argument("--mtp-path", metavar="FILE", help="a file with the head that MODEL lacks")
     group.add_argument(
         "-nr",
         "--no-repack",
         dest="repack",
         action="store_false",
-        help="read the weights where they lie in the file: ready at once, in less memory, slower",
+        help="leave the weights in the mapped file: starts at once, takes less memory, is slower",
     )
     if draft_model:
         group.add_argument(
@@ -129,7 +129,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = Tr
             "--model-draft",
             "--draft-model",
             metavar="FILE",
-            help="a draft model: a drafter in a file of its own",
+            help="a draft model: a drafter in its own file",
         )
 
 
@@ -149,7 +149,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         "--ctx-size",
         type=whole(1),
         metavar="N",
-        help="tokens that fit, prompt and text together (default: as many as are needed)",
+        help="context size: most tokens of prompt and text together (default: as many as needed)",
     )
     group.add_argument(
         "-b",
@@ -164,7 +164,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=whole(1),
         metavar="N",
-        help="default: all that this process may use",
+        help="threads that compute (default: as many as the machine grants this process)",
     )
     add_kv_option(group)
     group.add_argument(
@@ -200,17 +200,17 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=draft_length,
         default="auto",
         metavar="N",
-        help="most tokens drafted for each pass; 0: no drafts; auto (the default) measures "
-        "while it writes which length is fastest, and drafts nothing where that is",
+        help="most tokens drafted for each pass; 0: no drafts; auto (the default) measures which "
+        "length is fastest, 0 included, while it generates",
     )
     group.add_argument(
         "--draft-tree",
         type=tree_shape,
         metavar="DEPTH,WIDTH,NODES",
-        help="draft a tree: at each of DEPTH levels the WIDTH best tokens after the WIDTH best "
-        "ones, of which the NODES best are verified; --draft N makes it less deep",
+        help="draft a tree: at each of DEPTH levels the WIDTH best nodes get WIDTH children each; "
+        "the NODES best of all are verified; --draft N limits the depth",
     )
-    group.add_argument("--drafter", metavar="NAME", help="which one, where several fit")
+    group.add_argument("--drafter", metavar="NAME", help="which drafter, if several fit")
     group.add_argument(
         "--draft-sampler",
         choices=("coupled", "argmax"),
@@ -225,14 +225,14 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         type=probability,
         default=0.0,
         metavar="P",
-        help="stop drafting at a draft that is less probable (default: %(default)s)",
+        help="stop drafting at a draft less probable than P (default: %(default)s)",
     )
     group.add_argument(
         "--draft-vocabulary",
         type=draft_vocabulary,
         metavar="FILE|N",
-        help="draft only these tokens: those of a file that mtpcore vocabulary wrote, or the N "
-        "most frequent of the one beside the model (of a model in the package: in this folder)",
+        help="draft only some tokens: those in FILE, which mtpcore vocabulary wrote, or the N most "
+        "frequent in the file beside the model (for a demo, in the current folder)",
     )
 
 
@@ -259,10 +259,12 @@ def draft_vocabulary_of(options: argparse.Namespace, model: Model) -> DraftVocab
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Add the ways to give a prompt; ``check_prompt`` reads them."""
     prompt = parser.add_argument_group("prompt")
-    prompt.add_argument("text", nargs="?", type=text_of, metavar="PROMPT", help="a text")
+    prompt.add_argument(
+        "text", nargs="?", type=text_of, metavar="PROMPT", help="the text to continue"
+    )
     group = prompt.add_mutually_exclusive_group()
-    group.add_argument("-p", "--prompt", type=text_of, metavar="TEXT", help="the same as an option")
-    group.add_argument("-f", "--file", metavar="FILE", help="read the prompt; - reads stdin")
+    group.add_argument("-p", "--prompt", type=text_of, metavar="TEXT", help="PROMPT, as an option")
+    group.add_argument("-f", "--file", metavar="FILE", help="read the prompt; -: from stdin")
     group.add_argument("--prompt-tokens", type=token_ids, metavar="IDS", help="token ids, as 1,2,3")
 
 
@@ -270,7 +272,7 @@ def check_prompt(options: argparse.Namespace) -> None:
     """Let a prompt that is the second word be ``-p``; exit with code 2 where there are two."""
     if options.text is None:
         return
-    if any(one is not None for one in (options.prompt, options.file, options.prompt_tokens)):
+    if any(option is not None for option in (options.prompt, options.file, options.prompt_tokens)):
         options.parser.error(f"give one prompt: {PROMPTS}")
     options.prompt = options.text
 
@@ -298,7 +300,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
             ("--repeat-penalty", "--repetition-penalty"),
             float,
             "repetition_penalty",
-            "over prompt and text; 1 is none",
+            "penalty on tokens of prompt and text; 1: none",
         ),
         (("--frequency-penalty",), float, "frequency_penalty", "for each occurrence in the text"),
         (("--presence-penalty",), float, "presence_penalty", "for any occurrence in the text"),
@@ -316,14 +318,14 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="the same seed gives the same text; default: drawn and shown",
+        help="the same seed gives the same text (default: drawn at random and shown)",
     )
     group.add_argument(
         "--stream",
         type=int,
         default=0,
         metavar="N",
-        help="different streams give different texts of one seed",
+        help="different streams give different texts from one seed (default: 0)",
     )
 
 
@@ -358,8 +360,8 @@ def add_mtp_option(group: argparse._ArgumentGroup) -> None:
         "--mtp",
         choices=("keep", "only", "drop"),
         default="keep",
-        help="keep trunk and heads (the default), only the heads with the tables they share, or "
-        "drop the heads",
+        help="keep trunk and heads (the default), only the heads with the tables that they share "
+        "with the trunk, or drop the heads",
     )
 
 
@@ -371,11 +373,11 @@ def add_type_options(parser: argparse.ArgumentParser, default: str | None) -> No
         choices=OUT_TYPES,
         default=default,
         required=default is None,
-        help="of matrices" + (f" (default: {default})" if default else ""),
+        help="type of matrices" + (f" (default: {default})" if default else ""),
     )
     group.add_argument(
         "--mtp-type",
         choices=OUT_TYPES,
-        help="of the heads' matrices, which are all in a drafter with a file of its own (default: "
-        "as --outtype, but f16 for q8_0 and q8_0 for q4_0)",
+        help="type of the heads' matrices; in a draft model, of all (default: as --outtype, but "
+        "f16 for q8_0 and q8_0 for q4_0)",
     )

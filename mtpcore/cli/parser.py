@@ -1,4 +1,4 @@
-"""An argument parser that knows what a misspelt option was meant to be."""
+"""An argument parser that suggests the right spelling of a misspelt option."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         """Parse; exit with code 2 where an argument is unknown, naming the nearest known one."""
-        found, unknown = self.parse_known_args(args, namespace)
-        used: Parser = getattr(found, "parser", self)
+        options, unknown = self.parse_known_args(args, namespace)
+        used: Parser = getattr(options, "parser", self)
         if len(unknown) == 1 and not unknown[0].startswith("-"):
-            unknown = used.place(unknown[0], found)
+            unknown = used.place(unknown[0], options)
         if unknown:
             used.refuse(unknown)
-        return found
+        return options
 
-    def place(self, word: str, found: argparse.Namespace) -> list[str]:
+    def place(self, word: str, options: argparse.Namespace) -> list[str]:
         """Let a word be the first positional argument that was not given; return it if none is.
 
         ``argparse`` takes those that may be left out to be so at the first option.
         """
         for action in self._get_positional_actions():
-            if getattr(found, action.dest, word) is None:
+            if getattr(options, action.dest, word) is None:
                 try:
-                    setattr(found, action.dest, self._get_values(action, [word]))
+                    setattr(options, action.dest, self._get_values(action, [word]))
                 except argparse.ArgumentError as error:
                     self.error(str(error))
                 return []

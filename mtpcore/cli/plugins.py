@@ -13,7 +13,7 @@ from mtpcore.version import version
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "List what is installed: trunks, drafters, what they match and need"
+SUMMARY = "List installed plugins: trunks, drafters, which files they fit, what they need"
 EXAMPLES = f"""examples:
   mtpcore plugins
   mtpcore plugins --json | jq '.plugins[].drafters[].name'
@@ -30,11 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
     selected = os.environ.get(SWITCH)
-    found = [_describe(plugin, selected) for plugin in describe_plugins()]
+    described = [_describe(plugin, selected) for plugin in describe_plugins()]
     if options.json:
-        print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": found}))
+        print(json.dumps({"switch": SWITCH, "selected": selected, "plugins": described}))
         return 0
-    for plugin in found:
+    for plugin in described:
         print("\n".join(_lines(plugin)) + "\n")
     state = "is not set: all plugins are used" if selected is None else f"is {selected!r}"
     print(f"The environment variable {SWITCH} {state}.")
@@ -119,8 +119,8 @@ def _lines(plugin: dict[str, Any]) -> list[str]:
             taps = ", ".join(feed["taps"])
             lines.append(f"    reads    {taps} of {feed['from']}, pairing {feed['pairing']}")
             lines += [f"    because  {feed['evidence']}"] if feed["evidence"] else []
-        for own, *others in drafter["ties"]:
-            lines += [f"    borrows  {own} from {' or '.join(others)}"] if others else []
+        for own_name, *others in drafter["ties"]:
+            lines += [f"    borrows  {own_name} from {' or '.join(others)}"] if others else []
         if drafter["evidence"]:
             lines.append(f"    evidence {drafter['evidence']}")
     return lines

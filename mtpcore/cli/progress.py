@@ -1,4 +1,4 @@
-"""How far long work is: a bar on terminals, and elsewhere a line now and then."""
+"""Progress of long work: a bar on terminals, elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 

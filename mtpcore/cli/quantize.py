@@ -12,7 +12,7 @@ from mtpcore.conversion import quantize
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Write a model file with its tensors in other types, or a part of it"
+SUMMARY = "Convert a model file's tensors to other types, or extract its trunk or heads"
 EXAMPLES = """examples:
   mtpcore quantize model-f16.gguf model-q8_0.gguf --outtype q8_0
   mtpcore quantize model-f16.gguf model-q4_0.gguf --outtype q4_0 --mtp-type f16
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("files")
-    group.add_argument("source", metavar="IN", help="a GGUF file, of a split one the first part")
+    group.add_argument("source", metavar="IN", help="a GGUF file (the first part of a split one)")
     group.add_argument("out", metavar="OUT", help="the file to write; replaced if it exists")
     add_type_options(parser, None)
     add_mtp_option(group)

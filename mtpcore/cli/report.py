@@ -21,7 +21,7 @@ __all__ = [
 
 
 def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
-    """Return what is in force, wherever it came from."""
+    """Return the settings in effect."""
     llm = session.llm
     return {
         "model": str(session.model.path),
@@ -105,9 +105,9 @@ def _details(stats: Stats) -> list[str]:
     if stats.verify_steps:
         rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
         lines.append(f"acceptance rate by position of the draft: {rates}")
-    if stats.choices:
+    if stats.decisions:
         lengths = ", ".join(f"{k} in {n}" for k, n in sorted(stats.lengths.items()))
-        lines.append(f"drafts for a round: {lengths}; lastly {stats.choices[-1].reason}")
+        lines.append(f"drafts for a round: {lengths}; lastly {stats.decisions[-1].reason}")
     if stats.invalid:
         lines.append(f"{_count(stats.invalid, 'drafted id')} stood for no token")
     parts = {
@@ -128,12 +128,12 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+def first_difference(first: Sequence[int], other: Sequence[int]) -> int | None:
     """Return the first place where two texts differ, or None where they do not."""
-    if list(one) == list(other):
+    if list(first) == list(other):
         return None
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(other)))
 
 
 def compare(difference: int | None, drafted: Stats, plain: Stats, guarantee: str) -> str:

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="most tokens to write; -1: until the context is full (default: %(default)s)",
+        help="most tokens to generate; -1: until the context is full (default: %(default)s)",
     )
     text.add_argument(
         "--stop",
@@ -154,10 +154,9 @@ def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> i
 
 
 def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -> Request:
-    n_ctx = generator.cross.llm.n_ctx
     return generator.add(
         prompt,
-        max_tokens=n_ctx if options.predict < 0 else options.predict,
+        max_tokens=None if options.predict < 0 else options.predict,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
     )

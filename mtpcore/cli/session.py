@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -26,6 +27,7 @@ __all__ = [
     "open_model",
     "open_session",
     "require_drafter",
+    "show_reading",
 ]
 
 
@@ -130,31 +132,41 @@ def _prepare(source: Cross | Context) -> None:
     contexts = source.contexts.values() if isinstance(source, Cross) else [source]
     sizes: dict[tuple[Model, str], int] = {}
     for model, program in [(context.model, context.program) for context in contexts]:
-        own = model.tensors if model.repack else {}
-        for name in own.keys() & program.weights().keys():
+        own_tensors = model.tensors if model.repack else {}
+        for name in own_tensors.keys() & program.weights().keys():
             lender = model.target if name.startswith(TARGET) else None
-            sizes[lender or model, name.removeprefix(TARGET)] = own[name].n_bytes
+            sizes[lender or model, name.removeprefix(TARGET)] = own_tensors[name].n_bytes
     total, models = sum(sizes.values()), {model for model, _ in sizes}
 
     def count() -> tuple[int, int]:
         packed = {(model, key[2]) for model in models for key in list(model.packed)}
-        return sum(sizes.get(one, 0) for one in packed), total
+        return sum(sizes.get(name, 0) for name in packed), total
 
     with progress("packing weights", count, "bytes"):
         source.prepare()
+
+
+@contextmanager
+def show_reading(llm: Context, request: Request) -> Iterator[None]:
+    """Show a progress bar while the block runs and the request's prompt is read.
+
+    It counts what is processed, not what the KV cache holds already.
+    """
+
+    def count() -> tuple[float, int]:
+        left = len(request.prompt) - request.n_prefilled
+        done = request.n_prefilled - request.n_cached
+        return done + llm.progress * min(llm.n_batch, left), done + left
+
+    with progress("reading the prompt", count):
+        yield
 
 
 def finish(
     generator: Generator, request: Request, after_round: Callable[[], None] | None = None
 ) -> None:
     """Run a request to its end, with a progress bar while its prompt is read."""
-    llm = generator.cross.llm
-
-    def count() -> tuple[float, int]:
-        running = min(llm.n_batch, len(request.prompt) - request.n_prefilled)
-        return request.n_prefilled + llm.progress * running, len(request.prompt)
-
-    with progress("reading the prompt", count):
+    with show_reading(generator.cross.llm, request):
         while not request.done and request.n_prefilled < len(request.prompt):
             generator.step()
     while not request.done:
@@ -211,7 +223,7 @@ def require_drafter(path: str, draft_model: Model) -> None:
 def _choose(
     options: argparse.Namespace, model: Model, draft_model: Model | None
 ) -> DrafterSpec | None:
-    """Return the drafter to use, or None where the text is decoded plainly."""
+    """Return the drafter to use, or None to decode without drafts."""
     if options.draft == 0:
         named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
         if any(named):

@@ -1,4 +1,4 @@
-"""What people see: colours, text that grows, notes, numbers."""
+"""Output at the terminal: colours, streamed text, notes, numbers."""
 
 from __future__ import annotations
 

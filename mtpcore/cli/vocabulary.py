@@ -15,7 +15,7 @@ from mtpcore.errors import ModelFileError
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_options", "execute"]
 
-SUMMARY = "Count the tokens of a text, so that only frequent ones are drafted"
+SUMMARY = "Write a draft vocabulary: the frequent tokens of a text, which alone are drafted"
 EXAMPLES = """examples:
   mtpcore vocabulary model.gguf -f books.txt
   mtpcore run model.gguf -p "Once upon a time" --draft-vocabulary 32768
@@ -37,8 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--out",
         metavar="FILE",
-        help="default: MODEL.vocabulary.json beside the model; of a model in the package, in this "
-        "folder",
+        help="default: MODEL.vocabulary.json beside the model; for a demo, in the current folder",
     )
 
 

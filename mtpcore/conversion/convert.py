@@ -1,4 +1,4 @@
-"""From a published checkpoint to a model file."""
+"""Conversion of a published checkpoint to a model file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def convert(
         Folder of the target's checkpoint, for a drafter with a file of its own: its tokenizer is
         taken, and what the drafter's configuration does not say.
     plugins : Registry, optional
-        Who may declare the conversion; default: everybody who is installed.
+        The plugins to ask; default: all that are installed.
     report : callable, optional
 
     Returns

@@ -30,7 +30,7 @@ _Layers = Annotated[
 
 
 class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor of the file and what it is made of.
+    """One tensor of the file and its sources.
 
     Attributes
     ----------

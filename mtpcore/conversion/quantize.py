@@ -55,7 +55,7 @@ def quantize(
         ``keep`` what the file holds, ``only`` the heads (with the tables that they share with the
         trunk), or ``drop`` the heads.
     plugins : Registry, optional
-        Who may know the model; default: everybody who is installed.
+        The plugins to ask; default: all that are installed.
     report : callable, optional
 
     Returns

@@ -1,4 +1,4 @@
-"""Contexts in roles, the links between them, and what a round needs of them."""
+"""Crosses: contexts in roles and the links between them, which draft, verify and accept."""
 
 from mtpcore.cross.cross import Cross
 from mtpcore.cross.link import link

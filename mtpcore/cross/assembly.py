@@ -9,9 +9,9 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter, ProposerDrafter
-from mtpcore.drafting.feeders import Feeders, find_feeders
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.trees import TreeDrafter
+from mtpcore.drafting.upstream import UpstreamGraphs, find_upstream
 from mtpcore.errors import LinkError
 from mtpcore.graph import GraphType
 from mtpcore.links.links import Links
@@ -29,37 +29,37 @@ def make_drafters(roles: Mapping[str, GraphRunner | Proposer], links: Links) -> 
         Graphs that do not fit together or to the target, or a role that is neither.
     """
     runners = {name: role for name, role in roles.items() if isinstance(role, GraphRunner)}
-    found: dict[str, Drafter] = {}
+    drafters: dict[str, Drafter] = {}
     for name, role in roles.items():
         if isinstance(role, GraphRunner):
             spec = role.drafter
             if name == "llm" or spec is None or role.graph_type != GraphType.DRAFT:
                 continue
             if n_heads(spec) == 1:
-                found[name] = _graph_drafter(name, runners, links)
+                drafters[name] = _graph_drafter(name, runners, links)
             elif role.head == 0:
-                found[name] = _head_drafter(name, runners, links)
+                drafters[name] = _head_drafter(name, runners, links)
             else:  # it comes with the first head
                 find_heads(name.removesuffix(head_role("", role.head)), runners)
         elif offers(role, "propose"):
-            found[name] = ProposerDrafter(role)
+            drafters[name] = ProposerDrafter(role)
         else:
             raise LinkError(
                 "a role is a Context or a Proposer", where=name, got=type(role).__name__
             )
-    return found
+    return drafters
 
 
 def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> GraphDrafter:
     runner = runners[name]
     assert runner.drafter is not None
-    feeding = find_feeders(name, runners)
-    _check({name: runner, **feeding}, runners["llm"], runner.drafter)
+    further = find_upstream(name, runners)
+    _check({name: runner, **further}, runners["llm"], runner.drafter)
     links.declare(name)
-    inboxes = {role: links.inboxes(role) for role in feeding}
-    feeders = Feeders(name, runner.drafter, feeding, inboxes)
+    inboxes = {role: links.inboxes(role) for role in further}
+    upstream = UpstreamGraphs(name, runner.drafter, further, inboxes)
     kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
-    return kind(name, runner, feeders)
+    return kind(name, runner, upstream)
 
 
 def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> HeadDrafter:
@@ -75,14 +75,14 @@ def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -
 
 def _check(runners: Mapping[str, GraphRunner], target: GraphRunner, spec: DrafterSpec) -> None:
     """Refuse graphs of a drafter that are too small or cannot take its drafts back."""
-    for role, one in runners.items():
-        if one.n_ctx < target.n_ctx:
+    for role, runner in runners.items():
+        if runner.n_ctx < target.n_ctx:
             raise LinkError(
                 "the drafter's context is smaller than the target's",
                 where=role,
                 wanted=f"n_ctx {target.n_ctx}",
-                got=f"n_ctx {one.n_ctx}",
+                got=f"n_ctx {runner.n_ctx}",
             )
-    for one in (target, *runners.values()):
-        if one.memory is not None:
-            one.memory.allow_rewind(spec.limit + 1)
+    for runner in (target, *runners.values()):
+        if runner.memory is not None:
+            runner.memory.allow_rewind(spec.limit + 1)

@@ -1,4 +1,4 @@
-"""Arguments of a round that come by sequence."""
+"""Reading arguments of a round that are given by sequence."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def pairs_of(given: Any, where: str) -> Iterable[tuple[Any, Any]]:
 
 def read_ids(given: Any, where: str) -> dict[int, Any]:
     """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
-    found = {}
+    by_seq = {}
     for seq, ids in pairs_of(given, where):
         if not isinstance(ids, (list, DraftTree)):
             array = integers(ids, f"{where} of sequence {spell(seq)}")
             if array.ndim != 1:
                 raise BatchError("token ids have one axis", where=where, got=array.shape)
             ids = array.tolist()
-        found[seq] = ids
-    return found
+        by_seq[seq] = ids
+    return by_seq
 
 
 def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:
@@ -55,19 +55,19 @@ def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> 
     if type(unfinished) in (list, tuple) and not unfinished:
         return frozenset()
     try:
-        found = frozenset(islice(unfinished, len(prefill) + 1))
+        seqs = frozenset(islice(unfinished, len(prefill) + 1))
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(
             "not sequences whose prompts go on", where="unfinished", got=spell(unfinished)
         ) from error
-    if unknown := found - prefill.keys():
+    if unknown := seqs - prefill.keys():
         raise BatchError(
             "no prompt that could go on",
             where="unfinished",
             wanted=f"sequences of prefill: {list(prefill)}",
             got=spell(list(unknown)),
         )
-    return found
+    return seqs
 
 
 def read_processors(given: Any) -> dict[int, LogitsProcessor]:

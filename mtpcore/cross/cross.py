@@ -1,4 +1,4 @@
-"""Cross: named contexts, links between them, and acts that touch all of them or none."""
+"""Cross: named contexts, the links between them, and acts that change all of them or none."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Cross:
 
     @property
     def invalid(self) -> int:
-        """How many ids of drafters were no tokens."""
+        """How many ids from drafters were not in the vocabulary."""
         return self.speculation.trust.invalid
 
     @property
@@ -112,7 +112,7 @@ class Cross:
 
     @act
     def prepare(self) -> None:
-        """Make the plans of all contexts now, which packs the weights; see ``Context.prepare``."""
+        """Make the plans of all contexts and pack the weights now; see ``Context.prepare``."""
         for context in self.contexts.values():
             _ = context.runner.plan
 
@@ -153,7 +153,7 @@ class Cross:
         seq : int, or mapping of seq to k
             One sequence, or several that draft together.
         k : int, optional
-            How much to draft for one sequence; nothing, if it is left out.
+            How much to draft for one sequence; default: nothing.
         sampling : Sampling, or mapping of seq to Sampling
             The target's settings.
         draft_sampler : {"coupled", "argmax"}, or mapping of seq to them
@@ -165,7 +165,7 @@ class Cross:
         Returns
         -------
         list of int or DraftTree, or dict of seq to them
-            A tree where the drafter makes trees; it is at most ``k`` deep.
+            A tree if the drafter makes trees; it is at most ``k`` deep.
 
         Raises
         ------
@@ -177,8 +177,7 @@ class Cross:
             pairs_of(seq, "seq") if several else [(seq, 0 if k is None else k)]
         )
         least = {
-            one: read(setting_of(p_min, one), Probability, "p_min is a probability")
-            for one in wanted
+            s: read(setting_of(p_min, s), Probability, "p_min is a probability") for s in wanted
         }
         with self.transaction(wanted):
             drafts = self.speculation.draft(wanted, sampling, draft_sampler, least)
@@ -279,7 +278,7 @@ class Cross:
 
     @act
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
-        """Deliver rows from an outside engine as if ``role`` had made them.
+        """Deliver rows from another program as if ``role`` had computed them.
 
         Parameters
         ----------
@@ -376,8 +375,8 @@ class Cross:
         """Return each role's digest of a sequence; drafters are settled first."""
         self.llm.check_seq(seq)
         with self.transaction((seq,)):
-            found = {}
+            digests = {}
             for name, context in self.contexts.items():
                 self.speculation.settle(context.runner, seq)
-                found[name] = context.runner.digest(seq)
-            return found
+                digests[name] = context.runner.digest(seq)
+            return digests

@@ -19,8 +19,8 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.drafters import DeclaredProposer
-from mtpcore.drafting.feeders import order_graphs
 from mtpcore.drafting.heads import head_role, n_heads
+from mtpcore.drafting.upstream import order_graphs
 from mtpcore.drafting.vocabulary import find_rows
 from mtpcore.errors import GraphError, LinkError, PluginError, spell
 from mtpcore.graph import GraphType, Program
@@ -51,16 +51,16 @@ def link(
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
     drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
-        "auto" takes the model's drafter and decodes plainly where it has none, saying so in one
-        log line. Of several the first that proposes anything drafts.
+        "auto" takes the model's drafter; if it has none, the Cross decodes without drafts and a
+        log line says so. Of several, the first that proposes anything drafts.
     draft_model : Model, optional
-        The drafter's weights, where they lie in a file of their own.
+        The drafter's own model file, if it has one.
     tree : TreeShape, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
     draft_vocabulary : DraftVocabulary or path, optional
-        Tokens that drafters with graphs may draft: their output matrices are read in part, which
-        makes drafts cheaper where a vocabulary is large. The text is the same.
+        The tokens that drafters with graphs may draft: only these rows of their output matrices
+        are read, which makes drafts cheaper if the vocabulary is large. The text is the same.
 
     Raises
     ------
@@ -109,17 +109,17 @@ def _link(
 
 
 def _read_drafters(drafter: object) -> list[OneDrafter]:
-    """Return one drafter or several as a list; what is none is refused."""
+    """Return one drafter or several as a list; refuse anything else."""
     try:
         given: list[Any] = list(drafter) if isinstance(drafter, (list, tuple)) else [drafter]
     except Exception:  # whatever a caller's list raises
         given = [None]
-    for one in given:
-        if not isinstance(one, (str, DrafterSpec)) and not offers(one, "propose"):
+    for item in given:
+        if not isinstance(item, (str, DrafterSpec)) and not offers(item, "propose"):
             raise LinkError(
                 "no drafter is named by this",
                 wanted="'auto', a name, a DrafterSpec, a Proposer, or a list of them",
-                got=type(one).__name__,
+                got=type(item).__name__,
             )
     return given
 
@@ -152,15 +152,15 @@ def _roles(
     """Return the target and what drafts for it, by role."""
     roles: dict[str, Context | Proposer] = {"llm": llm}
     source = draft_model or llm.model
-    for number, one in enumerate(several):
+    for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
-        if not isinstance(one, (str, DrafterSpec)):
-            roles[role] = one
+        if not isinstance(wanted, (str, DrafterSpec)):
+            roles[role] = wanted
             continue
-        if one == "auto" and not source.drafters:
+        if wanted == "auto" and not source.drafters:
             logger.info("%s has no drafter: decoding without drafts", source.path)
             continue
-        spec = _find(source, one, tree)
+        spec = _find(source, wanted, tree)
         if spec.shape == "proposer":
             roles[role] = _proposer(llm, spec)
             continue
@@ -195,21 +195,21 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
     assert spec.proposer is not None
     try:
-        made = spec.proposer(llm.model)
+        proposer = spec.proposer(llm.model)
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
             f"no proposer could be made: {type(error).__name__}: {spell(error, str)}",
             where=where,
         ) from error
-    if not offers(made, "propose"):
-        raise PluginError("made no Proposer", where=where, got=type(made).__name__)
+    if not offers(proposer, "propose"):
+        raise PluginError("made no Proposer", where=where, got=type(proposer).__name__)
     logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
-    return DeclaredProposer(made, where)
+    return DeclaredProposer(proposer, where)
 
 
 def _compare_tokens(target: Model, source: Model) -> None:
     """Warn where a drafter's file spells tokens otherwise than its target's."""
-    ours, theirs = (one.metadata.get("tokenizer.ggml.tokens") for one in (target, source))
+    ours, theirs = (model.metadata.get("tokenizer.ggml.tokens") for model in (target, source))
     if not isinstance(ours, list) or not isinstance(theirs, list):
         return
     other = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b]
@@ -285,8 +285,8 @@ def _contexts(
     _check_slots(contexts, role, spec, where)
     _check_widths(contexts[role].program, spec, where)
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
-    own = spec.heads.order == "each-step" and spec.heads.hidden_from == "target"
-    if once and not own and spec.shape in ("chain", "tree"):
+    has_own_heads = spec.heads.order == "each-step" and spec.heads.hidden_from == "target"
+    if once and not has_own_heads and spec.shape in ("chain", "tree"):
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",
@@ -315,20 +315,20 @@ def _check_widths(program: Program, spec: DrafterSpec, where: str) -> None:
         if feed.graph or not feed.recycle or feed.slot not in program.inputs:
             continue
         slot = program.values[program.inputs[feed.slot]].shape
-        made = program.shape(feed.recycle)
-        if made[0] != slot[0]:
+        shape = program.shape(feed.recycle)
+        if shape[0] != slot[0]:
             raise LinkError(
                 f"the recycled output {feed.recycle!r} has other rows",
                 where=f"{where}: slot {feed.slot!r}",
                 wanted=slot,
-                got=made,
+                got=shape,
                 fix="recycle what stands before g.output_rows",
             )
-        if made[1:] != slot[1:]:
+        if shape[1:] != slot[1:]:
             raise LinkError(
                 f"the recycled output {feed.recycle!r} is of another width",
                 where=f"{where}: slot {feed.slot!r}",
                 wanted=f"{slot[1]} values a row",
-                got=" x ".join(map(str, made[1:])),
+                got=" x ".join(map(str, shape[1:])),
                 fix="convert the drafter again; in a new graph: recycle rows of the slot's width",
             )

@@ -1,4 +1,4 @@
-"""Who uses which sequence of a Cross, so that several can take turns on it."""
+"""Which generator uses which sequence of a Cross, so that several can share it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Owners"]
 class Owners:
     """One owner or none for each sequence; what was processed by hand has none and is no-one's.
 
-    A sequence that its owner released with tokens keeps them until somebody claims it.
+    A sequence that its owner released with tokens keeps them until another owner claims it.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class Owners:
 
     def find(self, owner: object) -> int | None:
         """Return the sequence that is ``owner``'s; None where it has none."""
-        return next((seq for seq, one in enumerate(self._owners) if one is owner), None)
+        return next((seq for seq, holder in enumerate(self._owners) if holder is owner), None)
 
     def free(self) -> list[int]:
         """Return the sequences that may be claimed: empty ones, and those that were released."""
@@ -44,7 +44,7 @@ class Owners:
         self._owners[seq] = None
 
     def describe(self) -> list[str]:
-        """Return who or what keeps each sequence from being claimed, in words."""
+        """Say in words why each sequence cannot be claimed."""
         free = self.free()
         return [
             f"sequence {seq}: {n} tokens processed by hand"

@@ -1,4 +1,4 @@
-"""What a Cross knows of one sequence; everything per sequence lives here and nowhere else."""
+"""All that a Cross knows of one sequence: its tokens, pending token and undecided draft."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
-from mtpcore.boundary.arrays import is_whole
+from mtpcore.boundary.arrays import is_integer
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
@@ -160,7 +160,9 @@ class SequenceStates:
 
     def of(self, seqs: Iterable[int]) -> list[SequenceState]:
         """Return the states of those that are numbers of sequences."""
-        return [self._states[seq] for seq in seqs if is_whole(seq) and 0 <= seq < len(self._states)]
+        return [
+            self._states[seq] for seq in seqs if is_integer(seq) and 0 <= seq < len(self._states)
+        ]
 
     def checked(self, seq: int) -> SequenceState:
         """Return the state of a sequence; raise BatchError where there is none of this number."""
@@ -235,10 +237,10 @@ class SequenceStates:
     def note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Note the tokens of these rows, by sequence, which the target has processed."""
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
-        for seq, mine in rows.items():
+        for seq, indices in rows.items():
             state = self._states[seq]
-            state.append(int(output.pos[mine[0]]), batch.tokens[mine])
-            newest = wanted.get(int(mine[-1]))
+            state.append(int(output.pos[indices[0]]), batch.tokens[indices])
+            newest = wanted.get(int(indices[-1]))
             if newest is None:
                 continue
             token = output.chosen_at(newest)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.acts.journal import Saved
-from mtpcore.backends.base import Choices
+from mtpcore.backends.base import FusedSampling
 from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.by_sequence import setting_of
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
-from mtpcore.cross.verification import RoundBatch, tree_rows, walk
+from mtpcore.cross.verification import RoundBatch, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob
 from mtpcore.errors import BatchError, CapacityError, LinkError
@@ -103,22 +103,22 @@ class Speculation:
     ) -> dict[int, Draft]:
         """Draft up to so many tokens for each sequence; see ``Cross.draft``."""
         jobs = []
-        for one, n in wanted.items():
-            state, settings = self.states[one], setting_of(sampling, one)
-            self.states.choose(one, settings)
+        for s, n in wanted.items():
+            state, settings = self.states[s], setting_of(sampling, s)
+            self.states.choose(s, settings)
             n = min(n, max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
             if n and self.drafters and state.n_known < state.n:
-                self.trust.pause(one, state.n_known)
+                self.trust.pause(s, state.n_known)
             elif n:
-                sampler = self.states.sampler(one, settings, setting_of(draft_sampler, one))
-                text, least = state.history[: state.n + 1], setting_of(p_min, one)
-                jobs.append(DraftJob(one, text, state.n_prompt, n, sampler, least))
-        drafts: dict[int, Draft] = {one: [] for one in wanted}
+                sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
+                text, least = state.history[: state.n + 1], setting_of(p_min, s)
+                jobs.append(DraftJob(s, text, state.n_prompt, n, sampler, least))
+        drafts: dict[int, Draft] = {s: [] for s in wanted}
         for name, drafter in self.drafters.items():
             open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
             if open_jobs:
-                for one, draft in drafter.draft(list(open_jobs.values())).items():
-                    drafts[one] = self.trust.check(name, open_jobs[one], draft)
+                for s, draft in drafter.draft(list(open_jobs.values())).items():
+                    drafts[s] = self.trust.check(name, open_jobs[s], draft)
         return drafts
 
     # Verifying
@@ -148,11 +148,11 @@ class Speculation:
             return {}
         batch = rows.batch()
         self._round = rows
-        output = self.target.process(batch, self._choices(rows, batch, sampling, processors))
+        output = self.target.process(batch, self._fused_sampling(rows, batch, sampling, processors))
         self._round = None
         begin = perf_counter()
         verdicts = {
-            seq: self._walk(
+            seq: self._match(
                 seq,
                 batch,
                 span,
@@ -170,31 +170,31 @@ class Speculation:
         for seq, ids in prefill.items():
             self._diverge(self.states[seq], seq, int(ids[0]))
         if prefill:
-            self.states.note(batch, output, {seq: output.rows[seq] for seq in prefill})
+            self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in prefill})
         return verdicts
 
-    def _choices(
+    def _fused_sampling(
         self,
         rows: RoundBatch,
         batch: Batch,
         sampling: Samplings,
         processors: Mapping[int, LogitsProcessor],
-    ) -> Choices | None:
-        """Return who chooses while logits are made; None where all of these are needed.
+    ) -> FusedSampling | None:
+        """Return the samplers of a pass; None if all logits are needed.
 
-        Those of prompts are kept until somebody chooses, and those that a processor sees are made.
+        Logits of prompts are kept until a token is chosen; a logits processor needs them, too.
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
-            if sampler.is_race and seq not in processors:
+            if sampler.is_gumbel_max and seq not in processors:
                 samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
-        return Choices(samplers=samplers, indices=(pos + 1).tolist())
+        return FusedSampling(samplers=samplers, indices=(pos + 1).tolist())
 
-    def _walk(
+    def _match(
         self,
         seq: int,
         batch: Batch,
@@ -207,7 +207,7 @@ class Speculation:
         state, sampler = self.states[seq], self.states.sampler(seq, sampling)
         begin, end = span  # of rows, and of logits: those of drafts come first
         history = state.history[: state.n + end - begin]
-        history[state.n] = batch.tokens[begin]  # beyond n it is nobody's until it is accepted
+        history[state.n] = batch.tokens[begin]  # behind n nothing counts until it is accepted
 
         def choose(row: int, tokens: NDArray[np.int32]) -> int:
             token = output.chosen_at(begin + row)
@@ -216,7 +216,7 @@ class Speculation:
             logits = process_logits(processor, tokens, output.logits_at(begin + row))
             return sampler.choose(logits, tokens, state.n_prompt, len(tokens))
 
-        return walk(draft, choose, history)
+        return match_drafts(draft, choose, history)
 
     def _deliver_paths(
         self, rows: RoundBatch, output: Output, verdicts: Mapping[int, Verdict]
@@ -225,17 +225,19 @@ class Speculation:
         if not rows.branching:
             return
         paths = {seq: tree_rows(verdicts[seq].path) for seq in rows.branching}
-        for seq, mine in output.rows.items():
-            self.target.keep(seq, paths.get(seq, range(len(mine))))
-        self.links.post("llm", output, {seq: output.rows[seq][path] for seq, path in paths.items()})
+        for seq, indices in output.rows_of_seq.items():
+            self.target.keep(seq, paths.get(seq, range(len(indices))))
+        self.links.post(
+            "llm", output, {seq: output.rows_of_seq[seq][path] for seq, path in paths.items()}
+        )
 
     def _deliverer(self, role: str) -> Deliver:
         def deliver(batch: Batch, output: Output) -> None:
-            target, told = role == "llm", output.rows
+            target, delivered = role == "llm", output.rows_of_seq
             if target and self._round is not None:  # of a tree the path taken is delivered later
                 branching = self._round.branching
-                told = {seq: mine for seq, mine in told.items() if seq not in branching}
-                self.links.post(role, output, told)
+                delivered = {seq: rows for seq, rows in delivered.items() if seq not in branching}
+                self.links.post(role, output, delivered)
                 return
             if batch.parent is not None:
                 raise LinkError(
@@ -244,11 +246,11 @@ class Speculation:
                     fix="give the tree to verify() of its Cross, or use a context of its own",
                 )
             if target:
-                for seq, mine in told.items():
-                    self._diverge(self.states.decided(seq), seq, int(batch.tokens[mine[0]]))
-            self.links.post(role, output, told)
+                for seq, rows in delivered.items():
+                    self._diverge(self.states.decided(seq), seq, int(batch.tokens[rows[0]]))
+            self.links.post(role, output, delivered)
             if target:
-                self.states.note(batch, output, told)
+                self.states.note(batch, output, delivered)
 
         return deliver
 
@@ -321,7 +323,7 @@ class Speculation:
         other.set_stream(stream)
 
     def remove(self, seq: int) -> None:
-        """Forget a whole sequence, in every role; twice is once."""
+        """Forget a whole sequence, in every role; an empty one stays empty."""
         for _, runner in self._others.items():
             runner.rewind(seq, 0)
         for drafter in self.drafters.values():

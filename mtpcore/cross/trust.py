@@ -1,4 +1,4 @@
-"""What drafters return, cut where it cannot be a draft: nobody trusts them."""
+"""Checks of what drafters return, which is untrusted: it is cut to a valid draft."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.boundary.arrays import is_whole
+from mtpcore.boundary.arrays import is_integer
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import DraftJob
 from mtpcore.errors import spell
@@ -20,7 +20,7 @@ logger = logging.getLogger("mtpcore")
 
 
 class Trust:
-    """Cuts drafts at what is no token of the target or does not fit; counts it, warns once.
+    """Cuts drafts at ids outside the vocabulary or beyond the room; counts them, warns once.
 
     ``invalid`` counts ids that are no tokens, ``paused`` sequences that no drafter can follow.
 
@@ -35,7 +35,7 @@ class Trust:
         self._warned = False
 
     def check(self, name: str, job: DraftJob, draft: Any) -> Draft:
-        """Return what is good of a drafter's draft: its beginning, or a tree's upper part."""
+        """Return the valid part of a draft: its beginning, or a tree's upper part."""
         if isinstance(draft, DraftTree):
             return self._check_tree(name, job, draft)
         return self._check_chain(name, job.seq, draft, job.k)
@@ -47,7 +47,7 @@ class Trust:
             self._warn(name, seq, f"more than {k} drafts; the others are dropped")
         good: list[int] = []
         for token in ids[:k]:
-            if not is_whole(token) or not 0 <= token < n_vocab:
+            if not is_integer(token) or not 0 <= token < n_vocab:
                 self.invalid += 1
                 self._warn(name, seq, f"{spell(token)} is no token; drafts end before it")
                 break
@@ -55,7 +55,7 @@ class Trust:
         return good
 
     def _check_tree(self, name: str, job: DraftJob, tree: DraftTree) -> DraftTree:
-        """Cut ids that are none, with what follows them; then what is too deep or has no room."""
+        """Cut invalid ids with their descendants, then nodes that are too deep or have no room."""
         n_vocab, depth = self._target.model.hparams.n_vocab, tree.depth
         kept = np.zeros(len(tree), bool)
         for node, above in enumerate(tree.parent.tolist()):

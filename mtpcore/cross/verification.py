@@ -1,4 +1,4 @@
-"""One round: drafts of any shape and prompts in one batch, and the way through a draft."""
+"""The batch of a round, with drafts and prompts, and the comparison of drafts and choices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mtpcore.cross.sequence import Verdict
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.runtime.batch import Batch
 
-__all__ = ["RoundBatch", "draft_batch", "tree_rows", "walk"]
+__all__ = ["RoundBatch", "draft_batch", "tree_rows", "match_drafts"]
 
 
 class RoundBatch:
@@ -83,7 +83,7 @@ def draft_batch(seq: int, n: int, pending: int, draft: Draft) -> Batch:
     return rows.batch()
 
 
-def walk(
+def match_drafts(
     draft: Draft,
     choose: Callable[[int, NDArray[np.int32]], int],
     history: NDArray[np.int32],
@@ -99,7 +99,7 @@ def walk(
         The tokens up to the pending one and room; the path is written there.
     """
     if not isinstance(draft, DraftTree):
-        return _follow(draft, choose, history)
+        return _match_chain(draft, choose, history)
     children: dict[int, dict[int, int]] = {}
     pairs = zip(draft.parent.tolist(), draft.tokens.tolist(), strict=True)
     for node, (above, token) in enumerate(pairs):
@@ -119,7 +119,7 @@ def walk(
     return Verdict(len(path), chosen[-1], tuple(chosen), tuple(path))
 
 
-def _follow(
+def _match_chain(
     draft: Sequence[int],
     choose: Callable[[int, NDArray[np.int32]], int],
     history: NDArray[np.int32],

@@ -1,1 +1,1 @@
-"""What plugins declare and the core reads: models, drafters, checkpoints, draft trees."""
+"""What plugins declare: models, drafters, checkpoints, draft trees."""

@@ -27,7 +27,7 @@ Array = NDArray[np.generic]
 
 
 class Key(msgspec.Struct, frozen=True):
-    """A key whose value stands in a declaration, and what holds where it is missing."""
+    """A metadata key that holds the value of a field, and the default for files without it."""
 
     name: str
     default: bool | int | float | str | None = None
@@ -141,7 +141,7 @@ class Shards(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rename(msgspec.Struct, frozen=True):
-    """A tensor of the checkpoint and the file's tensor that is made of it.
+    """A tensor of the checkpoint, and the file's tensor that is made from it.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ Tokens = tuple[tuple[str, str], ...]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """How published checkpoints spell a model, or the heads behind one.
+    """How published checkpoints name the tensors and settings of a trunk, or of its heads.
 
     A trunk's and its heads' tables are used together: ``convert --mtp keep`` takes both, ``drop``
     the trunk's alone. Tensors that stand in no table are an error.

@@ -1,4 +1,4 @@
-"""What holds for every declaration: types of all fields, and rules between them.
+"""Checks of declarations: types of all fields, and rules between them.
 
 Python does not check a struct's fields when a plugin fills it in; this does, at the door, so that
 nothing behind it has to.
@@ -94,14 +94,14 @@ def _matcher(hint: Any) -> Matcher:
     if origin is Literal:
         return lambda value, where: isinstance(value, str) and value in args
     if origin in (Union, types.UnionType):
-        matchers = [_matcher(one) for one in args]
+        matchers = [_matcher(part) for part in args]
         return lambda value, where: any(matches(value, where) for matches in matchers)
     if origin is tuple:
-        return _tuple_matcher([_matcher(one) for one in args if one is not Ellipsis], args)
+        return _tuple_matcher([_matcher(part) for part in args if part is not Ellipsis], args)
     if origin is frozenset:
         is_one = _matcher(args[0])
         return lambda value, where: (
-            isinstance(value, frozenset) and all(is_one(one, where) for one in value)
+            isinstance(value, frozenset) and all(is_one(part, where) for part in value)
         )
     if origin is Callable:
         return lambda value, where: callable(value)
@@ -129,8 +129,8 @@ def _tuple_matcher(matchers: list[Matcher], args: tuple[Any, ...]) -> Matcher:
             return False
         wanted = matchers * len(value) if is_long else matchers
         return len(value) == len(wanted) and all(
-            is_one(one, f"{where}[{i}]")
-            for i, (one, is_one) in enumerate(zip(value, wanted, strict=True))
+            is_one(item, f"{where}[{i}]")
+            for i, (item, is_one) in enumerate(zip(value, wanted, strict=True))
         )
 
     return matches

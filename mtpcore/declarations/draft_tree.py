@@ -1,4 +1,4 @@
-"""Drafts that branch: several guesses at the same place."""
+"""Draft trees: several guesses for the same position."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ I32 = NDArray[np.int32]
 
 
 class DraftTree:
-    """Guesses of what follows the pending token, several of them at one place.
+    """Drafts that branch after the pending token.
 
-    Each path from the pending token downwards is one guess at the text; paths share their
-    beginnings. Nodes stand in the order of their worth: where room is short a tree is cut from its
-    end, and what is left is a tree again.
+    Each path down from the pending token is one possible continuation; paths share their
+    beginnings. Nodes come best first: if there is no room for all, the last ones are dropped, and
+    the rest is a tree.
 
     Parameters
     ----------
@@ -101,11 +101,11 @@ class DraftTree:
     @property
     def depth(self) -> I32:
         """int32[n]: how many tokens after the pending one each node stands, from 1."""
-        found = np.ones(len(self), np.int32)
+        depths = np.ones(len(self), np.int32)
         for node, above in enumerate(self.parent.tolist()):
             if above >= 0:
-                found[node] = found[above] + 1
-        return found
+                depths[node] = depths[above] + 1
+        return depths
 
     @property
     def is_chain(self) -> bool:

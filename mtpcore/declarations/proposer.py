@@ -18,9 +18,8 @@ __all__ = ["Proposer"]
 class Proposer(Protocol):
     """Proposes the next tokens of a sequence; what it returns is not trusted.
 
-    The abstract base to derive from, and a protocol: any object with a fitting ``propose`` will do.
-    The whole history comes with every call, so a proposer needs no memory of its own and need not
-    be told of rejections.
+    Derive from it, or give any object with such a method ``propose``. The whole history comes with
+    every call, so a proposer keeps no state and need not know which drafts were rejected.
     """
 
     @abstractmethod
@@ -30,7 +29,7 @@ class Proposer(Protocol):
         Parameters
         ----------
         seq : int
-            The sequence's number; a number is used again once its sequence has gone.
+            The sequence's number; it is used again for another text after the sequence's end.
         tokens : ndarray, int32[n]
             All tokens so far, the newest last; a copy.
         k : int

@@ -1,4 +1,4 @@
-"""Declarations: what trunks and drafters say about themselves; data only, no behaviour.
+"""Declarations of trunks and drafters, as plain data.
 
 Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
 a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
@@ -45,17 +45,18 @@ Pairing = Literal["next-token", "same-token"]
 """Which hidden row meets which token row.
 
 ``next-token``: token p with the source's row p - 1 (the row that predicted it); the first token of
-a sequence has none, and no entry. ``same-token``: token p with row p.
-An entry is always counted by its token, p; some engines count the same pairs by the hidden row's
-position, which turns every RoPE by one more step and so changes no attention score.
+a sequence has none, so the head does not read it. ``same-token``: token p with row p.
+Keys and values are stored at the position of the token, p. Some engines store the same pairs at the
+position of the hidden row, which rotates all keys and queries by one step less and so changes no
+attention score.
 """
 
 
 class ModelSizes(Protocol):
-    """Hyper-parameters as everybody but a family's own graphs sees them.
+    """The hyper-parameters that every family has.
 
-    A drafter in a file of its own also has ``target_width``, the width of the target's taps.
-    ``rotary_axes``, the axes of a position, are one where they are left out.
+    A draft model also has ``target_width``, the width of the target's taps. ``rotary_axes``, the
+    axes of a position, are 1 if they are left out.
     """
 
     @property
@@ -68,7 +69,7 @@ class ModelSizes(Protocol):
 
     @property
     def n_layers(self) -> int:
-        """Layers of the trunk alone; a drafter in a file of its own may do without."""
+        """Layers of the trunk alone; a draft model may lack it."""
 
 
 Builder = Callable[..., object]
@@ -99,14 +100,14 @@ class Tap(msgspec.Struct, frozen=True):
             It is no spelling.
         """
         spelled = str(text) if isinstance(text, Tap) and _is_tap(text) else text
-        found = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
-        if not found:
+        match = _TAP.fullmatch(spelled) if isinstance(spelled, str) else None
+        if not match:
             raise PluginError(
                 "not a tap",
                 where=spell(text),
                 wanted="'hidden', 'residual', 'layer_input:3' or a name the graph gives",
             )
-        point, layer = found[1], None if found[2] is None else int(found[2])
+        point, layer = match[1], None if match[2] is None else int(match[2])
         if (point == "layer_input") != (layer is not None):
             raise PluginError("layer_input takes a layer, no other tap does", where=spell(text))
         return text if isinstance(text, Tap) else cls(point, layer)
@@ -123,7 +124,7 @@ def _is_tap(tap: Tap) -> bool:
 
 
 def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
-    """Return the taps that are spelled, one or several; raise PluginError for what is none."""
+    """Return taps from their spellings, one or several; raise PluginError for an invalid one."""
     if isinstance(taps, (str, Tap)):
         return (Tap.parse(taps),)
     wanted = "a sequence of taps"
@@ -144,12 +145,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
     """A slot of a graph and where its rows come from.
 
-    ``taps`` are joined in order along the last axis; ``layer_input:`` with a metadata key instead
-    of a number stands for one tap for each layer listed there. ``src`` is whose taps they are: the
-    ``target`` or one of the drafter's own graphs, by the name of its type; ``graph`` is whose slot
-    it is (empty: the graph that drafts). ``recycle`` names the graph output that takes the slot's
-    place in later draft steps, None where nothing is recycled. ``evidence`` says where the choice
-    of tap and pairing comes from.
+    ``taps`` are concatenated in order along the last axis; ``layer_input:`` with a metadata key
+    instead of a number stands for one tap for each layer listed there. ``src`` has the taps: the
+    ``target`` or one of the drafter's own graphs, by the name of its type. ``graph`` has the slot
+    (empty: the graph that drafts). ``recycle`` names the graph output that feeds the slot in later
+    draft steps; None: nothing is recycled. ``evidence`` is the source for tap and pairing.
     """
 
     slot: str
@@ -166,10 +166,10 @@ TARGET = "target:"
 
 
 class Tie(msgspec.Struct, frozen=True):
-    """A weight that may live under several names: the first present one is used.
+    """A weight that may have several names: the first one in the file is used.
 
-    ``{n}`` in a name stands for the head's block; a candidate ``target:name`` lies in the linked
-    target's file.
+    ``{n}`` in a name stands for the head's block; a candidate ``target:name`` is in the file of the
+    linked target.
     """
 
     tensor: str
@@ -177,7 +177,7 @@ class Tie(msgspec.Struct, frozen=True):
 
 
 def first_of(*names: str) -> Tie:
-    """Return the tie whose own name is the first of ``names`` and which falls back in order."""
+    """Return the tie of a weight called by the first of ``names``; the others stand in for it."""
     return Tie(names[0], names)
 
 
@@ -215,7 +215,7 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model files a spec fits: by architecture and by the tensors that are there.
+    """Which model files a declaration fits: by architecture and by the tensors they have.
 
     ``architectures``: empty means all. ``tensors`` must all be present and those of ``absent`` all
     missing; ``{n}`` stands for the first head's block. Presence of tensors decides; a metadata key
@@ -232,7 +232,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A trunk: which files it fits, its hyper-parameters and its graph.
+    """The declaration of a trunk: which files it fits, its hyper-parameters and its graph.
 
     Attributes
     ----------
@@ -253,7 +253,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
     checkpoint : Checkpoint, optional
     plugin : str
-        Who declared it; filled in at load.
+        The plugin that declared it; filled in at load.
     """
 
     name: str
@@ -269,7 +269,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter: everything the core must know, and its graph.
+    """The declaration of a drafter: everything that the core must know of it, and its graph.
 
     Attributes
     ----------
@@ -290,12 +290,12 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
         without it drafts all of the target's tokens.
     limit : int
-        The longest draft that makes sense. The number of heads bounds it where each drafts a step.
+        The longest draft that makes sense; at most the number of heads, if each drafts one step.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str
-        Another drafter of the plugin, whose head this is, fed in another way: for comparison, and
-        taken only where a caller names it.
+        Another drafter of the plugin, whose head this one feeds in another way, for comparison. A
+        variant is used only if a caller names it.
     graphs : tuple of (str, callable)
         Further graphs (a fusion of taps) by the name of their type. Each has a context of its own,
         in the role ``<role of the drafter>_<type of the graph>``.
@@ -304,7 +304,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
         tokens.
     standalone : bool
-        Whether the drafter is a model file of its own, with an architecture of its own.
+        Whether it is a draft model, in its own file with its own architecture.
     min_types, checkpoint, plugin
         As a ModelSpec's.
     evidence : str
@@ -334,10 +334,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object) -> DrafterSpec:
-    """Return another way to use a drafter's weights, which is taken only where it is named.
+    """Return a variant: another way to use a drafter's weights, used only if a caller names it.
 
-    Checkpoints are converted, and counts of heads are compared with the metadata, for the drafter
-    itself.
+    Conversion of checkpoints, and the check of the number of heads, stay with the drafter itself.
 
     Parameters
     ----------

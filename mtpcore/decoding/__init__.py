@@ -3,19 +3,22 @@
 from mtpcore.decoding.generator import Generator
 from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.length import controller_for, default_length
-from mtpcore.decoding.lengths.policy import Choice, LengthPolicy, Round
+from mtpcore.decoding.lengths.policy import LengthDecision, LengthPolicy, Round
 from mtpcore.decoding.logprobs import TokenLogprobs
+from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions
 from mtpcore.decoding.request import FinishReason, Request
 from mtpcore.decoding.simulated import SimulatedAcceptance
 from mtpcore.decoding.stats import Stats
 
 __all__ = [
-    "Choice",
+    "REQUEST_DEFAULTS",
+    "LengthDecision",
     "Controller",
     "FinishReason",
     "Generator",
     "LengthPolicy",
     "Request",
+    "RequestOptions",
     "Round",
     "Stats",
     "SimulatedAcceptance",

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, Unpack
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Flag, expect, offers, read
+from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
+from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions, complete_options
 from mtpcore.decoding.request import (
     Progress,
     Request,
@@ -26,31 +28,33 @@ from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
-from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
+from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]
 
+_show_options = show_options(RequestOptions, REQUEST_DEFAULTS)
+
 
 class Generator:
-    """Runs requests on a Cross, or plainly on a bare LLM context.
+    """Runs requests on a Cross, or without drafts on an LLM context alone.
 
-    Its calls are those of the Cross: one at a time, another one meanwhile is a BusyError.
+    Only one call runs at a time on a Cross with its generators: a second one is a BusyError.
 
     Parameters
     ----------
     source : Cross or Context
-        Where to run; its empty sequences are used, and those of other generators left alone.
+        Where to run. Only its empty sequences are used, so generators can share it.
     sampling : Sampling, optional
         Default settings; default: temperature 1 with a seed drawn and recorded.
     draft : int or "auto"
-        Default longest draft; 0 decodes plainly; "auto" measures which length is fastest, and
-        drafts nothing where that is. The tokens are the same for every value.
+        Default for the longest draft; 0: no drafts; "auto" measures which length is fastest, 0
+        included. The tokens are the same for every value.
     draft_sampler : {"coupled", "argmax"}
         How drafts are chosen.
     p_min : float
         A draft less probable than this ends the drafts.
     lengths : LengthPolicy, optional
-        What chooses the lengths of "auto"; default: a ``Controller`` that learns from the rounds.
+        Chooses the lengths for "auto"; default: a ``Controller`` that learns from the rounds.
     prefix_caching : bool
         Whether a finished request leaves its tokens in the KV cache, so that a later request whose
         prompt begins with the same tokens processes only the others. The text is the same.
@@ -111,42 +115,30 @@ class Generator:
         )
 
     @act
-    def add(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-    ) -> Request:
+    @_show_options
+    def add(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Queue a request; ``step`` works on it.
 
         Parameters
         ----------
         prompt : sequence of int
             Token ids, one or more.
-        sampling, draft, draft_sampler, p_min
-            This request's; default: the generator's.
-        max_tokens : int
-            The longest text.
-        stop : sequence of str
+        max_tokens : int, optional
+            The longest text; None: until the context is full. Default: 128.
+        stop : str or sequence of str
             The text ends before the first of these.
         ignore_eos : bool
             Whether the text goes on after end-of-text tokens.
+        sampling, draft, draft_sampler, p_min
+            This request's; default: the generator's.
         logprobs : int, optional
-            Note each token's log-probability and those of the n likeliest, in
-            ``Request.logprobs``; 0 notes the token's alone. Default: none.
+            Record each token's log-probability and those of the n likeliest tokens in
+            ``Request.logprobs``; 0 records the token's alone. Default: none.
         logits_processor : callable, optional
-            Is called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab],
-            once for each token of the text, in order, and may change the logits in place: before
-            bias, penalties and cuts. Drafts do not change what it is called with. What it raises
-            comes out of ``step``, which undoes the round; the next round calls it again.
+            Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
+            for each token of the text, in order. It may change the logits in place, before bias,
+            penalties and cuts. With drafts it gets the same calls as without. If it raises,
+            ``step`` undoes the round and raises; the next round calls it again.
 
         Raises
         ------
@@ -154,64 +146,39 @@ class Generator:
             A prompt that cannot be processed, or that fills the context.
         SamplingError
             Settings that are none.
+        TypeError
+            An option that is unknown.
         """
-        request = self.request(
-            prompt,
-            sampling=sampling,
-            draft=draft,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            draft_sampler=draft_sampler,
-            p_min=p_min,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        request = self.request(prompt, **options)
         self._queue(request)
         return request
 
-    def request(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-    ) -> Request:
+    @_show_options
+    def request(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
         """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes.
 
         Parameters
         ----------
-        prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
-            As in ``add``.
-        logprobs, logits_processor
+        prompt : sequence of int
+            Token ids, one or more.
+        **options
             As in ``add``.
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError
+        BatchError, CapacityError, SamplingError, TypeError
             As ``add``.
         """
         llm = self.cross.llm
-        request = Request(
-            prompt,
-            sampling=self.sampling if sampling is None else sampling,
-            draft=self.draft if draft is None else draft,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            draft_sampler=self.draft_sampler if draft_sampler is None else draft_sampler,
-            p_min=self.p_min if p_min is None else p_min,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-            tokenizer=llm.model.tokenizer,
+        own = RequestOptions(
+            max_tokens=llm.n_ctx,
+            sampling=self.sampling,
+            draft=self.draft,
+            draft_sampler=self.draft_sampler,
+            p_min=self.p_min,
         )
+        tokenizer = llm.model.tokenizer
+        request = Request(prompt, complete_options(options, own), tokenizer=tokenizer)
         n_vocab = llm.model.hparams.n_vocab
         bad = [t for t in request.prompt if not 0 <= t < n_vocab]
         if bad:
@@ -229,7 +196,7 @@ class Generator:
 
     @act
     def queue(self, request: Request) -> None:
-        """Let rounds work on a request; twice is once."""
+        """Let rounds work on a request; queueing it twice makes no difference."""
         self._queue(expect(request, Request, "queue() takes a request"))
 
     def _queue(self, request: Request) -> None:
@@ -240,7 +207,7 @@ class Generator:
 
     @property
     def active(self) -> bool:
-        """Whether requests are queued or running; those of interrupted readers rest."""
+        """Whether requests are queued or running; those of interrupted readers do not count."""
         self.cross.journal.settle()
         return any(not (request.done or request.resting) for request in self._requests)
 
@@ -268,60 +235,42 @@ class Generator:
                 transaction.commit(partial(self._publish, ended))
             self._forget_finished()
 
-    def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        draft_sampler: DraftSampler | None = None,
-        p_min: float | None = None,
-    ) -> Iterator[int]:
+    @_show_options
+    def generate(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
-        Where something interrupts it, the next ``next()`` goes on: no token is lost or given twice.
-        Until then the request rests, and it gives way where another one needs its sequence.
+        After an interrupt ``next()`` goes on: no token is lost or given twice. Until then the
+        request rests, and is cancelled if another one needs its sequence.
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, draft_sampler, p_min
+        prompt : sequence of int
+            Token ids, one or more.
+        **options
             As in ``add``.
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError
+        BatchError, CapacityError, SamplingError, TypeError
             As ``add``.
         """
-        request = self.request(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=sampling,
-            draft=draft,
-            draft_sampler=draft_sampler,
-            p_min=p_min,
-        )
-        return Tokens(self, request)
+        return Tokens(self, self.request(prompt, **options))
 
     @act
     def step(self) -> None:
         """Run one round: draft, verify together with chunks of prompts, commit.
 
-        A round happens as a whole or not at all: where something raises (a proposer, a context, a
-        signal), every request is as it was before the round, or it is as it is after the round and
-        its tokens are there. ``step`` may be called again in any case. What chooses lengths is told
-        of a round that is done: what it raises then takes nothing back.
+        A round happens as a whole or not at all: if something raises (a proposer, a context, a
+        signal), every request is as before the round, or as after it with its tokens there.
+        ``step`` may be called again in any case. ``lengths`` learns of a round when it is done:
+        what it raises then undoes nothing.
 
         Raises
         ------
         CapacityError
-            Requests wait, and no sequence will ever become free for them by further rounds.
+            Requests wait, and further rounds will not free a sequence for them.
         LinkError
-            A sequence that a request runs in was changed by others.
+            A sequence of a request was changed by other calls.
         """
         self._admit()
         running = {r.seq: r for r in self._requests if r.seq is not None and not r.resting}
@@ -379,15 +328,15 @@ class Generator:
     def _admit(self) -> None:
         """Find sequences for requests that wait; those that rest give way."""
         self.cross.journal.settle()
-        for request in [one for one in self._requests if one.is_left]:
+        for request in [request for request in self._requests if request.is_left]:
             self._cancel(request)
         self._forget_finished()
         for request in list(self._requests):
             if request.seq is None and not request.resting:
                 request.seq = self._find_sequence(request)
                 if request.seq is None:
-                    resting = [one for one in self._requests if one.resting]
-                    held = [one for one in resting if one.seq is not None]
+                    resting = [request for request in self._requests if request.resting]
+                    held = [request for request in resting if request.seq is not None]
                     if not held:
                         return
                     self._cancel(held[0])
@@ -406,8 +355,8 @@ class Generator:
             free = owners.free()
             if not free:
                 return None
-            common = {one: self._count_common(one, prompt) for one in free}
-            seq = min(free, key=lambda one: lengths[one] - 2 * common[one])
+            common = {s: self._count_common(s, prompt) for s in free}
+            seq = min(free, key=lambda s: lengths[s] - 2 * common[s])
             owners.claim(seq, request)
         request.begin_at(self._keep_prefix(seq, prompt))
         return seq

@@ -1,4 +1,4 @@
-"""One text in the making."""
+"""Request: one text that is being generated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of,
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import DraftSampler
 from mtpcore.decoding.logprobs import TokenLogprobs
+from mtpcore.decoding.options import RequestOptions
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import TextStream, Tokenizer
-from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling
+from mtpcore.sampling import check_sampling
 
 __all__ = [
     "FinishReason",
@@ -70,8 +71,10 @@ class Request:
 
     Parameters
     ----------
-    prompt, sampling, draft, max_tokens, stop, ignore_eos, draft_sampler, p_min
-        As in ``Generator.add``, which makes requests; so are ``logprobs`` and ``logits_processor``.
+    prompt : sequence of int
+        Token ids, one or more.
+    options : RequestOptions
+        All of those that ``Generator.add`` takes, which makes requests.
     tokenizer : Tokenizer or None
         The model's.
 
@@ -82,41 +85,30 @@ class Request:
     """
 
     def __init__(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling,
-        draft: int | Literal["auto"],
-        max_tokens: int,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        draft_sampler: DraftSampler,
-        p_min: float,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        tokenizer: Tokenizer | None,
+        self, prompt: Sequence[int], options: RequestOptions, *, tokenizer: Tokenizer | None
     ) -> None:
         self.prompt = _read_prompt(prompt)
-        self.draft = read_draft(draft)
+        self.draft = read_draft(options["draft"])
+        max_tokens = options["max_tokens"]
         self.max_tokens: int = read(max_tokens, Length, "max_tokens is a number of tokens")
-        self.stop = _read_stop(stop)
+        self.stop = _read_stop(options["stop"])
         if self.stop and tokenizer is None:
             raise BatchError(
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
             )
-        check_sampling(sampling)
-        self.sampling = sampling
-        self.ignore_eos: bool = read(ignore_eos, Flag, "ignore_eos is yes or no")
-        self.draft_sampler = read_draft_sampler(draft_sampler)
-        self.p_min = read_p_min(p_min)
+        self.sampling = check_sampling(options["sampling"])
+        self.ignore_eos: bool = read(options["ignore_eos"], Flag, "ignore_eos is yes or no")
+        self.draft_sampler = read_draft_sampler(options["draft_sampler"])
+        self.p_min = read_p_min(options["p_min"])
+        logprobs, processor = options["logprobs"], options["logits_processor"]
         self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
-        if logits_processor is not None and not callable(logits_processor):
+        if processor is not None and not callable(processor):
             raise BatchError(
                 "a logits processor is a callable",
                 wanted="processor(tokens, logits)",
-                got=spell(logits_processor),
+                got=spell(processor),
             )
-        self.logits_processor = logits_processor
+        self.logits_processor = processor
         self.tokens: list[int] = []
         self.drafted: list[bool] = []
         self.text_ends: list[int] = []
@@ -206,8 +198,8 @@ class Request:
             if stream is not None:
                 text += stream.push(token)
             text_ends.append(len(text))
-            if self.stop and (found := [at for s in self.stop if (at := text.find(s)) >= 0]):
-                reason, cut = "stop", min(found)
+            if self.stop and (stops := [at for s in self.stop if (at := text.find(s)) >= 0]):
+                reason, cut = "stop", min(stops)
                 break
             if begin + len(taken) >= self.max_tokens:
                 reason = "length"
@@ -243,7 +235,7 @@ class Request:
             self.take(self.finish(reason))
 
     def take(self, progress: Progress) -> None:
-        """Be where a round brought the request, its ``progress``; twice is once."""
+        """Apply the ``progress`` of a round; applying it twice makes no difference."""
         self.tokens[progress.begin :] = progress.tokens
         self.drafted[progress.begin :] = progress.drafted
         self.text_ends[progress.begin :] = progress.text_ends
@@ -261,24 +253,24 @@ def _read_prompt(prompt: Any) -> list[int]:
             got="text",
             fix="encode it: model.tokenizer.encode(text)",
         )
-    found = integers(prompt, "prompt")
-    if found.ndim != 1:
-        raise BatchError("a prompt is a list of token ids", got=f"shape {found.shape}")
-    if not len(found):
+    ids = integers(prompt, "prompt")
+    if ids.ndim != 1:
+        raise BatchError("a prompt is a list of token ids", got=f"shape {ids.shape}")
+    if not len(ids):
         raise BatchError(
             "a prompt has at least one token", fix="begin with some text, or with a token id"
         )
-    tokens: list[int] = found.tolist()
+    tokens: list[int] = ids.tolist()
     return tokens
 
 
 def _read_stop(stop: Any) -> tuple[str, ...]:
     return read(  # type: ignore[no-any-return]
-        None if isinstance(stop, str) else stop,
+        (stop,) if isinstance(stop, str) else stop,
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        "stop is a sequence of texts, none of them empty",
-        wanted="a sequence of texts",
-        fix='stop=("\\n\\n",), or leave it out',
+        "stop is a text or a sequence of texts, none of them empty",
+        wanted="a text, or a sequence of texts",
+        fix='stop="\\n\\n", or leave it out',
     )
 
 
@@ -288,10 +280,10 @@ def read_draft(draft: object) -> int | Literal["auto"]:
 
 
 def read_draft_sampler(kind: object) -> DraftSampler:
-    """Return how drafts are chosen; raise BatchError for what is no such name."""
+    """Return how drafts are chosen; raise BatchError for any other name."""
     return read(kind, _DRAFT_SAMPLER, "unknown draft sampler")  # type: ignore[no-any-return]
 
 
 def read_p_min(p_min: object) -> float:
-    """Return a draft's least probability; raise BatchError for what is none."""
+    """Return a draft's least probability; raise BatchError for anything else."""
     return read(p_min, Probability, "p_min is a probability")  # type: ignore[no-any-return]

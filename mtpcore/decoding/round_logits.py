@@ -1,4 +1,4 @@
-"""What a request does with its rows of logits while a round chooses from them."""
+"""A request's use of its logits in a round: log-probabilities and its logits processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of draft and verify for all running requests, in an act that is under way."""
+"""One round of draft and verify for all running requests, inside an open act."""
 
 from __future__ import annotations
 

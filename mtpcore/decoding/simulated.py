@@ -34,9 +34,9 @@ def _read(value: object, kind: Any, what: str, wanted: str) -> Any:
 class SimulatedAcceptance:
     """Lets drafts of a known text be accepted at chosen rates.
 
-    Drafters run as ever, so that a round costs what it costs. Then their answers are corrected, or
-    spoilt, by the text that the target is known to write: it was decoded plainly before. The target
-    verifies as ever, so that the text is the same; only the acceptance rate is not the drafter's.
+    Drafters run as usual, so that a round takes as long as usual. Then their drafts are replaced by
+    right or wrong tokens: the target's text is known, because it was decoded without drafts before.
+    The target verifies as usual, so the text is the same; only the acceptance rate is another.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class SimulatedAcceptance:
         self.text = integers(text, "a text to draft").reshape(-1)
 
     def install(self, cross: Cross) -> None:
-        """Let the drafters of a Cross be accepted so from now on.
+        """Simulate acceptance for the drafters of a Cross from now on.
 
         Raises
         ------
@@ -177,7 +177,7 @@ def _mark(tree: DraftTree, truth: Sequence[int], n_right: int) -> list[int]:
 
 
 class _SimulatedDrafter:
-    """A drafter whose answers are corrected; all else it does itself."""
+    """A drafter whose drafts are corrected; everything else is passed on to it."""
 
     def __init__(self, drafter: Drafter, acceptance: SimulatedAcceptance) -> None:
         self._drafter, self._acceptance = drafter, acceptance
@@ -205,7 +205,7 @@ class _SimulatedDrafter:
         """Let the drafter draft, and correct what it says."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
-        return {seq: self._acceptance.correct(history[seq], one) for seq, one in drafts.items()}
+        return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}
 
     def settle(self, seq: int, history: I32) -> None:
         """As the drafter does."""

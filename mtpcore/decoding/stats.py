@@ -8,17 +8,17 @@ from itertools import zip_longest
 import msgspec
 
 from mtpcore.boundary.arguments import read
-from mtpcore.decoding.lengths.policy import Choice
+from mtpcore.decoding.lengths.policy import LengthDecision
 
 __all__ = ["Stats"]
 
 SavedStats = tuple[tuple[object, ...], list[int], dict[int, int]]
 _KEPT = 100
-"""Choices of lengths that are kept, the latest ones."""
+"""Decisions about lengths that are kept, the latest ones."""
 
 
 class Stats(msgspec.Struct):
-    """What was drafted, accepted and spent; times in seconds.
+    """Counts of drafted and accepted tokens and of passes, and times in seconds.
 
     ``verify_steps`` counts the steps in which drafts of a sequence were verified, several in one
     pass where several sequences draft. ``drafted`` counts all drafts that were verified, of a tree
@@ -38,7 +38,7 @@ class Stats(msgspec.Struct):
     ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
     in which nothing else was done; in all others prompts share a run with drafts.
 
-    ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``choices``
+    ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``decisions``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
     """
 
@@ -61,10 +61,10 @@ class Stats(msgspec.Struct):
     length_seconds: float = 0.0
     prefill_seconds: float = 0.0
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
-    choices: list[Choice] = msgspec.field(default_factory=list)
+    decisions: list[LengthDecision] = msgspec.field(default_factory=list)
 
     def save(self) -> SavedStats:
-        """Return what ``restore`` needs; choices are noted behind a round, not in it."""
+        """Return what ``restore`` needs; decisions are noted behind a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
         return msgspec.structs.astuple(self), per_position, lengths
 
@@ -74,10 +74,12 @@ class Stats(msgspec.Struct):
             setattr(self, name, value)
         self.accepted_per_position, self.lengths = saved[1].copy(), saved[2].copy()
 
-    def note(self, choices: Sequence[Choice]) -> None:
+    def note(self, decisions: Sequence[LengthDecision]) -> None:
         """Keep decisions about lengths; raise BatchError where they are something else."""
-        self.choices += read(choices, list[Choice], "no decisions about lengths", wanted="Choices")
-        del self.choices[:-_KEPT]
+        self.decisions += read(
+            decisions, list[LengthDecision], "no decisions about lengths", wanted="LengthDecisions"
+        )
+        del self.decisions[:-_KEPT]
 
     def count(self, drafted: int, depth: int, accepted: int) -> None:
         """Count one verified draft of one sequence, ``depth`` tokens in a row at most."""
@@ -91,7 +93,7 @@ class Stats(msgspec.Struct):
 
     @classmethod
     def sum(cls, runs: Iterable[Stats]) -> Stats:
-        """Return the counts and times of several runs as one; of choices the latest are kept.
+        """Return the counts and times of several runs as one; of decisions the latest are kept.
 
         Parameters
         ----------
@@ -104,10 +106,10 @@ class Stats(msgspec.Struct):
                 if isinstance(value, int | float):
                     setattr(total, name, getattr(total, name) + value)
             pairs = zip_longest(total.accepted_per_position, run.accepted_per_position, fillvalue=0)
-            total.accepted_per_position = [one + other for one, other in pairs]
+            total.accepted_per_position = [n + other for n, other in pairs]
             for k, n in run.lengths.items():
                 total.lengths[k] = total.lengths.get(k, 0) + n
-            total.note(run.choices)
+            total.note(run.decisions)
         return total
 
     @property

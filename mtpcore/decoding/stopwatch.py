@@ -1,4 +1,4 @@
-"""What the parts of a round cost."""
+"""Times of the parts of a round."""
 
 from __future__ import annotations
 

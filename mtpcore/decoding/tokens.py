@@ -1,4 +1,4 @@
-"""The tokens of one request as they come."""
+"""An iterator over the tokens of one request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tokens(Iterator[int]):
     """Runs rounds when the next token is asked for; what ``Generator.generate`` returns.
 
     Unlike a generator of Python's it is not finished by an exception: the next call goes on.
-    Whoever lets go of it, or closes it, cancels the request.
+    Closing it, or dropping the last reference to it, cancels the request.
     """
 
     def __init__(self, generator: Rounds, request: Request) -> None:

@@ -1,1 +1,1 @@
-"""Plugins: who is there, and which one a model file needs."""
+"""Plugins: which are installed, and which ones fit a model file."""

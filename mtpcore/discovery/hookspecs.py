@@ -1,4 +1,4 @@
-"""The hooks: what mtpcore asks of a plugin, once, at load.
+"""The hooks that mtpcore calls once in each plugin, when plugins are loaded.
 
 A hook exists only where a plugin uses it. Nothing is asked again later: what a hook returned is
 plain data from then on.

@@ -54,16 +54,16 @@ def load_model(
         A GGUF file (of a split one the first part), or a model in the package: ``demo``, or
         ``demo:`` and a family's name.
     mtp : bool
-        Whether heads are loaded; without, their tensors are neither packed nor counted.
+        Whether to load heads; if not, their tensors are neither packed nor counted.
     mtp_path : path, optional
         A file that holds the head which ``path`` lacks.
     repack : bool
-        Whether the CPU backend packs weights when a context is made. Without, they are read from
-        the mapped file at each use: ready at once, memory for the file's pages only, which other
-        processes share; the same bits, slower. Types without kernels are converted, in memory,
-        either way.
+        Whether the CPU backend packs weights, at a context's first ``process`` or ``prepare``.
+        Otherwise the kernels read them from the mapped file at each use, with bitwise equal
+        results: the model is ready at once, needs only the file's pages, which other processes
+        share, and is slower. Types without kernels are converted in memory either way.
     plugins : Registry, optional
-        Who may know the model; default: everybody who is installed.
+        The plugins to ask; default: all that are installed.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def load_model(
     PluginError
         As ``registry``.
     """
-    mtp, repack = (read(one, Flag, "mtp and repack are yes or no") for one in (mtp, repack))
+    mtp, repack = (read(value, Flag, "mtp and repack are yes or no") for value in (mtp, repack))
     if plugins is not None and not isinstance(plugins, Registry):
         raise PluginError(
             "plugins is a Registry", got=spell(plugins), fix="make one: Registry.of(module)"
@@ -86,7 +86,7 @@ def load_model(
             _refuse_second_head(file, known)
             file = merge(file, open_model_file(find_model(mtp_path)))
         model = _make(file, known, mtp)
-        if mtp_path is not None and all(one.shape == "proposer" for one in model.drafters):
+        if mtp_path is not None and all(drafter.shape == "proposer" for drafter in model.drafters):
             raise ModelFileError(
                 "the file holds no head that a plugin knows",
                 where=str(mtp_path),
@@ -149,9 +149,9 @@ def find_model(name: str | PathLike[str]) -> Path:
 
 
 def find_companion(name: str | PathLike[str]) -> str | None:
-    """Return the drafter in a file of its own that a model comes with; None where there is none.
+    """Return the path of the draft model that belongs to a model; None if there is none.
 
-    Beside ``name.gguf`` that is ``name-draft.gguf``; of a model in the package its name.
+    For ``name.gguf`` that is ``name-draft.gguf`` beside it; for a model in the package, a name.
     """
     if str(name) in _PACKAGED:
         companion = f"{name}-draft"
@@ -160,9 +160,9 @@ def find_companion(name: str | PathLike[str]) -> str | None:
 
 
 def find_head(name: str | PathLike[str]) -> str | None:
-    """Return the head in a file of its own that a model comes with; None where there is none.
+    """Return the path of a separate file with a model's head; None if there is none.
 
-    Beside ``name.gguf`` that is ``mtp-name.gguf``.
+    For ``name.gguf`` that is ``mtp-name.gguf`` beside it.
     """
     return _find_beside(find_model(name), "mtp-{}")
 
@@ -205,12 +205,12 @@ def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
 
 def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list[FittedDrafter]:
     """Return the drafters that the file holds, the most promising first."""
-    found = []
+    fitted = []
     for spec in known.drafters:
         if spec.standalone:
             continue
         try:
-            one = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
+            drafter = fit_drafter(spec, fields, file.tensors, hparams.n_layers, hparams)
         except Exception as error:  # a plugin's hparams may raise anything
             log.warning(
                 "%s: drafter %r of plugin %r cannot be used: %s",
@@ -220,9 +220,9 @@ def _fit(known: Registry, fields: Fields, file: ModelFile, hparams: Any) -> list
                 error if isinstance(error, MtpcoreError) else spell(error),
             )
             continue
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda one: _rank(one.spec))
+        if drafter is not None:
+            fitted.append(drafter)
+    return sorted(fitted, key=lambda drafter: _rank(drafter.spec))
 
 
 def _rank(spec: DrafterSpec) -> tuple[bool, bool, float, str]:
@@ -235,9 +235,9 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
     for spec in mine:
         if spec.hparams is None or not fits(spec, file.architecture, file.tensors):
             continue
-        one = fit_drafter(spec, fields, file.tensors, 0, None)
-        if one is not None:
-            fitted.append(one)
+        drafter = fit_drafter(spec, fields, file.tensors, 0, None)
+        if drafter is not None:
+            fitted.append(drafter)
     if fitted:
         return Model(file, None, fitted[0].hparams, fitted, layout="mtp-only", absent=known.absent)
     architectures = {*known.architectures, *(a for s in mine for a in s.fit.architectures)}

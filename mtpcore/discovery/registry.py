@@ -1,4 +1,4 @@
-"""Who is installed and what it declares: asked once, plain data afterwards.
+"""Which plugins are installed and what they declare: asked once, plain data afterwards.
 
 Plugins are found by the entry-point group ``mtpcore``; the trunks that come with mtpcore pass the
 same hooks. The environment variable ``MTPCORE_PLUGINS`` chooses among third-party plugins: a
@@ -129,12 +129,12 @@ def load_registry(selected: str | None = None) -> Registry:
     """
     selected = read(selected, str | None, "no names of plugins", error=PluginError)
     entries = entry_points(group=_GROUP)
-    found = _checked(_find(entries, selected))
-    for plugin in found.broken:
+    loaded = _checked(_find(entries, selected))
+    for plugin in loaded.broken:
         log.warning("%s", plugin.error)
-    asked = {plugin.module for plugin in found.plugins}
+    asked = {plugin.module for plugin in loaded.plugins}
     others = {entry.name for entry in entries if entry.value not in asked}
-    return msgspec.structs.replace(found, left_out=tuple(sorted(others)))
+    return msgspec.structs.replace(loaded, left_out=tuple(sorted(others)))
 
 
 def describe_plugins() -> list[Plugin]:
@@ -143,12 +143,12 @@ def describe_plugins() -> list[Plugin]:
 
 
 def _checked(plugins: Iterable[Plugin]) -> Registry:
-    found = Registry(tuple(plugins))
-    for plugin in found.plugins:
+    checked = Registry(tuple(plugins))
+    for plugin in checked.plugins:
         if plugin.error and plugin.imported:
             raise plugin.error
     claims: dict[tuple[str, str], str] = {}
-    for plugin in found.plugins:
+    for plugin in checked.plugins:
         mine = [("architecture", a) for spec in plugin.models for a in spec.fit.architectures]
         mine += [("drafter", spec.name) for spec in plugin.drafters]
         for claim in mine:
@@ -159,7 +159,7 @@ def _checked(plugins: Iterable[Plugin]) -> Registry:
                     fix=_without(plugin.name),
                 )
             claims[claim] = plugin.name
-    return found
+    return checked
 
 
 def _without(name: str) -> str:
@@ -188,20 +188,20 @@ def _find(installed: EntryPoints, selected: str | None) -> Iterable[Plugin]:
         )
     for entries in groups.values():
         # A first-party plugin comes with mtpcore and may be installed on its own as well.
-        own = any(_normal(_distribution(e).split()[0]) == "mtpcore" for e in entries)
-        if own or wanted is None or wanted & {e.name for e in entries}:
-            yield _load(entries, own)
+        has_own = any(_normal(_distribution(e).split()[0]) == "mtpcore" for e in entries)
+        if has_own or wanted is None or wanted & {e.name for e in entries}:
+            yield _load(entries, has_own)
     for other, entry in clashes:
         if wanted is None or entry.name in wanted:
             yield _clash(other, entry)
 
 
-def _clash(one: EntryPoint, other: EntryPoint) -> Plugin:
+def _clash(first: EntryPoint, other: EntryPoint) -> Plugin:
     error = PluginError(
-        f"two plugins are called {one.name!r}",
-        where=f"distributions {_distribution(one)} and {_distribution(other)}",
+        f"two plugins are called {first.name!r}",
+        where=f"distributions {_distribution(first)} and {_distribution(other)}",
         wanted="one",
-        got=f"{one.value} and {other.value}",
+        got=f"{first.value} and {other.value}",
         fix="uninstall one",
     )
     return Plugin(
@@ -236,7 +236,7 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
 
 
 def _ask(plugin: Plugin, module: Any) -> Plugin:
-    """Register one plugin and ask its hooks; what is wrong is noted in it."""
+    """Register one plugin and call its hooks; record its error if it has one."""
     try:
         return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
     except PluginError as error:
@@ -269,7 +269,7 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
         ) from error
     if not manager.get_hookcallers(module):
         raise PluginError("no function is a hook", wanted=f"@hookimpl on {' or '.join(_SPECS)}")
-    found: dict[str, Any] = {"models": (), "drafters": ()}
+    declared: dict[str, Any] = {"models": (), "drafters": ()}
     for hook, kind in _SPECS.items():
         for implementation in getattr(manager.hook, hook).get_hookimpls():
             try:
@@ -290,8 +290,8 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
                 check_spec(spec)
             _check_variants(specs)
             named = tuple(msgspec.structs.replace(spec, plugin=name) for spec in specs)
-            found[hook.removeprefix("mtpcore_")] = named
-    return found
+            declared[hook.removeprefix("mtpcore_")] = named
+    return declared
 
 
 def _check_variants(specs: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Drafting with a graph: entries made of the target's rows, and drafts made from them."""
+"""Drafting token by token with a graph that reads the target's hidden states."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import (
     DraftJob,
-    draft_choices,
+    draft_settings,
     warn_not_finite,
 )
-from mtpcore.drafting.feeders import Feeders, finite_places
+from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner, run_drafts
@@ -34,11 +34,11 @@ class GraphDrafter:
         As ``read_vocabulary``.
     """
 
-    def __init__(self, name: str, runner: GraphRunner, feeders: Feeders) -> None:
+    def __init__(self, name: str, runner: GraphRunner, upstream: UpstreamGraphs) -> None:
         assert runner.drafter is not None
         self.name, self.runner, self.spec = name, runner, runner.drafter
-        self.feeders = feeders
-        self.runners = {**feeders.runners, name: runner}
+        self.upstream = upstream
+        self.runners = {**upstream.runners, name: runner}
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
@@ -46,13 +46,13 @@ class GraphDrafter:
         self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
-        """Return the places whose entries are missing, up to the pending token's."""
+        """Return the places that the head has not read yet, up to the pending token's."""
         return range(self.runner.lengths[job.seq] or self.first, len(job.history))
 
-    def _sound(self, seq: int, places: range) -> range:
+    def _finite(self, seq: int, places: range) -> range:
         """Return the places before the first one whose hidden row is missing or not finite."""
         for feed in self._feeds:
-            end = self.feeders.reach(feed, seq)
+            end = self.upstream.reach(feed, seq)
             if end is not None:
                 end += feed.pairing == "next-token"
                 places = range(places.start, max(places.start, min(places.stop, end)))
@@ -71,9 +71,9 @@ class GraphDrafter:
         nobody has committed to that token yet. Rows that are not finite make no entries.
         """
         self._rewind(seq, len(history))
-        self.feeders.fill({seq: history})
+        self.upstream.fill({seq: history})
         begin = self.runner.lengths[seq] or self.first
-        places = self._sound(seq, range(begin, len(history)))
+        places = self._finite(seq, range(begin, len(history)))
         if places:
             tokens = history[places.start : places.stop]
             self.runner.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
@@ -85,16 +85,16 @@ class GraphDrafter:
         """
         drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
         active = []
-        self.feeders.fill({job.seq: job.history[:-1] for job in jobs})
+        self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
         for job in jobs:
             # The pending token's entry is made anew: its logits are wanted.
             self._rewind(job.seq, len(job.history) - 1)
             missing = self._entries(job)
-            sound = self._sound(job.seq, missing)
-            if sound == missing:
+            finite = self._finite(job.seq, missing)
+            if finite == missing:
                 active.append(job)
             else:
-                self._pause(job.seq, sound.stop)
+                self._pause(job.seq, finite.stop)
         if not active:
             return drafts
         self._run(active, drafts)
@@ -127,9 +127,9 @@ class GraphDrafter:
 
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
-        choices = draft_choices(jobs, self._recycle, self._ids)
-        found = run_drafts([(self.runner, self._missing(jobs))], lengths, choices)
-        for job, k, ids in zip(jobs, lengths, found, strict=True):
+        settings = draft_settings(jobs, self._recycle, self._ids)
+        drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
+        for job, k, ids in zip(jobs, lengths, drafted, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)

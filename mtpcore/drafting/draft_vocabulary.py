@@ -72,10 +72,10 @@ class DraftVocabulary:
         self._tokens = integers(ids, "tokens of a draft vocabulary")
         self.tokenizer: str = read(tokenizer, str, "a tokenizer's fingerprint", wanted="a text")
         self._tokens.flags.writeable = False
-        found = self._tokens
-        if found.ndim != 1 or not len(found) or found.min() < 0:
+        array = self._tokens
+        if array.ndim != 1 or not len(array) or array.min() < 0:
             raise BatchError("a draft vocabulary is a list of token ids", wanted="one or more")
-        if len(np.unique(found)) < len(found):
+        if len(np.unique(array)) < len(array):
             raise BatchError("a draft vocabulary names a token twice")
 
     @property
@@ -234,20 +234,20 @@ def _each(texts: Iterable[str]) -> Iterator[str]:
 def _listed(tokens: Iterable[int]) -> list[int]:
     """Return the ids of any iterable; one that never ends is refused as one that is too long."""
     try:
-        found = list(islice(tokens, _MOST + 1))
+        listed = list(islice(tokens, _MOST + 1))
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(
             "a draft vocabulary is a list of token ids", got=spell(error, str)
         ) from error
-    if len(found) > _MOST:
+    if len(listed) > _MOST:
         raise BatchError("a draft vocabulary is too long", wanted=f"at most {_MOST} tokens")
-    return found
+    return listed
 
 
 def _fingerprint(model: Model) -> str:
     """Return a hash of how a model spells its tokens."""
     spelled = _model(model).metadata.get("tokenizer.ggml.tokens")
     tokens = spelled if isinstance(spelled, list) else []
-    found = hashlib.blake2b(f"{model.hparams.n_vocab}\0".encode(), digest_size=16)
-    found.update("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass"))
-    return found.hexdigest()
+    hashed = hashlib.blake2b(f"{model.hparams.n_vocab}\0".encode(), digest_size=16)
+    hashed.update("\0".join(map(str, tokens)).encode("utf-8", "surrogatepass"))
+    return hashed.hexdigest()

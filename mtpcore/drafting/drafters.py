@@ -1,4 +1,4 @@
-"""Drafters as a Cross sees them: something that proposes tokens and can be taken back."""
+"""The interface of drafters that a Cross uses, and drafters made of proposers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "DeclaredProposer",
     "DraftJob",
     "Drafter",
-    "draft_choices",
+    "draft_settings",
     "ProposerDrafter",
     "warn_not_finite",
 ]
@@ -46,7 +46,7 @@ class DraftJob(msgspec.Struct, frozen=True):
     p_min: float = 0.0
 
 
-def draft_choices(
+def draft_settings(
     jobs: Sequence[DraftJob], recycle: Mapping[str, str], token_ids: I32 | None
 ) -> dict[str, Any]:
     """Return the fields of ``DraftRun`` that say how drafts of these sequences are chosen."""

@@ -18,7 +18,7 @@ from mtpcore.declarations.spec import TreeShape
 __all__ = ["GrowingTree", "max_depth"]
 
 Ranking = tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float64]]
-Fed = Mapping[str, NDArray[np.float32]]
+SlotRows = Mapping[str, NDArray[np.float32]]
 
 
 def max_depth(shape: TreeShape) -> int:
@@ -47,8 +47,8 @@ class GrowingTree:
         self.depth = min(depth, max_depth(shape))
         self.tokens: list[int] = []
         self.parent: list[int] = []
-        self.fed: list[Fed | None] = []
-        self._worth: list[float] = []
+        self.slot_rows: list[SlotRows | None] = []
+        self._score: list[float] = []
         self._ranks: list[tuple[int, ...]] = []
         self._newest: list[int] = []
         starts = (path[:n] for path in shape.paths for n in range(1, len(path) + 1))
@@ -73,10 +73,10 @@ class GrowingTree:
         ranks = self._ranks[node] if node >= 0 else ()
         return max((s[-1] + 1 for s in self._order if s[:-1] == ranks), default=0)
 
-    def branch(self, node: int, ranking: Ranking, fed: Fed | None, p_min: float) -> None:
-        """Give a node its children; ``fed`` are the slot rows they will be run with, if any."""
+    def branch(self, node: int, ranking: Ranking, slot_rows: SlotRows | None, p_min: float) -> None:
+        """Give a node its children; ``slot_rows`` are what they will be run with, if any."""
         ranks = self._ranks[node] if node >= 0 else ()
-        above = self._worth[node] if node >= 0 else 1.0
+        above = self._score[node] if node >= 0 else 1.0
         columns = (column.tolist() for column in ranking)
         for rank, (token, p, share) in enumerate(zip(*columns, strict=True)):
             if p < p_min or (self.shape.paths and (*ranks, rank) not in self._order):
@@ -84,8 +84,8 @@ class GrowingTree:
             self._newest.append(len(self.tokens))
             self.tokens.append(token)
             self.parent.append(node)
-            self.fed.append(fed)
-            self._worth.append(above * share)
+            self.slot_rows.append(slot_rows)
+            self._score.append(above * share)
             self._ranks.append((*ranks, rank))
 
     def next_level(self, room: int) -> list[int]:
@@ -99,12 +99,12 @@ class GrowingTree:
         able = [
             node
             for node in newest
-            if self.fed[node] is not None
+            if self.slot_rows[node] is not None
             and (not self.n_tokens or self.tokens[node] < self.n_tokens)
             and self.n_ranked(node)
         ]
         if not self.shape.paths:
-            able = sorted(able, key=lambda node: -self._worth[node])[: self.shape.width]
+            able = sorted(able, key=lambda node: -self._score[node])[: self.shape.width]
         chosen: list[int] = []
         rows: set[int] = set()
         for node in able:
@@ -120,7 +120,7 @@ class GrowingTree:
         if self.shape.paths:
             nodes.sort(key=lambda node: self._order[self._ranks[node]])
         else:
-            nodes.sort(key=lambda node: -self._worth[node])
+            nodes.sort(key=lambda node: -self._score[node])
             nodes = nodes[: self.shape.n_nodes]
         number = {node: i for i, node in enumerate([-1, *nodes], -1)}
         return DraftTree(

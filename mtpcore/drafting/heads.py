@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import (
     DraftJob,
-    draft_choices,
+    draft_settings,
     warn_not_finite,
 )
-from mtpcore.drafting.feeders import finite_places
+from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
@@ -48,12 +48,12 @@ class HeadDrafter:
         assert spec is not None
         self.spec = spec
         self._check()
-        self._fed_by_target = spec.heads.hidden_from == "target"
+        self._reads_target = spec.heads.hidden_from == "target"
         self._ids = read_vocabulary(self._heads[0])
         self._later = any(feed.pairing == "next-token" for feed in spec.feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
         self._recycle: dict[str, str] = {}
-        if not self._fed_by_target:
+        if not self._reads_target:
             self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
         self.paused = 0
 
@@ -77,7 +77,7 @@ class HeadDrafter:
 
     def _first(self, head: int) -> int:
         """Return the place of a head's first entry."""
-        return self._later * (1 + head * self._fed_by_target)
+        return self._later * (1 + head * self._reads_target)
 
     def _lacking(self, head: int, seq: int, n: int) -> range:
         """Return the places of accepted entries that a head lacks."""
@@ -116,12 +116,12 @@ class HeadDrafter:
         n = len(job.history) - 1
         most = min(job.k, len(self._heads), self.spec.limit, self._n_batch)
         for head in range(most):
-            places = self._lacking(head, job.seq, n + 1 + head * self._fed_by_target)
+            places = self._lacking(head, job.seq, n + 1 + head * self._reads_target)
             if not places:
                 return head  # the text is shorter than what the head looks back
-            sound = finite_places(self._heads[head], self.spec.feeds, job.seq, places)
-            if sound != places:
-                self._pause(job.seq, sound.stop)
+            finite = finite_places(self._heads[head], self.spec.feeds, job.seq, places)
+            if finite != places:
+                self._pause(job.seq, finite.stop)
                 return head
         return most
 
@@ -139,9 +139,9 @@ class HeadDrafter:
             (runner, self._batch(head, [job for job, k in wanted if k > head]))
             for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
         ]
-        choices = draft_choices(jobs, self._recycle, self._ids)
-        found = run_drafts(passes, [k for _, k in wanted], choices)
-        for (job, k), ids in zip(wanted, found, strict=True):
+        settings = draft_settings(jobs, self._recycle, self._ids)
+        drafted = run_drafts(passes, [k for _, k in wanted], settings)
+        for (job, k), ids in zip(wanted, drafted, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
@@ -170,15 +170,19 @@ class HeadDrafter:
         for job in jobs:
             n = len(job.history)
             at = range(self._lacking(head, job.seq, n).start, n + head)
-            known = at if self._fed_by_target else range(at.start, n)
+            known = at if self._reads_target else range(at.start, n)
             text = job.history[at.start :]
             tokens += [text, np.zeros(len(at) - len(text), np.int32)]
             seqs += [job.seq] * len(at)
             places += at
             where = np.array(known, np.int32)
-            for slot, found in slots.items():
-                found.append(runner.sources[slot](np.full(len(known), job.seq, np.int32), where))
-                found.append(np.zeros((len(at) - len(known), found[0].shape[1]), np.float32))
+            for slot, slot_rows in slots.items():
+                slot_rows.append(
+                    runner.sources[slot](np.full(len(known), job.seq, np.int32), where)
+                )
+                slot_rows.append(
+                    np.zeros((len(at) - len(known), slot_rows[0].shape[1]), np.float32)
+                )
         return Batch(
             np.concatenate(tokens),
             seq=seqs,
@@ -220,27 +224,27 @@ def find_heads(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Graph
     runner = runners[role]
     spec = runner.drafter
     assert spec is not None
-    found = {role: runner}
+    heads = {role: runner}
     for head in range(1, n_heads(spec)):
         name = head_role(role, head)
-        one = runners.get(name)
+        candidate = runners.get(name)
         if (
-            one is None
-            or one.head != head
-            or one.drafter != spec
-            or one.graph_type != runner.graph_type
-            or one.model is not runner.model
+            candidate is None
+            or candidate.head != head
+            or candidate.drafter != spec
+            or candidate.graph_type != runner.graph_type
+            or candidate.model is not runner.model
         ):
             raise LinkError(
                 "a head of the drafter has no context",
                 where=f"role {role}, drafter {spec.name!r}",
                 wanted=f"head {head} in the role {name}",
-                got=", ".join(runners) if one is None else repr(one),
+                got=", ".join(runners) if candidate is None else repr(candidate),
                 fix=f"{name}=Context(model, graph_type='draft', "
                 f"drafter={spec.name!r}, head={head}), or let link() make the contexts",
             )
-        found[name] = one
-    return found
+        heads[name] = candidate
+    return heads
 
 
 def n_heads(spec: DrafterSpec) -> int:

@@ -30,18 +30,16 @@ class TreeDrafter(GraphDrafter):
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.runner.program)
         output = self.runner.process(self._missing(jobs))
-        growths = [
-            GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs
-        ]
-        self._branch([(job, growth, -1) for job, growth in zip(jobs, growths, strict=True)], output)
-        while self._grow(jobs, growths):
+        trees = [GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
+        self._branch([(job, tree, -1) for job, tree in zip(jobs, trees, strict=True)], output)
+        while self._grow(jobs, trees):
             pass
-        for job, growth in zip(jobs, growths, strict=True):
-            drafts[job.seq] = growth.tree()
-            if any(fed is None for fed in growth.fed):
+        for job, tree in zip(jobs, trees, strict=True):
+            drafts[job.seq] = tree.tree()
+            if any(rows is None for rows in tree.slot_rows):
                 self._pause(job.seq, len(job.history) - 1)
 
-    def _grow(self, jobs: list[DraftJob], growths: list[GrowingTree]) -> bool:
+    def _grow(self, jobs: list[DraftJob], trees: list[GrowingTree]) -> bool:
         """Run one more level of every tree; return whether there was one.
 
         The nodes on the way are run again with each level, for what ``explore`` wrote is forgotten:
@@ -55,35 +53,35 @@ class TreeDrafter(GraphDrafter):
         wanted: list[bool] = []
         slots: dict[str, list[np.ndarray]] = {slot: [] for slot in self._recycle}
         branching: list[Branch] = []
-        for job, growth in zip(jobs, growths, strict=True):
-            level = growth.next_level(self._room(job))
-            rows = {node: None for at in level for node in growth.path(at)}
+        for job, tree in zip(jobs, trees, strict=True):
+            level = tree.next_level(self._room(job))
+            rows = {node: None for at in level for node in tree.path(at)}
             number = {-1: -1}
             for node in sorted(rows):
-                fed = growth.fed[node]
-                assert fed is not None
+                node_rows = tree.slot_rows[node]
+                assert node_rows is not None
                 number[node] = len(tokens)
-                tokens.append(growth.tokens[node])
+                tokens.append(tree.tokens[node])
                 seqs.append(job.seq)
-                pos.append(len(job.history) + growth.level(node) - 1)
-                parent.append(number[growth.parent[node]])
+                pos.append(len(job.history) + tree.level(node) - 1)
+                parent.append(number[tree.parent[node]])
                 wanted.append(node in level)
-                branching += [(job, growth, node)] if node in level else []
-                for slot, found in slots.items():
-                    found.append(fed[slot])
+                branching += [(job, tree, node)] if node in level else []
+                for slot, rows_of_slot in slots.items():
+                    rows_of_slot.append(node_rows[slot])
         if not branching:
             return False
-        fed_rows = {slot: np.stack(found) for slot, found in slots.items()}
+        batch_slots = {slot: np.stack(rows_of_slot) for slot, rows_of_slot in slots.items()}
         output = self.runner.explore(
-            Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=fed_rows)
+            Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=batch_slots)
         )
         self._branch(branching, output)
         return True
 
     def _room(self, job: DraftJob) -> int:
         """Return how many rows a tree of this sequence may take in the drafter's context."""
-        own = self.runner
-        return min(own.n_ctx - len(job.history), own.n_batch, own.longest_draft)
+        context = self.runner
+        return min(context.n_ctx - len(job.history), context.n_batch, context.longest_draft)
 
     def _branch(self, branching: list[Branch], output: Output) -> None:
         """Give nodes their children, each from its row of logits, in order."""
@@ -94,19 +92,21 @@ class TreeDrafter(GraphDrafter):
             else output.tap(name)[output.outputs]
             for slot, name in self._recycle.items()
         }
-        sound = np.ones(len(branching), bool)
-        for found in rows.values():
-            sound &= np.isfinite(found).all(axis=1)
-        for at, (job, growth, node) in enumerate(branching):
-            path = [growth.tokens[one] for one in growth.path(node)]
+        is_finite = np.ones(len(branching), bool)
+        for slot_rows in rows.values():
+            is_finite &= np.isfinite(slot_rows).all(axis=1)
+        for at, (job, tree, node) in enumerate(branching):
+            path = [tree.tokens[ancestor] for ancestor in tree.path(node)]
             history = np.concatenate([job.history, np.array(path, np.int32)])
             ranking = job.sampler.rank(
                 output.logits[at],
                 history,
                 job.n_prompt,
                 len(history),
-                growth.n_ranked(node),
+                tree.n_ranked(node),
                 self._ids,
             )
-            fed = {slot: found[at] for slot, found in rows.items()} if sound[at] else None
-            growth.branch(node, ranking, fed, job.p_min)
+            node_rows = (
+                {slot: slot_rows[at] for slot, slot_rows in rows.items()} if is_finite[at] else None
+            )
+            tree.branch(node, ranking, node_rows, job.p_min)

@@ -19,7 +19,7 @@ MAX_SOURCE = 1 << 20  # characters of a template
 class ChatTemplate:
     """A chat template, checked to be well-formed.
 
-    A template is a program from whoever wrote the file. It is compiled and rendered in a process of
+    A template is a program by the author of the file. It is compiled and rendered in a process of
     its own, whose time and memory the operating system limits, whatever the template does. That
     process is started for the check, which takes about a tenth of a second, holds about 20 MB, and
     ends with this object.

@@ -145,7 +145,7 @@ class _Process:
         self._owner = os.getpid()
 
     def has_ended(self) -> bool:
-        """Say whether somebody ended it."""
+        """Say whether the process was ended."""
         return self._process.poll() is not None
 
     def end(self) -> None:

@@ -23,7 +23,7 @@ __all__ = ["StreamedTensor", "stream_model_file"]
 
 
 class StreamedTensor(msgspec.Struct, frozen=True):
-    """A tensor whose data is made when it is written.
+    """A tensor whose data is computed when it is written.
 
     Attributes
     ----------

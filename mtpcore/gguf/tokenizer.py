@@ -221,7 +221,7 @@ class TextStream:
         return self._decode(piece, final=False)
 
     def flush(self) -> str:
-        """Return what is held back, as U+FFFD; the stream can go on after it."""
+        """Return the bytes held back, as U+FFFD; the stream can be used further."""
         return self._decode(b"", final=True)
 
     def _decode(self, piece: bytes, final: bool) -> str:

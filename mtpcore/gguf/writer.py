@@ -43,10 +43,10 @@ def write_model_file(
     *,
     max_tensors: int = 0,
 ) -> None:
-    """Write a GGUF file, which is there when it is whole.
+    """Write a GGUF file, as a whole or not at all.
 
-    It grows in a folder of its own and is renamed when it is whole: whoever has mapped a file of
-    that name keeps what it has, and a failure leaves the old one.
+    It is written in a temporary folder and renamed when it is complete: processes that have mapped
+    an old file of that name keep its content, and a failure leaves the old file.
 
     Parameters
     ----------

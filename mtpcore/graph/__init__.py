@@ -1,4 +1,4 @@
-"""Graphs: their types, the builder that writes them, the rules they keep, and drawings of them."""
+"""Graphs: their types, the builder with which they are written, their rules, and drawings."""
 
 from mtpcore.graph.builder import GraphBuilder
 from mtpcore.graph.draw import to_dot, to_mermaid

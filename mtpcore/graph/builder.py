@@ -38,11 +38,11 @@ class TensorShape(Protocol):
 class GraphBuilder:
     """Collects nodes into a Program.
 
-    Each verb adds a node and returns its value, or raises GraphError where shapes do not fit.
-    Values are float32; T stands for the tokens of a batch, the first axis of every value, and for
-    those alone whose outputs are wanted behind ``output_rows``. ``weight``, ``bias`` and ``table``
-    name tensors, through their ties; ``name`` names the node in errors and pictures, by default
-    after its tensor.
+    Each method adds a node and returns its value, or raises GraphError if shapes do not fit. Values
+    are float32. T, the first axis of every value, counts the tokens of a batch; after
+    ``output_rows`` only those whose outputs are wanted. ``weight``, ``bias`` and ``table`` name
+    tensors, through their ties; ``name`` names the node in errors and drawings, by default after
+    its tensor.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class GraphBuilder:
     tensors : mapping of str to TensorShape
         The file's tensors; a method that names another one fails.
     ties : sequence of Tie
-        Which names stand in for which.
+        Other names that tensors may have.
     slots : mapping of str to int
         Declared slots and their widths.
     taps : sequence of Tap
@@ -190,11 +190,11 @@ class GraphBuilder:
     # Verbs
 
     def embed(
-        self, tokens: Value, table: str, *, rows: bool = False, name: str | None = None
+        self, tokens: Value, table: str, *, embeddings: bool = False, name: str | None = None
     ) -> Value:
-        """Look tokens up: [T] -> [T, width]; ``rows=True`` also takes embedding rows."""
+        """Look tokens up: [T] -> [T, width]; ``embeddings=True`` also takes embedding rows."""
         inputs = [tokens]
-        if rows:
+        if embeddings:
             width = self._weight(table, name or "embed").shape[-1]
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
         return self.add_node("embed", inputs, [table], name=name or self._stem(table))[0]
@@ -286,11 +286,11 @@ class GraphBuilder:
         positions : Value
             i32[T, axes]
         frequencies : sequence of float
-            Of each pair; pair i turns by ``positions[t, axes[i]] * frequencies[i]``.
+            Of each pair; pair i is rotated by ``positions[t, axes[i]] * frequencies[i]``.
         style : str
             ``halves``: pairs are (i, i + n / 2); ``pairs``: (2 i, 2 i + 1).
         axes : sequence of int, optional
-            Which axis of a position turns each pair; default: the first.
+            Which axis of a position rotates each pair; default: the first.
         magnitude : float
             What the rotated dimensions are multiplied by.
         factors : str, optional
@@ -334,9 +334,9 @@ class GraphBuilder:
         mask : str
             What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence.
         window : int
-            How many places a row sees at most (0: all).
+            How many tokens a row sees at most, itself included (0: all).
         sinks : str, optional
-            A tensor: one more logit for each head, whose value is nothing.
+            A tensor: one more score for each head in the softmax, with a value of zeros.
 
         Raises
         ------

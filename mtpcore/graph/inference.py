@@ -148,18 +148,18 @@ def _check_embeddings(program: Program) -> None:
             raise GraphError(
                 "a token may be -1, for an embedding row stands in its place",
                 where=node.name,
-                wanted="embed(..., rows=True), as elsewhere in this graph",
+                wanted="embed(..., embeddings=True), as elsewhere in this graph",
             )
         if rows in node.inputs and node.op != "embed":
             raise GraphError(
                 "embedding rows are there for some tokens only",
                 where=node.name,
-                wanted="what embed(..., rows=True) returns",
+                wanted="what embed(..., embeddings=True) returns",
             )
     named = [name for name, i in program.outputs.items() if i == rows]
     if named:
         raise GraphError(
             "embedding rows are there for some tokens only",
             where=f"{program.name}, outputs {', '.join(named)}",
-            wanted="what embed(..., rows=True) returns",
+            wanted="what embed(..., embeddings=True) returns",
         )

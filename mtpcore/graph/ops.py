@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from mtpcore.graph.program import OUTPUTS, TOKENS, Shape
 
-__all__ = ["OPS", "ACTIVATIONS", "Made", "Mismatch", "OpRule", "Weights"]
+__all__ = ["OPS", "ACTIVATIONS", "Signatures", "Mismatch", "OpRule", "Weights"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
-Made = tuple[tuple[Shape, str], ...]
+Signatures = tuple[tuple[Shape, str], ...]
 Weights = Sequence[tuple[int, ...] | None]
-ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Made]
+ShapeRule = Callable[[Sequence[Shape], Weights, dict[str, Any]], Signatures]
 
 
 class OpRule(NamedTuple):
@@ -52,11 +52,11 @@ def _want(condition: bool, what: str, wanted: object, got: object) -> None:
         raise Mismatch(what, wanted, got)
 
 
-def _f32(*shape: Any) -> Made:
+def _f32(*shape: Any) -> Signatures:
     return ((tuple(shape), "f32"),)
 
 
-def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     table = w[0]
     assert table is not None
     _want(len(table) == 2, "an embedding table has two axes", "[n_vocab, width]", table)
@@ -66,7 +66,7 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(x[0][0], table[1])
 
 
-def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     matrix, bias = w[0], w[1] if len(w) > 1 else None
     assert matrix is not None
     _want(len(matrix) == 2, "a matrix has two axes", "[outputs, inputs]", matrix)
@@ -81,37 +81,37 @@ def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(x[0][0], matrix[0])
 
 
-def _rms_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _rms_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     if w and w[0] is not None:
         _want(w[0] == (x[0][-1],), "norm weight does not fit the rows", (x[0][-1],), w[0])
     return _f32(*x[0])
 
 
-def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     for weight in w:
         if weight is not None:
             _want(weight == (x[0][-1],), "norm weight does not fit the rows", x[0][-1:], weight)
     return _f32(*x[0])
 
 
-def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     for other in x[1:]:
         _want(other == x[0], "shapes differ", x[0], other)
     return _f32(*x[0])
 
 
-def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(a["kind"] in ACTIVATIONS, "unknown activation", ", ".join(ACTIVATIONS), a["kind"])
     return _same(x, w, a)
 
 
-def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     for other in x[1:]:
         _want(other[:-1] == x[0][:-1], "leading axes differ", x[0][:-1], other[:-1])
     return _f32(*x[0][:-1], sum(int(s[-1]) for s in x))
 
 
-def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     width = int(x[0][-1])
     _want(
         0 <= a["start"] < a["stop"] <= width,
@@ -122,7 +122,7 @@ def _slice(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(*x[0][:-1], a["stop"] - a["start"])
 
 
-def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(
         len(x[0]) == 2 and a["n_heads"] > 0 and int(x[0][1]) % a["n_heads"] == 0,
         "rows do not split into heads",
@@ -132,12 +132,12 @@ def _split_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(x[0][0], a["n_heads"], int(x[0][1]) // a["n_heads"])
 
 
-def _merge_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _merge_heads(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3, "rows of heads have three axes", "[rows, heads, width]", x[0])
     return _f32(x[0][0], int(x[0][1]) * int(x[0][2]))
 
 
-def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3, "rope turns heads", "[rows, heads, width]", x[0])
     _want(x[0][0] == x[1][0], "each row has a position", x[1][0], x[0][0])
     pairs = len(a["frequencies"])
@@ -159,7 +159,7 @@ def _rope(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(*x[0])
 
 
-def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     stack = w[0]
     assert stack is not None
     _want(len(stack) == 3, "heads' matrices are stacked", "[heads, outputs, inputs]", stack)
@@ -168,13 +168,13 @@ def _head_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(x[0][0], stack[0], stack[1])
 
 
-def _repeat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _repeat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3 and x[0][1] == 1, "one head is repeated", "[rows, 1, width]", x[0])
     _want(a["n_heads"] > 0, "heads to make of it", "1 or more", a["n_heads"])
     return _f32(x[0][0], a["n_heads"], x[0][2])
 
 
-def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     q, k = x[:2]
     if len(x) == 2:
         _want(len(k) == 3, "k is rows of heads", "[rows, heads, width]", k)
@@ -203,11 +203,11 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(q[0], q[1], v[2])
 
 
-def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _attention(x, w, {**a, "mask": "block", "window": 0, "v_width": 0})
 
 
-def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     matrix = w[0]
     assert matrix is not None
     _want(len(matrix) == 2, "a router has two axes", "[experts, inputs]", matrix)
@@ -233,7 +233,7 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return ((shape, "i32"), (shape, "f32"))
 
 
-def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     stack, ids = w[0], x[1]
     assert stack is not None
     _want(len(stack) == 3, "expert matrices are stacked", "[experts, outputs, inputs]", stack)
@@ -245,12 +245,12 @@ def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
     return _f32(ids[0], ids[1], stack[1])
 
 
-def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3 and x[1] == x[0][:2], "one weight a row and rank", x[0][:2], x[1])
     return _f32(x[0][0], x[0][2])
 
 
-def _outputs(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Made:
+def _outputs(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(x[0][0] == TOKENS, "output rows are chosen once", f"[{TOKENS}, ...]", x[0])
     return _f32(OUTPUTS, *x[0][1:])
 

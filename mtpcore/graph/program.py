@@ -1,4 +1,4 @@
-"""A graph as plain data: what every backend lowers.
+"""Program: a graph as plain data, which backends lower.
 
 A ``Program`` has symbolic row counts: ``TOKENS`` rows of the batch, ``OUTPUTS`` rows of it that
 were asked for. It names weights but holds none, and declares the memory that its attention needs.

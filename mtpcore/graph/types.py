@@ -1,4 +1,4 @@
-"""Names of graphs: public, and open to plugins.
+"""GraphType: names of graphs, those of mtpcore and those of plugins.
 
 Encode and decode are both ``process``; a graph type only says which graph of a model a context
 runs.
@@ -14,10 +14,9 @@ __all__ = ["GraphType"]
 
 
 class GraphType:
-    """The name of a kind of graph: ``llm``, ``draft``, or what a plugin calls a graph of its own.
+    """The name of a kind of graph: ``llm``, ``draft``, or a name that a plugin gives its own graph.
 
-    A plain value: equal names are equal types. Which graphs there are is a matter of the model,
-    whose ``program`` refuses what it does not have.
+    Equal names are equal types. ``Model.program`` refuses a graph that the model does not have.
 
     Parameters
     ----------

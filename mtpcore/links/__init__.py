@@ -1,1 +1,1 @@
-"""Rows that pass from one context to another, addressed by sequence and position."""
+"""Links, which carry rows from one context to another, by sequence and position."""

@@ -1,4 +1,4 @@
-"""Rows that wait between two contexts, addressed by sequence and position."""
+"""Inbox: the buffer in which a link's rows wait, by sequence and position."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Held(NamedTuple):
     """Rows of one sequence: those of positions ``first`` to ``length``, in a buffer from ``base``.
 
     A new one replaces it as a whole, and what is put goes behind the rows that are held or into
-    another buffer: an old one stays true through an act. ``unsound`` are the positions of rows that
-    are not finite, ascending.
+    another buffer: an old one stays true through an act. ``not_finite`` are the positions of rows
+    that are not finite, ascending.
     """
 
     rows: RowBuffer
     base: int = 0
     first: int = 0
     length: int = 0
-    unsound: tuple[int, ...] = ()
+    not_finite: tuple[int, ...] = ()
 
 
 class Inbox:
@@ -87,7 +87,7 @@ class Inbox:
                 wanted=f"[n, {self.width}]",
                 got=" and ".join(str(part.shape) for part in parts),
             )
-        rows, base, first, length, unsound = self._held[seq]
+        rows, base, first, length, not_finite = self._held[seq]
         if first == length != pos:
             rows, base, first, length = self._empty.rows, pos, pos, pos
         if not first <= pos <= length:
@@ -104,8 +104,8 @@ class Inbox:
             base = first
         rows.write(pos - base, parts)
         bad = rows.not_finite(pos - base, end - base)
-        unsound = _before(unsound, pos) + tuple(base + at for at in bad)
-        self._held[seq] = Held(rows, base, first, end, unsound)
+        not_finite = _before(not_finite, pos) + tuple(base + at for at in bad)
+        self._held[seq] = Held(rows, base, first, end, not_finite)
 
     def finite_until(self, seq: int, begin: int, end: int) -> int:
         """Return the position of the first row of [begin, end) that is not finite, or ``end``.
@@ -116,7 +116,7 @@ class Inbox:
             As ``get``.
         """
         self._check(seq, begin, end)
-        for at in self._held[seq].unsound:
+        for at in self._held[seq].not_finite:
             if begin <= at < end:
                 return at
         return end
@@ -147,15 +147,15 @@ class Inbox:
             )
 
     def release(self, seq: int, pos: int) -> None:
-        """Give up the rows before position ``pos``: nobody will read them again."""
-        rows, base, first, length, unsound = self._held[seq]
+        """Drop the rows before position ``pos``, which will not be read again."""
+        rows, base, first, length, not_finite = self._held[seq]
         if pos <= first:
             return
         first = min(pos, length)
         if len(rows) > _ROOM:  # a prompt's rows take much room
             rows, base = self._copy(rows, first - base, length - base), first
-        unsound = tuple(at for at in unsound if at >= pos)
-        self._held[seq] = Held(rows, base, first, length, unsound)
+        not_finite = tuple(at for at in not_finite if at >= pos)
+        self._held[seq] = Held(rows, base, first, length, not_finite)
 
     def _copy(self, rows: RowBuffer, begin: int, end: int) -> RowBuffer:
         """Return a buffer with some rows of another one."""
@@ -165,10 +165,10 @@ class Inbox:
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from position ``length`` on."""
-        rows, base, first, end, unsound = self._held[seq]
+        rows, base, first, end, not_finite = self._held[seq]
         if length < end:
-            unsound = _before(unsound, length)
-            self._held[seq] = Held(rows, base, first, max(first, length), unsound)
+            not_finite = _before(not_finite, length)
+            self._held[seq] = Held(rows, base, first, max(first, length), not_finite)
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""

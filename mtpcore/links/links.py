@@ -1,4 +1,4 @@
-"""Links between contexts: who reads whose rows, and the inboxes in between."""
+"""Links: which role reads which role's taps, and the inboxes in between."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Links:
         self._inboxes: dict[Slot, Inbox] = {}
 
     def __iter__(self) -> Iterator[Link]:
-        return (one for joined in self._joined.values() for one in joined)
+        return (link for joined in self._joined.values() for link in joined)
 
     @property
     def boxes(self) -> Iterable[Inbox]:
@@ -74,11 +74,11 @@ class Links:
             tapped = src.with_taps((*tapped.taps, Tap.parse(link.tap)))
         key = (link.dst, link.slot)
         joined = [*self._joined.get(key, []), link]
-        if any(one.src != link.src or one.pairing != link.pairing for one in joined):
+        if any(other.src != link.src or other.pairing != link.pairing for other in joined):
             raise LinkError(
                 "links that join in a slot have one source and one pairing", where=where
             )
-        have = sum(_width(tapped.program, one) for one in joined)
+        have = sum(_width(tapped.program, other) for other in joined)
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
         if have > want:
             raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
@@ -115,14 +115,14 @@ class Links:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
             owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
             for tap in feed.taps:
-                one = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
+                link = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
                 try:
-                    self.connect(one)
+                    self.connect(link)
                 except (GraphError, LinkError) as error:
                     raise error.at(owner, fix=_ANOTHER_TARGET) from None
             box = self._inboxes[dst, feed.slot]
             program = self._tapped[src].program
-            have = sum(_width(program, one) for one in self._joined[dst, feed.slot])
+            have = sum(_width(program, link) for link in self._joined[dst, feed.slot])
             if have != box.width:
                 raise LinkError(
                     "rows are narrower than the slot",
@@ -139,10 +139,10 @@ class Links:
         for key, joined in self._joined.items():
             if joined[0].src != role:
                 continue
-            taps = [output.as_computed(_spelling(one.tap)) for one in joined]
-            for seq, mine in rows.items():
-                begin, end = int(mine[0]), int(mine[-1]) + 1
-                which = slice(begin, end) if end - begin == len(mine) else mine
+            taps = [output.as_computed(_spelling(link.tap)) for link in joined]
+            for seq, indices in rows.items():
+                begin, end = int(indices[0]), int(indices[-1]) + 1
+                which = slice(begin, end) if end - begin == len(indices) else indices
                 parts = [tap[which] for tap in taps]
                 posts.append((self._inboxes[key], seq, int(output.pos[begin]), parts))
         for box, seq, pos, parts in posts:
@@ -150,29 +150,29 @@ class Links:
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
-        found = numbers(rows, "fed rows")
+        hidden = numbers(rows, "fed rows")
         role = read(role, str, "a role is a name", wanted="a text")
         one_or_more: str | list[str] = read(tap, str | list[str], "no taps", wanted="their names")
         taps = [one_or_more] if isinstance(one_or_more, str) else one_or_more
         where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
-        if found.ndim != 2 or not np.isfinite(found).all():
-            raise BatchError("fed rows are finite and have two axes", where=where, got=found.shape)
+        if hidden.ndim != 2 or not np.isfinite(hidden).all():
+            raise BatchError("fed rows are finite and have two axes", where=where, got=hidden.shape)
         n_ctx = self._runners[role].n_ctx if role in self._runners else 0
-        end = n_ctx - len(found) + 1
+        end = n_ctx - len(hidden) + 1
         pos = read_below(pos, end, "fed rows lie outside the context", where=where)
         boxes = [
             self._inboxes[key]
             for key, joined in self._joined.items()
-            if [(one.src, one.tap) for one in joined] == [(role, one) for one in taps]
+            if [(link.src, link.tap) for link in joined] == [(role, name) for name in taps]
         ]
         if not boxes:
             raise LinkError(
                 "nothing reads this tap alone",
                 where=where,
-                got=", ".join(f"{one.src}.{one.tap}" for one in self) or "no links",
+                got=", ".join(f"{link.src}.{link.tap}" for link in self) or "no links",
             )
         for box in boxes:
-            box.put(seq, pos, found)
+            box.put(seq, pos, hidden)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""
@@ -181,18 +181,18 @@ class Links:
         return self._readers[role]
 
     def _find_readers(self, role: str) -> set[str]:
-        found: set[str] = set()
+        readers: set[str] = set()
         fresh = {role}
         while fresh:
-            found |= fresh
-            fresh = {one.dst for one in self if one.src in found} - found
-        return found - {role}
+            readers |= fresh
+            fresh = {link.dst for link in self if link.src in readers} - readers
+        return readers - {role}
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget the rows that the target and its readers made from place ``n`` on."""
-        made = {"llm", *self.readers("llm")}
+        sources = {"llm", *self.readers("llm")}
         for key, box in self._inboxes.items():
-            if self._joined[key][0].src in made:
+            if self._joined[key][0].src in sources:
                 box.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
@@ -241,11 +241,13 @@ class InboxSource:
         seqs = seq.tolist()
         if len(set(seqs)) == 1:
             return self._rows(seqs[0], int(place[0]), int(place[-1]) + 1)
-        found = np.empty((len(seqs), self._box.width), np.float32)
-        for one in dict.fromkeys(seqs):
-            mine = np.flatnonzero(seq == one)
-            found[mine] = self._rows(one, int(place[mine[0]]), int(place[mine[-1]]) + 1)
-        return found
+        gathered = np.empty((len(seqs), self._box.width), np.float32)
+        for sequence in dict.fromkeys(seqs):
+            indices = np.flatnonzero(seq == sequence)
+            gathered[indices] = self._rows(
+                sequence, int(place[indices[0]]), int(place[indices[-1]]) + 1
+            )
+        return gathered
 
     def _rows(self, seq: int, begin: int, end: int) -> NDArray[np.float32]:
         return self._box.get(seq, begin - self._shift, end - self._shift)

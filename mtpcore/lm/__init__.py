@@ -1,4 +1,4 @@
-"""A string in, a string out: one object that owns a model, its drafter and its KV cache."""
+"""Strings in, strings out: one object that owns a model, its drafter and their KV caches."""
 
 from mtpcore.lm.completion import Completion, CompletionStats, Piece
 from mtpcore.lm.language_model import LM

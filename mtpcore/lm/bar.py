@@ -1,4 +1,4 @@
-"""The bar that shows how many of many texts are finished."""
+"""The progress bar of many texts."""
 
 from __future__ import annotations
 

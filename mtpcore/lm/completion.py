@@ -1,4 +1,4 @@
-"""What comes back: a text with what is known about it, or a piece of one."""
+"""Completions and pieces: generated text with its tokens and statistics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Completion", "CompletionStats", "Piece"]
 
 
 class Piece(str):
-    """A piece of a text, one character or more: a ``str`` that knows its tokens.
+    """A piece of a text, one character or more: a ``str`` with its tokens as an attribute.
 
-    The last piece of a text may be empty, where only tokens without text are left.
+    The last piece of a text may be empty, if only tokens without text are left.
 
     Attributes
     ----------
     tokens : tuple of int
-        The tokens that it is the text of: mostly one, several where a character is made of them.
+        The piece's tokens: mostly one, several if they make up one character.
     drafted : bool
         Whether all of them were accepted drafts.
     logprobs : tuple of TokenLogprobs
@@ -43,7 +43,7 @@ class Piece(str):
 
 
 class CompletionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one text took.
+    """Counts and times of one text.
 
     Attributes
     ----------

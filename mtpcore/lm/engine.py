@@ -20,21 +20,21 @@ from mtpcore.lm.jobs import Job
 __all__ = ["Engine"]
 
 _PATIENCE = 0.1
-"""Seconds after which a waiting thread looks whether whoever ran a round was interrupted."""
+"""Seconds after which a waiting thread checks whether the thread with the round still runs."""
 
 
 class Engine:
     """Lets consumers share a generator: one of them runs a round, which serves all of them.
 
     A consumer submits jobs and calls ``advance`` until they are done. In each call one thread runs
-    a round and the others wait for its end. What somebody asks for meanwhile is noted, and done by
-    the thread that runs the round. Nothing of it depends on a thread coming back: where one is
-    interrupted, wherever, the next call goes on.
+    a round and the others wait for its end. What others ask for meanwhile is queued, and done by
+    the thread that runs the round. If a thread is interrupted, at whatever point, the next call by
+    any thread goes on.
 
     Parameters
     ----------
     generator : Generator
-        Used by nobody else while a round runs.
+        Not to be used by others while a round runs.
     """
 
     def __init__(self, generator: Generator) -> None:
@@ -57,21 +57,21 @@ class Engine:
         return len(self._jobs) + len(self._arrived)
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """Let rounds work on jobs; twice is once."""
+        """Let rounds work on jobs; submitting one twice makes no difference."""
         self.check_open()
         self._arrived.extend(jobs)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """End jobs that nobody waits for any more, and free their sequences.
+        """End jobs that no consumer waits for any more, and free their sequences.
 
-        Where a round is running, that happens at its end; this call does not wait for it.
+        If a round is running, that happens at its end; this call does not wait for it.
         """
         self._cancelled.extend(job for job in jobs if not job.is_done)
         self._settle()
 
     @property
     def executor(self) -> Executor:
-        """The thread in which rounds run for consumers in an event loop; a fork has its own."""
+        """The thread that runs rounds for event loops; a forked child has its own."""
         process = os.getpid()
         if self._executor is None or self._executor[0] != process:
             self._executor = process, ThreadPoolExecutor(1, thread_name_prefix="mtpcore")
@@ -95,7 +95,7 @@ class Engine:
             raise closed()
 
     def advance(self) -> None:
-        """Return after a round, which this thread runs unless another one is at it.
+        """Run a round, or wait for the end of the one that another thread runs.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Jobs: what one consumer waits for, and the pieces of text that there are of it."""
+"""Jobs: a request that a consumer waits for, and the finished pieces of its text."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
-from mtpcore.boundary.arrays import is_whole
+from mtpcore.boundary.arrays import is_integer
+from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
@@ -25,13 +26,14 @@ from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
 from mtpcore.lm.opening import open_cross, open_draft_model
-from mtpcore.lm.settings import SamplingOptions, read_sampling
+from mtpcore.lm.settings import TEXT_DEFAULTS, TextOptions, read_options
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
-from mtpcore.sampling import LogitsProcessor, Sampling
+from mtpcore.sampling import Sampling
 
 __all__ = ["LM"]
 
+_show_options = show_options(TextOptions, TEXT_DEFAULTS)
 _SHOWN = Annotated[bool | None, Meta(description="True, False or None")]
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -56,17 +58,17 @@ class LM:
         Beside ``name.gguf`` a head is found in ``mtp-name.gguf`` and a drafter in
         ``name-draft.gguf``.
     n_ctx : int, optional
-        Tokens that fit, prompt and text together; default: what the model was trained on, at most
-        4096.
+        Tokens that fit, prompt and text together; default: the context length that the model was
+        trained with, at most 4096.
     draft : int or "auto"
-        Longest draft; 0 decodes plainly; "auto" measures which length is fastest, and decodes
-        plainly where there is no drafter.
+        Longest draft; 0: no drafts; "auto" measures which length is fastest, and decodes without
+        drafts if there is no drafter.
     drafter : str, DrafterSpec or Proposer
-        Which drafter, where several fit; default: the model's best.
+        Which drafter, if several fit; default: the model's best.
     draft_model : path or Model, optional
         A drafter in a file of its own.
     n_seq_max : int
-        Texts that are written at once; further ones wait.
+        Texts that are generated at once; further ones wait.
     n_batch : int
         Tokens of prompts that are processed at once.
     kv_dtype : {"f16", "f32", "q8_0"}
@@ -74,7 +76,7 @@ class LM:
     threads : int, optional
         Threads of the CPU; default: all that this process may use.
     backend : str or Backend
-        "cpu", "reference", "cuda" or a backend object.
+        "cpu", "reference" or a backend object.
 
     Raises
     ------
@@ -130,10 +132,10 @@ class LM:
 
     @classmethod
     def of(cls, generator: Generator) -> LM:
-        """Make one of a generator: with its Cross, drafters and settings.
+        """Make an LM from a generator, with its Cross, drafters and settings.
 
-        Nobody else uses the generator and its Cross while a text is written. ``close`` leaves them
-        as they are.
+        Do not use the generator or its Cross elsewhere while a text is generated. ``close`` leaves
+        them as they are.
 
         Raises
         ------
@@ -146,10 +148,10 @@ class LM:
                 got=spell(generator),
                 fix="of a path or a Model: LM(model)",
             )
-        made = cls.__new__(cls)
-        made._owned, made._engine = [], Engine(generator)
-        made._sampling = generator.sampling
-        return made
+        lm = cls.__new__(cls)
+        lm._owned, lm._engine = [], Engine(generator)
+        lm._sampling = generator.sampling
+        return lm
 
     def _open(self, model: str | PathLike[str] | Model, draft: int | Literal["auto"]) -> Model:
         if isinstance(model, Model):
@@ -167,10 +169,10 @@ class LM:
         if given is not None:
             return self._open(given, draft)
         path = model.path if isinstance(model, Model) else model
-        found = None if draft == 0 else open_draft_model(path)
-        if found is not None:
-            self._owned.append(found)
-        return found
+        draft_model = None if draft == 0 else open_draft_model(path)
+        if draft_model is not None:
+            self._owned.append(draft_model)
+        return draft_model
 
     def __repr__(self) -> str:
         drafters = [
@@ -185,7 +187,7 @@ class LM:
 
     @property
     def generator(self) -> Generator:
-        """What writes the texts, for whoever wants to go one storey down."""
+        """The ``Generator`` that generates the texts."""
         return self._engine.generator
 
     @property
@@ -217,15 +219,8 @@ class LM:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
         progress: bool | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion: ...
 
     @overload
@@ -233,30 +228,17 @@ class LM:
         self,
         prompt: list[str] | list[list[int]] | list[str | Sequence[int]],
         *,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
         progress: bool | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> list[Completion]: ...
 
+    @_show_options
     def generate(
         self,
         prompt: Prompt | list[str] | list[list[int]] | list[Prompt],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
         progress: bool | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion | list[Completion]:
         """Continue a prompt, or many at once.
 
@@ -270,10 +252,16 @@ class LM:
             The text ends before any of these.
         ignore_eos : bool
             Whether the text goes on after a token that ends it.
+        temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
+            As in ``Sampling``; so are ``logit_bias`` and ``seed``. By default a seed is drawn for
+            each text. In ``LM.of(generator)`` the generator's settings are the default.
         sampling : Sampling, optional
-            All settings at once; one seed holds for all prompts then.
+            All of these at once; one seed holds for all prompts then.
         draft : int or "auto", optional
             Longest draft; default: as the LM was made. It does not change the text.
+        draft_sampler, p_min
+            How drafts are chosen, and the least probability of one, as in ``Generator``. They do
+            not change the text.
         logprobs : int, optional
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
         logits_processor : callable, optional
@@ -283,9 +271,6 @@ class LM:
         progress : bool, optional
             Whether a bar on standard error shows how many texts are finished; default: for many
             prompts, where that is a terminal.
-        **options
-            The fields of ``Sampling`` by name: ``temperature=0.8, top_p=0.9, seed=1``. Default:
-            those of ``Sampling()``; a seed is drawn for each text.
 
         Returns
         -------
@@ -306,40 +291,24 @@ class LM:
         self._engine.check_open()
         several = _read_prompts(prompt)
         progress = read(progress, _SHOWN, "progress is yes or no")
-        jobs = [
-            self._make_job(
-                one,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                sampling=read_sampling(sampling, options, self._sampling),
-                draft=draft,
-                logprobs=logprobs,
-                logits_processor=logits_processor,
-            )
-            for one in ([prompt] if several is None else several)
-        ]
+        prompts = [prompt] if several is None else several
+        jobs = [self._make_job(text, options) for text in prompts]
         completions = self._finish(jobs, progress)
         return completions[0] if several is None else completions
 
+    @_show_options
     def stream(
         self,
         prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Stream:
         """Continue a prompt, piece by piece as the text settles.
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
+        prompt : str or token ids
+            What is continued.
+        **options
             As in ``generate``, which gives the same text at once.
 
         Returns
@@ -353,37 +322,22 @@ class LM:
             As ``generate``.
         """
         self._engine.check_open()
-        job = self._make_job(
-            prompt,
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=read_sampling(sampling, options, self._sampling),
-            draft=draft,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
-        return Stream(self._engine, job)
+        return Stream(self._engine, self._make_job(prompt, options))
 
+    @_show_options
     def astream(
         self,
         prompt: str | Sequence[int],
-        *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> AsyncStream:
         """Continue a prompt, piece by piece, without blocking the event loop.
 
         Parameters
         ----------
-        prompt, max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
-            As in ``generate``. A conversation is given as what ``encode_chat`` returns.
+        prompt : str or token ids
+            What is continued; for a conversation what ``encode_chat`` returns.
+        **options
+            As in ``generate``.
 
         Returns
         -------
@@ -396,19 +350,7 @@ class LM:
             As ``generate``, with the first piece.
         """
         self._engine.check_open()
-        return AsyncStream(
-            self._engine,
-            lambda: self._make_job(
-                prompt,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                sampling=read_sampling(sampling, options, self._sampling),
-                draft=draft,
-                logprobs=logprobs,
-                logits_processor=logits_processor,
-            ),
-        )
+        return AsyncStream(self._engine, lambda: self._make_job(prompt, options))
 
     @overload
     def chat(
@@ -418,14 +360,7 @@ class LM:
         stream: Literal[False] = ...,
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion: ...
 
     @overload
@@ -436,16 +371,10 @@ class LM:
         stream: Literal[True],
         tools: Sequence[Message] | None = ...,
         template_options: Message | None = ...,
-        max_tokens: int | None = ...,
-        stop: str | Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        sampling: Sampling | None = ...,
-        draft: int | Literal["auto"] | None = ...,
-        logprobs: int | None = ...,
-        logits_processor: LogitsProcessor | None = ...,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Stream: ...
 
+    @_show_options
     def chat(
         self,
         messages: Sequence[Message],
@@ -453,14 +382,7 @@ class LM:
         stream: bool = False,
         tools: Sequence[Message] | None = None,
         template_options: Message | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        sampling: Sampling | None = None,
-        draft: int | Literal["auto"] | None = None,
-        logprobs: int | None = None,
-        logits_processor: LogitsProcessor | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[TextOptions],
     ) -> Completion | Stream:
         """Answer a conversation, written as the model's chat template has it.
 
@@ -477,8 +399,8 @@ class LM:
             Descriptions of tools, for the template.
         template_options : mapping, optional
             Further variables for the template.
-        max_tokens, stop, ignore_eos, sampling, draft, logprobs, logits_processor, **options
-            As ``generate`` takes them.
+        **options
+            As in ``generate``.
 
         Returns
         -------
@@ -491,16 +413,8 @@ class LM:
         """
         stream = read(stream, Flag, "stream is yes or no")
         self._engine.check_open()
-        job = self._make_job(
-            self.encode_chat(messages, tools=tools, template_options=template_options),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            sampling=read_sampling(sampling, options, self._sampling),
-            draft=draft,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        prompt = self.encode_chat(messages, tools=tools, template_options=template_options)
+        job = self._make_job(prompt, options)
         return Stream(self._engine, job) if stream else self._finish([job], False)[0]
 
     def encode_chat(
@@ -539,7 +453,7 @@ class LM:
         return self._tokenizer().encode(text, add_special=False, parse_special=True)
 
     def close(self) -> None:
-        """End all texts, and give up the model if it was opened here; twice is once."""
+        """End all texts, and close the model if the LM opened it; closing twice is no error."""
         self._engine.close()
         self._close_models()
 
@@ -568,30 +482,10 @@ class LM:
             )
         return tokenizer
 
-    def _make_job(
-        self,
-        prompt: Any,
-        *,
-        max_tokens: int | None,
-        stop: str | Sequence[str],
-        ignore_eos: bool,
-        sampling: Sampling,
-        draft: int | Literal["auto"] | None,
-        logprobs: int | None,
-        logits_processor: LogitsProcessor | None,
-    ) -> Job:
+    def _make_job(self, prompt: Any, options: TextOptions) -> Job:
         if isinstance(prompt, str):
             prompt = self._tokenizer().encode(prompt)
-        request = self.generator.request(
-            prompt,
-            sampling=sampling,
-            draft=draft,
-            max_tokens=self.n_ctx if max_tokens is None else max_tokens,
-            stop=[stop] if isinstance(stop, str) else stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
-            logits_processor=logits_processor,
-        )
+        request = self.generator.request(prompt, **read_options(options, self._sampling))
         return Job(request, has_text=self.model.tokenizer is not None)
 
     def _finish(self, jobs: Sequence[Job], progress: bool | None) -> list[Completion]:
@@ -618,7 +512,7 @@ def _read_prompts(prompt: object) -> list[Any] | None:
         raise BatchError(
             "a prompt is a text, token ids, or a list of prompts", got=type(prompt).__name__
         ) from error
-    return None if prompts and is_whole(prompts[0]) else prompts
+    return None if prompts and is_integer(prompts[0]) else prompts
 
 
 def _read_template_options(given: Any) -> dict[str, Any]:

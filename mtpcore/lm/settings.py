@@ -1,28 +1,19 @@
-"""Sampling settings by name."""
+"""The options of a text, sampling settings by name among them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import msgspec
 
+from mtpcore.boundary.options import find_unknown
+from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
 from mtpcore.errors import SamplingError, spell
 from mtpcore.sampling import Sampling, check_sampling
 
-__all__ = ["CALL_OPTIONS", "SamplingOptions", "read_sampling"]
+__all__ = ["TEXT_DEFAULTS", "SamplingOptions", "TextOptions", "read_options", "read_sampling"]
 
-CALL_OPTIONS = (
-    "max_tokens",
-    "stop",
-    "ignore_eos",
-    "sampling",
-    "draft",
-    "logprobs",
-    "logits_processor",
-)
-"""The other options of a call, which somebody may have misspelt."""
 _FIX_OF_STREAM = (
     "pieces come from LM.stream(), a stream of noise from sampling=Sampling(stream=...)"
 )
@@ -42,8 +33,56 @@ class SamplingOptions(TypedDict, total=False):
     seed: int | None
 
 
+class TextOptions(RequestOptions, SamplingOptions, total=False):
+    """What the methods of ``LM`` take by name; ``LM.generate`` documents it."""
+
+
+TEXT_DEFAULTS = cast(
+    TextOptions,
+    {
+        **REQUEST_DEFAULTS,
+        "max_tokens": None,
+        **{
+            field.name: field.default
+            for field in msgspec.structs.fields(Sampling)
+            if field.name in SamplingOptions.__annotations__
+        },
+    },
+)
+"""What an option is where it is left out, in an LM that was made of a model."""
+
+
+def read_options(given: TextOptions, default: Sampling | None) -> RequestOptions:
+    """Return the options of a request.
+
+    Parameters
+    ----------
+    given : TextOptions
+        Those of a call.
+    default : Sampling, optional
+        As in ``read_sampling``.
+
+    Raises
+    ------
+    SamplingError
+        As ``read_sampling``, or a name is unknown.
+    """
+    unknown = find_unknown(given, TEXT_DEFAULTS)
+    if unknown:
+        name, nearest = unknown
+        raise SamplingError(
+            "no such option",
+            where=spell(name),
+            fix=_FIX_OF_STREAM if name == "stream" else f"the nearest is {nearest}=",
+        )
+    options: dict[str, Any] = {"max_tokens": TEXT_DEFAULTS["max_tokens"], **given}
+    named = {name: options.pop(name) for name in given if name in SamplingOptions.__annotations__}
+    options["sampling"] = read_sampling(options.get("sampling"), named, default)
+    return cast(RequestOptions, options)
+
+
 def read_sampling(
-    sampling: Sampling | None, options: Mapping[str, Any], default: Sampling | None
+    sampling: Sampling | None, named: Mapping[str, Any], default: Sampling | None
 ) -> Sampling:
     """Return the settings of a call.
 
@@ -51,7 +90,7 @@ def read_sampling(
     ----------
     sampling : Sampling, optional
         All settings at once.
-    options : mapping
+    named : mapping
         Settings by name; those that are left out are the default's.
     default : Sampling, optional
         The settings of a call without any; by default ``Sampling()``, which draws a seed.
@@ -59,27 +98,18 @@ def read_sampling(
     Raises
     ------
     SamplingError
-        Both were given, a value is out of range, or a name is unknown.
+        Both were given, or a value is out of range.
     """
-    names = list(SamplingOptions.__annotations__)
-    for name in options:
-        if name not in names:
-            nearest = get_close_matches(name, (*names, *CALL_OPTIONS), 1, cutoff=0.0)[0]
-            raise SamplingError(
-                "no such option",
-                where=spell(name),
-                fix=_FIX_OF_STREAM if name == "stream" else f"the nearest is {nearest}=",
-            )
     if sampling is not None:
         check_sampling(sampling)
-        if options:
+        if named:
             raise SamplingError(
                 "settings are given twice",
                 where="sampling=",
-                got=", ".join(options),
-                fix=f"put them into it: sampling=Sampling({next(iter(options))}=...)",
+                got=", ".join(named),
+                fix=f"put them into it: sampling=Sampling({next(iter(named))}=...)",
             )
         return sampling
     if default is None:
-        return Sampling(**options)
-    return msgspec.structs.replace(default, **options) if options else default
+        return Sampling(**named)
+    return msgspec.structs.replace(default, **named) if named else default

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
+from mtpcore.decoding import Request
 from mtpcore.errors import BusyError
 from mtpcore.lm.completion import Completion, Piece
 from mtpcore.lm.engine import Engine
@@ -93,6 +94,11 @@ class Stream(Iterator[Piece]):
             reader.n_given = n_given
             raise
         raise StopIteration
+
+    @property
+    def request(self) -> Request:
+        """The text's request, for whoever wants to go one storey down; ``close`` ends it."""
+        return self._reader.job.request
 
     @property
     def completion(self) -> Completion:

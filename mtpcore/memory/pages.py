@@ -150,7 +150,7 @@ class PageTables:
         self._is_trimming = False
 
     def _recount(self) -> None:
-        """Find out from the tables who holds which page: something was cut off half-way."""
+        """Recompute reference counts from the tables, after an interrupted change."""
         held = self.tables[self.tables >= 0]
         self.uses[:] = np.bincount(held, minlength=len(self.uses))
         self._free = np.flatnonzero(self.uses == 0)[::-1].tolist()

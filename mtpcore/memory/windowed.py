@@ -31,7 +31,7 @@ def pages_for(window: int, n_seq: int, n_ctx: int, n_batch: int) -> int:
 
 
 class WindowedKV(PagedKV):
-    """Keys and values of layers whose rows see ``window`` places, their own included.
+    """KV cache of layers whose rows see ``window`` places, their own included.
 
     Implements ``mtpcore.memory.base.Memory``. Pages that lie before what a rewind by ``SPARE``
     rows would need are given up when rows are appended; pages go as a whole, so that more may be

@@ -43,7 +43,7 @@ def attention_block(
     sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
-    """Norm, project, rotate, attend, project: what attention adds to the residual stream.
+    """Return what attention adds to the residual stream: norm, project, rotate, attend, project.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def attention_block(
         The block's key heads, rotation and window, where blocks differ; values may then be
         narrower than keys.
     sinks : str, optional
-        Tensor of one more score for each head, of a value of zeros, used where the file has it.
+        Tensor of one more score for each head, with a value of zeros; used if the file has it.
     factors : str, optional
-        Tensor by which rotary frequencies are divided, used where the file has it.
+        Tensor by which rotary frequencies are divided; used if the file has it.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def attention(
     sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
-    """Project, rotate, attend, project: ``attention_block`` without its norm.
+    """Return what attention adds to the residual stream: ``attention_block`` without its norm.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "") -> Value:
 
 
 def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
-    """Return the chosen experts' SwiGLU rows, mixed, plus the shared expert's where there is one.
+    """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
     Tensors: ``ffn_gate_inp`` (router), ``exp_probs_b.bias`` (correction, optional),
     ``ffn_{gate,up,down}_exps`` or ``ffn_gate_up_exps``, ``ffn_{gate,up,down}_shexp``.
@@ -192,7 +192,7 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
 
 
 def feed_forward(g: GraphBuilder, x: Value, layer: int, experts: Experts | None) -> Value:
-    """Return a block's experts' rows where it has a router, else its dense SwiGLU's."""
+    """Return a block's feed-forward output: experts' if it has a router, else dense SwiGLU's."""
     if experts is not None and g.has(f"blk.{layer}.ffn_gate_inp.weight"):
         return moe(g, x, layer, experts)
     return swiglu(g, x, layer)
@@ -207,7 +207,7 @@ def feed_forward_block(
     *,
     norm: str = "ffn_norm",
 ) -> Value:
-    """Norm, feed forward: what a block's second half adds to the residual stream.
+    """Return what the feed-forward part adds to the residual stream, norm included.
 
     ``norm`` names the norm's weight in the block; ``experts`` and the rest are as in
     ``feed_forward``.

@@ -20,7 +20,7 @@ def decoder(
     h: H,
     layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
 ) -> Outputs:
-    """Build a trunk; what each layer reads can be tapped.
+    """Build a trunk from a layer; each layer's input can be tapped.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def decoder(
         ``layer(g, x, positions, n, h)`` returns the residual stream x, f32[n_tokens, width], with
         what block n adds to it.
     """
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     for n in range(h.n_layers):
         x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
     return trunk_outputs(g, x, h)

@@ -23,7 +23,7 @@ _GATES: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a mixture of experts routes; the fields are attributes of the verb ``route``."""
+    """How a mixture of experts routes; the fields are arguments of ``GraphBuilder.route``."""
 
     n_used: int
     gate: Literal["softmax", "sigmoid"]
@@ -60,7 +60,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hparams(msgspec.Struct, frozen=True, kw_only=True):
-    """What decoders have in common; families add fields, and keys by ``msgspec.field(name=...)``.
+    """Hyper-parameters of decoders; families add fields, with keys by ``msgspec.field(name=...)``.
 
     Attributes
     ----------

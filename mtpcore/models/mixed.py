@@ -61,7 +61,7 @@ class LayerKind(msgspec.Struct, frozen=True):
 
 
 class MixedHparams(Hparams, frozen=True, kw_only=True):
-    """What such families have in common: ``kinds`` says how each block attends."""
+    """Hyper-parameters of such families: ``kinds`` says how each block attends."""
 
     # The key holds one number for each block; see ``kinds``.
     n_kv_heads: int = msgspec.field(name="n_kv_heads", default=0)

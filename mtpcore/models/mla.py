@@ -82,7 +82,7 @@ def _yarn_rise(fields: Fields) -> float:
 def mla_block(
     g: GraphBuilder, x: Value, positions: Value, layer: int, h: Hparams, mla: Mla
 ) -> Value:
-    """Norm, project, rotate, attend, project: what attention adds to the residual stream.
+    """Return what latent attention adds to the residual stream, norm included.
 
     Tensors: ``attn_q``, or ``attn_q_a``, ``attn_q_a_norm`` and ``attn_q_b``; ``attn_kv_a_mqa``,
     ``attn_kv_a_norm``; ``attn_k_b`` and ``attn_v_b`` (stacks of matrices, one a head), or

@@ -1,4 +1,4 @@
-"""What NextN heads have around their layer, as GLM and DeepSeek publish them.
+"""The parts of NextN heads around their layer, as GLM and DeepSeek publish them.
 
 ``x = eh_proj [rms(embedding of token p), rms(hidden row p - 1)]``, a layer of the family,
 ``u = rms(x; shared_head_norm)``, logits ``shared_head_head u``. ``{n}`` is the head's block.
@@ -40,7 +40,7 @@ NEXTN_TIES: tuple[Tie, ...] = (
 
 
 def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
-    """Return that such heads, with the tensors ``also``, fit these architectures."""
+    """Return the ``Fit`` of a NextN head for these architectures; ``also`` are further tensors."""
     return Fit(
         architectures=frozenset(architectures),
         tensors=(*NEXTN_TENSORS, *also),
@@ -69,7 +69,7 @@ def nextn_head(
     h: H,
     layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
 ) -> Outputs:
-    """Build a head around a layer of the family, called as ``decoder`` calls it with block g.n."""
+    """Build a head around a layer of the family: the function that ``decoder`` takes."""
     x = nextn_input(g, inputs, h)
     assert g.n is not None  # else there were no names to find these weights by
     return nextn_outputs(g, layer(g, x, inputs.positions, g.n, h), h)

@@ -78,7 +78,7 @@ def on_layers(
 def optional(
     when: Callable[[Config], bool] | bool, *tables: tuple[Rename, ...]
 ) -> tuple[Rename, ...]:
-    """Return the renames of some tables with ``when`` as their ``optional``."""
+    """Return the renames of some tables with ``optional`` set to ``when``."""
     return tuple(msgspec.structs.replace(r, optional=when) for table in tables for r in table)
 
 
@@ -147,7 +147,7 @@ INTERLEAVED_ATTENTION: tuple[Rename, ...] = (
         {"self_attn.k_proj.weight": "attn_k.weight"}, change=interleave("num_key_value_heads")
     ),
 )
-"""The same for families whose files turn neighbours (``rope_style = "pairs"``)."""
+"""The same for families whose files rotate neighbours (``rope_style = "pairs"``)."""
 
 BIASES: tuple[Rename, ...] = block_renames(
     {
@@ -167,7 +167,7 @@ INTERLEAVED_BIASES: tuple[Rename, ...] = (
     ),
     *block_renames({"self_attn.v_proj.bias": "attn_v.bias"}),
 )
-"""The same for families whose files turn neighbours."""
+"""The same for families whose files rotate neighbours."""
 
 HEAD_NORMS: tuple[Rename, ...] = block_renames(
     {

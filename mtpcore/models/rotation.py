@@ -1,4 +1,4 @@
-"""How configurations describe RoPE, and what files hold of it.
+"""Conversion of RoPE settings from published configurations to metadata.
 
 Plugins get these tables from ``mtpcore.plugin``; file names and metadata are llama.cpp's.
 """

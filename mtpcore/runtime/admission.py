@@ -1,4 +1,4 @@
-"""The border between callers and plans: every row of a batch is checked here."""
+"""Checks of batches: every row is checked here before a plan runs it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._rows import place_rows
-from mtpcore.backends.base import Choices, Rows
+from mtpcore.backends.base import CheckedBatch, FusedSampling
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import Program
 from mtpcore.runtime.batch import Batch
-from mtpcore.runtime.fused_sampling import read_choices
+from mtpcore.runtime.fused_sampling import read_fused_sampling
 from mtpcore.runtime.sequences import Sequences
 
 __all__ = ["Admission", "Admitted", "Ranges", "SlotSource"]
@@ -20,11 +20,11 @@ __all__ = ["Admission", "Admitted", "Ranges", "SlotSource"]
 I32 = NDArray[np.int32]
 Ranges = dict[int, tuple[int, int]]
 """Places begin..end of some sequences."""
-Groups = dict[int, NDArray[np.intp]]
+RowsOfSeq = dict[int, NDArray[np.intp]]
 """The batch's rows of each sequence."""
-Placed = tuple[I32, Ranges, Groups, I32]
+Placed = tuple[I32, Ranges, RowsOfSeq, I32]
 """Place of each row, places and rows of each sequence, rows whose outputs are wanted."""
-Admitted = tuple[Rows, Ranges, Groups]
+Admitted = tuple[CheckedBatch, Ranges, RowsOfSeq]
 """Checked rows, the places that they take, and whose they are."""
 
 
@@ -69,7 +69,7 @@ class Admission:
         self._n_vocab, self._n_ctx, self._starts_late = n_vocab, n_ctx, starts_late
         self._n_axes, self._slots = program.n_axes, program.slots()
 
-    def admit(self, batch: Batch, choices: Choices | None = None) -> Admitted:
+    def admit(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Admitted:
         """Return the rows of a batch, the places that they take, and whose they are.
 
         Raises
@@ -85,10 +85,10 @@ class Admission:
             )
         if not len(batch):
             raise BatchError("an empty batch", fix="leave the call out")
-        place, ranges, groups, outputs = self._chains(batch) or self._look_closer(batch)
-        if choices is not None:
-            choices = read_choices(choices, len(outputs))
-        rows = Rows(
+        place, ranges, rows_of_seq, outputs = self._chains(batch) or self._look_closer(batch)
+        if fused_sampling is not None:
+            fused_sampling = read_fused_sampling(fused_sampling, len(outputs))
+        checked = CheckedBatch(
             tokens=batch.tokens,
             positions=self._positions(batch),
             seq=batch.seq,
@@ -97,9 +97,9 @@ class Admission:
             parent=batch.parent,
             embeddings=batch.embeddings,
             slots=self._fetch(batch, place),
-            choices=choices,
+            fused_sampling=fused_sampling,
         )
-        return rows, ranges, groups
+        return checked, ranges, rows_of_seq
 
     def _chains(self, batch: Batch) -> Placed | None:
         """Place rows that are tokens, one after the other; None where there is anything else."""
@@ -121,10 +121,10 @@ class Admission:
     def _look_closer(self, batch: Batch) -> Placed:
         """Place rows of any kind; raise for the first that does not fit."""
         self._check_seqs(batch)
-        place, ranges, groups = self._places(batch)
+        place, ranges, rows_of_seq = self._places(batch)
         self._check_positions(batch)
         self._check_tokens(batch)
-        return place, ranges, groups, np.flatnonzero(batch.outputs).astype(np.int32)
+        return place, ranges, rows_of_seq, np.flatnonzero(batch.outputs).astype(np.int32)
 
     def _check_seqs(self, batch: Batch) -> None:
         bad = np.flatnonzero((batch.seq < 0) | (batch.seq >= self._sequences.n_seq_max))
@@ -159,23 +159,23 @@ class Admission:
                 "embedding rows have another width", wanted=width, got=batch.embeddings.shape[1]
             )
 
-    def _places(self, batch: Batch) -> tuple[I32, Ranges, Groups]:
+    def _places(self, batch: Batch) -> tuple[I32, Ranges, RowsOfSeq]:
         place = np.empty(len(batch), np.int32)
         ranges: Ranges = {}
-        groups: Groups = {}
+        rows_of_seq: RowsOfSeq = {}
         for seq in dict.fromkeys(batch.seq.tolist()):
-            mine = groups[seq] = np.flatnonzero(batch.seq == seq)
+            indices = rows_of_seq[seq] = np.flatnonzero(batch.seq == seq)
             length = self._sequences.lengths[seq]
             self._sequences.check_decided(seq)
             begin = length
             # A drafter's first entry may be that of the second token; everything else starts at 0.
             if length == 0 and batch.pos.ndim == 1 and self._starts_late:
-                begin = int(batch.pos[mine[0]])
-            place[mine] = begin + np.arange(len(mine))
-            ranges[seq] = (begin, begin + len(mine))
+                begin = int(batch.pos[indices[0]])
+            place[indices] = begin + np.arange(len(indices))
+            ranges[seq] = (begin, begin + len(indices))
             if batch.pos.ndim == 1:
-                _check_chain(batch, mine, place, begin, seq)
-        return place, ranges, groups
+                _check_chain(batch, indices, place, begin, seq)
+        return place, ranges, rows_of_seq
 
     def _check_positions(self, batch: Batch) -> None:
         axes = self._n_axes
@@ -201,9 +201,9 @@ class Admission:
         return pos if axes == 1 else np.ascontiguousarray(np.repeat(pos, axes, axis=1))
 
     def _fetch(self, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
-        found: dict[str, NDArray[np.float32]] = {}
+        slots: dict[str, NDArray[np.float32]] = {}
         if not self._slots and not batch.slots:
-            return found
+            return slots
         for slot, width in self._slots.items():
             if slot in batch.slots:
                 rows = batch.slots[slot]
@@ -222,25 +222,25 @@ class Admission:
                     wanted=(len(batch), width),
                     got=rows.shape,
                 )
-            found[slot] = rows
-        if unknown := batch.slots.keys() - found.keys():
+            slots[slot] = rows
+        if unknown := batch.slots.keys() - slots.keys():
             raise BatchError(
                 "slots that the graph does not have",
                 where=self._program.name,
-                wanted=", ".join(found) or "none",
+                wanted=", ".join(slots) or "none",
                 got=", ".join(sorted(unknown)),
             )
-        return found
+        return slots
 
 
-def _check_chain(batch: Batch, mine: NDArray[np.intp], place: I32, begin: int, seq: int) -> None:
+def _check_chain(batch: Batch, indices: NDArray[np.intp], place: I32, begin: int, seq: int) -> None:
     wanted = place
     if batch.parent is not None:
         wanted = place.copy()
-        for row in mine.tolist():
+        for row in indices.tolist():
             parent = int(batch.parent[row])
             wanted[row] = begin if parent < 0 else wanted[parent] + 1
-    bad = mine[(batch.pos[mine] != wanted[mine]) | (batch.pos[mine] < 0)]
+    bad = indices[(batch.pos[indices] != wanted[indices]) | (batch.pos[indices] < 0)]
     if len(bad):
         raise BatchError(
             "position does not continue the sequence",

@@ -1,4 +1,4 @@
-"""Rows to process: tokens or embedding rows, where they belong, and which outputs are wanted."""
+"""Batches: tokens or embedding rows, their sequences and positions, and the outputs wanted."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
 
 def _read_slots(slots: Any) -> dict[str, Any]:
     wanted = "a mapping of slot names to rows"
-    found: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
-    return found
+    by_name: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
+    return by_name
 
 
 def _filled(n: int, value: int) -> I32:
     """Return int32[n] of one value."""
-    found = np.empty(n, np.int32)  # np.full does the same in several calls of Python
-    found[:] = value
-    return found
+    column = np.empty(n, np.int32)  # np.full does the same in several calls of Python
+    column[:] = value
+    return column
 
 
 class Batch:
@@ -100,18 +100,18 @@ class Batch:
         self.parent = None if parent is None else self._parents(parent, n)
         self.slots: dict[str, F32] = {}
         for name, rows in (_read_slots(slots) if slots is not None else {}).items():
-            found = numbers(rows, f"rows of slot {name!r}")
-            if found.ndim != 2 or len(found) != n:
+            slot_rows = numbers(rows, f"rows of slot {name!r}")
+            if slot_rows.ndim != 2 or len(slot_rows) != n:
                 raise BatchError(
                     "slot rows do not fit the batch",
                     where=f"slot {name!r}",
                     wanted=f"[{n}, width]",
-                    got=found.shape,
+                    got=slot_rows.shape,
                 )
-            if not np.isfinite(found).all():
-                row = int(np.argwhere(~np.isfinite(found))[0, 0])
+            if not np.isfinite(slot_rows).all():
+                row = int(np.argwhere(~np.isfinite(slot_rows))[0, 0])
                 raise BatchError("slot row is not finite", where=f"slot {name!r}, row {row}")
-            self.slots[name] = found
+            self.slots[name] = slot_rows
 
     @classmethod
     def of(cls, tokens: ArrayLike, seq: int = 0, pos: int = 0, outputs: Wanted = "last") -> Batch:
@@ -129,31 +129,35 @@ class Batch:
         if tokens is None:
             assert self.embeddings is not None
             return _filled(len(self.embeddings), -1)
-        found = integers(tokens, "tokens")
-        if found.ndim != 1:
-            raise BatchError("tokens have one axis", wanted="[n]", got=found.shape)
-        return found
+        token_ids = integers(tokens, "tokens")
+        if token_ids.ndim != 1:
+            raise BatchError("tokens have one axis", wanted="[n]", got=token_ids.shape)
+        return token_ids
 
     @staticmethod
     def _column(values: ArrayLike, n: int, what: str) -> I32:
         if type(values) is int and 0 <= values < 2**31:
             return _filled(n, values)
-        found = integers(values, what)
-        if found.ndim == 0:
-            return _filled(n, int(found))
-        if found.shape != (n,):
-            raise BatchError(f"one of the {what} a row", wanted=(n,), got=found.shape)
-        return found
+        column = integers(values, what)
+        if column.ndim == 0:
+            return _filled(n, int(column))
+        if column.shape != (n,):
+            raise BatchError(f"one of the {what} a row", wanted=(n,), got=column.shape)
+        return column
 
     def _positions(self, pos: ArrayLike, n: int) -> I32:
         if type(pos) is int and 0 <= pos < 2**31:
             return self._count_on(pos, n)
-        found = integers(pos, "positions")
-        if found.ndim == 0:
-            return self._count_on(int(found), n)
-        if found.ndim > 2 or len(found) != n:
-            raise BatchError("one position a row", wanted=f"[{n}] or [{n}, axes]", got=found.shape)
-        return found[:, 0].copy() if found.ndim == 2 and found.shape[1] == 1 else found
+        positions = integers(pos, "positions")
+        if positions.ndim == 0:
+            return self._count_on(int(positions), n)
+        if positions.ndim > 2 or len(positions) != n:
+            raise BatchError(
+                "one position a row", wanted=f"[{n}] or [{n}, axes]", got=positions.shape
+            )
+        return (
+            positions[:, 0].copy() if positions.ndim == 2 and positions.shape[1] == 1 else positions
+        )
 
     def _count_on(self, start: int, n: int) -> I32:
         """Return positions that begin at ``start`` in every sequence."""
@@ -166,24 +170,24 @@ class Batch:
         return integers(rows, "positions")
 
     def _parents(self, parent: ArrayLike, n: int) -> I32:
-        found = self._column(parent, n, "parents")
+        parents = self._column(parent, n, "parents")
         rows = np.arange(n)
-        bad = np.flatnonzero((found < -1) | (found >= rows))
+        bad = np.flatnonzero((parents < -1) | (parents >= rows))
         if len(bad):
             raise BatchError(
                 "a parent is an earlier row of the batch, or -1",
                 where=f"row {bad[0]}",
-                got=int(found[bad[0]]),
+                got=int(parents[bad[0]]),
             )
-        inner = found >= 0
-        bad = np.flatnonzero(inner & (self.seq[found] != self.seq))
+        inner = parents >= 0
+        bad = np.flatnonzero(inner & (self.seq[parents] != self.seq))
         if len(bad):
             raise BatchError(
                 "a parent is a row of the same sequence",
                 where=f"row {bad[0]}",
-                got=int(found[bad[0]]),
+                got=int(parents[bad[0]]),
             )
-        return found
+        return parents
 
     def _outputs(self, outputs: Wanted, n: int) -> NDArray[np.bool_]:
         if isinstance(outputs, str):

@@ -1,4 +1,4 @@
-"""Contexts: one graph, its own memory, and ``process``."""
+"""Contexts: a graph of a model with its own memory, and ``process``, which runs batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mtpcore.acts.guards import Guard, act
 from mtpcore.acts.journal import Journal, Transaction
-from mtpcore.backends.base import Backend, Choices
+from mtpcore.backends.base import Backend, FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import offers, read
@@ -55,7 +55,7 @@ class Context:
     model : Model
         What ``load_model`` returned; it outlives its contexts or is kept alive by them.
     n_ctx : int
-        Places of each sequence.
+        The most tokens of each sequence.
     graph_type : GraphType or str
         Which graph of the model: LLM, DRAFT, ENCODER, DECODER or one of a plugin's own.
     n_seq_max : int
@@ -65,18 +65,18 @@ class Context:
     kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
     threads : int, optional
-        Threads of the CPU; default: the processors this process may use, at most as many as its
-        control groups pay for.
+        Threads of the CPU; default: the processors that this process may use, at most its cgroup
+        CPU quota.
     backend : str or Backend
         "cpu", "reference" or a backend object.
     taps : sequence of str or Tap
         Hidden states to hand out, e.g. ``["hidden", "layer_input:2"]``.
     drafter : DrafterSpec or str, optional
-        Whose graph, where the graph type is a drafter's; default: the model's only one.
+        The drafter whose graph this is, for its graph types; default: the model's only one.
     head : int
-        Which of the drafter's heads, where each has a memory of its own.
+        Which of the drafter's heads, if each has a memory of its own.
     logit_rows : int32[n], optional
-        Which logits the graph makes, ascending; default: all.
+        Which logits the graph computes, ascending; default: all.
 
     Raises
     ------
@@ -163,7 +163,7 @@ class Context:
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts.
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured.
 
         Other threads may ask while the batch runs.
         """
@@ -185,7 +185,7 @@ class Context:
 
     @act
     def prepare(self) -> None:
-        """Make the plan now, which packs the weights; else the first ``process`` does.
+        """Make the plan and pack the weights now, not at the first ``process``.
 
         Raises
         ------
@@ -215,15 +215,15 @@ class Context:
         return self.journal.transaction((self.runner.sequences,))
 
     @act
-    def process(self, batch: Batch, choices: Choices | None = None) -> Output:
-        """Run all rows and store them; all or nothing.
+    def process(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Output:
+        """Run all rows and store their keys and values; all or nothing.
 
         Parameters
         ----------
         batch : Batch
             Rows of any mix of sequences; those of one sequence continue it in order.
-        choices : mtpcore.backends.base.Choices, optional
-            Who chooses from each row of logits, where nothing else is wanted of these:
+        fused_sampling : mtpcore.backends.base.FusedSampling, optional
+            Samplers that choose a token of each output in place of returning its logits:
             ``Output.chosen`` has the tokens, and ``Output.logits_at`` the logits of outputs
             without a sampler.
 
@@ -235,11 +235,11 @@ class Context:
         Raises
         ------
         BatchError, CapacityError, LinkError, SamplingError
-            Ids, positions, sequences, parents, rows or choices that do not fit; no room; a linked
+            Ids, positions, sequences, parents, rows or samplers that do not fit; no room; a linked
             row that is missing. The state is what it was.
         """
         self.journal.settle()
-        admitted = self.runner.admit(batch, choices)
+        admitted = self.runner.admit(batch, fused_sampling)
         with self._transaction(admitted[1]):
             return self.runner.run(batch, admitted)
 

@@ -55,8 +55,8 @@ class FittedDrafter(msgspec.Struct, frozen=True):
 
 def block_of(tensor: str) -> int | None:
     """Return the block that a tensor belongs to, or None."""
-    found = _BLOCK.match(tensor)
-    return int(found[1]) if found else None
+    match = _BLOCK.match(tensor)
+    return int(match[1]) if match else None
 
 
 def fits(spec: ModelSpec | DrafterSpec, architecture: str, tensors: Collection[str]) -> bool:
@@ -98,7 +98,7 @@ def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
 
 
 def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping[str, Any]) -> Any:
-    """Ask a declaration for a file's hyper-parameters, and check what everybody reads of them.
+    """Ask a declaration for a file's hyper-parameters, and check those that all code reads.
 
     Raises
     ------
@@ -110,8 +110,8 @@ def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping
     where = f"{fields.file}: hparams of {spec.name!r} of plugin {spec.plugin or 'unknown'!r}"
     assert spec.hparams is not None
     try:
-        found = spec.hparams(fields, tensors)
-        sizes = {name: getattr(found, name, None) for name in _SIZES}
+        hparams = spec.hparams(fields, tensors)
+        sizes = {name: getattr(hparams, name, None) for name in _SIZES}
     except MtpcoreError:
         raise
     except Exception as error:  # whatever a plugin raises
@@ -121,7 +121,7 @@ def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping
     for name, kind in _SIZES.items():
         if sizes[name] is not None or name in needed:
             read(sizes[name], kind, "no such size", where=f"{where}: {name}", error=PluginError)
-    return found
+    return hparams
 
 
 def fit_drafter(
@@ -210,7 +210,7 @@ def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
     """Put the layers that a metadata key lists in place of it."""
     return tuple(
         msgspec.structs.replace(
-            feed, taps=tuple(one for tap in feed.taps for one in _taps(tap, fields))
+            feed, taps=tuple(resolved for tap in feed.taps for resolved in _taps(tap, fields))
         )
         for feed in feeds
     )
@@ -227,12 +227,12 @@ def _count(value: int | str | Key, fields: Fields) -> int:
     if isinstance(value, str):
         return int(fields.require(value, _Heads))
     if isinstance(value, Key):
-        found: int = read(
+        n: int = read(
             fields.get(value.name, _Heads, value.default),
             _Heads,
             "no number of heads",
             where=value.name,
             error=PluginError,
         )
-        return found
+        return n
     return value

@@ -17,7 +17,7 @@ __all__ = ["PackedWeights", "TieUse", "borrow", "check_target", "report_ties"]
 
 
 class PackedWeights(MutableMapping[Any, Any]):
-    """What backends made of a model's weights, by keys that name the tensor in one of their parts.
+    """Weights that backends packed, by keys that contain the tensor's name.
 
     A tensor that was borrowed from a target (``target:name``) is kept by the target, under its own
     name there: it is packed once for both.
@@ -34,12 +34,12 @@ class PackedWeights(MutableMapping[Any, Any]):
         return (self._own if plain == key else self.lender), plain
 
     def __getitem__(self, key: Any) -> Any:
-        found, plain = self._place(key)
-        return found[plain]
+        keeper, plain = self._place(key)
+        return keeper[plain]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        found, plain = self._place(key)
-        found[plain] = value
+        keeper, plain = self._place(key)
+        keeper[plain] = value
 
     def __delitem__(self, key: Any) -> None:
         del self._own[key]
@@ -72,16 +72,16 @@ def report_ties(
     report = []
     source: Literal["own", "borrowed", "missing"]
     for tie in ties:
-        found = g.resolve(tie.tensor)
+        weight = g.resolve(tie.tensor)
         wanted = tie.tensor.replace("{n}", str(g.n))
-        if found is None:
+        if weight is None:
             elsewhere = [name for name in tie.candidates if name.startswith(TARGET)]
             source = "borrowed" if elsewhere else "missing"
             report.append(TieUse(wanted, source, elsewhere[0] if elsewhere else None))
             continue
-        source = "own" if found.tensor == wanted else "borrowed"
-        stored = tensors[found.tensor].type_name
-        report.append(TieUse(wanted, source, found.tensor, found.shape, stored))
+        source = "own" if weight.tensor == wanted else "borrowed"
+        stored = tensors[weight.tensor].type_name
+        report.append(TieUse(wanted, source, weight.tensor, weight.shape, stored))
     return report
 
 

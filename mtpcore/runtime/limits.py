@@ -1,4 +1,4 @@
-"""How large a context is."""
+"""Checks of a context's sizes."""
 
 from __future__ import annotations
 

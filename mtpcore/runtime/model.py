@@ -97,9 +97,9 @@ class Model:
     file_layout : str
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     absent_plugins : str
-        Installed plugins that had no say, and why; empty if there are none.
+        Installed plugins that were not asked, and why; empty if there are none.
     lock : RLock
-        Held by who makes programs or packs weights: of several threads one does.
+        Held while a thread builds programs or packs weights.
     """
 
     lock: AbstractContextManager[object]
@@ -118,7 +118,7 @@ class Model:
         self._file, self.spec, self.hparams = file, spec, hparams
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
-        self._fitted = {one.spec.name: one for one in fitted}
+        self._fitted = {drafter.spec.name: drafter for drafter in fitted}
         self._target: Model | None = None
         self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
@@ -151,8 +151,8 @@ class Model:
     @property
     def n_bytes(self) -> int:
         """Bytes of ``tensors`` in the file, without borrowed ones."""
-        own = (name for name in self.tensors if not name.startswith(TARGET))
-        return sum(self.tensors[name].n_bytes for name in own)
+        names = (name for name in self.tensors if not name.startswith(TARGET))
+        return sum(self.tensors[name].n_bytes for name in names)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -167,7 +167,7 @@ class Model:
     @property
     def drafters(self) -> tuple[DrafterSpec, ...]:
         """The drafters that fit, best first, with the file's numbers in place of keys."""
-        return tuple(one.spec for one in self._fitted.values())
+        return tuple(drafter.spec for drafter in self._fitted.values())
 
     def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
         """Return a drafter by name, or the best one that is no variant of another.
@@ -187,11 +187,11 @@ class Model:
         if name is None and self._fitted and not self.drafters[0].variant_of:
             return self.drafters[0]
         if name is not None and name in self._fitted:
-            found = self._fitted[name].spec
+            spec = self._fitted[name].spec
             if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
-                found = msgspec.structs.replace(found, shape=drafter.shape, tree=drafter.tree)
-                check_shape(found)
-            return found
+                spec = msgspec.structs.replace(spec, shape=drafter.shape, tree=drafter.tree)
+                check_shape(spec)
+            return spec
         raise PluginError(
             "the model has no drafter" + (f" {name!r}" if name else ""),
             where=str(self.path),
@@ -229,9 +229,9 @@ class Model:
                 got=str(self._target.path),
                 fix="load the drafter's file once more",
             )
-        for one in self._fitted.values():
-            check_target(one, target.architecture, target.hparams.width, where)
-        borrowed = borrow([one.spec for one in self._fitted.values()], target.tensors)
+        for drafter in self._fitted.values():
+            check_target(drafter, target.architecture, target.hparams.width, where)
+        borrowed = borrow([drafter.spec for drafter in self._fitted.values()], target.tensors)
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
         self.packed.lender = target.packed
@@ -241,8 +241,8 @@ class Model:
         """Undo ``borrow_from``, before a context was made that others can see."""
         with self.lock:
             self._target = self.packed.lender = None
-            own = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
-            self.tensors = MappingProxyType(own)
+            tensors = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
+            self.tensors = MappingProxyType(tensors)
             self._programs.clear()
 
     @property
@@ -398,8 +398,8 @@ class Model:
     def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
         """Return the width of a slot, that of its taps together."""
         if feed.src != "target" and fitted is not None:
-            made = self.program(GraphType(feed.src), drafter=fitted.spec)
-            return sum(int(made.shape(tap)[1]) for tap in feed.taps)
+            program = self.program(GraphType(feed.src), drafter=fitted.spec)
+            return sum(int(program.shape(tap)[1]) for tap in feed.taps)
         hparams = fitted.hparams if fitted else self.hparams
         return sum(self._tap_width(Tap.parse(tap), hparams) for tap in feed.taps)
 
@@ -430,10 +430,10 @@ class Model:
             yield
 
     def close(self) -> None:
-        """Give up the files and packed weights: no further context can be made.
+        """Close the files and release the packed weights: no further context can be made.
 
-        Contexts that have planned, by ``process`` or ``prepare``, go on; their memory is free when
-        the last of them is gone.
+        Contexts that have made their plan, by ``process`` or ``prepare``, can still be used; their
+        memory is freed with the last of them.
         """
         with self.lock:
             self._is_closed = True

@@ -17,13 +17,13 @@ F32 = NDArray[np.float32]
 
 
 class Output:
-    """Rows that one call of ``process`` made; its arrays are never written again.
+    """What one call of ``process`` computed; its arrays are never changed afterwards.
 
-    What a device computed is copied to the host when it is asked for.
+    Arrays of a device are copied to the host when they are read.
 
     ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
-    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits, ``rows`` which
-    rows belong to a sequence.
+    place in the sequence), ``outputs`` int32[n_outputs] which rows have logits,
+    ``rows_of_seq`` which rows belong to a sequence.
     """
 
     def __init__(
@@ -31,10 +31,11 @@ class Output:
         seq: NDArray[np.int32],
         pos: NDArray[np.int32],
         outputs: NDArray[np.int32],
-        rows: Mapping[int, NDArray[np.intp]],
+        rows_of_seq: Mapping[int, NDArray[np.intp]],
         arrays: Mapping[str, NDArray[Any]],
     ) -> None:
-        self.seq, self.pos, self.outputs, self.rows = seq, pos, outputs, rows
+        self.seq, self.pos, self.outputs = seq, pos, outputs
+        self.rows_of_seq = rows_of_seq
         self._arrays = arrays
 
     def __repr__(self) -> str:
@@ -61,13 +62,13 @@ class Output:
                 "tokens were chosen in place of logits",
                 where=f"output {int(np.argmax(chosen >= 0))}",
                 got=int(chosen.max()),
-                fix="logits_at(i) has those of the others; or leave choices= out",
+                fix="logits_at(i) has those of the others; or leave fused_sampling= out",
             )
         return self._array("logits")
 
     @property
     def chosen(self) -> NDArray[np.int32] | None:
-        """int32[n_outputs], the token that each output chose, or -1; None without choices."""
+        """int32[n_outputs], the token of each output, or -1; None without ``fused_sampling``."""
         return self._arrays.get("chosen")
 
     def chosen_at(self, output: int) -> int | None:
@@ -89,7 +90,7 @@ class Output:
                 "a token was chosen in place of logits",
                 where=f"output {output}",
                 got=int(chosen[output]),
-                fix="give None as its sampler in choices=",
+                fix="give None as its sampler in fused_sampling=",
             )
         logits = self._array("logits")
         if chosen is not None and len(logits) < len(chosen):  # those of the others alone
@@ -130,14 +131,14 @@ class Output:
         rows = self.outputs
         seq = read(seq, int, "no number of a sequence", wanted="an int")
         pos = read(pos, int, "no position", wanted="an int")
-        found = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
-        if not len(found):
+        matches = np.flatnonzero((self.seq[rows] == seq) & (self.pos[rows] == pos))
+        if not len(matches):
             raise BatchError(
                 "no logits of this row",
                 where=f"sequence {spell(seq)}, position {spell(pos)}",
                 fix="ask for its output in the batch",
             )
-        return self.logits_at(int(found[-1]))
+        return self.logits_at(int(matches[-1]))
 
     def _checked(self, output: int) -> int:
         return read_below(output, len(self.outputs), "no such output")
@@ -151,6 +152,6 @@ class Output:
                 "no such output",
                 where=spell(name),
                 got=", ".join(self._arrays),
-                fix="name it in Context(taps=...); logits: leave choices= out",
+                fix="name it in Context(taps=...); logits: leave fused_sampling= out",
             )
         return self._arrays[name]

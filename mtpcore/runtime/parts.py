@@ -1,4 +1,4 @@
-"""Batches of any size through a plan that takes ``n_batch`` rows at once."""
+"""Running batches of any size with a plan that takes ``n_batch`` rows at once."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Plan, Rows
+from mtpcore.backends.base import CheckedBatch, Plan
 from mtpcore.errors import BatchError
 from mtpcore.runtime.admission import Ranges
-from mtpcore.runtime.fused_sampling import choose_rows
+from mtpcore.runtime.fused_sampling import sample_logits
 from mtpcore.runtime.sequences import ContextMemory
 
 __all__ = ["run_parts"]
 
 
 def run_parts(
-    plan: Plan, memory: ContextMemory | None, n_batch: int, rows: Rows, ranges: Ranges
+    plan: Plan, memory: ContextMemory | None, n_batch: int, batch: CheckedBatch, ranges: Ranges
 ) -> dict[str, NDArray[Any]]:
     """Run all rows, in as many parts as are needed; return read-only arrays by name.
 
-    With choices one of them is ``chosen``, and logits are those of the outputs without a sampler.
+    With fused sampling one of them is ``chosen``, and logits are those of the
+    outputs without a sampler.
 
     Raises
     ------
     BatchError, CapacityError
         A draft tree is longer than ``n_batch``, or there is no room.
     """
-    choices, parts = rows.choices, []
-    for part, places in _split(rows, ranges, n_batch):
+    fused_sampling, parts = batch.fused_sampling, []
+    for part, places in _split(batch, ranges, n_batch):
         if memory:
             memory.reserve(places)
         parts.append(plan.run(part, memory))
     arrays = parts[0]
     if len(parts) > 1:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
-    if choices is not None and "chosen" not in arrays:
-        arrays["chosen"] = choose_rows(choices, arrays)
+    if fused_sampling is not None and "chosen" not in arrays:
+        arrays["chosen"] = sample_logits(fused_sampling, arrays)
         arrays["logits"] = arrays["logits"][arrays["chosen"] < 0]
-    if choices and choices.samplers and None not in choices.samplers:
+    if fused_sampling and fused_sampling.samplers and None not in fused_sampling.samplers:
         arrays.pop("logits", None)
     for array in arrays.values():
         if isinstance(array, np.ndarray):  # a device's own are not written to either
@@ -47,7 +48,7 @@ def run_parts(
     return arrays
 
 
-def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]]:
+def _split(batch: CheckedBatch, ranges: Ranges, n_batch: int) -> list[tuple[CheckedBatch, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
     A chain may be cut anywhere, for what went before is stored by then. The rows of a sequence that
@@ -58,15 +59,15 @@ def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]
     BatchError
         A draft tree is longer than ``n_batch``.
     """
-    n = len(rows.tokens)
+    n = len(batch.tokens)
     if n <= n_batch:
-        return [(rows, ranges)]
+        return [(batch, ranges)]
     joined = np.zeros(n + 1, bool)  # to the row before
-    for seq in ranges if rows.parent is not None else ():
-        mine = np.flatnonzero(rows.seq == seq)
-        assert rows.parent is not None
-        if (rows.parent[mine[1:]] != mine[:-1]).any():
-            joined[mine[0] + 1 : mine[-1] + 1] = True
+    for seq in ranges if batch.parent is not None else ():
+        indices = np.flatnonzero(batch.seq == seq)
+        assert batch.parent is not None
+        if (batch.parent[indices[1:]] != indices[:-1]).any():
+            joined[indices[0] + 1 : indices[-1] + 1] = True
     free = np.flatnonzero(~joined)
     parts, begin = [], 0
     while begin < n:
@@ -74,31 +75,31 @@ def _split(rows: Rows, ranges: Ranges, n_batch: int) -> list[tuple[Rows, Ranges]
         if end == begin:
             raise BatchError(
                 "a draft tree runs in one piece",
-                where=f"sequence {rows.seq[begin]}",
+                where=f"sequence {batch.seq[begin]}",
                 wanted=f"at most {n_batch}",
-                got=f"{int((rows.seq == rows.seq[begin]).sum())} rows",
+                got=f"{int((batch.seq == batch.seq[begin]).sum())} rows",
                 fix="make n_batch larger",
             )
-        parts.append(_part(rows, begin, end))
+        parts.append(_part(batch, begin, end))
         begin = end
     return parts
 
 
-def _part(rows: Rows, begin: int, end: int) -> tuple[Rows, Ranges]:
-    first, stop = np.searchsorted(rows.outputs, (begin, end)).tolist()
-    parent, choices = rows.parent, rows.choices
+def _part(batch: CheckedBatch, begin: int, end: int) -> tuple[CheckedBatch, Ranges]:
+    first, stop = np.searchsorted(batch.outputs, (begin, end)).tolist()
+    parent, fused_sampling = batch.parent, batch.fused_sampling
     if parent is not None:  # a parent in an earlier part is the newest row stored
         parent = np.maximum(parent[begin:end] - np.int32(begin), np.int32(-1))
-    part = Rows(
-        tokens=rows.tokens[begin:end],
-        positions=rows.positions[begin:end],
-        seq=rows.seq[begin:end],
-        place=rows.place[begin:end],
-        outputs=(rows.outputs[first:stop] - begin).astype(np.int32),
+    part = CheckedBatch(
+        tokens=batch.tokens[begin:end],
+        positions=batch.positions[begin:end],
+        seq=batch.seq[begin:end],
+        place=batch.place[begin:end],
+        outputs=(batch.outputs[first:stop] - begin).astype(np.int32),
         parent=parent,
-        embeddings=None if rows.embeddings is None else rows.embeddings[begin:end],
-        slots={name: slot[begin:end] for name, slot in rows.slots.items()},
-        choices=choices and choices.part(first, stop),
+        embeddings=None if batch.embeddings is None else batch.embeddings[begin:end],
+        slots={name: slot[begin:end] for name, slot in batch.slots.items()},
+        fused_sampling=fused_sampling and fused_sampling.part(first, stop),
     )
     taken = {}
     for seq in dict.fromkeys(part.seq.tolist()):

@@ -1,4 +1,4 @@
-"""A graph that runs: its plan, its memory, and the verbs that change them."""
+"""One graph with its plan and its memory, and the methods that change them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, Choices, DraftPass, DraftRun, Plan, WeightSource
+from mtpcore.backends.base import Backend, DraftPass, DraftRun, FusedSampling, Plan, WeightSource
 from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.errors import BatchError, LinkError
 from mtpcore.graph import GraphType, Program
@@ -181,7 +181,7 @@ class GraphRunner:
 
     @property
     def progress(self) -> float:
-        """Share of the running batch that is done, 0 .. 1; 0 where none runs or nobody counts."""
+        """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
         return 0.0 if self._plan is None else self._plan.progress
 
     @property
@@ -189,29 +189,29 @@ class GraphRunner:
         """How many drafts the memory can take back."""
         return self.memory.longest_rewind if self.memory else self.n_ctx
 
-    def process(self, batch: Batch, choices: Choices | None = None) -> Output:
+    def process(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Output:
         """Run all rows and store them; see ``Context.process``."""
-        return self.run(batch, self.admit(batch, choices))
+        return self.run(batch, self.admit(batch, fused_sampling))
 
     def run(self, batch: Batch, admitted: Admitted) -> Output:
         """Run rows that were admitted, store them, and deliver what they made."""
-        rows, ranges, groups = admitted
+        checked, ranges, rows_of_seq = admitted
         plan = self._plan or self.plan
-        arrays = run_parts(plan, self.memory, self.n_batch, rows, ranges)
-        output = Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+        arrays = run_parts(plan, self.memory, self.n_batch, checked, ranges)
+        output = Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
         if self.deliver is not None:
             self.deliver(batch, output)
-        self.sequences.extend(ranges, branching=rows.parent is not None)
+        self.sequences.extend(ranges, branching=checked.parent is not None)
         return output
 
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them; they are not delivered."""
-        rows, ranges, groups = self.admit(batch)
-        arrays = run_parts(self.plan, self.memory, self.n_batch, rows, ranges)
+        checked, ranges, rows_of_seq = self.admit(batch)
+        arrays = run_parts(self.plan, self.memory, self.n_batch, checked, ranges)
         if self.memory:
             for seq, (begin, _) in ranges.items():
                 self.memory.rewind(seq, begin)
-        return Output(rows.seq, rows.place, rows.outputs, groups, arrays)
+        return Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on; see ``Sequences.rewind``."""
@@ -243,12 +243,12 @@ class GraphRunner:
 
 
 def run_drafts(
-    passes: Sequence[tuple[GraphRunner, Batch]], k: Sequence[int], choices: Mapping[str, Any]
+    passes: Sequence[tuple[GraphRunner, Batch]], k: Sequence[int], settings: Mapping[str, Any]
 ) -> list[list[int]]:
     """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
 
     One runner goes on by itself; of several each makes the draft of its number, and its batch has
-    the sequences that want so many. ``choices`` are the other fields of ``DraftRun``. What the
+    the sequences that want so many. ``settings`` are the other fields of ``DraftRun``. What the
     batches bring is kept, as far as they ran; rows of drafts are not.
 
     Raises
@@ -258,24 +258,28 @@ def run_drafts(
     """
     taken = []
     for runner, batch in passes:
-        rows, ranges, _ = runner.admit(batch)
+        checked, ranges, _ = runner.admit(batch)
         if len(batch) > runner.n_batch:
             raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
-        taken.append((runner, rows, ranges, {seq: runner.lengths[seq] for seq in ranges}))
+        taken.append((runner, checked, ranges, {seq: runner.lengths[seq] for seq in ranges}))
         room = ranges
         if len(passes) == 1:
-            seqs = rows.seq[rows.outputs].tolist()
+            seqs = checked.seq[checked.outputs].tolist()
             ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
             room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}
         if runner.memory:
             runner.memory.reserve(room)
-    (first, rows, _, _), *others = taken
-    later = [DraftPass(one.plan, one.memory, its) for one, its, _, _ in others]
-    found, n_run = first.plan.draft(DraftRun(rows=rows, k=k, later=later, **choices), first.memory)
+    (first, checked, _, _), *others = taken
+    later = [
+        DraftPass(later_runner.plan, later_runner.memory, its) for later_runner, its, _, _ in others
+    ]
+    drafts, n_run = first.plan.draft(
+        DraftRun(batch=checked, k=k, later=later, **settings), first.memory
+    )
     for number, (runner, _, ranges, before) in enumerate(taken):
         for seq, (_, end) in ranges.items():
             kept = end if number < n_run else before[seq]
             if runner.memory:
                 runner.memory.rewind(seq, kept)
             runner.lengths[seq] = kept
-    return found
+    return drafts

@@ -1,4 +1,4 @@
-"""A part of a graph's logits: its program, and the weights that this needs."""
+"""Computing only some of a graph's logits: the program for it, and the weights it needs."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def slice_logits(
     _check(program, rows)
     suffix = f"[{hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}]"
     sliced, cut = slice_output(program, "logits", len(rows), suffix)
-    made = {name + suffix: TensorRows(name + suffix, model.tensors[name], rows) for name in cut}
-    return sliced, _Source(model, made)
+    parts = {name + suffix: TensorRows(name + suffix, model.tensors[name], rows) for name in cut}
+    return sliced, _Source(model, parts)
 
 
 def _check(program: Program, rows: NDArray[np.int32]) -> None:

@@ -94,14 +94,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return cls(temperature=0.0, seed=0)
 
 
-def check_sampling(sampling: object) -> None:
-    """Raise SamplingError where settings are something else."""
-    if not isinstance(sampling, Sampling):
-        raise SamplingError(
-            "settings are a Sampling",
-            got=spell(sampling),
-            fix="make one: Sampling(temperature=0.8, seed=7)",
-        )
+def check_sampling(sampling: object) -> Sampling:
+    """Return settings; raise SamplingError where they are something else."""
+    if isinstance(sampling, Sampling):
+        return sampling
+    raise SamplingError(
+        "settings are a Sampling",
+        got=spell(sampling),
+        fix="make one: Sampling(temperature=0.8, seed=7)",
+    )
 
 
 _KINDS = {

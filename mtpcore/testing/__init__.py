@@ -1,4 +1,4 @@
-"""The conformance kit: what tests of backends, trunks and drafters share.
+"""The conformance kit: checks for tests of backends, trunks and drafters.
 
 ``mtpcore.testing.machine`` needs ``hypothesis`` and is imported by itself.
 """
@@ -7,13 +7,13 @@ from mtpcore.testing.drafts import check_drafts
 from mtpcore.testing.files import check_layouts, check_ties
 from mtpcore.testing.graphs import check_graphs
 from mtpcore.testing.pairs import cover_pairs
-from mtpcore.testing.rows import Company, check_rows
+from mtpcore.testing.rows import Batching, check_rows
 from mtpcore.testing.runner import Runner, Weights
 from mtpcore.testing.subject import Subject
 from mtpcore.testing.texts import Texts, check_broken_rows, check_texts, cover_texts
 
 __all__ = [
-    "Company",
+    "Batching",
     "Runner",
     "Subject",
     "Texts",

@@ -1,4 +1,4 @@
-"""Batches of a context as they are delivered, for tests that look on or interrupt."""
+"""Hooks on the batches of a context, for tests that observe or interrupt them."""
 
 from __future__ import annotations
 

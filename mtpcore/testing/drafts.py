@@ -50,10 +50,10 @@ def check_drafts(
     bound: float = 0.1,
     seed: int = 0,
 ) -> int:
-    """Compare drafts at every place of a text with the definition's and with an author's own.
+    """Compare drafts at every position of a text with those of the definition and of ``scores``.
 
-    Text never depends on drafts, so a wrong head is only slow, and no comparison of texts finds
-    it. Here each draft, greedy and sampled, must equal the draft of the same graphs on
+    Text never depends on drafts, so a comparison of texts cannot find a wrong head, which is only
+    slow. Here each draft, greedy and sampled, must equal the draft of the same graphs on
     ``mtpcore.backends.reference``, and each greedy one must have the best score by the author's
     function.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import F32, Backend, Rows
+from mtpcore.backends.base import F32, Backend, CheckedBatch
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
@@ -38,7 +38,7 @@ def check_graphs(
     *,
     backend: str | Backend = "cpu",
     kv_dtype: str = "f16",
-    threads: int = 2,
+    threads: int | None = 2,
     bound: float = 0.0,
     seed: int = 0,
 ) -> int:
@@ -53,7 +53,8 @@ def check_graphs(
     ----------
     backend : str or Backend
     kv_dtype : {"f16", "f32", "q8_0"}
-    threads : int
+    threads : int, optional
+        None: as many as a context takes by itself.
     bound : float
         0: the same bits, as the ``cpu`` backend promises; values that are not numbers count as
         equal. Else how far a value may be from the definition's, as a part of the root mean square
@@ -84,7 +85,7 @@ def check_graphs(
                 n_seq=N_SEQ,
                 n_ctx=N_CTX,
                 n_batch=N_CTX,
-                threads=threads,
+                threads=context.threads,
                 kv_dtype=kv_dtype,
             )
             for chosen_backend in (select_backend(backend), DEFINITION)
@@ -105,7 +106,7 @@ def check_graphs(
 
 
 def _programs(
-    subject: Subject, backend: str | Backend, kv_dtype: str, threads: int
+    subject: Subject, backend: str | Backend, kv_dtype: str, threads: int | None
 ) -> Iterator[tuple[str, Context, Program]]:
     """Yield every graph of the family: as it is run, and with all taps it offers."""
     cross = subject.link(N_CTX, backend=backend, kv_dtype=kv_dtype, threads=threads)
@@ -122,7 +123,7 @@ def _rows(
     batch: tuple[tuple[int, int], ...],
     lengths: list[int],
     rng: np.random.Generator,
-) -> Rows:
+) -> CheckedBatch:
     """Return random tokens for a program, which continue the sequences."""
     seq: list[int] = []
     place: list[int] = []
@@ -136,7 +137,7 @@ def _rows(
     if "embeddings" in program.inputs:
         embeddings = _normal(rng, n, program, "embeddings")
         tokens[rng.random(n) < 0.2] = -1
-    return Rows(
+    return CheckedBatch(
         tokens=tokens,
         positions=np.repeat(np.array(place, np.int32)[:, None], program.n_axes, axis=1),
         seq=np.array(seq, np.int32),
@@ -158,11 +159,11 @@ def _normal(rng: np.random.Generator, n: int, program: Program, name: str) -> F3
     return rng.normal(size=(n, width)).astype(np.float32)
 
 
-def _run(runner: Runner, rows: Rows) -> dict[str, F32]:
-    for seq in np.unique(rows.seq).tolist():
-        mine = rows.place[rows.seq == seq]
+def _run(runner: Runner, batch: CheckedBatch) -> dict[str, F32]:
+    for seq in np.unique(batch.seq).tolist():
+        mine = batch.place[batch.seq == seq]
         runner.memory.reserve({seq: (int(mine[0]), int(mine[-1]) + 1)})
-    return runner.plan.run(rows, runner.memory)
+    return runner.plan.run(batch, runner.memory)
 
 
 def _compare(got: NDArray[np.float32], wanted: F32, bound: float, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Samples of a grid that contain every pair of values of two factors."""
+"""Pairwise test points: samples of a grid that contain every pair of values of two factors."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.testing.subject import Subject
 
-__all__ = ["Company", "check_rows"]
+__all__ = ["Batching", "check_rows"]
 
 N_TOKENS = 96  # more than a page of memory, and than a short window
 _SEED = 11
 
 
-class Company(msgspec.Struct, frozen=True):
-    """How a text is batched.
+class Batching(msgspec.Struct, frozen=True):
+    """How the tokens of a text are batched, and beside how many other sequences.
 
     Attributes
     ----------
@@ -39,11 +39,11 @@ class Company(msgspec.Struct, frozen=True):
     neighbours: int = 0
 
 
-def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> None:
-    """Compare every graph of the family, batched so, with itself token by token, bit by bit.
+def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> None:
+    """Compare every graph of the family, batched as ``batching`` says, with token by token runs.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
-    random, are run with a memory of type ``kv_dtype``, batched as ``company`` says; outputs and
+    random, are run with a memory of type ``kv_dtype``, batched as ``batching`` says; outputs and
     digests must be equal.
 
     Raises
@@ -52,24 +52,24 @@ def check_rows(subject: Subject, company: Company, kv_dtype: str = "f16") -> Non
         Names the graph and the output that differs.
     """
     expect(subject, Subject, "a family under test")
-    expect(company, Company, "how rows reach a context")
-    wanted = _trace(subject, Company(), kv_dtype)
-    trace = _trace(subject, company, kv_dtype)
+    expect(batching, Batching, "how rows reach a context")
+    wanted = _trace(subject, Batching(), kv_dtype)
+    trace = _trace(subject, batching, kv_dtype)
     different = [name for name in wanted if wanted[name] != trace[name]]
-    assert not different, f"{subject}, {company}: {', '.join(different)} differ from rows alone"
+    assert not different, f"{subject}, {batching}: {', '.join(different)} differ from rows alone"
 
 
-def _trace(subject: Subject, company: Company, kv_dtype: str) -> dict[str, bytes]:
+def _trace(subject: Subject, batching: Batching, kv_dtype: str) -> dict[str, bytes]:
     cross = subject.link(
-        n_seq_max=1 + company.neighbours,
-        n_batch=company.n_batch,
-        threads=company.threads,
+        n_seq_max=1 + batching.neighbours,
+        n_batch=batching.n_batch,
+        threads=batching.threads,
         kv_dtype=kv_dtype,
     )
     return {
         f"{role}.{name}": computed
         for role, context in _unlinked(cross)
-        for name, computed in _feed(context, subject, company)
+        for name, computed in _feed(context, subject, batching)
     }
 
 
@@ -93,10 +93,10 @@ def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
         )
 
 
-def _feed(context: Context, subject: Subject, company: Company) -> Iterator[tuple[str, bytes]]:
+def _feed(context: Context, subject: Subject, batching: Batching) -> Iterator[tuple[str, bytes]]:
     parts: dict[str, list[np.ndarray]] = {}
-    for begin in range(0, N_TOKENS, company.chunk):
-        batch, mine = _batch(context, subject, company, begin)
+    for begin in range(0, N_TOKENS, batching.chunk):
+        batch, mine = _batch(context, subject, batching, begin)
         output = context.process(batch)
         for name in context.program.outputs:
             rows = output.logits if name == "logits" else output.tap(name)
@@ -107,16 +107,16 @@ def _feed(context: Context, subject: Subject, company: Company) -> Iterator[tupl
 
 
 def _batch(
-    context: Context, subject: Subject, company: Company, begin: int
+    context: Context, subject: Subject, batching: Batching, begin: int
 ) -> tuple[Batch, np.ndarray]:
     """Return a batch with rows [begin, begin + chunk) of sequence 0, and which rows those are."""
     rows = [
         (seq, place)
-        for place in range(begin, min(begin + company.chunk, N_TOKENS))
-        for seq in (*range(1, 1 + company.neighbours), 0)
+        for place in range(begin, min(begin + batching.chunk, N_TOKENS))
+        for seq in (*range(1, 1 + batching.neighbours), 0)
     ]
     seq, place = np.array(rows, np.int32).T
-    texts = [subject.text(N_TOKENS, seed=_SEED + s) for s in range(1 + company.neighbours)]
+    texts = [subject.text(N_TOKENS, seed=_SEED + s) for s in range(1 + batching.neighbours)]
     batch = Batch(
         np.array([texts[s][p] for s, p in rows], np.int32),
         seq=seq,

@@ -1,4 +1,4 @@
-"""A program with a memory of its own, run without a context: for tests of graphs and backends."""
+"""Runner: runs a program with its own KV cache, without a context, for tests of backends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import F32, Backend, Rows, WeightSource, WeightTensor
+from mtpcore.backends.base import F32, Backend, CheckedBatch, WeightSource, WeightTensor
 from mtpcore.graph.program import Program
 from mtpcore.memory import make_memory
 
@@ -15,7 +15,7 @@ __all__ = ["Runner", "Weights"]
 
 
 class Weights:
-    """Tensors with a place for what backends make of them; a ``WeightSource``.
+    """Tensors, and the packed weights that backends make of them; a ``WeightSource``.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Weights:
 
 
 class Runner:
-    """A plan and its memory.
+    """Runs a program on a backend, with its own memory and without a context.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Runner:
             axes = int(program.values[program.inputs["positions"]].shape[1])
             positions = np.repeat(depths[:, None], axes, axis=1)
         embeddings = slots.pop("embeddings", None)
-        rows = Rows(
+        rows = CheckedBatch(
             tokens=np.asarray(tokens, np.int32),
             positions=np.asarray(positions, np.int32),
             seq=np.full(n, seq, np.int32),

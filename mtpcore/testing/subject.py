@@ -1,4 +1,4 @@
-"""What the conformance kit tests: a family's model file, and the drafter found in or beside it."""
+"""Subject: the model file that the conformance kit tests, with its drafter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ContextOptions(TypedDict, total=False):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A family under test.
+    """A model file and a drafter to test.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Subject(msgspec.Struct, frozen=True):
     path : str
         A model file, or the name of one in the package.
     draft_path : str, optional
-        The drafter's file, where it is one of its own.
+        The draft model's file, if there is one.
     drafter : str
         Which of the drafters; "auto" takes the best.
     plugins : Registry, optional
@@ -101,7 +101,7 @@ class Subject(msgspec.Struct, frozen=True):
         drafter : DrafterSpec, optional
             A variant of the subject's drafter.
         before : Proposer, optional
-            Asked first; the drafter is where it has no guess.
+            Asked first; the drafter drafts if it has no guess.
         draft_vocabulary : DraftVocabulary, optional
             As in ``mtpcore.link``.
         """

@@ -110,7 +110,7 @@ def _compare(cross: Cross, subject: Subject, texts: Texts) -> Stats:
 
 
 def cover_texts(n_tokens: int = 16) -> list[Texts]:
-    """Return settings to compare texts with: every two values of two kinds meet in one.
+    """Return settings for ``check_texts``: each pair of values of two settings occurs in one.
 
     Kinds are draft lengths of 0 to 8, temperatures, every cut, penalty and bias, seeds, streams,
     both samplers of drafts, and how many requests share batches of which size.
@@ -166,7 +166,7 @@ def check_broken_rows(subject: Subject, place: int, sampling: Sampling | None = 
         arrays = {name: output.tap(name).copy() for name in output.names}
         for tap in taps:
             arrays[tap][output.pos >= place] = np.nan
-        spoilt = Output(output.seq, output.pos, output.outputs, output.rows, arrays)
+        spoilt = Output(output.seq, output.pos, output.outputs, output.rows_of_seq, arrays)
         deliver(batch, spoilt)
 
     runner.deliver = spoil

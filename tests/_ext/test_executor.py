@@ -13,7 +13,7 @@ import pytest
 from mtpcore._ext._draft import draft
 from mtpcore._ext._matmul import PackedMatrix, pack
 from mtpcore._ext._plan import Executor, use_order
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.errors import BackendError, BatchError, MtpcoreError
 
 WIDTH, N_BATCH, N_VOCAB = 4, 3, 10
@@ -51,7 +51,7 @@ def finished(**changed):
 def rows(n=2, **changed):
     order = np.arange(n, dtype=np.int32)
     given = dict(tokens=order, positions=order[:, None], seq=order, place=order, outputs=order)
-    return Rows(**(given | changed))
+    return CheckedBatch(**(given | changed))
 
 
 def arrays(n=2):

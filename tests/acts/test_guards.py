@@ -15,9 +15,25 @@ from harness.held import Held
 import mtpcore
 from mtpcore import Batch, BusyError, Context, Cross, Generator, MtpcoreError, link, load_model
 from mtpcore.acts.guards import Guard, act
+from mtpcore.acts.journal import Journal
 from mtpcore.decoding import Controller
 
 CORE = str(Path(mtpcore.__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def one_transaction(monkeypatch):
+    """Whatever a test here tries: no transaction is asked for in the middle of another."""
+    begin, under_way = Journal.transaction, []
+
+    def watch(journal, things):
+        made = begin(journal, things)
+        under_way.append(journal._open)
+        return made
+
+    monkeypatch.setattr(Journal, "transaction", watch)
+    yield
+    assert {*under_way} <= {None}
 
 
 def attempt(call, *args):

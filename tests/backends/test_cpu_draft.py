@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
 from mtpcore._ext._draft import draft
-from mtpcore.backends.base import DraftRun, Rows
+from mtpcore.backends.base import CheckedBatch, DraftRun
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
@@ -59,7 +59,7 @@ def make_run(memory, sequences, ids=None, n_logits=N_LOGITS):
     place = np.array(place, np.int32)
     ends = np.cumsum([n for _, _, n, _, _, _ in sequences]) - 1
     return DraftRun(
-        rows=Rows(
+        batch=CheckedBatch(
             tokens=HISTORY[place],
             positions=place[:, None].copy(),
             seq=np.array(seq, np.int32),
@@ -281,7 +281,7 @@ def test_rows_that_are_not_finite_end_a_sequence_alone():
     one = runner(CpuBackend())
     described = [(0, 0, 2, 4, 0.0, SAMPLINGS[0]), (1, 0, 3, 4, 0.0, SAMPLINGS[0])]
     run = make_run(one.memory, described)
-    run.rows.slots["hidden"][1] = np.nan
+    run.batch.slots["hidden"][1] = np.nan
     drafts, n_passes = one.plan.draft(run, one.memory)
     assert [len(d) for d in drafts] == [1, 4]
     assert n_passes == 4
@@ -352,5 +352,5 @@ def test_more_slots_than_the_loop_feeds_are_an_error():
     run = make_run(one.memory, [(0, 0, 2, 2, 0.0, SAMPLINGS[0])])
     fed = [(0, 0, 0, WIDTH)] * 9
     with pytest.raises(CapacityError, match="8 at most"):
-        draft(run, [(one.plan._executor, run.rows, one.plan._pages(one.memory), [], 0, 1, fed)])
+        draft(run, [(one.plan._executor, run.batch, one.plan._pages(one.memory), [], 0, 1, fed)])
     assert len(one.plan.draft(run, one.memory)[0][0]) == 2

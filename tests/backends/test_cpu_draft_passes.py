@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head
 
 from mtpcore._ext._draft import draft
-from mtpcore.backends.base import DraftPass, DraftRun, Rows
+from mtpcore.backends.base import CheckedBatch, DraftPass, DraftRun
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.reference import ReferenceBackend
@@ -64,7 +64,7 @@ def make_run(heads, sequences, *, recycles=True, ids=None):
             hidden += [HIDDEN[begin : end - n_drafts]]
             hidden += [np.zeros((n_drafts, WIDTH)) if recycles else HIDDEN[50 : 50 + n_drafts]]
         ends = [pending + 1 + number - held[number] for _, pending, held, *_ in going]
-        rows = Rows(
+        rows = CheckedBatch(
             tokens=np.concatenate(tokens),
             positions=np.array(place, np.int32)[:, None],
             seq=np.array(seq, np.int32),
@@ -76,7 +76,7 @@ def make_run(heads, sequences, *, recycles=True, ids=None):
         if max(each[3] for each in sequences) <= number + 1:
             break
     return DraftRun(
-        rows=passes[0].rows,
+        batch=passes[0].batch,
         samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
         history=[HISTORY[: pending + 1] for _, pending, *_ in sequences],
         n_prompt=[pending // 2 for _, pending, *_ in sequences],
@@ -158,18 +158,18 @@ def test_what_is_given_stays_as_it_is():
     """The loop fills drafts in where it works, not in the caller's rows."""
     heads = runners(CpuBackend())
     run = make_run(heads, [(0, 5, [0, 0, 0], 3, 0.0, GREEDY)])
-    before = [(one.rows.tokens.copy(), one.rows.slots["hidden"].copy()) for one in run.later]
+    before = [(one.batch.tokens.copy(), one.batch.slots["hidden"].copy()) for one in run.later]
     heads[0].plan.draft(run, heads[0].memory)
     for one, (tokens, hidden) in zip(run.later, before, strict=True):
-        assert np.array_equal(one.rows.tokens, tokens)
-        assert np.array_equal(one.rows.slots["hidden"], hidden)
+        assert np.array_equal(one.batch.tokens, tokens)
+        assert np.array_equal(one.batch.slots["hidden"], hidden)
 
 
 def test_rows_that_are_not_finite_end_a_sequence_alone():
     heads = runners(CpuBackend())
     every = [0, 0, 0]
     run = make_run(heads, [(0, 2, every, 3, 0.0, GREEDY), (1, 3, every, 3, 0.0, GREEDY)])
-    run.rows.slots["hidden"][2] = np.nan
+    run.batch.slots["hidden"][2] = np.nan
     drafts, n_passes = heads[0].plan.draft(run, heads[0].memory)
     assert [len(ids) for ids in drafts] == [1, 3]
     assert n_passes == 3
@@ -189,12 +189,12 @@ def test_passes_that_do_not_fit_are_an_error(loop):
 
     def with_rows(number, **changes):
         one = good.later[number - 1]
-        rows = msgspec.structs.replace(one.rows, **changes)
+        rows = msgspec.structs.replace(one.batch, **changes)
         later = list(good.later)
         later[number - 1] = DraftPass(one.plan, one.memory, rows)
         return msgspec.structs.replace(good, later=later)
 
-    second = good.later[0].rows
+    second = good.later[0].batch
     for wrong in (
         msgspec.structs.replace(good, k=[4, 2]),
         msgspec.structs.replace(good, k=[3, 1]),  # the second pass has a sequence too many
@@ -217,7 +217,7 @@ def test_what_compiled_code_is_given_is_checked_there_too():
     sequences = [(0, 4, [0, 2, 1], 3, 0.0, GREEDY), (1, 6, [3, 3, 3], 2, 0.0, GREEDY)]
     run = make_run(heads, sequences)
     plans = [heads[0].plan, *(one.plan for one in run.later)]
-    rows = [run.rows, *(one.rows for one in run.later)]
+    rows = [run.batch, *(one.batch for one in run.later)]
     good = [
         plan._pass(its, one.memory, run.recycle)
         for plan, its, one in zip(plans, rows, heads, strict=True)
@@ -251,8 +251,8 @@ def test_no_pass_writes_logits_that_nobody_needs(sampling):
         heads[0].plan.draft(run, heads[0].memory)
         for one in heads:
             one.memory.rewind(0, 0)
-    is_race = sampling is not SAMPLINGS[1]
-    assert [np.isnan(one.plan._kept["logits"]).all() for one in heads] == [is_race] * N_HEADS
+    is_gumbel_max = sampling is not SAMPLINGS[1]
+    assert [np.isnan(one.plan._kept["logits"]).all() for one in heads] == [is_gumbel_max] * N_HEADS
 
 
 @pytest.mark.parametrize("other", [lambda: runners(ReferenceBackend("f32")),

@@ -128,14 +128,14 @@ def test_a_draft_is_interrupted_while_the_drafter_reads_the_prompt(demo):
     batch = Batch(np.arange(n, dtype=np.int32) % 1000, slots={"hidden": rows})
     sampler = Sampler(Sampling.greedy(), Scratch(demo.hparams.n_vocab))
 
-    choices = {
+    settings = {
         "samplers": [sampler], "history": [batch.tokens], "n_prompt": [n], "p_min": [0.0],
         "recycle": {"hidden": "hidden"},
     }  # fmt: skip
 
     def draft(context):
         with context.journal.transaction((context.runner,)):
-            return run_drafts([(context.runner, batch)], [4], choices)
+            return run_drafts([(context.runner, batch)], [4], settings)
 
     one, fresh = contexts
     assert interrupted(one, lambda: draft(one)) < 0.9

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from programs import N_VOCAB, WIDTH, trunk
 
 from mtpcore._ext._cpu import available_isas, use_isa
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BackendError, BatchError, MtpcoreError
 from mtpcore.memory.base import PAGE, RANGE
@@ -69,10 +69,10 @@ def cut(data, n, most=40):
 
 
 def join(parts):
-    """Make one Rows of [(seq, place, tokens)], the sequences interleaved in chunks."""
+    """Make one batch of [(seq, place, tokens)], the sequences interleaved in chunks."""
     seq = np.concatenate([np.full(len(t), s, np.int32) for s, _, t in parts])
     place = np.concatenate([np.arange(p, p + len(t), dtype=np.int32) for _, p, t in parts])
-    return Rows(
+    return CheckedBatch(
         tokens=np.concatenate([t for _, _, t in parts]),
         positions=place[:, None].copy(),
         seq=seq,

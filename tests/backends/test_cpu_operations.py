@@ -221,7 +221,7 @@ def test_embedding():
     tensors = random_tensors(5, Type.F16, table=(7, 33))
 
     def make(g):
-        return {"rows": g.embed(g.inputs.tokens, "table.weight", rows=True)}
+        return {"rows": g.embed(g.inputs.tokens, "table.weight", embeddings=True)}
 
     rows = np.random.default_rng(1).normal(size=(11, 33)).astype(np.float32)
     made, wanted = run_both(make, tensors, {}, embeddings=rows)

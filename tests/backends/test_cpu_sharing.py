@@ -41,7 +41,7 @@ def dense(layers, *, n_key_heads=4, kind=Type.Q8_0, norms=False):
             tensor.type, tensor._raw = int(kind), random_matrix(rng, kind.name, *tensor.shape)
     g = GraphBuilder("dense", tensors)
     frequencies = [10000.0 ** (-i / 8) for i in range(8)]
-    x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    x = g.embed(g.inputs.tokens, "embd.weight", embeddings=True)
     for i in range(layers):
         a = g.rms_norm(x, f"{i}.norm.weight", 1e-5)
         q = g.split_heads(g.matmul(a, f"{i}.q.weight"), N_HEADS)

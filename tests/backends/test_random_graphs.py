@@ -102,7 +102,7 @@ def draft_run(runner, text, sequences, recycle):
     runner.memory.reserve({s: (0, n + max(k - 1, 0)) for s, n, k, *_ in sequences})
     scratch = Scratch(N_VOCAB)
     return DraftRun(
-        rows=text.rows(Batch(seq, place, ends)),
+        batch=text.rows(Batch(seq, place, ends)),
         samplers=[Sampler(sampling, scratch) for *_, sampling, _ in sequences],
         history=[np.maximum(text.tokens[s, :n], 0) for s, n, *_ in sequences],
         n_prompt=[1] * len(sequences),

@@ -12,7 +12,7 @@ import random
 import pytest
 from harness.generated import FAMILIES, NATIVE
 from harness.generated_heads import OTHERS
-from harness.traces import COMPANIES, Drafted, Rows, run_cases
+from harness.traces import BATCHINGS, Drafted, Rows, run_cases
 
 from mtpcore._ext._cpu import available_isas
 from mtpcore.testing.pairs import cover_pairs
@@ -35,7 +35,7 @@ ROWS = {
     "n_batch": (1, 3, 8, 37, 512),
     "repack": (True, False),
     "chunk": range(1, 41),
-    "company": COMPANIES,
+    "batching": BATCHINGS,
 }
 DRAFTED = {
     "family": ("glm4moe",),

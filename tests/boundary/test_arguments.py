@@ -14,7 +14,7 @@ from harness.zoo import HUGE, raising
 
 import mtpcore
 import mtpcore.models
-from mtpcore.backends.base import Choices
+from mtpcore.backends.base import FusedSampling
 from mtpcore.boundary.arguments import Length, Probability, Temperature, Whole64, read, read_below
 from mtpcore.boundary.paths import take_path
 from mtpcore.decoding import SimulatedAcceptance
@@ -122,7 +122,8 @@ DOORS = {
     "an endless array": lambda c: mtpcore.Batch(np.broadcast_to(np.int8(1), (10**12,))),
     "bfloat16": lambda c: c.feed("llm", "hidden", 0, 0, BFLOAT16()),
     "samplers that are a number": lambda c: c.llm.process(
-        mtpcore.Batch.of([4], seq=1), Choices(samplers=raising("__iter__", base=list), indices=[0])
+        mtpcore.Batch.of([4], seq=1),
+        FusedSampling(samplers=raising("__iter__", base=list), indices=[0]),
     ),
     "lengths that are no mapping": lambda c: run(c, Policy([1])),
     "lengths of 400 digits": lambda c: run(c, Policy({0: 10**400})),

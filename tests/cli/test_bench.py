@@ -177,7 +177,7 @@ def test_auto_is_compared_with_the_drafters_default_length(command, glm, tree):
     prices = found["auto"]["draft_seconds"]  # of which lengths: the machine's speed decides
     assert prices
     assert min(prices.values()) > 0
-    assert found["auto"]["choices"][-1]["reason"]
+    assert found["auto"]["decisions"][-1]["reason"]
     fixed = json.loads(command(*arguments, "--draft", 2, "--json")[1])
     assert "auto" not in fixed
 

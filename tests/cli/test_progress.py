@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import pytest
 
+import mtpcore
 from mtpcore.cli import progress as module
 from mtpcore.cli.progress import count_bytes, progress
 
@@ -125,12 +126,13 @@ sys.exit(main())
 """
 
 
-def start_on_terminal(*words):
+def start_on_terminal(*words, stdin=None, stdout=subprocess.PIPE):
     """Start a command whose standard error is a terminal; return it, and where that is read."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=theirs
-    )
+        [sys.executable, "-c", PROGRAM, *words],
+        stdin=stdin, stdout=stdout or theirs, stderr=theirs,
+    )  # fmt: skip
     os.close(theirs)
     return process, ours
 
@@ -189,3 +191,84 @@ def test_a_prompt_is_interrupted_in_the_middle_of_a_batch():
     assert "interrupted: read 0 of 6,000 prompt tokens\r\nmtpcore: prompt 0 tokens; " in report
     found = json.loads(out)
     assert (found["finish_reason"], found["stats"]["prefill_tokens"]) == ("cancelled", 0)
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+CHAT = ("-t", "1", "-n", "4", "--temp", "0", "-c", "16000", "-b", "256", "--color", "never")
+TURNS = [" ".join(words * 1000) + "\n" for words in (["read", "this"], ["now", "that", "too"])]
+
+
+@pytest.fixture(scope="module")
+def talker(write_part, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "talker.gguf"
+    return write_part(path, lambda name: True, **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture(scope="module")
+def answers(talker):
+    """What the model answers in each of the turns."""
+    messages, found = [], []
+    with mtpcore.LM(talker, n_ctx=16000, threads=1) as lm:
+        for turn in TURNS:
+            messages.append({"role": "user", "content": turn.strip()})
+            found.append(lm.chat(messages, max_tokens=4, temperature=0))
+            messages.append({"role": "assistant", "content": found[-1].text})
+    return found
+
+
+def count_new(answer):
+    """Return how many tokens were read for an answer."""
+    return answer.stats.prompt_tokens - answer.stats.cached_tokens
+
+
+@pytest.fixture
+def turns(tmp_path):
+    (tmp_path / "turns.txt").write_text("".join(TURNS))
+    with open(tmp_path / "turns.txt") as lines:
+        yield lines
+
+
+def visible(line):
+    """Return what stays on a terminal of a line in which it goes back to the beginning."""
+    cells = []
+    for part in line.split("\r"):
+        cells[: len(part)] = part
+    return "".join(cells).rstrip()
+
+
+def test_long_turns_of_a_chat_have_a_bar_of_what_is_new(talker, turns, answers):
+    process, said = start_on_terminal("chat", talker, *CHAT, stdin=turns)
+    err, out = read_all(said), process.communicate(timeout=60)[0]
+    assert process.returncode == 0, err
+    assert out.decode() == "".join(f"{answer}\n" for answer in answers)
+    shown = re.findall(r"reading the prompt: .*?\| (\d+)/(\d+) tokens \[.*?tokens/s\]", err)
+    for answer in answers:
+        total = count_new(answer)
+        counts = [int(n) for n, of in shown if int(of) == total]
+        assert len([n for n in counts if 0 < n < total]) > 3
+        assert counts == sorted(counts)
+
+
+def test_the_bar_of_a_chat_is_gone_before_the_answer(talker, turns, answers):
+    """Both are on one terminal, and nothing of the bar stays beside the answer or behind it."""
+    process, said = start_on_terminal("chat", talker, *CHAT, stdin=turns, stdout=None)
+    seen = read_all(said)
+    assert process.wait(60) == 0
+    assert "reading the prompt" in seen
+    lines = [visible(line) for line in seen.removesuffix("\r\n").split("\r\n")]
+    written = "".join(f"{answer}\n" for answer in answers).splitlines()
+    assert [line for line in lines if not line.startswith("mtpcore: ")] == written
+
+
+def test_long_turns_of_a_chat_have_lines_elsewhere(talker, answers):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "chat", talker, *CHAT], input="".join(TURNS),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    shown = re.findall(
+        r"^mtpcore: reading the prompt: ([\d,]+) of ([\d,]+) tokens, [\d,.]+ tokens/s$",
+        done.stderr, re.M,
+    )  # fmt: skip
+    for answer in answers:
+        assert len([n for n, of in shown if of == f"{count_new(answer):,}"]) > 3
+    assert "\r" not in done.stderr

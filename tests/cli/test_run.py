@@ -287,7 +287,7 @@ def test_auto_says_what_it_chose_and_why(command, glm):
     assert found["settings"]["draft"] == "auto"
     stats = found["stats"]
     assert sum(stats["lengths"].values()) == stats["passes"]
-    assert stats["choices"][-1]["reason"]
+    assert stats["decisions"][-1]["reason"]
     _, _, err = command("run", glm, *PROMPT, "-n", 20, "--draft", 2)
     assert "drafts for a round" not in err
 

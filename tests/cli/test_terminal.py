@@ -5,7 +5,8 @@ import io
 import pytest
 
 from mtpcore.cli.terminal import LiveText, harmless, spell_bytes, uses_colour
-from mtpcore.decoding import Request
+from mtpcore.decoding import Request, RequestOptions
+from mtpcore.decoding.options import complete_options
 from mtpcore.sampling import Sampling
 
 
@@ -14,12 +15,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def request(**changed):
-    settings = {"max_tokens": 4, "stop": (), "tokenizer": None} | changed
-    return Request(
-        [1], sampling=Sampling.greedy(), draft=0, ignore_eos=False, draft_sampler="coupled",
-        p_min=0.0, **settings,
-    )  # fmt: skip
+def request(tokenizer=None, **options):
+    own = RequestOptions(sampling=Sampling.greedy(), draft=0, draft_sampler="coupled", p_min=0.0)
+    return Request([1], complete_options({"max_tokens": 4, **options}, own), tokenizer=tokenizer)
 
 
 def test_without_a_tokenizer_ids_are_written():

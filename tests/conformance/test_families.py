@@ -13,7 +13,7 @@ from mtpcore.discovery.registry import describe_plugins
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.sampling import Sampling
 from mtpcore.testing import (
-    Company,
+    Batching,
     Texts,
     check_broken_rows,
     check_drafts,
@@ -27,7 +27,7 @@ from mtpcore.testing import (
 )
 from mtpcore.testing.machine import machine_of
 
-COMPANIES = cover_pairs(
+BATCHINGS = cover_pairs(
     {
         "chunk": (1, 3, 8, 40, 96),
         "n_batch": (1, 5, 512),
@@ -55,8 +55,8 @@ def test_every_plugin_that_comes_along_is_a_subject():
 @families
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
 def test_rows_do_not_depend_on_their_company(family, kv_dtype):
-    for point in COMPANIES:
-        check_rows(family, Company(**point), kv_dtype)
+    for point in BATCHINGS:
+        check_rows(family, Batching(**point), kv_dtype)
 
 
 @families

@@ -12,7 +12,7 @@ from harness.generated_heads import EAGLE3, OTHERS, write_eagle3, write_family
 
 from mtpcore import Sampling
 from mtpcore._ext._cpu import available_isas, isa, use_isa
-from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
+from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
 
 ISAS = available_isas()
 IS_WHOLE = "MTPCORE_GRID" in os.environ
@@ -62,10 +62,10 @@ def use():
 def test_rows_and_texts(subject, use, family, kind, isa):
     use(isa)
     family = subject(family, kind)
-    for company in (
-        Company(chunk=7, n_batch=5, threads=2, neighbours=2),
-        Company(chunk=40, threads=3),
+    for batching in (
+        Batching(chunk=7, n_batch=5, threads=2, neighbours=2),
+        Batching(chunk=40, threads=3),
     )[: 2 if IS_WHOLE else 1]:
-        check_rows(family, company, "f16")
+        check_rows(family, batching, "f16")
     for texts in TEXTS[: 2 if IS_WHOLE else 1]:
         check_texts(family, texts)

@@ -23,8 +23,8 @@ class Counted:
         return self._run(rows, memory)
 
     def draft(self, run, memory):
-        rows = [run.rows, *(one.rows for one in run.later)]
-        self.loops.append([len(one.tokens) for one in rows])
+        batches = [run.batch, *(one.batch for one in run.later)]
+        self.loops.append([len(one.tokens) for one in batches])
         return self._draft(run, memory)
 
     def take(self):

@@ -97,11 +97,11 @@ def test_only_the_rows_of_the_path_reach_a_link(monkeypatch):
     cross.draft(0, 2, SAMPLINGS[1])
     seen = []
 
-    def look(*arguments, walk=speculation.walk):
+    def look(*arguments, match_drafts=speculation.match_drafts):
         seen.append(box.length(0))
-        return walk(*arguments)
+        return match_drafts(*arguments)
 
-    monkeypatch.setattr(speculation, "walk", look)
+    monkeypatch.setattr(speculation, "match_drafts", look)
     verdict = cross.verify({0: around(truth[1:])}, SAMPLINGS[1])[0]
     assert seen == [len(PROMPT)]  # nothing before the way is known
     assert verdict.path == (1, 3, 5)
@@ -162,7 +162,7 @@ def test_whatever_raises_leaves_the_state_as_it_was(fault, monkeypatch):
     raising = intercept(cross.llm, fail) if fault == "delivery" else nullcontext()
     with monkeypatch.context() as patched, raising:
         if fault == "choice":
-            patched.setattr(speculation, "walk", fail)
+            patched.setattr(speculation, "match_drafts", fail)
         with pytest.raises(Planted):
             verify()
     assert [(cross.digest(s), cross.tokens(s), cross.pending(s)) for s in range(4)] == before

@@ -76,6 +76,26 @@ def test_a_stop_text_at_each_index_of_a_run(end, draft):
     assert request.finish_reason == "stop"
 
 
+def test_a_single_stop_text_needs_no_list():
+    """It is no sequence of letters."""
+    letters = Letters().text(TRUTH)
+    generator, _ = generator_of((), 4)
+    request = generator.add(PROMPT, max_tokens=30, stop=letters[5:7])
+    run(generator)
+    assert request.text == letters[: letters.index(letters[5:7])]
+    with pytest.raises(BatchError, match="none of them empty"):
+        generator.add(PROMPT, stop="")
+
+
+@pytest.mark.parametrize("draft", [0, 4])
+def test_without_a_budget_the_text_goes_on_until_the_context_is_full(draft):
+    generator, _ = generator_of((), draft, n_ctx=20)
+    request = generator.add(PROMPT, max_tokens=None)
+    run(generator)
+    assert request.tokens == TRUTH[: 20 - len(PROMPT) + 1]
+    assert request.finish_reason == "length"
+
+
 @searching(60)
 @given(
     draft=st.integers(0, 8),

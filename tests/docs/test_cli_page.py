@@ -15,7 +15,7 @@ def help_of(capsys, *arguments):
 
 
 def commands(capsys):
-    return re.findall(r"^    (\w+) ", help_of(capsys), re.MULTILINE)
+    return re.findall(r"^    (\w+)(?: |$)", help_of(capsys), re.MULTILINE)
 
 
 def explained(command):

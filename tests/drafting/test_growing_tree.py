@@ -23,22 +23,22 @@ def distribution(path, seed):
 
 
 def grow(shape, seed, depth=9, room=999, n_tokens=0, broken=(), p_min=0.0):
-    growth, runs = GrowingTree(shape, depth, n_tokens), []
+    tree, runs = GrowingTree(shape, depth, n_tokens), []
 
     def branch(node):
-        path = tuple(growth.tokens[i] for i in growth.path(node))
+        path = tuple(tree.tokens[i] for i in tree.path(node))
         fed = None if path in broken else {"hidden": path}
         ranked = distribution(path, seed)
-        n = growth.n_ranked(node)
-        growth.branch(node, [column[:n] for column in ranked], fed, p_min)
+        n = tree.n_ranked(node)
+        tree.branch(node, [column[:n] for column in ranked], fed, p_min)
 
     branch(-1)
-    while level := growth.next_level(room):
-        runs.append([tuple(growth.tokens[i] for i in growth.path(node)) for node in level])
+    while level := tree.next_level(room):
+        runs.append([tuple(tree.tokens[i] for i in tree.path(node)) for node in level])
         for node in level:
-            assert growth.fed[node]["hidden"] == runs[-1][level.index(node)][:-1]
+            assert tree.slot_rows[node]["hidden"] == runs[-1][level.index(node)][:-1]
             branch(node)
-    return growth.tree(), runs
+    return tree.tree(), runs
 
 
 def paths(tree):

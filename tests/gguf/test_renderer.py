@@ -208,12 +208,12 @@ def test_after_interrupts_at_any_time_texts_are_right():
     """Some come while the process starts; none may mix up answers or leave a process behind."""
     program = """
 import random
-dice, interrupts, n = random.Random(7), 0, 0
+rng, interrupts, n = random.Random(7), 0, 0
 template = ChatTemplate("{{ messages[0].content }}")
 begin = time.monotonic()
 while time.monotonic() - begin < 2.5:
     try:
-        signal.setitimer(signal.ITIMER_REAL, dice.choice([0.002, 0.2]) * dice.random())
+        signal.setitimer(signal.ITIMER_REAL, rng.choice([0.002, 0.2]) * rng.random())
         for n in range(n, n + 400):
             assert template.render(say(str(n))) == str(n)
     except KeyboardInterrupt:

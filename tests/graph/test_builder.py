@@ -244,7 +244,7 @@ def test_inputs_are_added_once():
     assert g.inputs["hidden"] is g.inputs["hidden"]
     assert g.inputs["hidden"].shape == ("n_tokens", 5)
     assert g.inputs.positions.shape == ("n_tokens", 3)
-    g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    g.embed(g.inputs.tokens, "embd.weight", embeddings=True)
     program = g.finish(Outputs(y=g.inputs["hidden"]))
     assert list(program.inputs) == ["tokens", "positions", "hidden", "embeddings"]
 
@@ -269,13 +269,13 @@ def test_programs_are_checked_whatever_made_them():
 def test_embedding_rows_are_for_every_embed_and_for_it_alone():
     """They are there for tokens of -1, and for no others."""
     g = builder()[0]
-    x = g.embed(g.inputs.tokens, "embd.weight", rows=True)
+    x = g.embed(g.inputs.tokens, "embd.weight", embeddings=True)
     with pytest.raises(GraphError, match="may be -1") as caught:
         g.finish(Outputs(y=x))
     assert caught.value.where == "embd"
     for of_all in (True, False):
         g = GraphBuilder("toy", TENSORS)
-        g.embed(g.inputs.tokens, "embd.weight", rows=True)
+        g.embed(g.inputs.tokens, "embd.weight", embeddings=True)
         rows = g.add_input("embeddings", ("n_tokens", W))
         with pytest.raises(GraphError, match="for some tokens only"):
             g.finish(Outputs(y=g.scale(rows, 2.0) if of_all else rows))

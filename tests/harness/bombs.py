@@ -164,18 +164,18 @@ START = """\
 
 def compose(seed):
     """Return a template of blocks inside blocks, and in them values made of values."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     last = {"T": "s", "L": "[1]", "N": "9", "B": "{{ s | length }}"}
     shapes = {kind: words.split() for kind, words in TERMS.items()} | {"B": [*BLOCKS, "{{ T }}"]}
 
     def fill(kind, depth):
         if depth == 0:
             return last[kind]
-        shape = dice.choice(shapes[kind]).replace("~if~", " if ").replace("~else~", " else ")
+        shape = rng.choice(shapes[kind]).replace("~if~", " if ").replace("~else~", " else ")
         shape = shape.replace("~in~", " in ")
         return re.sub(r"(?<![a-z])[TLNB](?![a-z])", lambda found: fill(found[0], depth - 1), shape)
 
-    return START + "".join(fill("B", dice.randint(2, 6)) for _ in range(2))
+    return START + "".join(fill("B", rng.randint(2, 6)) for _ in range(2))
 
 
 def import_renderer():

@@ -11,7 +11,7 @@ import mtpcore.testing
 from harness.world import GREEDY, Guesser, Policy
 from harness.zoo import Hostile
 from mtpcore import Batch, Cross, Generator, Link, Sampling, TreeShape, link
-from mtpcore.backends.base import Choices
+from mtpcore.backends.base import FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SimulatedAcceptance
 from mtpcore.discovery.registry import Registry
@@ -93,7 +93,7 @@ SOUND = {
     "LM.chat.max_tokens": lambda w: 2,
     "load_model.path": lambda w: "demo",
     "testing.check_texts.texts": lambda w: mtpcore.testing.Texts(n_tokens=2),
-    "testing.check_rows.company": lambda w: mtpcore.testing.Company(),
+    "testing.check_rows.batching": lambda w: mtpcore.testing.Batching(),
 }
 """Arguments that a door takes: by ``Class.method.parameter``, or by the parameter alone; others are
 left out."""
@@ -121,7 +121,7 @@ LEFT_OUT = {
     "Verdict": "made by verify",
     "testing.Runner": "arrays as plans take them, for tests of single storeys",
     "testing.Weights": "arrays as plans take them, for tests of single storeys",
-    "testing.Company": "data; check_rows reads it",
+    "testing.Batching": "data; check_rows reads it",
     "testing.Subject": "data; its methods read it",
     "testing.Texts": "data; check_texts reads it",
     "testing.check_layouts": "runs for seconds; no argument but files and a subject",
@@ -232,9 +232,9 @@ def tap(world, point="hidden", layer=None):
     world.alone.add_taps([mtpcore.Tap(point, layer)])
 
 
-def choose(world, samplers=(None,), indices=(0,), token_ids=None, choices=None):
-    made = Choices(samplers=samplers, indices=indices, token_ids=token_ids)
-    world.alone.process(Batch.of([4], seq=2), made if choices is None else choices)
+def choose(world, samplers=(None,), indices=(0,), token_ids=None, fused_sampling=None):
+    made = FusedSampling(samplers=samplers, indices=indices, token_ids=token_ids)
+    world.alone.process(Batch.of([4], seq=2), made if fused_sampling is None else fused_sampling)
 
 
 def batch(

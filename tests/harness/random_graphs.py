@@ -55,7 +55,7 @@ class Grower(Writer):
         """Look tokens up once more; where rows may stand in their place, those serve here too."""
         width = self.width if self.has_embeddings else self.draw(self.WIDTHS)
         table = self.matrix(N_VOCAB, width)
-        return self.g.embed(self.g.inputs.tokens, table, rows=self.has_embeddings)
+        return self.g.embed(self.g.inputs.tokens, table, embeddings=self.has_embeddings)
 
     def matmul(self):
         return self.product(self.flat(), self.draw(self.WIDTHS))

@@ -212,7 +212,7 @@ class Writer:
         g, draw = self.g, self.draw
         has_embeddings = draw(st.booleans())
         table = self.matrix(N_VOCAB, draw(widths))
-        values = [g.embed(g.inputs.tokens, table, rows=has_embeddings)]
+        values = [g.embed(g.inputs.tokens, table, embeddings=has_embeddings)]
         values += [g.inputs[slot] for slot in self.slots]
         unread = list(values)
         for unit in draw(st.lists(st.sampled_from(self.UNITS), min_size=1, max_size=6)):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from harness.random_programs import N_VOCAB
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 
 N_CTX = 512
 
@@ -28,7 +28,7 @@ class Text:
 
     def rows(self, batch):
         at = batch.seq, batch.place
-        return Rows(
+        return CheckedBatch(
             tokens=self.tokens[at],
             positions=self.positions[at],
             seq=batch.seq,

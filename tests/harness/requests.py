@@ -189,11 +189,11 @@ def disturb(role, places, *, by_instruction=False, digests=False):
 def draw(seed):
     """Return a case of its own for each number: roles in turn, and their lines from end to end."""
     roles = list(ROLES)
-    dice, role = random.Random(seed), roles[seed % len(roles)]
-    by_instruction = dice.random() < 0.3
+    rng, role = random.Random(seed), roles[seed % len(roles)]
+    by_instruction = rng.random() < 0.3
     lines = undisturbed(role, by_instruction)[2]
     line = lines[seed // len(roles) * 61 % len(lines)]
-    places = [dice.choice(line)]
-    if dice.random() < 0.4:
-        places += [dice.randrange(300 if by_instruction else 60) for _ in range(dice.randint(1, 3))]
-    return role, places, {"by_instruction": by_instruction, "digests": dice.random() < 0.5}
+    places = [rng.choice(line)]
+    if rng.random() < 0.4:
+        places += [rng.randrange(300 if by_instruction else 60) for _ in range(rng.randint(1, 3))]
+    return role, places, {"by_instruction": by_instruction, "digests": rng.random() < 0.5}

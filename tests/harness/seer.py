@@ -36,24 +36,26 @@ def block(g, x, positions, axes, mask="causal", window=0):
 
 def encode(g, inputs, h):
     """Patches of a picture: each sees all of them."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     x = g.rms_norm(block(g, x, inputs.positions, 1, "block"), "output_norm.weight", EPS)
     return Outputs(hidden=g.tap("hidden", x))
 
 
 def read(g, inputs, h):
     """A language model that adds the row it is fed to each token."""
-    x = g.add(g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs["picture"])
+    x = g.add(g.embed(inputs.tokens, "token_embd.weight", embeddings=True), inputs["picture"])
     return trunk(g, x, inputs.positions, h)
 
 
 def plain(g, inputs, h):
-    return trunk(g, g.embed(inputs.tokens, "token_embd.weight", rows=True), inputs.positions, h)
+    return trunk(
+        g, g.embed(inputs.tokens, "token_embd.weight", embeddings=True), inputs.positions, h
+    )
 
 
 def narrow(g, inputs, h):
     """A language model whose rows see six places."""
-    x = g.embed(inputs.tokens, "token_embd.weight", rows=True)
+    x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     return trunk(g, x, inputs.positions, h, window=6)
 
 

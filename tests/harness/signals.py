@@ -102,16 +102,16 @@ def duration(name, paths):
 
 def interrupt(seed, paths):
     """Interrupt a command once, or twice soon after each other."""
-    dice = random.Random(seed)
-    name = dice.choice(sorted(COMMANDS))
+    rng = random.Random(seed)
+    name = rng.choice(sorted(COMMANDS))
     paths["out"].unlink(missing_ok=True)
-    before = dice.choice([None, b"before"])
+    before = rng.choice([None, b"before"])
     if before:
         paths["out"].write_bytes(before)
-    moments = [1e-3 + dice.random() * 1.1 * duration(name, tuple(paths.items()))]
-    if dice.random() < 0.3:
-        moments.append(dice.random() * 0.02)
-    shows = dice.choice(["", "a bar", "lines"])
+    moments = [1e-3 + rng.random() * 1.1 * duration(name, tuple(paths.items()))]
+    if rng.random() < 0.3:
+        moments.append(rng.random() * 0.02)
+    shows = rng.choice(["", "a bar", "lines"])
     process, said = start(name, paths, shows)
     for moment in moments:
         time.sleep(moment)

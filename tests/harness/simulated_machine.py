@@ -25,7 +25,7 @@ class Machine:
 
         Returns tokens a second, the lengths asked for in each round, and what was said.
         """
-        dice, weather = random.Random(seed), random.Random(seed + 1)
+        rng, weather = random.Random(seed), random.Random(seed + 1)
 
         def take(seconds, i):
             slow = 5 if weather.randrange(self.slow_round) == 0 else 1
@@ -39,7 +39,7 @@ class Machine:
             accepted = {}
             for seq, k in asked.items():
                 accepted[seq] = 0
-                while accepted[seq] < k and dice.random() < rates(i, seq)[accepted[seq]]:
+                while accepted[seq] < k and rng.random() < rates(i, seq)[accepted[seq]]:
                     accepted[seq] += 1
             drafting = [seq for seq, k in asked.items() if k]
             draft = take(self.draft(max(asked.values())), i) if drafting else 0.0

@@ -21,8 +21,8 @@ from harness.generated_heads import write_family
 from mtpcore._ext._cpu import available_isas
 
 N_TOKENS = 72  # more than a page of memory
-OTHERS = (1, 2)  # sequences in whose company the text may be
-COMPANIES = ("alone", "interleaved", "beside-drafts", "forked")
+OTHERS = (1, 2)  # sequences in whose batching the text may be
+BATCHINGS = ("alone", "interleaved", "beside-drafts", "forked")
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Rows(msgspec.Struct, frozen=True):
     n_batch: int = 512
     repack: bool = True
     chunk: int = 1
-    company: str = "alone"
+    batching: str = "alone"
 
 
 class Drafted(msgspec.Struct, frozen=True):
@@ -110,13 +110,13 @@ def text_of(seq):
 
 
 def trace_rows(case, folder):
-    """Feed the text of sequence 0 in chunks, in the company asked for; digest its rows."""
-    context = context_of(folder, msgspec.structs.replace(case, chunk=1, company="alone"))
+    """Feed the text of sequence 0 in chunks, in the batching asked for; digest its rows."""
+    context = context_of(folder, msgspec.structs.replace(case, chunk=1, batching="alone"))
     for seq in range(context.n_seq_max):
         context.remove(seq)  # the case before may have had the same context
     text, begin = text_of(0)[:N_TOKENS], 0
     rows = {"logits": [], "hidden": []}
-    if case.company == "forked":
+    if case.batching == "forked":
         # The first rows are another sequence's, which goes on otherwise: pages are shared.
         begin = case.chunk
         _keep(rows, context.process(mtpcore.Batch.of(text[:begin], seq=3, outputs="all")), 3)
@@ -125,7 +125,7 @@ def trace_rows(case, folder):
     while begin < N_TOKENS:
         end = min(begin + case.chunk, N_TOKENS)
         _keep(rows, context.process(_batch(context, case, text, begin, end)), 0, end - begin)
-        for seq in (0, *OTHERS) if case.company == "beside-drafts" else ():
+        for seq in (0, *OTHERS) if case.batching == "beside-drafts" else ():
             context.rewind(seq, end if seq == 0 else max(context.length(seq) - 3, 0))
         begin = end
     digests = {name: digest(np.concatenate(parts)) for name, parts in rows.items()}
@@ -136,19 +136,19 @@ def _batch(context, case, text, begin, end):
     """Return rows [begin, end) of sequence 0, with rows of others around them."""
     mine = list(zip(text[begin:end], range(begin, end), strict=True))
     queues = {0: mine}
-    if case.company == "interleaved":
+    if case.batching == "interleaved":
         for seq in OTHERS:
             at = context.length(seq)
             tokens = text_of(seq)[at : at + case.chunk]
             queues[seq] = list(zip(tokens, range(at, at + case.chunk), strict=True))
-    if case.company == "beside-drafts":
+    if case.batching == "beside-drafts":
         # Ours ends in drafts that are rejected, one neighbour drafts too, the other one prefills.
         queues[0] = [*mine, *((7, at) for at in range(end, end + 2))]
         for seq, n in zip(OTHERS, (4, 6), strict=True):
             at = context.length(seq)
             queues[seq] = [(text_of(seq)[i], i) for i in range(at, at + n)]
     rows = []
-    if case.company == "interleaved":
+    if case.batching == "interleaved":
         while any(queues.values()):
             rows += [(seq, *queue.pop(0)) for seq, queue in queues.items() if queue]
     else:

@@ -1,9 +1,12 @@
 """Sampling by name, or as a Sampling."""
 
+import inspect
+
 import pytest
 
-from mtpcore import Sampling, SamplingError
-from mtpcore.lm.settings import CALL_OPTIONS, SamplingOptions, read_sampling
+from mtpcore import Generator, Sampling, SamplingError
+from mtpcore.decoding import REQUEST_DEFAULTS, RequestOptions
+from mtpcore.lm.settings import TEXT_DEFAULTS, SamplingOptions, TextOptions, read_sampling
 
 DEFAULT = Sampling(temperature=0.4, seed=9)
 
@@ -12,10 +15,32 @@ def test_names_are_the_fields_of_sampling():
     assert {*SamplingOptions.__annotations__} == {*Sampling.__struct_fields__} - {"stream"}
 
 
-def test_options_of_a_call_are_those_of_the_lm(lm):
-    given = lm.generate.__kwdefaults__.keys() - {"progress"}
-    assert given == {*CALL_OPTIONS} == lm.stream.__kwdefaults__.keys()
-    assert given == lm.astream.__kwdefaults__.keys()
+def test_each_option_has_a_default_and_no_other_name_has_one():
+    assert TEXT_DEFAULTS.keys() == TextOptions.__annotations__.keys()
+    assert REQUEST_DEFAULTS.keys() == RequestOptions.__annotations__.keys()
+
+
+def defaults(function):
+    found = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in found if one.kind is one.KEYWORD_ONLY}
+
+
+def test_signatures_show_all_options_with_their_defaults(lm):
+    assert defaults(lm.stream) == defaults(lm.astream) == TEXT_DEFAULTS
+    assert defaults(lm.generate) == TEXT_DEFAULTS | {"progress": None}
+    own = {"stream": False, "tools": None, "template_options": None}
+    assert defaults(lm.chat) == TEXT_DEFAULTS | own
+    for method in (Generator.add, Generator.request, Generator.generate):
+        assert defaults(method) == REQUEST_DEFAULTS
+    named = {name: TEXT_DEFAULTS[name] for name in SamplingOptions.__annotations__}
+    assert Sampling(**named | {"seed": 1}) == Sampling(seed=1)
+
+
+def test_what_is_left_out_is_the_default(lm):
+    """A text is the same where every default is given."""
+    given = {name: TEXT_DEFAULTS[name] for name in TEXT_DEFAULTS if name != "seed"}
+    whole = {**given, "max_tokens": 6, "seed": 5}
+    assert lm.generate("x", **whole).text == lm.generate("x", max_tokens=6, seed=5).text
 
 
 def test_settings_come_by_name_or_as_one():
@@ -36,6 +61,7 @@ NEAREST = {
     "max_token": "max_tokens",
     "stops": "stop",
     "logprob": "logprobs",
+    "draftsampler": "draft_sampler",
 }
 
 
@@ -61,4 +87,11 @@ def test_both_are_refused_and_so_is_what_is_out_of_range(lm):
         lm.generate("x", temperature=-1)
     with pytest.raises(SamplingError, match="settings are a Sampling"):
         lm.generate("x", sampling=3)
+    assert lm.n_running == 0
+
+
+def test_a_generator_refuses_an_unknown_name_as_python_does(lm):
+    for method in (lm.generator.add, lm.generator.request, lm.generator.generate):
+        with pytest.raises(TypeError, match=r"no such option: 'max_token'; .* max_tokens="):
+            method([1], max_token=3)
     assert lm.n_running == 0

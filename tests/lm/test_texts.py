@@ -30,6 +30,8 @@ OPTIONS = st.fixed_dictionaries(
         "logit_bias": st.just({203: 2.0}),
         "stop": st.sampled_from(["\n\n", ["self", "return", ":"]]),
         "ignore_eos": st.booleans(),
+        "draft_sampler": st.sampled_from(["coupled", "argmax"]),
+        "p_min": st.sampled_from([0.0, 0.4]),
     },
 )
 ANY_CALL = {
@@ -152,6 +154,14 @@ def test_token_ids_and_nothing_are_prompts(lm):
         wanted
     ] * 2
     assert lm.generate([]) == []
+
+
+@pytest.mark.parametrize("given", [None, {"prompt": "x"}])
+def test_what_is_no_prompt_is_shown(lm, given):
+    for method in (lm.generate, lm.stream):
+        with pytest.raises(mtpcore.BatchError, match="prompt: integers are wanted") as caught:
+            method(given)
+        assert caught.value.got == repr(given)
 
 
 @pytest.mark.parametrize("shown", [True, None])

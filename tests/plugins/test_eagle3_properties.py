@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Sampling, load_model
-from mtpcore.testing import Company, Subject, Texts, check_rows, check_texts
+from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
 from mtpcore.testing.machine import machine_of
 
 
@@ -30,12 +30,12 @@ def subject(tmp_path_factory):
 def test_rows_do_not_depend_on_their_company(subject, name):
     """Every graph, the fusion among them, bit by bit."""
     family = subject(name=name)
-    for company in (
-        Company(chunk=96),
-        Company(chunk=7, n_batch=5, threads=2, neighbours=2),
-        Company(chunk=40, neighbours=1),
+    for batching in (
+        Batching(chunk=96),
+        Batching(chunk=7, n_batch=5, threads=2, neighbours=2),
+        Batching(chunk=40, neighbours=1),
     ):
-        check_rows(family, company)
+        check_rows(family, batching)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

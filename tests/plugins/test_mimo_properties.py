@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Sampling
 from mtpcore.testing import (
-    Company,
+    Batching,
     Subject,
     Texts,
     check_layouts,
@@ -34,8 +34,8 @@ def family(request):
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
 def test_rows_do_not_depend_on_their_company(family, kv_dtype):
     for chunk, n_batch, threads, neighbours in ((1, 512, 1, 2), (40, 5, 2, 0), (96, 64, 2, 2)):
-        company = Company(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)
-        check_rows(family, company, kv_dtype)
+        batching = Batching(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)
+        check_rows(family, batching, kv_dtype)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])

@@ -12,6 +12,7 @@ from functools import cache, cached_property
 import numpy as np
 import pytest
 
+from mtpcore.boundary.options import show_options
 from mtpcore.errors import LinkError, MtpcoreError
 
 DOORS = ["mtpcore", "mtpcore.plugin", "mtpcore.testing", "mtpcore.backends.base"]
@@ -84,6 +85,8 @@ def any_in(hint):
         return any(map(any_in, hint))
     if getattr(hint, "__module__", "").startswith("numpy"):
         return False
+    if typing.is_typeddict(hint):
+        return any_in(list(typing.get_type_hints(hint, localns=names()).values()))
     return hint is typing.Any or any(map(any_in, typing.get_args(hint)))
 
 
@@ -108,10 +111,17 @@ def test_no_any_in_a_field(name):
 
 
 def test_an_any_is_seen():
-    def door(hidden: list[typing.Callable[..., typing.Any]], n: int) -> int:
+    class Options(typing.TypedDict):
+        n: list[typing.Any]
+
+    def door(
+        hidden: list[typing.Callable[..., typing.Any]],
+        n: int,
+        **options: typing.Unpack[Options],
+    ) -> int:
         raise NotImplementedError
 
-    assert untyped(door) == ["hidden"]
+    assert untyped(door) == ["hidden", "options"]
     assert all(name in FUNCTIONS or name.split(".")[0] in CLASSES for name in UNTYPED)
 
 
@@ -162,6 +172,18 @@ def parameters(function):
     return [name for name in found if name not in ("self", "cls") and not name.startswith("_")]
 
 
+def options_of(function):
+    """Return the names of what a function takes by ``**options``, as its signature shows them."""
+    written = inspect.unwrap(function).__code__.co_varnames
+    return [name for name in parameters(function) if name not in written]
+
+
+def elsewhere(function, owner):
+    """Return the docstring that a function names for its options, one of the same class."""
+    found = re.search(r"\*\*options\n +As in ``(\w+)``", inspect.getdoc(function))
+    return inspect.getdoc(getattr(owner, found[1])) if found else ""
+
+
 def lacks(name):
     """Return what the docstring of a function does not say, nor that of its class."""
     function, owner = OWNED[name]
@@ -170,10 +192,12 @@ def lacks(name):
     if not doc:
         return ["a docstring"]
     said = f"{doc} {inspect.getdoc(owner) or ''}" if owner else doc
+    options = options_of(function)
+    of_options = said + elsewhere(function, owner) if options else said
     found = [
         f"parameter {one}"
         for one in parameters(function)
-        if one not in PLAIN and not re.search(rf"\b{one}\b", said)
+        if one not in PLAIN and not re.search(rf"\b{one}\b", of_options if one in options else said)
     ]
     errors = raised(function)
     if errors and "Raises\n" not in doc:
@@ -191,6 +215,22 @@ SPOKEN = [name for name in FUNCTIONS if "__" not in name or name.endswith(".__in
 @pytest.mark.parametrize("name", SPOKEN)
 def test_a_docstring_says_what_is_taken_and_raised(name):
     assert lacks(name) == []
+
+
+PASSES_ON = {"Subject.context", "Subject.link"}
+"""Functions whose options are arguments of ``Context``, which shows and documents them."""
+
+
+def hides_options(function):
+    """Say whether a signature leaves out the names that a TypedDict has."""
+    found = inspect.signature(function).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD and "Unpack" in repr(one.annotation) for one in found)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_signature_shows_all_options(name):
+    """``help`` reads it, as do the tests of what is documented and of hostile arguments."""
+    assert hides_options(FUNCTIONS[name]) == (name in PASSES_ON)
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -211,3 +251,31 @@ def test_what_a_docstring_lacks_is_seen(monkeypatch):
         "Raises LinkError",
         "shape of hidden",
     ]
+
+
+class Options(typing.TypedDict, total=False):
+    width: int
+    height: int
+
+
+class Maker:
+    def take(self, **options: "typing.Unpack[Options]") -> None:
+        """Do something with a ``width``."""
+
+    @show_options(Options, {"width": 1, "height": 2})
+    def show(self, **options: typing.Unpack[Options]) -> None:
+        """Do something.
+
+        Parameters
+        ----------
+        **options
+            As in ``take``.
+        """
+
+
+def test_what_is_not_said_of_options_is_seen(monkeypatch):
+    assert hides_options(Maker.take)
+    assert not hides_options(Maker.show)
+    assert options_of(Maker.show) == ["width", "height"]
+    monkeypatch.setitem(OWNED, "Maker.show", (Maker.show, Maker))
+    assert lacks("Maker.show") == ["parameter height"]

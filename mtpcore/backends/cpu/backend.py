@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
-from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
@@ -158,7 +158,7 @@ class CpuPlan:
         """Share of the running batch that is done, 0 .. 1; 0 where none runs or it is short."""
         return self._executor.progress
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, NDArray[Any]]:
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows and return new arrays by output name.
 
         They are the only memory that a run allocates, so arrays that callers hold do not change.
@@ -166,24 +166,24 @@ class CpuPlan:
         Raises
         ------
         BatchError, SamplingError
-            The rows or their choices do not fit the plan; nothing was run.
+            The batch or its fused sampling does not fit the plan; nothing was run.
         BackendError
             The memory is not paged, or another thread is running this plan.
         """
-        n, n_outputs = len(rows.tokens), len(rows.outputs)
-        choices = rows.choices if self._can_choose else None
+        n, n_outputs = len(batch.tokens), len(batch.outputs)
+        fused_sampling = batch.fused_sampling if self._can_choose else None
         n_rows = {name: n_outputs if is_output else n for name, _, is_output, _ in self._outputs}
-        if choices is not None:
-            n_rows["logits"] = choices.samplers.count(None)
+        if fused_sampling is not None:
+            n_rows["logits"] = fused_sampling.samplers.count(None)
         arrays = {
             name: np.empty((n_rows[name], *shape), np.float32)
             for name, _, _, shape in self._outputs
         }
-        external = self._inputs(rows)
+        external = self._inputs(batch)
         external += [(self._made[name][0], array) for name, array in arrays.items()]
         pages = self._pages(memory)
-        logits = -1 if choices is None else self._made["logits"][0]
-        chosen = self._executor.run(rows, pages, external, logits, arrays.get("logits"))
+        logits = -1 if fused_sampling is None else self._made["logits"][0]
+        chosen = self._executor.run(batch, pages, external, logits, arrays.get("logits"))
         return arrays if chosen is None else {**arrays, "chosen": chosen}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
@@ -197,40 +197,40 @@ class CpuPlan:
             The run does not fit itself or the plan; nothing was run.
         """
         check_draft(run, self.program)
-        passes = [self._pass(run.rows, memory, run.recycle)]
+        passes = [self._pass(run.batch, memory, run.recycle)]
         for later in run.later:
             if not isinstance(later.plan, CpuPlan) or later.plan.threads != self.threads:
                 return draft_steps(self, run, memory)
-            passes.append(later.plan._pass(later.rows, later.memory, run.recycle))
+            passes.append(later.plan._pass(later.batch, later.memory, run.recycle))
         return draft(run, passes)
 
-    def _pass(self, rows: Rows, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
+    def _pass(self, batch: CheckedBatch, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
         """Return what runs these rows in a draft loop."""
-        external = self._inputs(rows)
+        external = self._inputs(batch)
         for name, buffer, is_output, shape in self._outputs:
-            n = len(rows.outputs if is_output else rows.tokens)
+            n = len(batch.outputs if is_output else batch.tokens)
             if name not in self._kept or len(self._kept[name]) < n:
                 self._kept[name] = np.empty((n, *shape), np.float32)
             external.append((buffer, self._kept[name]))
         logits, _, n_logits = self._made["logits"]
         recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in recycle.items()]
-        return self._executor, rows, self._pages(memory), external, logits, n_logits, recycled
+        return self._executor, batch, self._pages(memory), external, logits, n_logits, recycled
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
         if not (memory is None or isinstance(memory, (PagedKV, GroupedKV))):
             raise BackendError("attention needs paged memory", got=type(memory).__name__)
         return [] if memory is None else [group.pages for group in memory.groups]
 
-    def _inputs(self, rows: Rows) -> list[tuple[int, Any]]:
+    def _inputs(self, batch: CheckedBatch) -> list[tuple[int, Any]]:
         """Return the arrays of slots and embeddings by buffer."""
-        if rows.embeddings is not None and "embeddings" not in self.program.inputs:
+        if batch.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
         inputs: list[tuple[int, Any]] = []
         for name, (buffer, width) in self._slots.items():
-            array = rows.embeddings if name == "embeddings" else rows.slots.get(name)
+            array = batch.embeddings if name == "embeddings" else batch.slots.get(name)
             if array is None and name == "embeddings":
                 continue
-            wanted = (len(rows.tokens), width)
+            wanted = (len(batch.tokens), width)
             if array is None or array.shape != wanted or array.dtype != np.float32:
                 raise BatchError(
                     "slot rows do not fit",

@@ -9,7 +9,7 @@ import numpy as np
 
 from mtpcore._ext._matmul import PackedMatrix
 from mtpcore._ext._plan import UNIT, expert_list_words
-from mtpcore.backends.cpu.places import find_places
+from mtpcore.backends.cpu.concat_targets import find_concat_targets
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
@@ -54,7 +54,7 @@ class Lowering:
         self.outputs: dict[str, int] = {}
         self._views: dict[int, View] = {}
         self._made: dict[Any, View] = {}
-        self._places = find_places(program)
+        self._places = find_concat_targets(program)
         for name, value_id in program.inputs.items():
             if name not in ("tokens", "positions"):
                 view = self._make(value_id)
@@ -95,17 +95,17 @@ class Lowering:
     def _axis(self, value_id: int) -> int:
         return int(self.program.values[value_id].shape[0] == OUTPUTS)
 
-    def _whole(self, view: View, axis: int) -> View:
+    def _contiguous_heads(self, view: View, axis: int) -> View:
         """Return the heads of each row contiguous, copied if need be."""
-        if view.is_whole:
+        if view.has_contiguous_heads:
             return view
         copied = self._new(view.n_heads, view.width)
         self.steps.append(Step("copy", axis, [view], [copied]))
         return copied
 
-    def _close(self, view: View, axis: int) -> View:
+    def _contiguous_rows(self, view: View, axis: int) -> View:
         """Return the heads of all rows contiguous, copied if need be."""
-        if view.row_stride == view.n_heads * view.head_stride and view.is_whole:
+        if view.row_stride == view.n_heads * view.head_stride and view.has_contiguous_heads:
             return view
         copied = self._new(view.n_heads, view.width)
         self.steps.append(Step("copy", axis, [view], [copied]))
@@ -113,7 +113,7 @@ class Lowering:
 
     def _flat(self, view: View, axis: int) -> View:
         """Return a row's heads as one."""
-        view = self._whole(view, axis)
+        view = self._contiguous_heads(view, axis)
         width = view.n_heads * view.width
         return View(view.buffer, 1, view.offset, view.row_stride, width, width)
 
@@ -122,7 +122,7 @@ class Lowering:
         view = self._views[value_id]
         buffer = self.buffers[view.buffer]
         width = view.n_heads * view.width
-        is_alone = view.is_whole and view.offset == 0 and view.row_stride == width
+        is_alone = view.has_contiguous_heads and view.offset == 0 and view.row_stride == width
         if buffer.external or not is_alone:
             copied = self._new(view.n_heads, view.width)
             self.steps.append(Step("copy", self._axis(value_id), [view], [copied]))
@@ -138,7 +138,7 @@ class Lowering:
         out = self._make(node.outputs[0])
         self.steps.append(Step(kind, self._axis(node.outputs[0]), inputs, [out], **fields))
 
-    def _once(self, key: Any, make: Callable[[], View]) -> View:
+    def _cached(self, key: Any, make: Callable[[], View]) -> View:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -186,7 +186,7 @@ class Lowering:
         self._add(node, node.op, inputs, ints=ints, f=node.attrs.get("factor", 0.0))
         width = self._views[node.outputs[0]].width
         step, axis = self.steps[-1], self._axis(node.outputs[0])
-        if all(view.is_whole for view in (*inputs, *step.outputs)) and width % _LANES:
+        if all(view.has_contiguous_heads for view in (*inputs, *step.outputs)) and width % _LANES:
             step.inputs = [self._flat(view, axis) for view in inputs]
             step.outputs = [self._flat(step.outputs[0], axis)]
 
@@ -218,7 +218,7 @@ class Lowering:
             self.steps.append(Step("prepare", axis, [view], [prepared], ints=[kind]))
             return prepared
 
-        return self._once(("prepared", view, axis, kind), make)
+        return self._cached(("prepared", view, axis, kind), make)
 
     def _product(self, node: Node, matrix: PackedMatrix, bias: Any, out: View) -> None:
         axis = self._axis(node.inputs[0])
@@ -261,7 +261,7 @@ class Lowering:
         assert weight is not None
         n_experts, n_used = weight.shape[0], ids.width
         if self._is_by_rank(node):
-            x = self._close(x, axis)
+            x = self._contiguous_rows(x, axis)
 
         def sort() -> View:
             buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
@@ -269,7 +269,7 @@ class Lowering:
             self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
             return lists
 
-        lists = self._once(("lists", ids, n_experts), sort)
+        lists = self._cached(("lists", ids, n_experts), sort)
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _lower_head_matmul(self, node: Node) -> None:
@@ -284,8 +284,8 @@ class Lowering:
             self.steps.append(Step("sort_by_head", axis, [], [lists]))
             return lists
 
-        x = self._close(self._views[node.inputs[0]], axis)
-        lists = self._once(("lists of heads", n_heads, axis), sort)
+        x = self._contiguous_rows(self._views[node.inputs[0]], axis)
+        lists = self._cached(("lists of heads", n_heads, axis), sort)
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _products_by_lists(
@@ -304,7 +304,7 @@ class Lowering:
             self.steps.append(Step("prepare_by_expert", axis, [x, lists], [activations], ints=ints))
             return activations
 
-        prepared = self._once(("by expert", x, lists, kind), prepare)
+        prepared = self._cached(("by expert", x, lists, kind), prepare)
         self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
 
     def _is_by_rank(self, node: Node) -> bool:
@@ -333,7 +333,7 @@ class Lowering:
             self.steps.append(Step("angles", 0, [], [view], numbers=numbers, axes=axes, ints=[n]))
             return view
 
-        angles = self._once(("angles", numbers.tobytes(), axes.tobytes()), make)
+        angles = self._cached(("angles", numbers.tobytes(), axes.tobytes()), make)
         ints = [n, int(attrs["style"] == "pairs")]
         self._add(node, "rope", [self._views[node.inputs[0]], angles], ints=ints)
 

@@ -1,4 +1,4 @@
-"""How the work of each step is shared among threads.
+"""Sharing the work of each step among threads.
 
 Threads need not wait for each other between two steps where each one goes on with what it made
 itself. Two ways lead there:
@@ -183,7 +183,7 @@ def _by_width(view: View, writes: bool = False) -> Access:
 
 def _by_head(view: View, writes: bool = False) -> Access:
     """Cut between heads; where they follow each other, that cuts the row's whole width."""
-    if not view.is_whole:
+    if not view.has_contiguous_heads:
         return Access(view.buffer, writes)
     width = view.n_heads * view.width
     return _by_width(view._replace(n_heads=1, width=width), writes)

@@ -35,7 +35,7 @@ class View(NamedTuple):
     width: int
 
     @property
-    def is_whole(self) -> bool:
+    def has_contiguous_heads(self) -> bool:
         """Say whether the heads of a row follow each other."""
         return self.n_heads == 1 or self.head_stride == self.width
 

@@ -20,7 +20,7 @@ from mtpcore.graph.program import Program, Weight
 
 __all__ = ["FORMS", "Weights", "stays_mapped"]
 
-Made = TypeVar("Made")
+Packed = TypeVar("Packed")
 
 _ROWS = 32
 """Rows that are packed together; where a matrix has too few, zeros fill them up."""
@@ -73,15 +73,15 @@ class Weights:
 
     def matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in its own type, where that has kernels."""
-        return self._once("matrix", weight, lambda: self._pack(weight, "matrix")[0])
+        return self._cached("matrix", weight, lambda: self._pack(weight, "matrix")[0])
 
     def exact_matrix(self, weight: Weight) -> PackedMatrix:
         """Return a matrix in float32."""
-        return self._once("exact matrix", weight, lambda: self._pack(weight, "exact matrix")[0])
+        return self._cached("exact matrix", weight, lambda: self._pack(weight, "exact matrix")[0])
 
     def stack(self, weight: Weight) -> list[PackedMatrix]:
         """Return the matrices of experts or heads, packed one by one."""
-        return self._once("stack", weight, lambda: self._pack(weight, "stack"))
+        return self._cached("stack", weight, lambda: self._pack(weight, "stack"))
 
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack the matrices of a program, several at a time: packing waits for memory.
@@ -130,7 +130,7 @@ class Weights:
         """Return float32 values, or None where there is no weight."""
         if weight is None:
             return None
-        return self._once("vector", weight, lambda: self._read_vector(weight))
+        return self._cached("vector", weight, lambda: self._read_vector(weight))
 
     def _read_vector(self, weight: Weight) -> F32:
         """Return values, in memory of their own where nothing is to stay in the file."""
@@ -138,11 +138,11 @@ class Weights:
         values = np.ascontiguousarray(tensor.array(), np.float32)
         return values.copy() if self._source.repack else values
 
-    def _once(self, form: str, weight: Weight, make: Callable[[], Made]) -> Made:
+    def _cached(self, form: str, weight: Weight, make: Callable[[], Packed]) -> Packed:
         key = ("cpu", form, weight.tensor)
         if key not in self._source.packed:
             self._source.packed[key] = make()
-        packed: Made = self._source.packed[key]
+        packed: Packed = self._source.packed[key]
         return packed
 
     def _stays(self, weight: Weight, form: str) -> bool:

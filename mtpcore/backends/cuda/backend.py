@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from mtpcore.backends.base import F32, Rows, Store, WeightSource
+from mtpcore.backends.base import F32, CheckedBatch, Store, WeightSource
 from mtpcore.backends.cuda.device import Device, DeviceArray, find_device
 from mtpcore.backends.cuda.layout import BITS, pack
 from mtpcore.backends.cuda.ops import LAUNCHERS, DeviceMatrix, Step
@@ -114,7 +114,7 @@ class CudaBackend:
 class CudaPlan:
     """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
 
-    progress = 0.0  # nobody counts
+    progress = 0.0  # not measured
 
     def __init__(
         self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int
@@ -145,12 +145,16 @@ class CudaPlan:
             for launch in launcher(step, n_batch):
                 self._device.load(launch.kernel)
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name."""
-        n_rows = len(rows.tokens)
-        given: dict[str, Any] = {"tokens": rows.tokens, "positions": rows.positions, **rows.slots}
-        if rows.embeddings is not None:
-            given["embeddings"] = rows.embeddings
+        n_rows = len(batch.tokens)
+        given: dict[str, Any] = {
+            "tokens": batch.tokens,
+            "positions": batch.positions,
+            **batch.slots,
+        }
+        if batch.embeddings is not None:
+            given["embeddings"] = batch.embeddings
         for name, i in self.program.inputs.items():
             if name in given:
                 self._device.upload(given[name], self._arrays[i])

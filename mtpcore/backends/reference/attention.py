@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.run import Array, Run
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
@@ -26,10 +26,10 @@ def attention(
     Without v the store's values are the first entries of its keys.
     """
     q, k = inputs[:2]
-    rows, layer = run.rows, attrs["layer"]
+    batch, layer = run.batch, attrs["layer"]
     memory, store = group_of(run, layer)
     for t in range(len(q)):
-        place = _where(memory, int(rows.seq[t]), rows.place[t : t + 1])
+        place = _where(memory, int(batch.seq[t]), batch.place[t : t + 1])
         store.keys[layer][place] = k[t]
         if len(inputs) == 3:
             store.values[layer][place] = inputs[2][t]
@@ -39,12 +39,12 @@ def attention(
             [
                 attend(
                     q[t],
-                    *_gather(store, layer, _where(memory, int(rows.seq[t]), places), run.dtype),
+                    *_gather(store, layer, _where(memory, int(batch.seq[t]), places), run.dtype),
                     attrs["scale"],
                     sinks,
                 )
                 for t in range(len(q))
-                for places in [visible_places(rows, t, memory, attrs["mask"], attrs["window"])]
+                for places in [visible_places(batch, t, memory, attrs["mask"], attrs["window"])]
             ]
         ),
     )
@@ -66,7 +66,7 @@ def cross_attention(
 ) -> tuple[Array, ...]:
     """Let each row attend to all rows of its sequence in this batch; nothing is stored."""
     q, k, v = inputs
-    same = [run.rows.seq == seq for seq in run.rows.seq]
+    same = [run.batch.seq == seq for seq in run.batch.seq]
     return (
         np.stack([attend(q[t], k[same[t]], v[same[t]], attrs["scale"]) for t in range(len(q))]),
     )
@@ -89,7 +89,7 @@ def attend(q: Array, keys: Array, values: Array, scale: float, sinks: Array | No
 
 
 def visible_places(
-    rows: Rows, t: int, memory: PagedKV, mask: str, window: int
+    batch: CheckedBatch, t: int, memory: PagedKV, mask: str, window: int
 ) -> NDArray[np.int64]:
     """Return the places that token t attends to, ascending.
 
@@ -97,19 +97,19 @@ def visible_places(
     ancestors and itself. ``block``: all of its sequence, this batch's included. A window of w
     leaves the row's own place and the w - 1 seen before it.
     """
-    seq, place = int(rows.seq[t]), int(rows.place[t])
+    seq, place = int(batch.seq[t]), int(batch.place[t])
     first = int(memory.pages.first[seq])
     if mask == "block":
         begin = max(first, place - window + 1) if window else first
         return np.arange(begin, memory.length(seq))
-    if rows.parent is None:
+    if batch.parent is None:
         seen = np.arange(first, place + 1)
     else:
-        base = int(rows.place[rows.seq == seq].min())
+        base = int(batch.place[batch.seq == seq].min())
         path, row = [], t
         while row >= 0:
-            path.append(int(rows.place[row]))
-            row = int(rows.parent[row])
+            path.append(int(batch.place[row]))
+            row = int(batch.parent[row])
         seen = np.concatenate([np.arange(first, base), np.array(path[::-1], np.int64)])
     return seen[-window:]  # a window of 0 keeps all
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mtpcore.backends.base import F32, DraftRun, Rows, Store, WeightSource
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
@@ -29,7 +29,7 @@ def _outputs(
     run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
 ) -> tuple[Array, ...]:
     """Keep the rows that were asked for."""
-    return (inputs[0][run.rows.outputs],)
+    return (inputs[0][run.batch.outputs],)
 
 
 class ReferenceBackend:
@@ -158,7 +158,7 @@ class ReferenceBackend:
 class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
 
-    progress = 0.0  # nobody counts
+    progress = 0.0  # not measured
 
     def __init__(
         self,
@@ -171,17 +171,17 @@ class ReferencePlan:
         self._dtype, self._weights = backend.dtype, weights
         self._operations = [backend.operation(node.op) for node in program.nodes]
 
-    def run(self, rows: Rows, memory: Memory | None) -> dict[str, F32]:
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name, of the backend's number type."""
-        run = Run(rows, memory, self.stores, self._dtype)
-        values = {i: self._input(name, rows) for name, i in self.program.inputs.items()}
+        run = Run(batch, memory, self.stores, self._dtype)
+        values = {i: self._input(name, batch) for name, i in self.program.inputs.items()}
         # Weights from outside may hold NaN and Inf; they flow through.
         with np.errstate(all="ignore"):
             for node, operation, weights in zip(
                 self.program.nodes, self._operations, self._weights, strict=True
             ):
                 inputs = [values[i] for i in node.inputs]
-                n_rows = len(rows.outputs) if node.op == "outputs" else len(inputs[0])
+                n_rows = len(batch.outputs) if node.op == "outputs" else len(inputs[0])
                 results = (
                     operation(run, inputs, weights, node.attrs)
                     if n_rows
@@ -202,13 +202,13 @@ class ReferencePlan:
         widths = [int(width) for width in value.shape[1:]]
         return np.zeros((n_rows, *widths), np.int32 if value.dtype == "i32" else self._dtype)
 
-    def _input(self, name: str, rows: Rows) -> Array:
+    def _input(self, name: str, batch: CheckedBatch) -> Array:
         if name == "tokens":
-            return rows.tokens
+            return batch.tokens
         if name == "positions":
-            return rows.positions
+            return batch.positions
         if name == "embeddings":
-            if rows.embeddings is None:
-                return self._zeros(self.program.inputs[name], len(rows.tokens))
-            return rows.embeddings.astype(self._dtype)
-        return rows.slots[name].astype(self._dtype)
+            if batch.embeddings is None:
+                return self._zeros(self.program.inputs[name], len(batch.tokens))
+            return batch.embeddings.astype(self._dtype)
+        return batch.slots[name].astype(self._dtype)

@@ -1,4 +1,4 @@
-"""A run as operations see it, and operations made of formulas for one row."""
+"""The data that operations get in a run, and operations defined by a formula for one row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.memory.base import Memory
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 class Run(NamedTuple):
     """One call of ``Plan.run``: its rows, the memory, its stores and the number type."""
 
-    rows: Rows
+    batch: CheckedBatch
     memory: Memory | None
     stores: Sequence[ReferenceStore]
     dtype: type[np.floating[Any]]

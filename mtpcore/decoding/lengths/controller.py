@@ -1,4 +1,4 @@
-"""Controller: chooses draft lengths by what rounds were seen to cost and to bring."""
+"""Controller: chooses draft lengths by the measured costs and acceptance rates of rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from mtpcore.decoding.lengths.costs import Costs
 from mtpcore.decoding.lengths.outlook import Outlook
-from mtpcore.decoding.lengths.policy import Choice, Round
+from mtpcore.decoding.lengths.policy import LengthDecision, Round
 from mtpcore.decoding.lengths.rates import Rates
 from mtpcore.decoding.lengths.reasons import explain
 
@@ -84,7 +84,7 @@ class Controller:
         self._try: tuple[int, int] | None = None
         self._first_seconds = 0.0
         self._due = False
-        self._said: list[Choice] = []
+        self._said: list[LengthDecision] = []
 
     def describe(self) -> dict[str, Any]:
         """Return what was learnt as plain data; seconds by rows and by draft length."""
@@ -118,7 +118,7 @@ class Controller:
             asked[seq] = min(k, most, self.limit)
         return asked
 
-    def observe(self, done: Round) -> list[Choice]:
+    def observe(self, done: Round) -> list[LengthDecision]:
         """Learn from a round and return what was decided; see ``LengthPolicy``."""
         self._round += 1
         self._learn(done)
@@ -178,7 +178,7 @@ class Controller:
         self._due = not self._calibration
 
     def _hopeless(self) -> bool:
-        """Say whether drafting loses even with every draft accepted and what is not known cheap."""
+        """Say whether drafting loses even if all drafts are accepted and unknown costs are low."""
         if not self.costs.drafts(1):
             return False
         sure = Outlook(self.costs, {0: [1.0] * self.limit})
@@ -188,7 +188,7 @@ class Controller:
     # Deciding
 
     def _proceed(self, done: Round) -> None:
-        """Count what is counted in rounds: trials, waits, probes, tries."""
+        """Advance all counters of rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
         tried, self._try = self._try, None
         for seq in done.asked:
@@ -289,10 +289,10 @@ class Controller:
             text.wait = _WAIT * min(2**text.failures, _MOST_WAITS)
         if text.k != before or text.off:
             reason = explain(seq, best, outlook)
-            self._said.append(Choice(self._round, seq, k, reason))
+            self._said.append(LengthDecision(self._round, seq, k, reason))
 
     def _be_curious(self, best: Mapping[int, int], outlook: Outlook) -> None:
-        """Try a length whose price is not known where it may be worth it."""
+        """Try a length of unknown cost if it may pay."""
         if self._round - self._last_try < _CURIOUS:
             return
         for seq, k in best.items():
@@ -303,7 +303,7 @@ class Controller:
                 for other in range(1, self.limit + 1)
                 if other != k and not self._knows(outlook, {**best, seq: other})
             }
-            other = max(speeds, key=lambda one: speeds[one], default=k)
+            other = max(speeds, key=lambda length: speeds[length], default=k)
             if other != k and speeds[other] > outlook.speed(best) * (1 + _MARGIN):
                 self._try, self._last_try = (seq, other), self._round
                 return

@@ -128,10 +128,10 @@ class Costs:
         curve = self._drafts.setdefault(n_seqs, Curve(anchored=True))
         curve.observe(longest, seconds, now)
 
-    def observe_made(self, asked: int, made: int) -> None:
+    def observe_made(self, asked: int, drafted: int) -> None:
         """Take how many tokens a draft of a length asked for has: a tree more, a lookup fewer."""
-        before = self._made.get(asked, made)
-        self._made[asked] = before + 0.1 * (made - before)
+        before = self._made.get(asked, drafted)
+        self._made[asked] = before + 0.1 * (drafted - before)
 
     def drafts(self, n_seqs: int) -> Curve | None:
         """Return the prices by length of the nearest number of sequences that was measured."""
@@ -143,11 +143,11 @@ class Costs:
 
     def rows(self, length: int) -> float:
         """Return how many rows a draft of a length adds to a pass."""
-        made = self._made
-        if not length or length in made or not made:
-            return made.get(length, float(length))
-        longest = max(made)
-        return length * made[longest] / longest
+        drafted = self._made
+        if not length or length in drafted or not drafted:
+            return drafted.get(length, float(length))
+        longest = max(drafted)
+        return length * drafted[longest] / longest
 
 
 def _size(rows: int) -> int:

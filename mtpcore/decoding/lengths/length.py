@@ -46,8 +46,10 @@ def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:
     """
     specs = [drafter.spec or spec for drafter in cross.drafters.values()]
     known = [
-        (_longest_length(one), default_length(one), sum(one.acceptance) / 2) if one else _UNDECLARED
-        for one in specs
+        (_longest_length(spec), default_length(spec), sum(spec.acceptance) / 2)
+        if spec
+        else _UNDECLARED
+        for spec in specs
     ]
     longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)
     _, start, expected = known[0] if known else (0, 0, 0.0)

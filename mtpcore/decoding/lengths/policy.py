@@ -1,4 +1,4 @@
-"""What chooses draft lengths, and what it is told of each round."""
+"""The protocol of draft-length policies, and the measurements that they get of each round."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["Choice", "LengthPolicy", "Round"]
+__all__ = ["LengthDecision", "LengthPolicy", "Round"]
 
 
-class Choice(msgspec.Struct, frozen=True):
+class LengthDecision(msgspec.Struct, frozen=True):
     """A draft length that was chosen: for which sequence, from which round on, and why."""
 
     round: int
@@ -40,7 +40,7 @@ class Round(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class LengthPolicy(Protocol):
-    """Chooses how much is drafted, round by round. The text is the same whatever it chooses."""
+    """Chooses draft lengths, round by round. The text does not depend on its choices."""
 
     def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Mapping[int, int]:
         """Return draft lengths by sequence.
@@ -53,7 +53,7 @@ class LengthPolicy(Protocol):
             Sequences of the same round whose length is given.
         """
 
-    def observe(self, done: Round) -> Sequence[Choice]:
+    def observe(self, done: Round) -> Sequence[LengthDecision]:
         """Learn from a round; return what was decided since the last one."""
 
     def forget(self, seq: int) -> None:

@@ -45,14 +45,14 @@ class Rates:
             self._accepted[i] = self._accepted[i] * keep + (i < accepted)
 
     def doubt(self) -> None:
-        """Let what was estimated be no more than an expectation: the text may be another now."""
+        """Keep estimates only as expectations, since the text may be another now."""
         self._expected = self.rates(max(len(self._tried), len(self._expected)))
         self._accepted, self._tried = [], []
 
     def rates(self, n: int) -> list[float]:
         """Return the rates of drafts 1 .. n, each where all before it were accepted."""
         pool = self._pool.rates(n) if self._pool else None
-        found: list[float] = []
+        rates: list[float] = []
         for i in range(n):
             if i < len(self._expected):
                 expected = self._expected[i]
@@ -60,17 +60,17 @@ class Rates:
                 expected = pool[0] if pool else self._first
             else:
                 deeper = pool[i] / max(pool[i - 1], 1e-9) if pool else 1.0
-                expected = min(found[-1] * deeper, _HIGHEST)
+                expected = min(rates[-1] * deeper, _HIGHEST)
             if i < len(self._tried):
                 accepted = self._accepted[i] + _PRIOR * expected
                 expected = accepted / (self._tried[i] + _PRIOR)
-            found.append(expected)
-        return found
+            rates.append(expected)
+        return rates
 
     def reach(self, n: int) -> list[float]:
         """Return the share of steps in which draft 1 .. n is accepted, all before it included."""
-        found, share = [], 1.0
+        shares, share = [], 1.0
         for rate in self.rates(n):
             share *= rate
-            found.append(share)
-        return found
+            shares.append(share)
+        return shares

@@ -20,7 +20,7 @@ def explain(seq: int, lengths: Mapping[int, int], outlook: Outlook) -> str:
             f"{_gain(seq, k, plain, outlook):.2f} times as fast as without"
         )
     n = len(outlook.reach[seq])
-    nearest = max(range(1, n + 1), key=lambda one: _gain(seq, one, plain, outlook))
+    nearest = max(range(1, n + 1), key=lambda length: _gain(seq, length, plain, outlook))
     return (
         f"off: {_price(seq, nearest, plain, outlook)}, first draft accepted {first:.2f}: "
         f"drafting {nearest} would be {_gain(seq, nearest, plain, outlook):.2f} times as fast"

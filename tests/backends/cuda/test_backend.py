@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mtpcore import Context, load_model
-from mtpcore.backends.base import Rows
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import device as finding
 from mtpcore.backends.cuda.ops import LAUNCHERS
@@ -59,7 +59,7 @@ def fusion(source):
 def rows(n):
     hidden = np.random.default_rng(n).standard_normal((n, 96)).astype(np.float32)
     place = np.arange(n, dtype=np.int32)
-    return Rows(
+    return CheckedBatch(
         tokens=place,
         positions=place[:, None],
         seq=np.zeros(n, np.int32),

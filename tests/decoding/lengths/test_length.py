@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mtpcore import Context, Generator, Sampling, TreeShape, link
 from mtpcore.cross import speculation
-from mtpcore.decoding import Choice, SimulatedAcceptance, stopwatch
+from mtpcore.decoding import LengthDecision, SimulatedAcceptance, stopwatch
 from mtpcore.errors import BatchError
 
 PROMPT, SAMPLING = [3, 1, 4], Sampling(temperature=1.0, seed=8)
@@ -41,7 +41,10 @@ class AnyLength:
         assert done.rows == len(done.asked) + sum(done.made.values()) + done.prompt_rows
         assert min(done.draft_seconds, done.pass_seconds, done.choose_seconds) >= 0
         self.told.append(done)
-        return [Choice(len(self.told), seq, k, "a list says so") for seq, k in done.asked.items()]
+        return [
+            LengthDecision(len(self.told), seq, k, "a list says so")
+            for seq, k in done.asked.items()
+        ]
 
     def forget(self, seq):
         self.limits.pop(seq, None)
@@ -84,11 +87,13 @@ def test_texts_are_the_same_whatever_is_picked(lengths, wanted, drafter, n_seq_m
     if all(w["draft"] == "auto" for w in wanted):
         assert len(policy.told) == gen.stats.passes
         assert (
-            gen.stats.choices
+            gen.stats.decisions
             == [
                 c
                 for i, done in enumerate(policy.told, 1)
-                for c in (Choice(i, seq, k, "a list says so") for seq, k in done.asked.items())
+                for c in (
+                    LengthDecision(i, seq, k, "a list says so") for seq, k in done.asked.items()
+                )
             ][-100:]
         )
 
@@ -179,7 +184,7 @@ def test_without_a_drafter_auto_decodes_plainly():
     gen = Generator(Context(HashModel(), 64, backend=HashBackend()), sampling=SAMPLING)
     assert list(gen.generate([1, 2], max_tokens=20, draft="auto")) == plain([1, 2], SAMPLING, 20)
     assert gen.stats.lengths == {0: 19}
-    assert gen.stats.choices == []
+    assert gen.stats.decisions == []
 
 
 class Clock:
@@ -236,7 +241,7 @@ def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     assert found["auto"] > 0.94 * best
     stats = gen.stats
     assert sum(n for k, n in stats.lengths.items() if k in usual) > 0.8 * stats.passes
-    assert stats.choices[-1].draft in usual
+    assert stats.decisions[-1].draft in usual
     costs = gen.lengths.describe()
     assert costs["pass_seconds"][2] == pytest.approx(verify(2))
     assert costs["draft_seconds"][1] == pytest.approx(step)
@@ -246,9 +251,9 @@ def test_statistics_stay_bounded():
     cross, _ = cross_of("head", skill=16, n_ctx=500)
     gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=AnyLength([0, 1]))
     list(gen.generate([1], max_tokens=400))
-    assert len(gen.stats.choices) == 100
-    assert gen.stats.choices[-1].round == gen.stats.passes
-    assert msgspec.json.decode(msgspec.json.encode(gen.stats))["choices"][0]["reason"]
+    assert len(gen.stats.decisions) == 100
+    assert gen.stats.decisions[-1].round == gen.stats.passes
+    assert msgspec.json.decode(msgspec.json.encode(gen.stats))["decisions"][0]["reason"]
 
 
 def test_a_proposer_without_a_declaration_is_tried_with_up_to_eight():

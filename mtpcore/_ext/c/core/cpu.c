@@ -103,7 +103,7 @@ int mtp_fetch_use(int fetch)
 int mtp_fetch_refused(void) { return fetch_refused; }
 
 /* Measured on a Xeon with AMX (reading pages in turn 24.9 GB/s, lines 18.3) and on a Zen 5, where
- * matmuls are a quarter to a third faster with lines. Of others nobody knows yet: `python
+ * matmuls are a quarter to a third faster with lines. Others have not been measured: `python
  * benchmarks/matmul.py --fetch pages` and `--fetch lines` tell. */
 __attribute__((constructor)) static void choose_fetch(void)
 {

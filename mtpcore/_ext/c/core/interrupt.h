@@ -33,7 +33,7 @@ int mtp_interrupt_skips(mtp_interrupt *self, int64_t n_begun);
 /* Whether to end, as far as is known; asks, if that is this thread's to do, and long enough ago. */
 int mtp_interrupt_check(mtp_interrupt *self);
 
-/* Whether to skip what is left of a run; NULL: nobody interrupts it. */
+/* Whether to skip what is left of a run; NULL: it cannot be interrupted. */
 static inline int mtp_is_interrupted(mtp_interrupt *self)
 {
     return self != NULL && mtp_interrupt_check(self);

@@ -14,7 +14,7 @@ typedef struct mtp_pool mtp_pool;
 typedef void (*mtp_task)(void *argument, int thread, int n_threads);
 
 /* The pool of this many threads (1..MTP_MAX_THREADS), the caller's included; made at the first
- * call, shared by everybody, never freed. NULL if there is no memory. */
+ * call, shared by the whole process, never freed. NULL if there is no memory. */
 mtp_pool *mtp_pool_of(int n_threads);
 
 /* Run the task once on every thread and return when all are done. The caller is thread 0. Where no

@@ -29,8 +29,8 @@ size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *m
         pass->tokens = part(memory, &used, n_rows * sizeof(int32_t));
         pass->active = part(memory, &used, of_rows);
         for (int64_t s = 0; s < draft->n_recycled; s++) {
-            mtp_recycle *fed = &pass->recycled[s];
-            fed->rows = part(memory, &used, n_rows * (size_t)fed->width * sizeof *fed->rows);
+            mtp_recycle *slot = &pass->recycled[s];
+            slot->rows = part(memory, &used, n_rows * (size_t)slot->width * sizeof *slot->rows);
         }
     }
     for (int64_t i = 0; memory && i < draft->n_sequences; i++) {
@@ -74,8 +74,8 @@ static int find_fused(mtp_draft *draft)
     for (int64_t p = 0; p < draft->n_passes; p++) {
         const mtp_draft_pass *pass = &draft->passes[p];
         for (int64_t s = 0; s < draft->n_recycled; s++)
-            can &= pass->recycled[s].output != pass->choices.logits;
-        can &= mtp_plan_n_logits(pass->plan, pass->choices.logits) > 0;
+            can &= pass->recycled[s].output != pass->sampling.logits;
+        can &= mtp_plan_n_logits(pass->plan, pass->sampling.logits) > 0;
     }
     for (int64_t i = 0; i < draft->n_sequences; i++) {
         mtp_draft_sequence *own = &draft->sequences[i];
@@ -88,7 +88,7 @@ static int find_fused(mtp_draft *draft)
 /* Where the pass writes row `at` of its logits. */
 static float *logits_of(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at)
 {
-    return (float *)pass->run->buffers[pass->choices.logits] + at * draft->n_logits;
+    return (float *)pass->run->buffers[pass->sampling.logits] + at * draft->n_logits;
 }
 
 static void wait_for_all(const mtp_draft_pass *pass, int n_threads)
@@ -108,13 +108,13 @@ static mtp_draft_sequence *sequence_of(const mtp_draft *draft, const mtp_draft_p
 /* Begin a pass: say who chooses from each row of its logits. */
 static void begin_pass(loop *self, mtp_draft_pass *pass)
 {
-    mtp_choices *choices = &pass->choices;
+    mtp_fused_sampling *sampling = &pass->sampling;
     self->pass = pass;
     self->n_written = 0;
     self->draft->n_run++;
     mtp_run_begin(pass->run);
-    choices->n = pass->run->n_rows[MTP_OUTPUTS];
-    for (int64_t at = 0; at < choices->n; at++) {
+    sampling->n = pass->run->n_rows[MTP_OUTPUTS];
+    for (int64_t at = 0; at < sampling->n; at++) {
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
         mtp_row_sampler sampler = {0};
         if (own && own->is_fused) {
@@ -123,7 +123,7 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
             sampler.logits = logits_of(self->draft, pass, at);
             self->n_written++;
         }
-        choices->samplers[at] = sampler;
+        sampling->samplers[at] = sampler;
     }
 }
 
@@ -137,7 +137,7 @@ static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
     if (thread == 0) {
         const int64_t n_before = own->n_history + own->n_drafts;
         mtp_choice_begin(scratch, logits_of(draft, pass, at), draft->n_logits, own->settings,
-                         own->history, n_before, own->n_prompt, n_before, pass->choices.token_ids,
+                         own->history, n_before, own->n_prompt, n_before, pass->sampling.token_ids,
                          own->p_min > 0.0);
     }
     wait_for_all(pass, n_threads);
@@ -153,18 +153,18 @@ static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
 }
 
 /* What a pass made for output `at`, to feed a slot. */
-static const float *made(const mtp_draft_pass *pass, const mtp_recycle *fed, int64_t at)
+static const float *made(const mtp_draft_pass *pass, const mtp_recycle *slot, int64_t at)
 {
-    const int64_t row = fed->axis == MTP_OUTPUTS ? at : pass->run->outputs[at];
-    return (const float *)pass->run->buffers[fed->output] + row * fed->width;
+    const int64_t row = slot->axis == MTP_OUTPUTS ? at : pass->run->outputs[at];
+    return (const float *)pass->run->buffers[slot->output] + row * slot->width;
 }
 
 static int is_sound(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at)
 {
     for (int64_t s = 0; s < draft->n_recycled; s++) {
-        const mtp_recycle *fed = &pass->recycled[s];
-        const float *from = made(pass, fed, at);
-        for (int64_t i = 0; i < fed->width; i++)
+        const mtp_recycle *slot = &pass->recycled[s];
+        const float *from = made(pass, slot, at);
+        for (int64_t i = 0; i < slot->width; i++)
             if (!isfinite(from[i]))
                 return 0;
     }
@@ -177,9 +177,9 @@ static void write_row(const mtp_draft *draft, const mtp_draft_pass *pass, int64_
 {
     later->tokens[to] = token;
     for (int64_t s = 0; s < draft->n_recycled; s++) {
-        const mtp_recycle *fed = &pass->recycled[s];
-        memcpy(later->recycled[s].rows + to * fed->width, made(pass, fed, at),
-               (size_t)fed->width * sizeof(float));
+        const mtp_recycle *slot = &pass->recycled[s];
+        memcpy(later->recycled[s].rows + to * slot->width, made(pass, slot, at),
+               (size_t)slot->width * sizeof(float));
     }
 }
 
@@ -268,14 +268,14 @@ static void choose_all(const loop *self, const mtp_draft_pass *pass, int64_t n_w
 static void take_all(loop *self, mtp_draft_pass *pass, int n_threads)
 {
     mtp_draft *draft = self->draft;
-    const int64_t n = pass->choices.n;
+    const int64_t n = pass->sampling.n;
     int64_t going = 0;
     for (int64_t at = 0; at < n; at++) {
         mtp_draft_sequence *own = sequence_of(draft, pass, at);
         if (own == NULL)
             continue;
         if (own->is_fused)
-            draft->chosen[at] = mtp_choices_end(&pass->choices, at, n_threads);
+            draft->chosen[at] = mtp_sampling_end(&pass->sampling, at, n_threads);
         if (own->p_min > 0.0 && draft->probabilities[at] < own->p_min)
             own->k = own->n_drafts;
         else
@@ -294,7 +294,7 @@ static void draft_as_task(void *argument, int thread, int n_threads)
     do {
         mtp_draft_pass *pass = self->pass;
         const int64_t n_written = self->n_written;
-        mtp_choices_begin(&pass->choices, thread);
+        mtp_sampling_begin(&pass->sampling, thread);
         mtp_plan_walk(pass->plan, pass->run, pass->plan->pool, thread, n_threads);
         wait_for_all(pass, n_threads);
         if (mtp_was_interrupted(pass->run->interrupt))
@@ -311,7 +311,7 @@ void mtp_draft_run(mtp_draft *draft)
     const int has_fused = find_fused(draft);
     loop self = {draft, is_worth_sharing(draft), NULL, 0, 0};
     for (int64_t p = 0; has_fused && p < draft->n_passes; p++)
-        draft->passes[p].run->epilogue = mtp_choices_epilogue(&draft->passes[p].choices);
+        draft->passes[p].run->epilogue = mtp_sampling_epilogue(&draft->passes[p].sampling);
     begin_pass(&self, draft->passes);
     mtp_plan_start(self.pass->plan, self.pass->run, draft_as_task, &self);
     for (int64_t p = 0; p < draft->n_passes; p++)

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const mtp_plan *plan;
     mtp_run *run;
-    mtp_choices choices; /* whose choosers the loop names */
+    mtp_fused_sampling sampling; /* whose choosers the loop names */
     mtp_recycle recycled[MTP_MOST_RECYCLED];
     int64_t n_rows;  /* that the loop writes */
     int32_t *tokens; /* [n_rows] */

@@ -23,22 +23,23 @@ typedef struct {
     const int32_t *token_ids;  /* NULL: a logit's index is its token */
     mtp_row_sampler *samplers; /* [most] */
     mtp_winner *winners;       /* [threads][most] of each thread and row */
-} mtp_choices;
+} mtp_fused_sampling;
 
 /* Logits in a row, where one matmul computes them and no operation reads them; 0 where tokens
  * cannot be chosen meanwhile. */
 int64_t mtp_plan_n_logits(const mtp_plan *plan, int32_t logits);
 
 /* The epilogue of the matmul that computes these logits. */
-mtp_epilogue mtp_choices_epilogue(mtp_choices *choices);
+mtp_epilogue mtp_sampling_epilogue(mtp_fused_sampling *sampling);
 
 /* Begin without winners in what this thread computes; before each run of a region. */
-void mtp_choices_begin(const mtp_choices *choices, int thread);
+void mtp_sampling_begin(const mtp_fused_sampling *sampling, int thread);
 
 /* The token that row `at` chooses, once all threads are done. */
-int32_t mtp_choices_end(const mtp_choices *choices, int64_t at, int n_threads);
+int32_t mtp_sampling_end(const mtp_fused_sampling *sampling, int64_t at, int n_threads);
 
-/* Run all operations; `chosen` gets the token of each row, -1 where nobody chooses. */
-void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_choices *choices, int32_t *chosen);
+/* Run all operations; `chosen` gets the token of each row, -1 where it has no sampler. */
+void mtp_plan_choose(const mtp_plan *plan, mtp_run *run, mtp_fused_sampling *sampling,
+                     int32_t *chosen);
 
 #endif

@@ -31,12 +31,12 @@ def attention(
 
     Without v the store's values are the first entries of its keys.
     """
-    q, rows = inputs[0], run.rows
+    q, batch = inputs[0], run.batch
     memory, store = group_of(run, attrs["layer"])
     keys, values = store.keys[attrs["layer"]], store.values[attrs["layer"]]
-    page = memory.pages.tables[rows.seq, rows.place // PAGE]
+    page = memory.pages.tables[batch.seq, batch.place // PAGE]
     for stored, given in zip((keys, values), inputs[1:], strict=False):
-        stored[page, rows.place % PAGE] = given
+        stored[page, batch.place % PAGE] = given
     ranges = stored_ranges(run, memory, attrs["mask"], attrs["window"])
     sinks = weights[0] if weights else None
     return (attend(q, ranges, stored_of(keys, values), attrs["scale"], sinks),)
@@ -47,7 +47,7 @@ def cross_attention(
 ) -> tuple[Array, ...]:
     """Attend to the rows of the same sequence in this batch, 64 at a time."""
     q, k, v = inputs
-    seen = [np.flatnonzero(run.rows.seq == seq) for seq in run.rows.seq]
+    seen = [np.flatnonzero(run.batch.seq == seq) for seq in run.batch.seq]
     slots = np.full((len(q), -(-max(map(len, seen)) // PAGE) * PAGE), HIDDEN, np.int64)
     for t, places in enumerate(seen):
         slots[t, : len(places)] = places
@@ -61,7 +61,7 @@ def stored_ranges(run: Run, memory: PagedKV, mask: str, window: int) -> list[Slo
     decides by its number in which page and lane a key is taken in. Rows of a tree count places
     along their path, as if it had been decoded in a row.
     """
-    rows, visible = run.rows, []
+    rows, visible = run.batch, []
     for t, seq in enumerate(rows.seq):
         seen = visible_places(rows, t, memory, mask, window)
         n_path = len(visible_places(rows, t, memory, mask, 0))

@@ -1,4 +1,4 @@
-"""exp and what is made of it, value by value, as polynomials in fused multiply-adds.
+"""exp and the functions built on it, as polynomials in fused multiply-adds.
 
 No library's function is used, because their last bits differ from version to version.
 """

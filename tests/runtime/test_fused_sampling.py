@@ -1,4 +1,4 @@
-"""``process`` with choices: tokens in place of logits, on every backend alike."""
+"""``process`` with fused sampling: tokens in place of logits, on every backend alike."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from harness import seer
 
-from mtpcore.backends.base import Choices
+from mtpcore.backends.base import FusedSampling
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
@@ -28,9 +28,9 @@ def context(model, backend="cpu", **settings):
     return Context(model, 64, backend=backend, kv_dtype="f32", threads=1, **settings)
 
 
-def choices(n, settings=SAMPLINGS):
+def fused_sampling(n, settings=SAMPLINGS):
     scratch = Scratch(seer.N_VOCAB)
-    return Choices(
+    return FusedSampling(
         samplers=[Sampler(settings[i % len(settings)], scratch) for i in range(n)],
         indices=[i + 1 for i in range(n)],
     )
@@ -49,7 +49,7 @@ def tokens_of(logits, wanted):
 def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
     """In one pass or in parts; what is stored stays the same."""
     one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
-    wanted, batch = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all")
+    wanted, batch = fused_sampling(len(TOKENS)), Batch.of(TOKENS, outputs="all")
     plain, made = one.process(batch), other.process(batch, wanted)
     assert plain.chosen is None
     assert made.chosen.dtype == np.int32
@@ -64,9 +64,9 @@ def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
 def test_only_the_logits_that_are_wanted_are_there(models, backend, n_batch):
     """Those of outputs without a sampler, by place and by position; others are chosen from."""
     one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
-    batch, wanted = Batch.of(TOKENS, outputs="all"), choices(len(TOKENS))
+    batch, wanted = Batch.of(TOKENS, outputs="all"), fused_sampling(len(TOKENS))
     samplers = [None if i in (1, 2, 5) else s for i, s in enumerate(wanted.samplers)]
-    mixed = Choices(samplers=samplers, indices=wanted.indices)
+    mixed = FusedSampling(samplers=samplers, indices=wanted.indices)
     plain, made = one.process(batch).logits, other.process(batch, mixed)
     expected = tokens_of(plain, wanted)
     assert made.chosen.tolist() == [-1 if i in (1, 2, 5) else t for i, t in enumerate(expected)]
@@ -86,7 +86,7 @@ def test_only_the_logits_that_are_wanted_are_there(models, backend, n_batch):
 
 
 def test_logits_are_not_there_where_they_were_not_written(models):
-    made = context(models["line"]).process(Batch.of(TOKENS), choices(1))
+    made = context(models["line"]).process(Batch.of(TOKENS), fused_sampling(1))
     with pytest.raises(BatchError, match="chosen in place"):
         _ = made.logits
     with pytest.raises(BatchError, match="chosen in place"):
@@ -96,7 +96,7 @@ def test_logits_are_not_there_where_they_were_not_written(models):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_no_outputs_choose_nothing(models, backend):
     one = context(models["line"], backend)
-    made = one.process(Batch.of(TOKENS, outputs="none"), choices(0))
+    made = one.process(Batch.of(TOKENS, outputs="none"), fused_sampling(0))
     assert made.chosen.shape == (0,)
     assert made.logits.shape == (0, seer.N_VOCAB)
 
@@ -121,10 +121,10 @@ class Lazy(Sequence):
 def test_any_sequence_of_samplers_is_read_once(models, make, n_batch):
     """And kept until the tokens are chosen, with any kind of whole numbers as indices."""
     batch, n = Batch.of(TOKENS, outputs="all"), len(TOKENS)
-    wanted = context(models["line"]).process(batch, choices(n)).chosen
+    wanted = context(models["line"]).process(batch, fused_sampling(n)).chosen
     indices = np.arange(1, n + 1, dtype=np.uint64)
     made = context(models["line"], n_batch=n_batch).process(
-        batch, Choices(samplers=make(n), indices=indices)
+        batch, FusedSampling(samplers=make(n), indices=indices)
     )
     assert made.chosen.tolist() == wanted.tolist()
 
@@ -137,9 +137,11 @@ class TwoFaced(dict):
 
 
 def test_samplers_are_what_they_are_when_read_in_turn(models):
-    wanted, batch = choices(len(TOKENS)), Batch.of(TOKENS, outputs="all")
+    wanted, batch = fused_sampling(len(TOKENS)), Batch.of(TOKENS, outputs="all")
     held = TwoFaced(dict.fromkeys(wanted.samplers))
-    made = context(models["line"]).process(batch, Choices(samplers=held, indices=wanted.indices))
+    made = context(models["line"]).process(
+        batch, FusedSampling(samplers=held, indices=wanted.indices)
+    )
     assert made.chosen.tolist() == context(models["line"]).process(batch, wanted).chosen.tolist()
 
 
@@ -148,13 +150,13 @@ def test_choices_that_do_not_fit_change_nothing(models):
     one.process(Batch.of(TOKENS))
     before = one.digest(0), one.length(0)
     more = Batch.of([8, 7], pos=len(TOKENS), outputs="all")
-    good = choices(2)
+    good = fused_sampling(2)
     for wrong, error, words in (
-        (choices(1), BatchError, "one choice an output"),
-        (Choices(samplers=good.samplers, indices=[1]), BatchError, "one choice an output"),
-        (Choices(samplers=good.samplers, indices=[1, -1]), SamplingError, "out of range"),
-        (Choices(samplers=good.samplers, indices=[1, 2**64]), SamplingError, "out of range"),
-        (choices(2, [Sampling(seed=1, top_k=3)]), SamplingError, "text before it"),
+        (fused_sampling(1), BatchError, "one choice an output"),
+        (FusedSampling(samplers=good.samplers, indices=[1]), BatchError, "one choice an output"),
+        (FusedSampling(samplers=good.samplers, indices=[1, -1]), SamplingError, "out of range"),
+        (FusedSampling(samplers=good.samplers, indices=[1, 2**64]), SamplingError, "out of range"),
+        (fused_sampling(2, [Sampling(seed=1, top_k=3)]), SamplingError, "text before it"),
     ):
         with pytest.raises(error, match=words):
             one.process(more, wrong)
@@ -164,18 +166,27 @@ def test_choices_that_do_not_fit_change_nothing(models):
 
 def test_what_is_no_choice_is_an_error_of_the_family(models):
     one = context(models["line"])
-    (sampler,) = choices(1).samplers
+    (sampler,) = fused_sampling(1).samplers
     for wrong, words in (
-        (3, "takes Choices"),
-        (Choices(samplers=[5], indices=[1]), "no Sampler"),
-        (Choices(samplers=[sampler], indices=["a"]), "no index"),
-        (Choices(samplers=[sampler], indices=[True]), "no index"),
-        (Choices(samplers=[sampler], indices=[1], token_ids=list(range(64))), "array of int32"),
-        (Choices(samplers=[sampler], indices=[1], token_ids=np.arange(64.0)), "array of int32"),
-        (Choices(samplers=[sampler], indices=[1], token_ids=IDS[::2]), "side by side"),
-        (Choices(samplers=[sampler], indices=[1], token_ids=IDS.reshape(2, -1)), "side by side"),
-        (Choices(samplers=5, indices=[1]), "no sequences"),
-        (Choices(samplers=[sampler], indices=None), "no sequences"),
+        (3, "takes FusedSampling"),
+        (FusedSampling(samplers=[5], indices=[1]), "no Sampler"),
+        (FusedSampling(samplers=[sampler], indices=["a"]), "no index"),
+        (FusedSampling(samplers=[sampler], indices=[True]), "no index"),
+        (
+            FusedSampling(samplers=[sampler], indices=[1], token_ids=list(range(64))),
+            "array of int32",
+        ),
+        (
+            FusedSampling(samplers=[sampler], indices=[1], token_ids=np.arange(64.0)),
+            "array of int32",
+        ),
+        (FusedSampling(samplers=[sampler], indices=[1], token_ids=IDS[::2]), "side by side"),
+        (
+            FusedSampling(samplers=[sampler], indices=[1], token_ids=IDS.reshape(2, -1)),
+            "side by side",
+        ),
+        (FusedSampling(samplers=5, indices=[1]), "no sequences"),
+        (FusedSampling(samplers=[sampler], indices=None), "no sequences"),
     ):
         with pytest.raises(BatchError, match=words):
             one.process(Batch.of([8, 7]), wrong)
@@ -184,8 +195,8 @@ def test_what_is_no_choice_is_an_error_of_the_family(models):
 
 def test_ids_of_other_logits_are_an_error_whoever_chooses(models):
     one = context(models["line"])
-    for sampler in (None, *choices(1).samplers):
-        wrong = Choices(samplers=[sampler], indices=[1], token_ids=IDS[:-1])
+    for sampler in (None, *fused_sampling(1).samplers):
+        wrong = FusedSampling(samplers=[sampler], indices=[1], token_ids=IDS[:-1])
         with pytest.raises(SamplingError, match="does not fit"):
             one.process(Batch.of([8, 7]), wrong)
     assert one.length(0) == 0
@@ -194,5 +205,5 @@ def test_ids_of_other_logits_are_an_error_whoever_chooses(models):
 def test_a_graph_without_logits_chooses_nothing(models):
     one = context(models["eye"], graph_type="encoder")
     with pytest.raises(BatchError, match="no logits"):
-        one.process(Batch.of([1, 2], outputs="all"), choices(2))
+        one.process(Batch.of([1, 2], outputs="all"), fused_sampling(2))
     assert one.length(0) == 0

@@ -6,7 +6,7 @@ from harness.random_text import assert_same_bits
 from programs import random_tensors
 
 from mtpcore.backends.cpu import CpuBackend
-from mtpcore.backends.cpu.places import Place, find_places
+from mtpcore.backends.cpu.concat_targets import ConcatTarget, find_concat_targets
 from mtpcore.backends.cpu.schedule import arrange
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.reference import ReferenceBackend
@@ -202,7 +202,7 @@ def names_of(graph):
     """Return which operations of a graph make their values inside another one."""
     program, _ = program_of(graph)
     made_by = {value: node.op for node in program.nodes for value in node.outputs}
-    return sorted(made_by[value] for value in find_places(program) if value > 5)
+    return sorted(made_by[value] for value in find_concat_targets(program) if value > 5)
 
 
 def test_only_what_is_read_once_is_made_in_its_place():
@@ -213,7 +213,7 @@ def test_only_what_is_read_once_is_made_in_its_place():
     assert names_of(shares_alone) == ["rms_norm", "route"]
     program, _ = program_of(in_two_concats)
     embedded, joined = program.nodes[0].outputs[0], program.nodes[1].outputs[0]
-    assert find_places(program) == {embedded: Place(joined, 0)}
+    assert find_concat_targets(program) == {embedded: ConcatTarget(joined, 0)}
 
 
 def step(kind, reads, writes):

@@ -1,4 +1,4 @@
-"""Graphs between a target and a drafter: they make the drafter's rows of the target's."""
+"""Graphs between target and drafter: they compute the drafter's rows from the target's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mtpcore.links.links import role_of
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["Feeders", "find_feeders", "order_graphs", "finite_places"]
+__all__ = ["UpstreamGraphs", "find_upstream", "order_graphs", "finite_places"]
 
 I32 = NDArray[np.int32]
 
 
-class Feeders:
+class UpstreamGraphs:
     """A drafter's further graphs.
 
     They run lazily, for the places that they lack, before the graph that drafts: row p of each is
@@ -78,7 +78,7 @@ class Feeders:
                     box.release(seq, runner.lengths[seq])
 
 
-def find_feeders(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, GraphRunner]:
+def find_upstream(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, GraphRunner]:
     """Return the runners of the further graphs of the drafter in ``role``, in running order.
 
     Raises
@@ -89,26 +89,26 @@ def find_feeders(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Gra
     runner = runners[role]
     spec = runner.drafter
     assert spec is not None
-    found = {}
+    upstream = {}
     for graph in order_graphs(spec):
         name = role_of(graph, role, spec)
-        one = runners.get(name)
+        candidate = runners.get(name)
         if (
-            one is None
-            or one.graph_type.name != graph
-            or one.drafter != spec
-            or one.model is not runner.model
+            candidate is None
+            or candidate.graph_type.name != graph
+            or candidate.drafter != spec
+            or candidate.model is not runner.model
         ):
             raise LinkError(
                 "a graph of the drafter has no context",
                 where=f"role {role}, drafter {spec.name!r}",
                 wanted=f"its graph {graph!r} in the role {name}",
-                got=", ".join(runners) if one is None else repr(one),
+                got=", ".join(runners) if candidate is None else repr(candidate),
                 fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}), "
                 "or let link() make the contexts",
             )
-        found[name] = one
-    return found
+        upstream[name] = candidate
+    return upstream
 
 
 def order_graphs(spec: DrafterSpec) -> list[str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from mtpcore.graph.program import Program
 
-__all__ = ["Place", "find_places"]
+__all__ = ["ConcatTarget", "find_concat_targets"]
 
 _NAMES = frozenset({"slice", "split_heads", "merge_heads", "repeat"})
 _OF_ALL = frozenset({"split_heads", "merge_heads"})
@@ -25,14 +25,14 @@ _CLOSE = frozenset({"expert_matmul", "head_matmul"})
 """Operations that write rows which follow each other."""
 
 
-class Place(NamedTuple):
+class ConcatTarget(NamedTuple):
     """Where a value is written: in the rows of value ``whole``, from entry ``offset`` on."""
 
     whole: int
     offset: int
 
 
-def find_places(program: Program) -> dict[int, Place]:
+def find_concat_targets(program: Program) -> dict[int, ConcatTarget]:
     """Return where values are written that are parts of another one."""
     array_of = {value.id: value.id for value in program.values}
     is_part: set[int] = set()  # names for less than an array, or for more
@@ -49,14 +49,14 @@ def find_places(program: Program) -> dict[int, Place]:
         if node.op in _CLOSE:
             is_close.update(node.outputs)
     n_readings.update(array_of[i] for i in program.outputs.values())
-    places: dict[int, Place] = {}
+    places: dict[int, ConcatTarget] = {}
     for node in program.nodes:
         offset = 0
         for i in node.inputs if node.op == "concat" else ():
             array = array_of[i]
             is_alone = n_readings[array] == 1 and array not in is_close
             if is_alone and i not in is_part and (i == array or _has_one_head(program, array, i)):
-                places[array] = Place(node.outputs[0], offset)
+                places[array] = ConcatTarget(node.outputs[0], offset)
             offset += int(program.values[i].shape[-1])
     return places
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import N_LOGITS, N_VOCAB, WIDTH, head, random_tensors
 
-from mtpcore.backends.base import Choices, Rows
+from mtpcore.backends.base import CheckedBatch, FusedSampling
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -33,7 +33,7 @@ NOTHING = np.zeros(0, np.int32)
 def rows_of(n, outputs):
     """Return the rows of one sequence from its beginning."""
     places = np.arange(n, dtype=np.int32)
-    return Rows(
+    return CheckedBatch(
         tokens=TOKENS[:n], positions=places[:, None].copy(), seq=np.zeros(n, np.int32),
         place=places, outputs=np.asarray(outputs, np.int32), slots={"hidden": HIDDEN[:n]},
     )  # fmt: skip
@@ -47,11 +47,11 @@ def run(one, rows):
         one.memory.rewind(0, 0)
 
 
-def choices(n, n_logits, ids=None, settings=RACES, written=()):
+def fused_sampling(n, n_logits, ids=None, settings=RACES, written=()):
     """Return who chooses from n rows; those in ``written`` want their logits."""
     scratch = Scratch(n_logits, N_VOCAB)
     samplers = [Sampler(settings[i % len(settings)], scratch) for i in range(n)]
-    return Choices(
+    return FusedSampling(
         samplers=[None if i in written else one for i, one in enumerate(samplers)],
         indices=[7 * i for i in range(n)],
         token_ids=ids,
@@ -88,9 +88,9 @@ def test_tokens_are_those_of_written_logits(data, n_logits, n, threads, repack):
 
     one = Runner(CpuBackend(), *head(n_logits, None, edit, repack), threads=threads, n_batch=N_ROWS)
     ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
-    wanted, rows = choices(len(outputs), n_logits, ids, written=written), rows_of(n, outputs)
+    wanted, rows = fused_sampling(len(outputs), n_logits, ids, written=written), rows_of(n, outputs)
     plain = run(one, rows)
-    made = run(one, msgspec.structs.replace(rows, choices=wanted))
+    made = run(one, msgspec.structs.replace(rows, fused_sampling=wanted))
     assert np.array_equal(made["hidden"], plain["hidden"])
     assert made["chosen"].tolist() == chosen_from(plain["logits"], wanted)
     kept = plain["logits"][written if outputs else []]
@@ -108,13 +108,13 @@ def test_of_equal_logits_the_lowest_row_is_chosen(threads):
 
     program, weights = head(n_logits, None, edit)
     one = Runner(CpuBackend(), program, weights, threads=threads, n_batch=16)
-    rows, wanted = rows_of(8, list(range(8))), choices(8, n_logits, settings=RACES[:1])
+    rows, wanted = rows_of(8, list(range(8))), fused_sampling(8, n_logits, settings=RACES[:1])
     ids = (np.arange(n_logits) % N_VOCAB).astype(np.int32)
     wanted = msgspec.structs.replace(wanted, token_ids=ids)
     logits = run(one, rows)["logits"]
     assert (logits[:, alike] == logits[:, alike[:1]]).all()
     assert {int(row.argmax()) for row in logits} == {0, alike[0]}  # the largest are these, or zeros
-    made = run(one, msgspec.structs.replace(rows, choices=wanted))["chosen"]
+    made = run(one, msgspec.structs.replace(rows, fused_sampling=wanted))["chosen"]
     assert made.tolist() == [int(ids[row.argmax()]) for row in logits]
 
 
@@ -134,7 +134,9 @@ def test_logits_that_are_more_than_a_product_are_written(build):
     g = GraphBuilder("tiny", tensors)
     program = g.finish(build(g, g.embed(g.inputs.tokens, "embd.weight")))
     one = CpuBackend().plan(program, Weights(tensors), n_batch=16, n_ctx=16, threads=2, stores=())
-    rows = msgspec.structs.replace(rows_of(3, [0, 2]), slots={}, choices=choices(2, N_VOCAB))
+    rows = msgspec.structs.replace(
+        rows_of(3, [0, 2]), slots={}, fused_sampling=fused_sampling(2, N_VOCAB)
+    )
     made = one.run(rows, None)
     assert "chosen" not in made
     assert made["logits"].shape == (2, N_VOCAB)
@@ -145,26 +147,26 @@ def test_logits_that_are_more_than_a_product_are_written(build):
 
 def test_choices_that_do_not_fit_are_errors():
     one = Runner(CpuBackend(), *head(factor=None), n_batch=16)
-    good, rows = choices(2, N_LOGITS), rows_of(3, [0, 2])
+    good, rows = fused_sampling(2, N_LOGITS), rows_of(3, [0, 2])
     ids = np.full(N_LOGITS, N_VOCAB, np.int32)
-    with_cuts = choices(2, N_LOGITS, settings=[RACES[0], Sampling(seed=1, top_k=3)])
+    with_cuts = fused_sampling(2, N_LOGITS, settings=[RACES[0], Sampling(seed=1, top_k=3)])
     for wrong, error in (
-        (choices(1, N_LOGITS), BatchError),
+        (fused_sampling(1, N_LOGITS), BatchError),
         (msgspec.structs.replace(good, indices=[1]), BatchError),
         (msgspec.structs.replace(good, indices=[1, 2**32]), SamplingError),
         (msgspec.structs.replace(good, token_ids=ids), SamplingError),
         (msgspec.structs.replace(good, token_ids=ids[1:]), SamplingError),
-        (choices(2, N_LOGITS - 1), SamplingError),
+        (fused_sampling(2, N_LOGITS - 1), SamplingError),
         (with_cuts, SamplingError),
     ):
         with pytest.raises(error):
-            run(one, msgspec.structs.replace(rows, choices=wrong))
-    made = run(one, msgspec.structs.replace(rows, choices=good))
+            run(one, msgspec.structs.replace(rows, fused_sampling=wrong))
+    made = run(one, msgspec.structs.replace(rows, fused_sampling=good))
     assert made["chosen"].tolist() == chosen_from(run(one, rows)["logits"], good)
 
 
 @pytest.mark.parametrize(
-    ("setting", "is_race"),
+    ("setting", "is_gumbel_max"),
     [
         ({}, True),
         ({"temperature": 0, "top_k": 5, "min_p": 0.1}, True),
@@ -182,5 +184,8 @@ def test_choices_that_do_not_fit_are_errors():
         ),
     ],
 )
-def test_what_a_race_is(setting, is_race):
-    assert Sampler(Sampling(seed=1, **setting), Scratch(N_LOGITS, N_VOCAB)).is_race == is_race
+def test_settings_that_are_one_argmax(setting, is_gumbel_max):
+    assert (
+        Sampler(Sampling(seed=1, **setting), Scratch(N_LOGITS, N_VOCAB)).is_gumbel_max
+        == is_gumbel_max
+    )

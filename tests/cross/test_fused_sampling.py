@@ -1,9 +1,9 @@
-"""Choices while logits are made: where a Cross leaves them to the pass, and that nothing shows."""
+"""Sampling while logits are made: where a Cross leaves them to the pass, and that nothing shows."""
 
 import pytest
 from harness.families import FAMILIES
 
-from mtpcore.backends.base import Choices
+from mtpcore.backends.base import FusedSampling
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
@@ -79,8 +79,8 @@ def test_what_a_linked_target_chose_is_pending():
     """As if it had been chosen from the logits that the Cross keeps otherwise."""
     chosen, kept = linked(), linked()
     sampler = Sampler(RACE, Scratch(chosen.llm.model.hparams.n_vocab))
-    choices = Choices(samplers=[sampler], indices=[len(PROMPT)])
-    chosen.llm.process(Batch.of(PROMPT), choices)
+    samplers = FusedSampling(samplers=[sampler], indices=[len(PROMPT)])
+    chosen.llm.process(Batch.of(PROMPT), samplers)
     kept.llm.process(Batch.of(PROMPT))
     assert chosen.pending(0) == kept.pending(0, RACE)
     for cross in (chosen, kept):

@@ -1,0 +1,65 @@
+"""The options of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, cast
+
+from mtpcore.boundary.options import find_unknown
+from mtpcore.cross import DraftSampler
+from mtpcore.sampling import LogitsProcessor, Sampling
+
+__all__ = ["REQUEST_DEFAULTS", "RequestOptions", "complete_options"]
+
+
+class RequestOptions(TypedDict, total=False):
+    """What the methods of ``Generator`` take by name; ``Generator.add`` documents it."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    sampling: Sampling | None
+    draft: int | Literal["auto"] | None
+    draft_sampler: DraftSampler | None
+    p_min: float | None
+    logprobs: int | None
+    logits_processor: LogitsProcessor | None
+
+
+REQUEST_DEFAULTS = RequestOptions(
+    max_tokens=128,
+    stop=(),
+    ignore_eos=False,
+    sampling=None,
+    draft=None,
+    draft_sampler=None,
+    p_min=None,
+    logprobs=None,
+    logits_processor=None,
+)
+"""What an option is where it is left out. Where None is no value, it stands for the generator's."""
+
+
+def complete_options(given: RequestOptions, own: RequestOptions) -> RequestOptions:
+    """Return all options.
+
+    Parameters
+    ----------
+    given : RequestOptions
+        Those of a call.
+    own : RequestOptions
+        What None stands for.
+
+    Raises
+    ------
+    TypeError
+        A name that is unknown.
+    """
+    unknown = find_unknown(given, REQUEST_DEFAULTS)
+    if unknown:
+        raise TypeError("no such option: {!r}; the nearest is {}=".format(*unknown))
+    options: dict[str, Any] = {**REQUEST_DEFAULTS, **given}
+    for name, value in own.items():
+        if options[name] is None:
+            options[name] = value
+    return cast(RequestOptions, options)
