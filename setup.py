@@ -1,7 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
-One static library for each instruction set (file suffix ``_avx2.c``, ``_avx512.c``; everything
-else is portable C); which one runs is decided when the shared object is loaded.
+One static library for each instruction set (file suffix ``_avx2.c``, ``_avxvnni.c``,
+``_avx512.c``; everything else is portable C); which one runs is decided when the shared object is
+loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -38,8 +39,10 @@ CFLAGS = [
     "-Wno-unused-function",
     DEBUG_DATA,
 ]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 ISA_FLAGS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
+    "avx2": AVX2_FLAGS,
+    "avxvnni": [*AVX2_FLAGS, "-mavxvnni"],
     "avx512": [
         "-mavx512f",
         "-mavx512bw",

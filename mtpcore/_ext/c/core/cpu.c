@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avx512"};
+static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512"};
 static _Atomic int in_use = MTP_ISA_BASE;
 static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
@@ -44,6 +44,8 @@ int mtp_isa_supported(int isa)
         return 1;
     case MTP_ISA_AVX2:
         return avx2;
+    case MTP_ISA_AVXVNNI:
+        return avx2 && __builtin_cpu_supports("avxvnni");
     case MTP_ISA_AVX512:
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&

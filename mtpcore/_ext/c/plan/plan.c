@@ -9,6 +9,7 @@ static const mtp_operation *const operations[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_operations_portable,
 #if defined(__x86_64__)
     [MTP_ISA_AVX2] = mtp_operations_avx2,
+    [MTP_ISA_AVXVNNI] = mtp_operations_avx2,
     [MTP_ISA_AVX512] = mtp_operations_avx512,
 #endif
 };
