@@ -96,6 +96,8 @@ def _row(results: Results, found: Found) -> Iterator[str]:
     least = least_ratio(found.file, found.cell)
     figures = dict(_figures(results, found))
     wanted = own_figure(found.file, found.cell)
+    if wanted and wanted[0] not in figures:  # not measured in this way
+        wanted = None
     missed = bool(least and found.ratio and found.ratio.median < least)
     said = [f"{name} {value:.3g}" for name, value in figures.items()]
     if wanted:

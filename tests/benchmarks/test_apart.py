@@ -53,8 +53,18 @@ def test_a_program_that_fails_says_why(tmp_path):
 
 def test_depths_and_sequences_have_their_place_in_the_table():
     cells = ["sequences-16", "depth-8192", "depth-4096-rows-4", "sequences-4", "depth-4096"]
+    cells += ["prefill", "decode"]  # whose further figures are not measured there
     results = Results({"cpu": "one"}, [RUN])
     for cell in cells:
-        results.add(Found("a-q8_0", cell, 4, [1.0], {"fa on": [2.0]}))
-    rows = [line.split(" | ")[1] for line in render(results).splitlines() if "a-q8_0" in line]
-    assert rows == ["depth-4096", "depth-4096-rows-4", "depth-8192", "sequences-4", "sequences-16"]
+        results.add(Found("llama-1b-q8_0", cell, 4, [1.0], {"fa on": [2.0]}))
+    rows = [
+        line.split(" | ")[1] for line in render(results).splitlines() if "llama-1b-q8_0" in line
+    ]
+    assert rows[:2] == ["decode", "prefill"]
+    assert rows[2:] == [
+        "depth-4096",
+        "depth-4096-rows-4",
+        "depth-8192",
+        "sequences-4",
+        "sequences-16",
+    ]
