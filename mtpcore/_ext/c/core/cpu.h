@@ -9,7 +9,13 @@
 #ifndef MTPCORE_CPU_H
 #define MTPCORE_CPU_H
 
-enum { MTP_ISA_BASE = 0, MTP_ISA_AVX2 = 1, MTP_ISA_AVX512 = 2, MTP_ISA_COUNT = 3 };
+enum {
+    MTP_ISA_BASE = 0,
+    MTP_ISA_AVX2 = 1,
+    MTP_ISA_AVX512 = 2,
+    MTP_ISA_NEON = 3, /* with dot products, on aarch64 */
+    MTP_ISA_COUNT = 4
+};
 
 const char *mtp_isa_name(int isa);
 int mtp_isa_named(const char *name); /* -1 when no set has this name */

@@ -19,6 +19,8 @@ static const mtp_sampler_passes *passes(void)
     static const mtp_sampler_passes *const table[MTP_ISA_COUNT] = {
         &mtp_sampler_passes_base, &mtp_sampler_passes_avx2, &mtp_sampler_passes_avx512};
     return table[mtp_isa()];
+#elif defined(__aarch64__)
+    return mtp_isa() == MTP_ISA_NEON ? &mtp_sampler_passes_neon : &mtp_sampler_passes_base;
 #else
     return &mtp_sampler_passes_base;
 #endif
