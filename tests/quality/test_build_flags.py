@@ -1,6 +1,7 @@
 """Flags that the promises rest on: a contracted multiply-add would change a row's bits."""
 
 import os
+import platform
 import re
 import runpy
 import shutil
@@ -32,10 +33,11 @@ FLAGS_IN_SOURCE = re.compile(
 )
 
 
-@pytest.fixture
-def build(monkeypatch):
-    """What setup.py hands to setuptools, with nothing built."""
+@pytest.fixture(params=["x86_64", "aarch64"])
+def build(request, monkeypatch):
+    """What setup.py hands to setuptools on a machine, with nothing built."""
     found = {}
+    monkeypatch.setattr(platform, "machine", lambda: request.param)
     monkeypatch.chdir(ROOT)
     for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
         monkeypatch.delenv(name, raising=False)

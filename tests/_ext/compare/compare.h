@@ -15,8 +15,8 @@ enum { EVERY_BIT, ONE_NAN };
 void compare(const char *what, compute *f, const void *of, size_t n_bytes, int nans);
 
 uint32_t random_word(void);
-float random_float(void); /* in (-1, 1), now and then much larger */
-float random_bits(void);  /* any float: infinities, NaNs and subnormal numbers, too */
+float random_float(void);    /* in (-1, 1), now and then much larger */
+float random_bits(void);     /* any float: infinities, NaNs and subnormal numbers, too */
 void *zeros(size_t n_bytes); /* 64-byte aligned; the program ends where there is no memory */
 
 void compare_matmuls(void);

@@ -100,7 +100,7 @@ static void fill_tokens(float *x, int64_t n_cols, kind kind)
     for (int64_t t = 0; t < TOKENS; t++)
         for (int64_t k = 0; k < n_cols; k++) {
             const int is_negative = t % 4 == 1 || (t % 4 == 2 && k % 2);
-            x[t * n_cols + k] = kind == LARGEST                        ? (is_negative ? -2 : 2)
+            x[t * n_cols + k] = kind == LARGEST                       ? (is_negative ? -2 : 2)
                                 : kind == TAME || random_word() % 128 ? random_float()
                                                                       : random_bits();
         }

@@ -142,20 +142,20 @@ static void attend(const void *of, void *results)
         tables[i] = i * 5 % PAGES;
     const int32_t first = 0, length = PLACES;
     memset(results, 0, (size_t)(PAGES * page_bytes(a)));
-    const mtp_memory memory = {
-        {results, page_bytes(a), a->type}, tables, &first, &length, PAGES};
+    const mtp_memory memory = {{results, page_bytes(a), a->type}, tables, &first, &length, PAGES};
     const int64_t k_bytes = a->n_key_heads * mtp_head_bytes(a->type, a->k_width);
     const int32_t n_heads = (int32_t)(a->n_key_heads * a->shared);
     const mtp_op remember = {.kind = MTP_REMEMBER,
                              .in = {view(0, (int32_t)a->n_key_heads, a->k_width),
                                     view(1, (int32_t)a->n_key_heads, a->v_width)},
                              .n = {0, a->is_latent ? -1 : k_bytes}};
-    const mtp_op attention = {.kind = MTP_ATTENTION,
-                              .in = {view(2, n_heads, a->k_width)},
-                              .out = {view(3, n_heads, a->v_width)},
-                              .weights = {a->has_sinks ? a->buffers[1] : NULL},
-                              .n = {0, a->is_latent ? -1 : k_bytes, a->n_key_heads, a->window, 0, 1},
-                              .f = 0.3f};
+    const mtp_op attention = {
+        .kind = MTP_ATTENTION,
+        .in = {view(2, n_heads, a->k_width)},
+        .out = {view(3, n_heads, a->v_width)},
+        .weights = {a->has_sinks ? a->buffers[1] : NULL},
+        .n = {0, a->is_latent ? -1 : k_bytes, a->n_key_heads, a->window, 0, 1},
+        .f = 0.3f};
     batch b = {.ops = &remember, .n_ops = 1, .n = PLACES, .memory = memory};
     memcpy(b.buffers, a->buffers, sizeof b.buffers);
     run_batch(&b);
@@ -170,14 +170,16 @@ static void compare_attentions(float *const buffers[6])
 {
     static const char *const types[] = {"f32", "f16", "q8_0"};
     static const int64_t shapes[][7] = {/* key heads, shared, widths, window, rows, is latent */
-                                        {2, 2, 64, 64, 0, 1, 0},   {1, 3, 40, 24, 70, 5, 0},
-                                        {1, 6, 72, 72, 0, 4, 0},   {1, 4, 96, 64, 0, 2, 1},
+                                        {2, 2, 64, 64, 0, 1, 0},
+                                        {1, 3, 40, 24, 70, 5, 0},
+                                        {1, 6, 72, 72, 0, 4, 0},
+                                        {1, 4, 96, 64, 0, 2, 1},
                                         {2, 1, 128, 128, 300, 8, 0}};
     for (mtp_kv_type type = MTP_KV_F32; type <= MTP_KV_Q8_0; type++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             const int64_t *s = shapes[i];
-            const attention a = {type, s[0], s[1], s[2], s[3], s[4], s[5], (int)s[6],
-                                 (int)i % 2, buffers};
+            const attention a = {type, s[0], s[1],      s[2],       s[3],
+                                 s[4], s[5], (int)s[6], (int)i % 2, buffers};
             const int64_t n_values = a.n_rows * a.n_key_heads * a.shared * a.v_width;
             char what[50];
             snprintf(what, sizeof what, "attention %zu, %s", i, types[type]);

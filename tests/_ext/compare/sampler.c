@@ -30,9 +30,9 @@ static void choose(const void *of, void *results)
     memset(&found, 0, sizeof found);
     found.token = mtp_choose(c->logits, c->n_vocab, &c->sampling, NULL, 0, 0, 17, NULL, scratch,
                              &found.probability);
-    found.n_ranked = (int32_t)mtp_rank(c->logits, c->n_vocab, &c->sampling, NULL, 0, 0, 17, NULL,
-                                       scratch, RANKED, found.ids, found.probabilities,
-                                       found.shares);
+    found.n_ranked =
+        (int32_t)mtp_rank(c->logits, c->n_vocab, &c->sampling, NULL, 0, 0, 17, NULL, scratch,
+                          RANKED, found.ids, found.probabilities, found.shares);
     if (mtp_can_fuse(&c->sampling)) {
         mtp_winner winner = {-INFINITY, -1};
         mtp_fused_piece(&c->sampling, 17, NULL, c->logits, 0, c->n_vocab, &winner);
@@ -58,7 +58,7 @@ void compare_choices(void)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
             for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
                 for (int64_t id = 0; id < sizes[s]; id++)
-                    logits[id] = wild == 2                          ? 1.5f
+                    logits[id] = wild == 2                             ? 1.5f
                                  : wild == 1 && random_word() % 9 == 0 ? -INFINITY
                                  : wild == 1 && random_word() % 9 == 0 ? NAN
                                                                        : 4 * random_float();

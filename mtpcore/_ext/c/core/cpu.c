@@ -42,8 +42,7 @@ int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT
 static int has_dot_products(void)
 {
 #if defined(__linux__)
-    const unsigned long wanted_bits =
-        HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_ASIMDRDM | HWCAP_ASIMDDP;
+    const unsigned long wanted_bits = HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_ASIMDRDM | HWCAP_ASIMDDP;
     return (getauxval(AT_HWCAP) & wanted_bits) == wanted_bits;
 #elif defined(__APPLE__)
     int has = 0;

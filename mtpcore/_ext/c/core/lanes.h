@@ -151,16 +151,28 @@ INLINE lanes lanes_add(lanes a, lanes b) { EACH_REGISTER(vaddq_f32(a.of[i], b.of
 INLINE lanes lanes_sub(lanes a, lanes b) { EACH_REGISTER(vsubq_f32(a.of[i], b.of[i])); }
 INLINE lanes lanes_mul(lanes a, lanes b) { EACH_REGISTER(vmulq_f32(a.of[i], b.of[i])); }
 INLINE lanes lanes_div(lanes a, lanes b) { EACH_REGISTER(vdivq_f32(a.of[i], b.of[i])); }
-INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { EACH_REGISTER(vfmaq_f32(c.of[i], a.of[i], b.of[i])); }
-INLINE lanes lanes_larger(lanes a, lanes b) { EACH_REGISTER(vbslq_f32(vcgtq_f32(a.of[i], b.of[i]), a.of[i], b.of[i])); }
-INLINE lanes lanes_if_less(lanes a, lanes b, lanes x, lanes y) { EACH_REGISTER(vbslq_f32(vcltq_f32(a.of[i], b.of[i]), x.of[i], y.of[i])); }
+INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
+{
+    EACH_REGISTER(vfmaq_f32(c.of[i], a.of[i], b.of[i]));
+}
+INLINE lanes lanes_larger(lanes a, lanes b)
+{
+    EACH_REGISTER(vbslq_f32(vcgtq_f32(a.of[i], b.of[i]), a.of[i], b.of[i]));
+}
+INLINE lanes lanes_if_less(lanes a, lanes b, lanes x, lanes y)
+{
+    EACH_REGISTER(vbslq_f32(vcltq_f32(a.of[i], b.of[i]), x.of[i], y.of[i]));
+}
 INLINE float32x4_t four_powers_of_two(float32x4_t t)
 {
     const int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(t), 23);
     return vreinterpretq_f32_s32(vaddq_s32(n, vdupq_n_s32(127 << 23)));
 }
 INLINE lanes lanes_power_of_two(lanes t) { EACH_REGISTER(four_powers_of_two(t.of[i])); }
-INLINE lanes lanes_load_half(const uint16_t *p) { EACH_REGISTER(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+INLINE lanes lanes_load_half(const uint16_t *p)
+{
+    EACH_REGISTER(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
 INLINE void lanes_store_half(uint16_t *p, lanes a)
 {
     for (int i = 0; i < 4; i++)
@@ -261,8 +273,7 @@ INLINE float lanes_first(lanes a)
 INLINE float32x4_t add_ps(float32x4_t a, float32x4_t b) { return vaddq_f32(a, b); }
 INLINE float32x4_t max_ps(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 #define FOLD(a, f, vector)                                                                         \
-    const float32x4_t four =                                                                       \
-        vector(vector(a.of[0], a.of[2]), vector(a.of[1], a.of[3]));                                \
+    const float32x4_t four = vector(vector(a.of[0], a.of[2]), vector(a.of[1], a.of[3]));           \
     const float32x4_t two = vector(four, vextq_f32(four, four, 2));                                \
     return f(vgetq_lane_f32(two, 0), vgetq_lane_f32(two, 1))
 #else

@@ -17,8 +17,7 @@ MTP_ALWAYS_INLINE int8x16_t unpack_codes(const int type, const void *block, int 
         const uint8x16_t line = mtp_load_codes(q3->pair[h][j / 2].code[j % 2] + r);
         const uint8x16_t third = mtp_load_codes(q3->pair[h][j / 2].third + r);
         const uint8x16_t low = vandq_u8(mtp_move_bits(line, 2 * q, 0), vdupq_n_u8(3));
-        return vreinterpretq_s8_u8(
-            mtp_take_bits(low, mtp_move_bits(third, 4 * (j % 2) + q, 2), 4));
+        return vreinterpretq_s8_u8(mtp_take_bits(low, mtp_move_bits(third, 4 * (j % 2) + q, 2), 4));
     }
     const uint8_t (*lines)[16][4] = ((const mtp_q6_k_block *)block)->code[h][j];
     const uint8x16_t line = mtp_load_codes(lines[q % 2] + r);
@@ -77,8 +76,7 @@ MTP_ALWAYS_INLINE void add_sub_block(const int type, const int n_tokens, const v
 }
 
 MTP_ALWAYS_INLINE void quarters_eight_rows(const int type, const int n_tokens, const char *block,
-                                           const int r, const int32_t *words,
-                                           float32x4_t sum[2][4])
+                                           const int r, const int32_t *words, float32x4_t sum[2][4])
 {
     const int32_t *x_scales = words + MTP_ACT256_SCALE * n_tokens;
     int32x4_t total[4][2], minus_mins[4][2];
