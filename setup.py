@@ -1,8 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
 One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
-``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is decided when the shared
-object is loaded.
+``_avxvnni.c``, ``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is decided
+when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -40,8 +40,10 @@ CFLAGS = [
     "-Wno-unused-function",
     DEBUG_DATA,
 ]
+AVX2_FLAGS = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"]
 ISA_FLAGS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
+    "avx2": AVX2_FLAGS,
+    "avxvnni": [*AVX2_FLAGS, "-mavxvnni"],
     "avx512": [
         "-mavx512f",
         "-mavx512bw",
@@ -60,8 +62,8 @@ if sys.platform != "darwin":
     # gcc would move loads and sums far apart, so that registers run out; the processors do it better.
     ISA_FLAGS["neon"].append("-fno-schedule-insns")
 ISAS = {
-    "x86_64": ("avx2", "avx512"),
-    "AMD64": ("avx2", "avx512"),
+    "x86_64": ("avx2", "avxvnni", "avx512"),
+    "AMD64": ("avx2", "avxvnni", "avx512"),
     "aarch64": ("neon",),
     "arm64": ("neon",),
 }

@@ -1,28 +1,34 @@
 """Time attention over the paged KV cache, by tokens, context length and kv_dtype.
 
-    python benchmarks/attention.py --context 512 2048 8192 --rows 1 4 8
+    python benchmarks/attention.py --context 4096 8192 65536 --rows 1 4 8
 
 prints for each shape, type, context and number of tokens (rows) the milliseconds of a layer
-(median, least and most of several), the cost relative to one row, and multiply-adds and stored
-bytes per second. Each layer has a KV cache of its own, so that together they do not fit a
-processor cache; with ``--layers 1`` they do.
+(median, least and most of several), those of reading its keys and values once, the ratio of both
+medians, and multiply-adds per second. All of a context's rows and the reading take turns, because
+the speed of memory changes within minutes. Each layer has a KV cache of its own, and there are as
+many layers as do not fit a processor cache together; with ``--layers 1`` a short context does.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from timing import Reader, Sample, alternate
 
 from mtpcore._ext import _cpu
 from mtpcore.backends.cpu import CpuBackend, backend
 from mtpcore.graph import GraphBuilder, Outputs
-from mtpcore.graph.program import Program
+from mtpcore.graph.program import MemoryLayer, Program
 from mtpcore.memory import PAGE
+from mtpcore.memory.types import bytes_of_place
 from mtpcore.testing import Runner, Weights
+
+LEAST_BYTES = 160 << 20  # of all layers: five times the largest cache of the machines measured
+PAGES_READ = (1, 8)  # at once: processors differ in which they like
 
 
 class Shape(NamedTuple):
@@ -81,57 +87,61 @@ def slots(shape: Shape, rng: np.random.Generator, n: int) -> dict[str, np.ndarra
 
 
 def main() -> None:
+    """Measure each shape, type and context."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
-    parser.add_argument("--types", nargs="+", default=["f16", "f32"])
-    parser.add_argument("--context", nargs="+", type=int, default=[512, 2048, 8192])
+    parser.add_argument("--types", nargs="+", default=["f16", "q8_0"])
+    parser.add_argument("--context", nargs="+", type=int, default=[4096, 8192, 65536])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 8])
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, help="default: as many as fit no cache")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     backend.WORTH_SHARING = 0.0
-    print(f"{_cpu.isa()}, {options.threads} threads, {options.layers} layers")
+    print(f"{_cpu.isa()}, {options.threads} threads")
     for name in options.shapes:
-        shape = SHAPES[name]
-        made = program(shape, options.layers)
         for kv_dtype in options.types:
             for n_places in options.context:
-                runner = Runner(
-                    CpuBackend(), made, Weights({}), n_seq=1, n_ctx=n_places + 512,
-                    threads=options.threads, kv_dtype=kv_dtype,
-                )  # fmt: skip
-                fill(runner, shape, n_places)
-                one = None
-                for n in options.rows:
-                    seconds = measure(runner, shape, n, options.repeats)
-                    each = [x / options.layers for x in seconds]
-                    median = statistics.median(each)
-                    one = one or median
-                    macs = n * (n_places + (n + 1) / 2) * shape.n_heads
-                    macs *= shape.k_width + shape.v_width
-                    n_bytes = (n_places + n) * runner.memory.store.page_bytes
-                    n_bytes /= PAGE * options.layers
-                    print(
-                        f"{name:12} {kv_dtype} ctx {n_places:5} n={n:<3} {median * 1e3:8.4f} ms "
-                        f"({min(each) * 1e3:.4f} .. {max(each) * 1e3:.4f}) {median / one:6.2f} of "
-                        f"the first {macs / median / 1e9:7.1f} GMAC/s "
-                        f"{n_bytes / median / 1e9:6.1f} GB/s",
-                        flush=True,
-                    )
+                for line in compare(SHAPES[name], kv_dtype, n_places, options):
+                    print(f"{name:12} {kv_dtype:4} ctx {n_places:5} {line}", flush=True)
 
 
-def measure(runner: Runner, shape: Shape, n: int, repeats: int) -> list[float]:
-    """Return seconds of several passes of n rows, which are taken back each time."""
-    rows = slots(shape, np.random.default_rng(n), n)
-    length, found = runner.memory.length(0), []
-    for turn in range(repeats + 1):
-        begin = time.perf_counter()
-        runner.feed([-1] * n, **rows)
-        if turn:
-            found.append(time.perf_counter() - begin)
-        runner.memory.rewind(0, length)
-    return found
+def compare(
+    shape: Shape, kv_dtype: str, n_places: int, options: argparse.Namespace
+) -> Iterator[str]:
+    """Time rows and reading in turn; yield a line for each number of rows."""
+    n_layers = options.layers or -(-LEAST_BYTES // bytes_of_layer(shape, kv_dtype, n_places))
+    runner = Runner(
+        CpuBackend(), program(shape, n_layers), Weights({}), n_seq=1, n_ctx=n_places + 512,
+        threads=options.threads, kv_dtype=kv_dtype,
+    )  # fmt: skip
+    fill(runner, shape, n_places)
+    n_bytes = n_places * runner.memory.store.page_bytes // PAGE
+    readers = [Reader(options.threads, n_bytes, pages) for pages in PAGES_READ]
+    rows = {n: slots(shape, np.random.default_rng(n), n) for n in options.rows}
+    passes = [partial(run, runner, rows[n], n) for n in options.rows]
+    samples = alternate([*passes, *readers], options.repeats, rest=0.0)
+    of_layer = [Sample(seconds / n_layers for seconds in sample) for sample in samples]
+    reading = min(sample.median for sample in of_layer[len(passes) :])
+    for n, sample in zip(options.rows, of_layer, strict=False):
+        macs = n * (n_places + (n + 1) / 2) * shape.n_heads * (shape.k_width + shape.v_width)
+        yield (
+            f"n={n:<3}{sample}  reading {reading * 1e3:7.3f} ms  ratio "
+            f"{sample.median / reading:5.2f} {macs / sample.median / 1e9:7.1f} GMAC/s"
+        )
+
+
+def bytes_of_layer(shape: Shape, kv_dtype: str, n_places: int) -> int:
+    """Return the size of a layer's keys and values."""
+    layer = MemoryLayer(0, shape.n_key_heads, shape.k_width, shape.v_width, latent=shape.latent)
+    return n_places * bytes_of_place(layer, kv_dtype)
+
+
+def run(runner: Runner, rows: dict[str, np.ndarray], n: int) -> None:
+    """Process n rows and take them back."""
+    length = runner.memory.length(0)
+    runner.feed([-1] * n, **rows)
+    runner.memory.rewind(0, length)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from timing import Reader, bandwidth
 
 from mtpcore._ext import _cpu, _matmul
+from mtpcore._ext._fetch import WAYS
 
 TYPES = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4"),
@@ -78,7 +79,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--isa", default=_cpu.isa(), choices=_cpu.available_isas())
-    parser.add_argument("--fetch", default=_cpu.fetch(), choices=_cpu.available_fetches())
+    parser.add_argument("--fetch", default=WAYS[0], choices=WAYS)
     options = parser.parse_args()
     _cpu.use_isa(options.isa)
     _cpu.use_fetch(options.fetch)

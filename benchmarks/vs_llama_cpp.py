@@ -12,6 +12,10 @@ mtpcore without drafts; only files with a head).
 
 llama.cpp (``llama-cpp-python``) runs at the best of {weights repacked or not} x {flash attention or
 not}, determined for every cell. Without the package mtpcore is measured alone.
+
+``--llama-bench PATH`` runs llama.cpp's own programs instead, each turn in a process of its own
+(``versus/apart.py``); the results are kept in a file of their own. Further cells there: ``depth``
+(16 tokens, and 4 rows, after 4,096 and 8,192) and ``sequences`` (1 to 32 generate at once).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from pathlib import Path
 from files import FILES, OURS, default_folder, generate
 from shapes import SHAPES
 from timing import Reader, bandwidth
+from versus import apart
 from versus.accuracy import measure_error
 from versus.cells import Arena, measure
 from versus.hold import Hold
@@ -39,13 +44,14 @@ from mtpcore.discovery.loading import find_model
 
 CELLS = ("decode", "verify", "prefill", "speculation", "load", "accuracy")
 RESULTS = Path(__file__).parent / "results" / "vs_llama_cpp.json"
+RESULTS_APART = RESULTS.with_name("vs_llama_bench.json")
 
 
 def main() -> None:
     """Measure what was asked for, one file after the other."""
     given = _parse()
     for name in () if given.show else given.files:
-        cells = [cell for cell in given.cells if applies(name, cell)]
+        cells = [cell for cell in given.cells if given.llama_bench or applies(name, cell)]
         if cells:
             _measure(name, cells, given)
     if given.results.exists():
@@ -79,15 +85,25 @@ def _parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--files", nargs="+", default=[*FILES, "demo"], metavar="FILE")
-    parser.add_argument("--cells", nargs="+", default=CELLS, choices=CELLS)
+    parser.add_argument("--cells", nargs="+", choices=dict.fromkeys((*CELLS, *apart.CELLS)))
     parser.add_argument("--folder", type=Path, default=default_folder())
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--alone", default="", help="command to hold while measuring, see hold.py")
     parser.add_argument("--no-peer", action="store_true", help="mtpcore alone")
+    parser.add_argument("--llama-bench", type=Path, metavar="PATH", help="llama.cpp's own program")
     parser.add_argument("--show", action="store_true", help="measure nothing")
-    return parser.parse_args()
+    given = parser.parse_args()
+    known = apart.CELLS if given.llama_bench else CELLS
+    given.cells = given.cells or known
+    if unknown := set(given.cells) - set(known):
+        parser.error(
+            f"not measured {'with' if given.llama_bench else 'without'} --llama-bench: "
+            f"{', '.join(sorted(unknown))}"
+        )
+    given.results = given.results or (RESULTS_APART if given.llama_bench else RESULTS)
+    return given
 
 
 def _measure(name: str, cells: Sequence[str], given: argparse.Namespace) -> None:
@@ -119,7 +135,12 @@ def _cells(
     read: Reader,
 ) -> Iterator[Found]:
     """Yield what was found."""
-    peer, threads, pairs = not given.no_peer and _has_peer(), given.threads, given.pairs
+    threads, pairs = given.threads, given.pairs
+    if given.llama_bench:
+        program = given.llama_bench.resolve()
+        yield from apart.measure_apart(name, path, cells, threads, pairs, program, hold)
+        return
+    peer = not given.no_peer and _has_peer()
     plain = [cell for cell in cells if cell in ("prefill", "decode", "verify")]
     if plain:
         arena = Arena(name, path, threads, peer=peer, hold=hold)

@@ -32,6 +32,8 @@ of each cell. A `✗` marks a figure that misses its target.
 | decode | 64 tokens after 512 |
 | verify-n | a batch of n tokens of one sequence after 512, with all logits |
 | prefill | 512 tokens |
+| depth-d, depth-d-rows-n | 16 tokens, or a batch of n, after d |
+| sequences-n | 32 tokens of each of n sequences at once, after 64 |
 | speculation | three drafts a round, simulated acceptance; ratio: speed-up of mtpcore by drafts |
 | load, load mapped | from a fresh process to the first token: weights packed, or left in the file |
 | accuracy | RMS error of logits over their deviation, against float64; median of seven texts |
@@ -50,7 +52,10 @@ of each cell. A `✗` marks a figure that misses its target.
 
 Measured on:"""
 RUNS = "Runs: date, commit, system load, CPU time that the host took, memory bandwidth, command."
-ORDER = ("decode", "verify", "prefill", "speculation", "load", "load mapped", "accuracy")
+ORDER = (
+    *("decode", "verify", "prefill", "depth", "sequences"),
+    *("speculation", "load", "load mapped", "accuracy"),
+)
 
 
 def render(results: Results) -> str:
@@ -82,9 +87,9 @@ def _pages(run: dict[str, Any]) -> str:
     return f" from {run['pages']} pages at once" if run.get("pages", 1) > 1 else ""
 
 
-def _place(found: Found) -> tuple[str, int, int]:
-    kind, _, n = found.cell.partition("-")
-    return found.file, ORDER.index(kind), int(n or 0)
+def _place(found: Found) -> tuple[str, int, list[int]]:
+    kind, *numbers = found.cell.replace("-rows-", "-").split("-")
+    return found.file, ORDER.index(kind), [int(n) for n in numbers]
 
 
 def _row(results: Results, found: Found) -> Iterator[str]:

@@ -7,7 +7,10 @@ import sys
 from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from importlib.util import spec_from_file_location
 
-MODULES = ("_cpu", "_draft", "_guard", "_matmul", "_plan", "_rows", "_sampling", "_strings")
+MODULES = (
+    *("_cpu", "_draft", "_fetch", "_guard", "_matmul"),
+    *("_plan", "_rows", "_sampling", "_strings"),
+)
 
 
 class NativeFinder:

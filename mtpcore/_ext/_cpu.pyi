@@ -1,7 +1,9 @@
 """The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``).
 
-The environment variables ``MTPCORE_ISA`` (``base``, ``avx2`` or ``avx512``) and ``MTPCORE_FETCH``
-(``lines`` or ``pages``) are read when the library is loaded; unset, what suits the machine is used.
+The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni`` or ``avx512``) and
+``MTPCORE_FETCH`` (``lines``, ``pages``, ``none`` or ``auto``) are read when the library is loaded;
+unset, the best instruction set of the machine is used, and the fastest way to prefetch, which is
+measured.
 """
 
 __all__ = [
@@ -32,13 +34,17 @@ def use_isa(name: str) -> str:
     """
 
 def fetch() -> str:
-    """Return how weights are asked for ahead: the next ``lines``, or eight ``pages`` in turn."""
+    """Return how weights are prefetched.
+
+    The next ``lines``, eight ``pages`` in turn, ``none`` by instructions, or ``auto``: the fastest
+    of these.
+    """
 
 def available_fetches() -> tuple[str, ...]:
-    """Return the ways to ask for weights ahead."""
+    """Return the ways to prefetch weights, ``auto`` last."""
 
 def use_fetch(name: str) -> str:
-    """Ask for weights in another way from the next call on; return the previous one.
+    """Prefetch weights in another way from the next call on; return the previous one.
 
     For tests and measurements: results do not depend on it.
 

@@ -62,9 +62,9 @@ def use_fetch(str name not None):
 
 def unusable_fetch(where, name):
     return BackendError(
-        "no such way to fetch weights ahead", where=where,
+        "no such way to prefetch weights", where=where,
         wanted=" or ".join(available_fetches()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes what suits the processor",
+        fix="name one of these, or leave it to mtpcore, which takes the fastest",
     )
 
 

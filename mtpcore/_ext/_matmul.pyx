@@ -12,6 +12,9 @@ cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
 
+cdef extern from "core/cpu.h" nogil:
+    int mtp_fetch_default() noexcept
+
 cdef int64_t LARGEST = <int64_t> 1 << 40  # elements; keeps all sizes inside int64
 
 
@@ -209,7 +212,7 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
         mtp_prepare(activation, from_rows, w.n_cols, token_rows, n_tokens, w.n_cols, 0,
                     (n_tokens + 7) // 8, 0, w.n_cols, tiles)
         mtp_matmul(w, tiles, n_tokens, to_rows, y_stride, y_rows, row_begin, end, scratch.data,
-                   NULL)
+                   mtp_fetch_default(), NULL)
         mtp_round_as(before)
     return out
 

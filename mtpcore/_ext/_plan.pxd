@@ -31,6 +31,16 @@ cdef extern from "core/pool.h" nogil:
     int mtp_pool_order(int order)
 
 
+cdef extern from "matmul/fetch_choice.h" nogil:
+    enum:
+        MTP_FETCH_CLASSES
+
+    ctypedef struct mtp_fetch_choice:
+        pass
+
+    mtp_fetch_choice mtp_fetch_choice_new(int32_t type, int32_t rows)
+
+
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
@@ -62,6 +72,7 @@ cdef extern from "plan/plan.h" nogil:
         int64_t[6] n
         float f
         int32_t memory
+        int32_t fetch
 
     ctypedef enum mtp_kv_type:
         MTP_KV_F32
@@ -99,6 +110,8 @@ cdef extern from "plan/plan.h" nogil:
         int64_t n_tiles
         char **scratch
         void **buffers_seen
+        mtp_fetch_choice *fetch
+        int64_t n_fetch
 
     ctypedef struct mtp_plan:
         const mtp_op *ops
@@ -219,6 +232,7 @@ cdef class Executor:
     cdef list kept          # what records point to
     cdef list capacities    # bytes of each buffer
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
+    cdef mtp_fetch_choice *fetch
     cdef reach *reaches     # of each buffer
     cdef int64_t most_ops
     cdef int64_t most_places  # of a sequence, so that its ranges are no more than planned
@@ -236,6 +250,7 @@ cdef class Executor:
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
+    cdef int choose_fetches(self, int64_t worth_measuring) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_sampling(self, object wanted, int32_t logits, object written) except -1

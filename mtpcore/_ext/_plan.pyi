@@ -131,11 +131,18 @@ class Executor:
             there are ``n_ops`` operations already. Nothing was appended.
         """
 
-    def finish(self, work: float, work_of_row: float, worth_sharing: float) -> None:
+    def finish(
+        self,
+        work: float,
+        work_of_row: float,
+        worth_sharing: float,
+        worth_measuring: int = ...,
+    ) -> None:
         """Check how operations fit each other, and allocate scratch; then the plan may run.
 
         ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
-        ``worth_sharing`` is left to the caller alone.
+        ``worth_sharing`` is left to the caller alone. Ways to prefetch weights are compared in
+        a plan whose packed matrices have ``worth_measuring`` bytes or more; default: in none.
 
         Raises
         ------

@@ -7,7 +7,7 @@ from libc.string cimport memcpy, memset
 
 from mtpcore._ext._buffers cimport doubles_of, floats, floats_of, int32s, int32s_of, memory_of
 from mtpcore._ext._interrupt cimport mtp_interrupt, mtp_interrupt_begin
-from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix
+from mtpcore._ext._matmul cimport PackedMatrix, mtp_matrix, mtp_packed_bytes
 from mtpcore._ext._sampling cimport Sampler, mtp_winner
 
 import os
@@ -169,6 +169,7 @@ cdef class Executor:
         free(self.run_state.base)
         free(self.own_rows)
         free(self.run_state.memory)
+        free(self.fetch)
         free(self.sampling.samplers)
         free(self.sampling.winners)
         mtp_memory_free_zeros(self.arena)
@@ -299,7 +300,32 @@ cdef class Executor:
             free(sizes)
         return 0
 
-    def finish(self, double work, double work_of_row, double worth_sharing):
+    cdef int choose_fetches(self, int64_t worth_measuring) except -1:
+        """Let ways to prefetch be compared for each weight type, where caches hold too little."""
+        cdef int64_t i, n_bytes = 0
+        cdef const mtp_matrix *w
+        packed = [i for i in range(self.plan.n_ops)
+                  if self.ops[i].kind in (MTP_MATMUL, MTP_EXPERT_MATMUL)
+                  and not self.ops[i].matrices.is_mapped]
+        for i in packed:
+            w = self.ops[i].matrices
+            n_matrices = self.ops[i].n[0] if self.ops[i].kind == MTP_EXPERT_MATMUL else 1
+            n_bytes += n_matrices * mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
+        if n_bytes < worth_measuring:
+            return 0
+        types = sorted({self.ops[i].matrices.type for i in packed})
+        self.fetch = <mtp_fetch_choice *> zeros(len(types) * MTP_FETCH_CLASSES,
+                                                sizeof(mtp_fetch_choice))
+        for i in range(len(types) * MTP_FETCH_CLASSES):
+            self.fetch[i] = mtp_fetch_choice_new(types[i // MTP_FETCH_CLASSES],
+                                                 i % MTP_FETCH_CLASSES)
+        for i in packed:
+            self.ops[i].fetch = 1 + types.index(self.ops[i].matrices.type)
+        self.run_state.fetch, self.run_state.n_fetch = self.fetch, len(types) * MTP_FETCH_CLASSES
+        return 0
+
+    def finish(self, double work, double work_of_row, double worth_sharing,
+               int64_t worth_measuring=INT64_MAX):
         """Check the whole, and give every thread its scratch."""
         refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
         refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
@@ -318,6 +344,7 @@ cdef class Executor:
             mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
+        self.choose_fetches(worth_measuring)
         self.is_finished = True
 
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,

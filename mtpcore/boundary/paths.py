@@ -10,7 +10,19 @@ from typing import BinaryIO
 
 from mtpcore.errors import ModelFileError, spell
 
-__all__ = ["open_regular", "open_stream", "read_regular", "take_path"]
+__all__ = ["cache_folder", "open_regular", "open_stream", "read_regular", "take_path"]
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be made again, as XDG has it; it may not be there.
+
+    Raises
+    ------
+    RuntimeError
+        This user has no home.
+    """
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "mtpcore"
 
 
 def take_path(path: str | PathLike[str]) -> Path:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from mtpcore.cli import options as shared
-from mtpcore.cli.bench_report import Text, collect, describe
+from mtpcore.cli.bench_report import Text, collect, collect_fetches, describe
 from mtpcore.cli.measure import ROWS, measure_costs, take_turns
 from mtpcore.cli.progress import progress
 from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
@@ -104,6 +104,8 @@ def execute(options: argparse.Namespace) -> int:
             )
         result = collect(describe_settings(session, arms["plain"]()), texts, costs, session.draft)
         result["synthetic_length"] = options.synthetic_length
+        if result["settings"]["backend"] == "cpu":
+            result["fetch"] = collect_fetches()
         if controller is not None:
             result["auto"] |= controller.describe()
     print(json.dumps(result) if options.json else harmless(describe(result)))

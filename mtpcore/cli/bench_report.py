@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from gguf import GGMLQuantizationType
 
+from mtpcore._ext._cpu import fetch
+from mtpcore._ext._fetch import recall
 from mtpcore.cli.measure import Costs, Sample
 from mtpcore.cli.report import name_drafter
 from mtpcore.decoding import Stats
 
-__all__ = ["Text", "collect", "describe"]
+__all__ = ["Text", "collect", "collect_fetches", "describe"]
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -83,6 +86,22 @@ def collect(
     return result | {"verdict": _verdict(result, draft)}
 
 
+def collect_fetches() -> dict[str, Any]:
+    """Return how weights were prefetched, and where that was measured the speeds that decided."""
+    return {
+        "used": fetch(),
+        "measured": [
+            {
+                "type": GGMLQuantizationType(type_).name,
+                "rows": rows,
+                "way": way,
+                "gigabytes_per_second": speeds,
+            }
+            for (type_, rows), (way, speeds) in recall().items()
+        ],
+    }
+
+
 def _acceptance(stats: Stats, draft: int) -> dict[str, Any]:
     """Return the acceptance rate, and by position for each of ``draft`` drafts."""
     rates = stats.acceptance_per_position
@@ -150,6 +169,8 @@ def describe(result: dict[str, Any]) -> str:
         lines += ["", f"predicted speed by draft length  {lengths}"]
     if "auto" in result:
         lines += _auto(result["auto"])
+    if "fetch" in result:
+        lines += _fetches(result["fetch"])
     return "\n".join([*lines, f"verdict: {result['verdict']}"])
 
 
@@ -196,6 +217,17 @@ def _costs(costs: dict[str, Any]) -> list[str]:
             f"{verb + ' ' + str(cost[what]):18}  {_ms(cost)}  {cost['ratio']:.2f} of one row"
             for cost in costs[what]
         ]
+    return lines
+
+
+def _fetches(fetches: dict[str, Any]) -> list[str]:
+    if fetches["used"] != "auto":
+        return [f"prefetch {fetches['used']}, as MTPCORE_FETCH says"]
+    lines = []
+    for one in fetches["measured"]:
+        speeds = ", ".join(f"{way} {x:.1f}" for way, x in one["gigabytes_per_second"].items())
+        what = f"prefetch {one['type']}, rows {one['rows']}"
+        lines.append(f"{what:26}  {one['way']:5} (GB/s: {speeds})")
     return lines
 
 

@@ -97,7 +97,7 @@ class Stream(Iterator[Piece]):
 
     @property
     def request(self) -> Request:
-        """The text's request, for whoever wants to go one storey down; ``close`` ends it."""
+        """The text's request, to see how far it is; ``close`` ends it."""
         return self._reader.job.request
 
     @property

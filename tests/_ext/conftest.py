@@ -7,7 +7,7 @@ from mtpcore._ext import _cpu
 
 @pytest.fixture(autouse=True)
 def _as_before():
-    """Set back the instruction set, and how kernels ask for weights."""
+    """Set back the instruction set, and how weights are prefetched."""
     isa, fetch = _cpu.isa(), _cpu.fetch()
     yield
     _cpu.use_isa(isa)

@@ -144,7 +144,7 @@ def assert_same_bits(made, wanted):
         assert a.shape == b.shape
         differs = (a.view(np.uint32) != b.view(np.uint32)) & ~(np.isnan(a) & np.isnan(b))
         at = tuple(int(i) for i in np.argwhere(differs)[0]) if differs.any() else None
-        assert at is None, f"{name}{list(at)}: {a[at].hex()} instead of {b[at].hex()}"
+        assert at is None, f"{name}{list(at)}: {float(a[at]).hex()} instead of {float(b[at]).hex()}"
 
 
 def compare(isa, make, tensors, rows, *, axes=1, feeds=None, kv_dtype="f32"):
@@ -369,6 +369,46 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
         "v": data.draw(values(n, 2 * v_width)),
     }
     compare(isa, make, tensors, rows, feeds=feeds, kv_dtype=kv_dtype)
+
+
+HEADS = {
+    "alone": (2, 2, 64, 64),
+    "threes": (6, 2, 96, 96),
+    "fours": (8, 2, 128, 128),
+    "eights": (8, 1, 64, 64),
+    "sevens, wider keys": (7, 1, 192, 128),
+    "pairs, wide": (4, 2, 256, 256),
+    "latent": (5, 1, 576, 512),
+}
+"""Heads as models have them: of queries, of keys, width of keys, of values."""
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_attention_over_pages(heads, kv_dtype):
+    """Rows of several pages, then few rows that read them, then a tree; for each window."""
+    n_heads, n_key_heads, k_width, v_width = HEADS[heads]
+    feeds = [{"n": 60, "place": 100}, {"n": 1}, {"n": 4}, {"n": 8}]
+    feeds.append({"n": 5, "parent": [-1, 0, 0, 1, 1]})
+    n = sum(feed["n"] for feed in feeds)
+    rng = np.random.default_rng(11)
+    widths = {"q": n_heads * k_width, "k": n_key_heads * k_width, "v": n_key_heads * v_width}
+    rows = {name: rng.normal(0, 2, (n, w)).astype(np.float32) for name, w in widths.items()}
+    tensors = {"sinks.weight": Tensor(rng.normal(0, 1, n_heads))}
+    for window in (0, 70):
+
+        def make(g):
+            q = g.split_heads(g.inputs["q"], n_heads)
+            k, v = (g.split_heads(g.inputs[name], n_key_heads) for name in "kv")
+            options = {"window": window, "sinks": "sinks.weight", "scale": k_width**-0.5}  # noqa: B023
+            return {
+                "y": g.merge_heads(
+                    g.attention(q, k, v_width if heads == "latent" else v, layer=0, **options)
+                )
+            }
+
+        for isa in available_isas():
+            compare(isa, make, tensors, rows, feeds=[{**feed} for feed in feeds], kv_dtype=kv_dtype)
 
 
 def test_attention_needs_paged_memory():

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from mtpcore._ext import _cpu, _fetch
 from mtpcore.cli.bench_report import Text, collect
 from mtpcore.cli.measure import ROWS, Costs, Sample, take_turns
 from mtpcore.decoding import Stats
@@ -118,6 +119,35 @@ def test_everything_is_there_for_programs(command, glm):
     assert len(found["acceptance_per_position"]) == 4
     assert found["texts"][0]["equal"]
     assert found["settings"]["draft"] == 4
+
+
+@pytest.fixture
+def measured():
+    """What the process remembers of prefetching is one measurement; and as before afterwards."""
+    before, fetch = _fetch.recall(), _cpu.use_fetch("auto")
+    _fetch.forget()
+    _fetch.remember(14, "2-4", {"lines": 24.0, "pages": 22.5, "none": 31.25})
+    yield
+    _fetch.forget()
+    for key, (_, speeds) in before.items():
+        _fetch.remember(*key, speeds)
+    _cpu.use_fetch(fetch)
+
+
+def test_how_weights_were_prefetched_and_from_which_speeds(command, headless, measured):
+    out = command("bench", headless, "-p", "x", *QUICK)[1]
+    assert "prefetch Q6_K, rows 2-4     none  (GB/s: lines 24.0, pages 22.5, none 31.2)" in out
+    found = json.loads(command("bench", headless, "-p", "x", *QUICK, "--json")[1])
+    speeds = {"lines": 24.0, "pages": 22.5, "none": 31.25}
+    assert found["fetch"] == {
+        "used": "auto",
+        "measured": [
+            {"type": "Q6_K", "rows": "2-4", "way": "none", "gigabytes_per_second": speeds}
+        ],
+    }
+    _cpu.use_fetch("pages")
+    out = command("bench", headless, "-p", "x", *QUICK)[1]
+    assert "prefetch pages, as MTPCORE_FETCH says" in out
 
 
 def test_the_acceptance_rate_is_that_of_run(command, glm):

@@ -66,6 +66,7 @@ def test_texts_are_those_without_it(wanted, draft, n_seq_max, at_once, fails):
     assert generator.stats.cached_tokens == sum(request.n_cached for request in made)
     assert generator.stats.prompt_tokens == sum(len(one["prompt"]) for one in wanted)
     assert cross.owners.describe() == []
+    backend.fail_at = None  # the texts may have been shorter than that
     for seq in range(n_seq_max):
         assert cross.digest(seq) == fresh_digest(cross, seq, n_seq_max)
 

@@ -29,7 +29,7 @@ def test_any_part_of_a_file(dropped, heads, n_blocks, mtp):
         try:
             model = toy.load(Path(folder), tensors, mtp=mtp, heads=heads, n_blocks=n_blocks)
         except MtpcoreError:
-            assert dropped & {"token_embd.weight", "output_norm.weight"}
+            assert dropped & {"token_embd.weight", "output_norm.weight"} or n_blocks < heads
             return
         with model:
             _check(model, tensors, mtp)

@@ -107,7 +107,7 @@ def test_letting_go_frees_the_sequence_and_changes_no_other_text(lms, family, at
             _ = 1 / 0
     del ended
     gc.collect()
-    assert lm.n_running == (1 if wanted else 0)
+    assert lm.n_running == (beside.request.finish_reason is None)  # it may have ended, too
     assert text + "".join(beside) == wanted
     assert held_lengths(lm) == 0
     assert lm.generate("class A:", **options).text == lm.generate("class A:", **options).text

@@ -13,6 +13,7 @@ from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource
+from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
@@ -37,6 +38,9 @@ WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
 at a barrier costs more than all of it."""
 
+WORTH_MEASURING = 64 << 20
+"""Bytes of weights below which they may come from a cache, where all ways to prefetch are equal."""
+
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
 _PRODUCTS_PER_NS = 100.0  # of one thread, roughly
@@ -59,6 +63,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         check_environment()
+        load_once()
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CpuStore:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
@@ -134,7 +139,7 @@ class CpuPlan:
                 f=step.f,
                 memory=step.memory,
             )
-        self._executor.finish(*_work(self.steps), WORTH_SHARING)
+        self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_MEASURING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [

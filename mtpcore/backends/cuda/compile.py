@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import importlib
 import io
-import os
 from collections.abc import Mapping
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mtpcore.boundary.paths import cache_folder
 from mtpcore.errors import BackendError
 
 __all__ = ["ARCHITECTURES", "Kernel", "compile_kernel", "import_cuda", "kernel_report"]
@@ -51,7 +50,9 @@ def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
         The compiler is not installed, or refuses the source.
     """
     utils = import_cuda("cuda.core.utils")
-    with utils.FileStreamProgramCache(_cache_folder(), max_size_bytes=_CACHE_BYTES) as cache:
+    with utils.FileStreamProgramCache(
+        cache_folder() / "cuda", max_size_bytes=_CACHE_BYTES
+    ) as cache:
         return _compile(kernel, architecture, {}, cache=cache)
 
 
@@ -97,8 +98,3 @@ def import_cuda(module: str) -> Any:
             got=f"Python packages are missing ({error})",
             fix="pip install 'mtpcore[cuda]'",
         ) from error
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "mtpcore" / "cuda"

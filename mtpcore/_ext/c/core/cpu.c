@@ -11,10 +11,11 @@
 #include <sys/sysctl.h>
 #endif
 
-static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avx512", "neon"};
+static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512", "neon"};
 static _Atomic int in_use = MTP_ISA_BASE;
-static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages"};
-_Atomic int mtp_fetch_in_use = MTP_FETCH_LINES;
+static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
+static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
+static int is_intel = 0;
 static int refused = 0, fetch_refused = 0;
 
 /* The place of a name among n, or -1. */
@@ -66,6 +67,8 @@ int mtp_isa_supported(int isa)
         return 1;
     case MTP_ISA_AVX2:
         return avx2;
+    case MTP_ISA_AVXVNNI:
+        return avx2 && __builtin_cpu_supports("avxvnni");
     case MTP_ISA_AVX512:
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -113,26 +116,33 @@ const char *mtp_fetch_name(int fetch)
 
 int mtp_fetch_named(const char *name) { return place_of(name, ways, MTP_FETCH_COUNT); }
 
-int mtp_fetch(void) { return atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed); }
+int mtp_fetch(void) { return atomic_load_explicit(&fetch_in_use, memory_order_relaxed); }
 
 int mtp_fetch_use(int fetch)
 {
     if (mtp_fetch_name(fetch) == NULL)
         return -1;
-    atomic_store_explicit(&mtp_fetch_in_use, fetch, memory_order_relaxed);
+    atomic_store_explicit(&fetch_in_use, fetch, memory_order_relaxed);
     return 0;
 }
 
 int mtp_fetch_refused(void) { return fetch_refused; }
 
 /* Measured on a Xeon with AMX (reading pages in turn 24.9 GB/s, lines 18.3) and on a Zen 5, where
- * matmuls are a quarter to a third faster with lines. Others have not been measured: `python
- * benchmarks/matmul.py --fetch pages` and `--fetch lines` tell. */
+ * matmuls are a quarter to a third faster with lines. */
+int mtp_fetch_default(void)
+{
+    const int fetch = mtp_fetch();
+    if (fetch != MTP_FETCH_AUTO)
+        return fetch;
+    return is_intel ? MTP_FETCH_PAGES : MTP_FETCH_LINES;
+}
+
 __attribute__((constructor)) static void choose_fetch(void)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    (void)mtp_fetch_use(__builtin_cpu_is("intel") ? MTP_FETCH_PAGES : MTP_FETCH_LINES);
+    is_intel = __builtin_cpu_is("intel") != 0;
 #endif
     const char *name = wanted("MTPCORE_FETCH");
     fetch_refused = name != NULL && mtp_fetch_use(mtp_fetch_named(name)) != 0;

@@ -1,8 +1,8 @@
 /* Which instruction set the kernels use: the best that the machine runs, or MTPCORE_ISA; and how
- * they ask for weights before they need them: as suits the processor, or MTPCORE_FETCH.
+ * they prefetch weights: in the fastest way measured (matmul/fetch_choice.h), or MTPCORE_FETCH.
  *
  * The environment is read once, when the library is loaded. A value that is unknown or that this
- * machine cannot run leaves the portable set in use, or the processor's way, and is reported by
+ * machine cannot run leaves the portable set in use, or the choice automatic, and is reported by
  * mtp_isa_refused() or mtp_fetch_refused(), so that the importing Python module can raise it as an
  * error. No result depends on either.
  */
@@ -12,9 +12,10 @@
 enum {
     MTP_ISA_BASE = 0,
     MTP_ISA_AVX2 = 1,
-    MTP_ISA_AVX512 = 2,
-    MTP_ISA_NEON = 3, /* with dot products, on aarch64 */
-    MTP_ISA_COUNT = 4
+    MTP_ISA_AVXVNNI = 2, /* AVX2, and dot products of bytes */
+    MTP_ISA_AVX512 = 3,
+    MTP_ISA_NEON = 4, /* on aarch64, with dot products of bytes */
+    MTP_ISA_COUNT = 5
 };
 
 const char *mtp_isa_name(int isa);
@@ -25,15 +26,23 @@ int mtp_isa(void);         /* the set in use */
 int mtp_isa_use(int isa);  /* for tests, between calls; -1 when the machine cannot run it */
 int mtp_isa_refused(void); /* nonzero: MTPCORE_ISA names no set that can be used here */
 
-/* The lines that come next; or the window that comes next, a line of each of its pages in turn. */
-enum { MTP_FETCH_LINES = 0, MTP_FETCH_PAGES = 1, MTP_FETCH_COUNT = 2 };
+/* Ways to prefetch weights: the lines that come next; the window that comes next, a line of each of
+ * its pages in turn; or what the hardware does by itself. MTP_FETCH_AUTO: the fastest of them. */
+enum {
+    MTP_FETCH_LINES = 0,
+    MTP_FETCH_PAGES = 1,
+    MTP_FETCH_NONE = 2,
+    MTP_FETCH_WAYS = 3,
+    MTP_FETCH_AUTO = 3,
+    MTP_FETCH_COUNT = 4
+};
 
 const char *mtp_fetch_name(int fetch);
-int mtp_fetch_named(const char *name); /* -1 when no way has this name */
+int mtp_fetch_named(const char *name); /* -1 when nothing has this name */
 
-extern _Atomic int mtp_fetch_in_use; /* for kernels; all others call: */
-int mtp_fetch(void);
-int mtp_fetch_use(int fetch); /* for tests, between calls; -1 when there is no such way */
+int mtp_fetch(void);          /* a way, or MTP_FETCH_AUTO */
+int mtp_fetch_use(int fetch); /* between calls; -1 when there is no such way */
 int mtp_fetch_refused(void);  /* nonzero: MTPCORE_FETCH names no way */
+int mtp_fetch_default(void);  /* the way where nothing was measured */
 
 #endif

@@ -17,9 +17,11 @@ INLINE code_lanes codes_load(const int8_t *p)
 {
     return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8((char)0x80));
 }
+/* As assembly, because gcc copies each sum before the intrinsic and back behind it. */
 INLINE whole_lanes codes_dot(whole_lanes sum, code_lanes codes, int32_t q)
 {
-    return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(q));
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(_mm512_set1_epi32(q)));
+    return sum;
 }
 INLINE lanes lanes_of_whole(whole_lanes a) { return _mm512_cvtepi32_ps(a); }
 INLINE lanes lanes_load_codes(const int8_t *p)

@@ -1,14 +1,13 @@
-/* Asking for weights before they are needed.
+/* Prefetching weights.
  *
- * Some processors fetch ahead only within pages that are read, at most so many lines of each: of
- * eight pages at once they bring a third more bytes than of one after the other. Others bring one
- * stream at full speed, and less of it if it jumps between pages. `benchmarks/reading.py` shows
- * what a machine does, cpu.h which way is in use.
+ * Some processors prefetch only within pages that are read, at most so many lines of each: of eight
+ * pages at once they bring a third more bytes than of one after the other. Others bring one stream
+ * at full speed, and less of it if it jumps between pages, or if it is prefetched by instructions at
+ * all. `benchmarks/reading.py` shows what a machine does; fetch_choice.h says how a way is chosen.
  */
 #ifndef MTPCORE_FETCH_H
 #define MTPCORE_FETCH_H
 
-#include <stdatomic.h>
 #include <stdint.h>
 
 #include "core/cpu.h"
@@ -20,6 +19,16 @@ enum {
     MTP_WINDOW_BYTES = 8 * MTP_PAGE_BYTES
 };
 
+/* GNU's loader keeps room for such variables, so that reading one is a single instruction. */
+#ifdef __GLIBC__
+#define MTP_FETCH_TLS __attribute__((tls_model("initial-exec")))
+#else
+#define MTP_FETCH_TLS
+#endif
+
+/* The way of the matmul that this thread computes: an MTP_FETCH_*. */
+extern _Thread_local int mtp_fetch_way MTP_FETCH_TLS;
+
 /* Ask for as many lines as lie in the n bytes here, behind the end of the weights as well: asking
  * for what is not there does nothing. Lines that come next go into the first-level cache. That has
  * no room for two windows, so those go into the second; they are asked for eight lines at a time,
@@ -28,7 +37,10 @@ enum {
 static inline __attribute__((always_inline)) void mtp_fetch_ahead(const void *weights,
                                                                   const int n_bytes)
 {
-    if (atomic_load_explicit(&mtp_fetch_in_use, memory_order_relaxed) == MTP_FETCH_LINES) {
+    const int way = mtp_fetch_way;
+    if (way == MTP_FETCH_NONE)
+        return;
+    if (way == MTP_FETCH_LINES) {
         const char *next = (const char *)((uintptr_t)weights + MTP_LINES_AHEAD_BYTES);
         _Pragma("GCC unroll 16") for (int i = 0; i < n_bytes; i += MTP_LINE_BYTES)
             __builtin_prefetch(next + i, 0, 3);

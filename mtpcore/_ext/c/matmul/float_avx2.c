@@ -1,7 +1,10 @@
 /* F32, F16 and BF16 weights: one chain of fused multiply-adds for each row and token. */
-#include "matmul/kernels_avx2.h"
+#include "matmul/kernels_ymm.h"
 
-enum { TOKENS_AT_ONCE = 3 }; /* times 32 rows: twelve of the sixteen registers accumulate */
+enum {
+    TOKENS_AT_ONCE = 3,  /* times 32 rows: twelve of the sixteen registers accumulate */
+    COLUMNS_AT_ONCE = 64 /* of all tokens: their weights stay in the first-level cache */
+};
 
 MTP_ALWAYS_INLINE __m256 load_f32(const float *rows) { return _mm256_load_ps(rows); }
 
@@ -15,7 +18,7 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
 
 #define FLOAT_KERNEL(name, type)                                                                   \
     MTP_ALWAYS_INLINE void name##_tokens(const int n_tokens, const int first, const int count,     \
-                                         const type *weights, int64_t n_blocks, const float *x,    \
+                                         const type *weights, int64_t n_cols, const float *x,      \
                                          float (*out)[32])                                         \
     {                                                                                              \
         __m256 sum[4][TOKENS_AT_ONCE];                                                             \
@@ -23,9 +26,9 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
         for (int part = 0; part < 4; part++) {                                                     \
             MTP_UNROLL                                                                             \
             for (int t = 0; t < count; t++)                                                        \
-                sum[part][t] = _mm256_setzero_ps();                                                \
+                sum[part][t] = _mm256_load_ps(out[first + t] + 8 * part);                          \
         }                                                                                          \
-        for (int64_t k = 0; k < n_blocks; k++, weights += 32, x += n_tokens) {                     \
+        for (int64_t k = 0; k < n_cols; k++, weights += 32, x += n_tokens) {                       \
             if (first == 0 && k % (16 / sizeof(type)) == 0)                                        \
                 mtp_fetch_ahead(weights, 512);                                                     \
             MTP_UNROLL                                                                             \
@@ -40,18 +43,28 @@ MTP_ALWAYS_INLINE __m256 load_bf16(const uint16_t *rows)
         for (int part = 0; part < 4; part++) {                                                     \
             MTP_UNROLL                                                                             \
             for (int t = 0; t < count; t++)                                                        \
-                mtp_store_rows(out[first + t] + 8 * part, sum[part][t]);                           \
+                _mm256_store_ps(out[first + t] + 8 * part, sum[part][t]);                          \
         }                                                                                          \
     }                                                                                              \
     MTP_ALWAYS_INLINE void name(const int n_tokens, const void *group, int64_t n_blocks,           \
                                 const void *tile, float (*out)[32])                                \
     {                                                                                              \
-        MTP_UNROLL                                                                                 \
-        for (int t = 0; t < n_tokens; t += TOKENS_AT_ONCE) {                                       \
-            const int left = n_tokens - t;                                                         \
-            name##_tokens(n_tokens, t, left < TOKENS_AT_ONCE ? left : TOKENS_AT_ONCE, group,       \
-                          n_blocks, tile, out);                                                    \
+        const type *weights = group;                                                               \
+        const float *x = tile;                                                                     \
+        memset(out, 0, (size_t)n_tokens * sizeof *out);                                            \
+        for (int64_t k = 0; k < n_blocks; k += COLUMNS_AT_ONCE) {                                  \
+            const int64_t left = n_blocks - k;                                                     \
+            const int64_t n_cols = left < COLUMNS_AT_ONCE ? left : COLUMNS_AT_ONCE;                \
+            MTP_UNROLL                                                                             \
+            for (int t = 0; t < n_tokens; t += TOKENS_AT_ONCE) {                                   \
+                const int more = n_tokens - t;                                                     \
+                name##_tokens(n_tokens, t, more < TOKENS_AT_ONCE ? more : TOKENS_AT_ONCE, weights, \
+                              n_cols, x, out);                                                     \
+            }                                                                                      \
+            weights += 32 * n_cols;                                                                \
+            x += n_tokens * n_cols;                                                                \
         }                                                                                          \
+        mtp_finish(n_tokens, out);                                                                 \
     }                                                                                              \
     MTP_KERNELS_8(name, avx2)
 

@@ -2,7 +2,7 @@
 #include "matmul/kernels_neon.h"
 
 /* Columns that are worked off for some of the rows before it is the turn of others. */
-enum { COLUMNS = 64 };
+enum { COLUMNS_AT_ONCE = 64 };
 
 MTP_ALWAYS_INLINE float32x4_t load_f32(const float *rows) { return vld1q_f32(rows); }
 
@@ -55,8 +55,8 @@ MTP_ALWAYS_INLINE int rows_at_once(const int n_tokens)
         const type *weights = group;                                                               \
         const float *x = tile;                                                                     \
         memset(out, 0, (size_t)n_tokens * sizeof *out);                                            \
-        for (int64_t k = 0; k < n_blocks; k += COLUMNS) {                                          \
-            const int64_t n_cols = n_blocks - k < COLUMNS ? n_blocks - k : COLUMNS;                \
+        for (int64_t k = 0; k < n_blocks; k += COLUMNS_AT_ONCE) {                                          \
+            const int64_t n_cols = n_blocks - k < COLUMNS_AT_ONCE ? n_blocks - k : COLUMNS_AT_ONCE;                \
             for (int row = 0; row < 32; row += rows_at_once(n_tokens))                             \
                 name##_rows(n_tokens, weights + 32 * k + row, n_cols, x + n_tokens * k,            \
                             out[0] + row, row == 0);                                               \

@@ -15,6 +15,7 @@ typedef void (*mtp_kernel)(const void *group, int64_t n_blocks, const void *tile
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, portable)
 #if defined(__x86_64__)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx2)
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avxvnni)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx512)
 #elif defined(__aarch64__)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, neon)

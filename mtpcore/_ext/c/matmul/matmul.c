@@ -15,15 +15,23 @@ enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 enum { MOST_SUMS = 512 };
 
 #define ENTRY(isa, NAME, name, ...) [MTP_##NAME] = mtp_##name##_##isa,
+/* AVX-VNNI has nothing for floats. */
+#define VNNI_1(name) mtp_##name##_avx2
+#define VNNI_32(name) mtp_##name##_avxvnni
+#define VNNI_256(name) mtp_##name##_avxvnni
+#define VNNI_ENTRY(_, NAME, name, number, block, ...) [MTP_##NAME] = VNNI_##block(name),
 static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_BASE] = {MTP_WEIGHT_TYPES(ENTRY, portable)},
 #if defined(__x86_64__)
     [MTP_ISA_AVX2] = {MTP_WEIGHT_TYPES(ENTRY, avx2)},
+    [MTP_ISA_AVXVNNI] = {MTP_WEIGHT_TYPES(VNNI_ENTRY, )},
     [MTP_ISA_AVX512] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = {MTP_WEIGHT_TYPES(ENTRY, neon)},
 #endif
 };
+
+_Thread_local int mtp_fetch_way MTP_FETCH_TLS;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -31,9 +39,14 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static const mtp_unpacked_kernel *unpacked_kernel(int32_t type, int64_t n_tokens)
 {
 #if defined(__x86_64__)
-    const mtp_unpacked_kernel *kernel = &mtp_unpacked_avx512[type];
-    if (mtp_isa() == MTP_ISA_AVX512 && kernel->unpack != NULL && n_tokens > kernel->most_direct)
-        return kernel;
+    static const mtp_unpacked_kernel *const table[MTP_ISA_COUNT] = {
+        [MTP_ISA_AVX2] = mtp_unpacked_avx2,
+        [MTP_ISA_AVXVNNI] = mtp_unpacked_avxvnni,
+        [MTP_ISA_AVX512] = mtp_unpacked_avx512,
+    };
+    const mtp_unpacked_kernel *kernels = table[mtp_isa()];
+    if (kernels != NULL && kernels[type].unpack != NULL && n_tokens > kernels[type].most_direct)
+        return kernels + type;
 #endif
     (void)type, (void)n_tokens;
     return NULL;
@@ -137,8 +150,9 @@ static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
 
 void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
                 int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
-                void *scratch, mtp_interrupt *interrupt)
+                void *scratch, int fetch, mtp_interrupt *interrupt)
 {
+    mtp_fetch_way = fetch;
     const int activation = mtp_type_activation(w->type);
     const job job = {w,
                      prepared,

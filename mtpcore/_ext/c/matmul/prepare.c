@@ -10,7 +10,7 @@ static mtp_quantise quantise_in_use(void)
 #if defined(__x86_64__)
     if (mtp_isa() == MTP_ISA_AVX512)
         return mtp_quantise_avx512;
-    if (mtp_isa() == MTP_ISA_AVX2)
+    if (mtp_isa() >= MTP_ISA_AVX2)
         return mtp_quantise_avx2;
 #elif defined(__aarch64__)
     if (mtp_isa() == MTP_ISA_NEON)

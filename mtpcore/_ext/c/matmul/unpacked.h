@@ -7,12 +7,13 @@
 
 #include "matmul/layout.h"
 
-/* One block of 32 rows, 64-byte aligned. Codes are unsigned, column 4j + i at [j][row][i]. */
+/* One block of 32 rows, 64-byte aligned, as an instruction set wants it. Codes, unsigned but for
+ * IQ4_XS with AVX2: column 4j + i at [j][row][i]. */
 typedef struct {
     uint8_t code[64][32][4];
     int32_t sub_scale[16][32]; /* types of chunks have 8 */
-    int32_t sub_min[16][32];   /* types of chunks: 4 pairs of int16 */
-    int32_t missing[4][32];    /* types of chunks: pairs of int16 for the sums of activations */
+    int32_t sub_min[16][32];   /* or fewer pairs of int16; all that is times sums of activations */
+    int32_t missing[4][32];    /* AVX-512, types of chunks: pairs of int16 for those sums, too */
     float scale[32], min[32];
 } mtp_unpacked;
 
@@ -21,7 +22,7 @@ typedef void (*mtp_unpack)(const void *group, int64_t n_blocks, int64_t b, mtp_u
 
 /* Add a block's products with the tokens of a tile, whose words of this block are `words`, to
  * sum[t][row]; 64-byte aligned. Meanwhile fetch ahead for 16 rows of a packed block, if it is not
- * NULL: spread over the work, weights come in its shadow. */
+ * NULL: spread over the work, weights come in its shadow. (AVX2 and AVX-VNNI fetch while they unpack.) */
 typedef void (*mtp_multiply)(const mtp_unpacked *block, const int32_t *words, float (*sum)[32],
                              const char *packed);
 
@@ -32,7 +33,8 @@ typedef struct {
 } mtp_unpacked_kernel;
 
 #if defined(__x86_64__)
-extern const mtp_unpacked_kernel mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
+extern const mtp_unpacked_kernel mtp_unpacked_avx2[MTP_TYPES], mtp_unpacked_avxvnni[MTP_TYPES],
+    mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
 #endif
 
 #endif

@@ -105,10 +105,13 @@ void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int 
             begin = first > unit ? (first - unit) * 32 : 0;
             end = (last - unit) * 32 < n_outputs ? (last - unit) * 32 : n_outputs;
         }
-        if (begin < end)
+        if (begin < end) {
+            const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
             mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
                        op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
-                       run->interrupt);
+                       fetch.way, run->interrupt);
+            mtp_fetch_end(&fetch, &op->matrices[e], end - begin, n_threads);
+        }
         prepared += mtp_whole_lines(mtp_activation_bytes(activation, n, op->matrices->n_cols));
         unit += units;
     }

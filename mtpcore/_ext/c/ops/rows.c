@@ -55,7 +55,7 @@ void mtp_op_prepare(const mtp_op *op, const mtp_run *run, int thread, int n_thre
 enum { VALUES_AT_ONCE = 512 * MTP_UNIT, COLUMNS = 64, ROWS = VALUES_AT_ONCE / COLUMNS };
 
 static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t begin, int64_t end,
-                                 int thread)
+                                 int thread, int n_threads)
 {
     _Alignas(64) float values[VALUES_AT_ONCE];
     const mtp_matrix *w = op->matrices;
@@ -68,8 +68,11 @@ static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t b
         const mtp_matrix part = mtp_matrix_part(w, at, stop);
         for (int64_t row = 0; row < n; row += ROWS) {
             const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
+            const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
             mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
-                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread], NULL);
+                       piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread],
+                       fetch.way, NULL);
+            mtp_fetch_end(&fetch, w, stop - at, n_threads);
             run->epilogue.apply(run->epilogue.argument, thread, &piece);
         }
     }
@@ -85,13 +88,15 @@ void mtp_op_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threa
     if (n == 0 || begin >= end)
         return;
     if (run->epilogue.apply && run->epilogue.buffer == op->out[0].buffer) {
-        matmul_with_epilogue(op, run, begin, end, thread);
+        matmul_with_epilogue(op, run, begin, end, thread, n_threads);
         return;
     }
     float *y = mtp_row(run, &op->out[0], 0, 0);
     const int64_t stride = op->out[0].row_stride;
+    const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
     mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,
-               run->scratch[thread], run->interrupt);
+               run->scratch[thread], fetch.way, run->interrupt);
+    mtp_fetch_end(&fetch, op->matrices, end - begin, n_threads);
     if (op->weights[0])
         for (int64_t t = 0; t < n; t++)
             for (int64_t i = begin; i < end; i++)

@@ -37,6 +37,14 @@ static inline int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
     return n_experts + 1 + 2 * n_slots;
 }
 
+/* How a matmul of n rows with an operation's weights prefetches them. */
+static inline mtp_fetch_watch mtp_watch_fetch(const mtp_op *op, const mtp_run *run, int64_t n,
+                                              int thread)
+{
+    return mtp_fetch_begin(op->fetch > 0 ? run->fetch + (op->fetch - 1) * MTP_FETCH_CLASSES : NULL,
+                           n, thread);
+}
+
 /* Where one expert's prepared rows begin, given where the one before ended. */
 static inline size_t mtp_whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

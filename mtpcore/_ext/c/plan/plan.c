@@ -9,6 +9,7 @@ static const mtp_operation *const operations[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_operations_portable,
 #if defined(__x86_64__)
     [MTP_ISA_AVX2] = mtp_operations_avx2,
+    [MTP_ISA_AVXVNNI] = mtp_operations_avx2,
     [MTP_ISA_AVX512] = mtp_operations_avx512,
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = mtp_operations_neon,
@@ -33,8 +34,17 @@ static int32_t base_of(const mtp_run *run, int64_t t)
     return run->place[t];
 }
 
+static void choose_fetches(mtp_run *run)
+{
+    mtp_fetch_result result;
+    for (mtp_fetch_choice *choice = run->fetch; choice < run->fetch + run->n_fetch; choice++)
+        if (mtp_fetch_choice_next(choice, mtp_fetch(), &result))
+            mtp_fetch_remember(choice->type, choice->rows, &result);
+}
+
 void mtp_run_begin(mtp_run *run)
 {
+    choose_fetches(run);
     const int64_t n = run->n_rows[MTP_TOKENS];
     run->n_tiles = 0;
     for (int64_t t = 0; t < n; t++) {

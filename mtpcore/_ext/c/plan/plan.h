@@ -20,6 +20,7 @@
 
 #include "core/exact.h"
 #include "core/interrupt.h"
+#include "matmul/fetch_choice.h"
 #include "matmul/matmul.h"
 #include "ops/operations.h"
 #include "core/pool.h"
@@ -27,6 +28,7 @@
 enum {
     MTP_UNIT = MTP_TILE,  /* rows that stay together */
     MTP_PAGE = 64,        /* places in a page of memory */
+    MTP_LINE = 64,        /* bytes of a line of the cache */
     MTP_RANGE = 1024,     /* places whose sums attention makes in one go */
     MTP_RANGE_LANES = 16, /* values of these sums come in whole lanes, behind a line of two more */
     MTP_QUERY_ROWS = 8,   /* rows of one sequence that share each page of keys */
@@ -65,6 +67,7 @@ typedef struct {
     int64_t n[6];
     float f;
     int32_t memory; /* the group of memory layers that it reads or writes */
+    int32_t fetch;  /* 1 + the place of its weight type among those of the run; 0: none */
 } mtp_op;
 
 /* Pages of keys and values: for each page, layer and head K as [k_width][MTP_PAGE], then for each
@@ -121,6 +124,9 @@ typedef struct {
      * work. */
     double pace[2];
     uint32_t n_timed;
+    /* How weights are prefetched: for each weight type MTP_FETCH_CLASSES of them. */
+    mtp_fetch_choice *fetch;
+    int64_t n_fetch;
 } mtp_run;
 
 typedef struct {
@@ -145,7 +151,7 @@ extern const mtp_operation mtp_operations_neon[MTP_KINDS];
 const char *mtp_kind_name(mtp_kind kind);
 const char *mtp_kind_sharing(mtp_kind kind);
 
-/* Fill in what a run derives from its rows. */
+/* Fill in what a run derives from its rows, and say how it prefetches weights. */
 void mtp_run_begin(mtp_run *run);
 
 /* Bytes of scratch that a thread needs for an operation. */

@@ -17,7 +17,10 @@ static const mtp_sampler_passes *passes(void)
 {
 #if defined(__x86_64__)
     static const mtp_sampler_passes *const table[MTP_ISA_COUNT] = {
-        &mtp_sampler_passes_base, &mtp_sampler_passes_avx2, &mtp_sampler_passes_avx512};
+        [MTP_ISA_BASE] = &mtp_sampler_passes_base,
+        [MTP_ISA_AVX2] = &mtp_sampler_passes_avx2,
+        [MTP_ISA_AVXVNNI] = &mtp_sampler_passes_avx2,
+        [MTP_ISA_AVX512] = &mtp_sampler_passes_avx512};
     return table[mtp_isa()];
 #elif defined(__aarch64__)
     return mtp_isa() == MTP_ISA_NEON ? &mtp_sampler_passes_neon : &mtp_sampler_passes_base;

@@ -1,0 +1,152 @@
+"""mtpcore and llama.cpp's own programs in processes of their own, in turn.
+
+In one process, as ``cells.py`` has them, threads of one engine that still spin share the cores with
+those of the other, and both models are in memory. Here each turn starts a program that loads the
+file, warms up, and times itself: ``llama-bench`` and ``llama-batched-bench``, or
+``python -m versus.alone``. Both ways differ in two more things: llama-bench takes logits of the
+last of n rows only, and runs random tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from versus.hold import Hold
+from versus.results import Found
+
+__all__ = ["CELLS", "measure_apart"]
+
+FLASH, REPACK = ("on", "off"), ("1", "0")
+N_SEQUENCES = (1, 4, 8, 16, 32)
+PROMPT, GENERATED = 64, 32  # of each of several sequences
+
+
+class Task(NamedTuple):
+    """Rows of one sequence, ``n_rows`` a batch, for ``n_tokens`` tokens after ``depth`` others."""
+
+    cell: str
+    n_rows: int
+    n_tokens: int
+    depth: int
+
+
+TASKS = {
+    "decode": [Task("decode", 1, 32, 512)],
+    "verify": [Task(f"verify-{n}", n, n, 512) for n in (1, 4, 8)],
+    "prefill": [Task("prefill", 512, 512, 0)],
+    "depth": [
+        Task(f"depth-{depth}{'' if n == 1 else f'-rows-{n}'}", n, 16 if n == 1 else n, depth)
+        for depth in (4096, 8192)
+        for n in (1, 4)
+    ],
+}
+CELLS = (*TASKS, "sequences")
+
+
+def measure_apart(
+    name: str, path: Path, cells: Sequence[str], threads: int, pairs: int, program: Path, hold: Hold
+) -> Iterator[Found]:
+    """Yield what was found of each cell; ``program`` is llama-bench.
+
+    Many sequences need llama-batched-bench, which lies beside it. A first turn of all of
+    llama.cpp's settings chooses the one that is compared.
+    """
+    for cell in cells:
+        if cell == "sequences":
+            yield from _sequences(name, path, threads, pairs, program, hold)
+            continue
+        for task in TASKS[cell]:
+            ours = _alone(path, threads, f"--rows={task.n_rows}", f"--tokens={task.n_tokens}",
+                          f"--depth={task.depth}")  # fmt: skip
+            theirs = {
+                f"repack {repack}, fa {flash}": _bench(program, path, threads, task, repack, flash)
+                for repack, flash in product(REPACK, FLASH)
+            }
+            with hold:
+                best = min(theirs, key=lambda setting: _seconds_of_bench(theirs[setting]))
+            turns = []
+            for _ in range(pairs):
+                with hold:
+                    turns.append((_seconds_alone(ours), _seconds_of_bench(theirs[best])))
+            mine, other = map(list, zip(*turns, strict=True))
+            yield Found(name, task.cell, task.n_tokens, mine, {best: other})
+
+
+def _sequences(
+    name: str, path: Path, threads: int, pairs: int, program: Path, hold: Hold
+) -> Iterator[Found]:
+    """Yield one cell for each number of sequences, which all generate at once."""
+    ours = {
+        n: _alone(path, threads, f"--sequences={n}", f"--depth={PROMPT}", f"--tokens={GENERATED}")
+        for n in N_SEQUENCES
+    }
+    theirs = {flash: _batched_bench(program, path, threads, flash) for flash in FLASH}
+    found: dict[int, dict[str, list[float]]] = {n: {} for n in N_SEQUENCES}
+    mine: dict[int, list[float]] = {n: [] for n in N_SEQUENCES}
+    for _ in range(pairs):
+        with hold:
+            for flash, command in theirs.items():
+                for n, seconds in _seconds_of_batched_bench(command).items():
+                    found[n].setdefault(f"fa {flash}", []).append(seconds)
+            for n, command in ours.items():
+                mine[n].append(_seconds_alone(command))
+    for n in N_SEQUENCES:
+        yield Found(name, f"sequences-{n}", n * GENERATED, mine[n], found[n])
+
+
+def _alone(path: Path, threads: int, *options: str) -> list[str]:
+    return [sys.executable, "-m", "versus.alone", str(path), f"--threads={threads}", *options]
+
+
+def _seconds_alone(command: list[str]) -> float:
+    folder = Path(__file__).parent.parent
+    return float(json.loads(_run(command, folder))["seconds"])
+
+
+def _bench(
+    program: Path, path: Path, threads: int, task: Task, repack: str, flash: str
+) -> list[str]:
+    prompt, generated = (0, task.n_tokens) if task.n_rows == 1 else (task.n_rows, 0)
+    return [
+        *(str(program), "-m", str(path), "-t", str(threads), "-o", "json", "-r", "3"),
+        *("-p", str(prompt), "-n", str(generated), "-d", str(task.depth)),
+        *("--repack", repack, "-fa", flash),
+    ]
+
+
+def _seconds_of_bench(command: list[str]) -> float:
+    return statistics.median(json.loads(_run(command))[0]["samples_ns"]) / 1e9
+
+
+def _batched_bench(program: Path, path: Path, threads: int, flash: str) -> list[str]:
+    n_ctx = max(N_SEQUENCES) * (PROMPT + GENERATED)
+    return [
+        *(str(program.with_name("llama-batched-bench")), "-m", str(path), "-t", str(threads)),
+        *("-c", str(n_ctx), "-npp", str(PROMPT), "-ntg", str(GENERATED), "-fa", flash),
+        *("-npl", ",".join(map(str, N_SEQUENCES)), "--output-format", "jsonl"),
+    ]
+
+
+def _seconds_of_batched_bench(command: list[str]) -> dict[int, float]:
+    lines = [line for line in _run(command).splitlines() if line.startswith("{")]
+    return {row["pl"]: row["t_tg"] for row in map(json.loads, lines)}
+
+
+def _run(command: list[str], folder: Path | None = None) -> str:
+    """Return what a program prints; llama.cpp's libraries lie beside its programs."""
+    paths = f"{Path(command[0]).parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "LD_LIBRARY_PATH": paths},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout

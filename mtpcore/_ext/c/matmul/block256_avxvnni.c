@@ -1,0 +1,3 @@
+#include "matmul/block256_ymm.inc"
+
+MTP_BLOCK256_KERNELS(avxvnni)

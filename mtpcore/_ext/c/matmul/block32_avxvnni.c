@@ -1,0 +1,3 @@
+#include "matmul/block32_ymm.inc"
+
+MTP_BLOCK32_KERNELS(avxvnni)
