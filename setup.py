@@ -1,8 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
 One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
-``_avxvnni.c``, ``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is decided
-when the shared object is loaded.
+``_avxvnni.c``, ``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is
+decided when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -59,7 +59,7 @@ ISA_FLAGS = {
     "neon": ["-march=armv8.2-a+dotprod"],
 }
 if sys.platform != "darwin":
-    # gcc would move loads and sums far apart, so that registers run out; the processors do it better.
+    # gcc would move loads far ahead of their use until registers run out. Processors do it better.
     ISA_FLAGS["neon"].append("-fno-schedule-insns")
 ISAS = {
     "x86_64": ("avx2", "avxvnni", "avx512"),

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compare.h"
+#include "core/cpu.h"
 #include "matmul/layout.h"
 
 /* Numbers as models have them; the largest codes there are, whose sums are the largest; any bits. */
@@ -41,7 +42,8 @@ static void multiply(const void *of, void *y)
     const product *p = of;
     void *prepared = zeros(prepared_bytes(p)), *scratch = zeros(mtp_matmul_scratch_bytes(&p->w));
     prepare(p, prepared);
-    mtp_matmul(&p->w, prepared, p->n_tokens, y, p->w.n_rows, NULL, 0, p->w.n_rows, scratch, NULL);
+    mtp_matmul(&p->w, prepared, p->n_tokens, y, p->w.n_rows, NULL, 0, p->w.n_rows, scratch,
+               (int)(p->n_tokens % MTP_FETCH_WAYS), NULL);
     free(prepared);
     free(scratch);
 }

@@ -55,8 +55,9 @@ MTP_ALWAYS_INLINE int rows_at_once(const int n_tokens)
         const type *weights = group;                                                               \
         const float *x = tile;                                                                     \
         memset(out, 0, (size_t)n_tokens * sizeof *out);                                            \
-        for (int64_t k = 0; k < n_blocks; k += COLUMNS_AT_ONCE) {                                          \
-            const int64_t n_cols = n_blocks - k < COLUMNS_AT_ONCE ? n_blocks - k : COLUMNS_AT_ONCE;                \
+        for (int64_t k = 0; k < n_blocks; k += COLUMNS_AT_ONCE) {                                  \
+            const int64_t n_cols =                                                                 \
+                n_blocks - k < COLUMNS_AT_ONCE ? n_blocks - k : COLUMNS_AT_ONCE;                   \
             for (int row = 0; row < 32; row += rows_at_once(n_tokens))                             \
                 name##_rows(n_tokens, weights + 32 * k + row, n_cols, x + n_tokens * k,            \
                             out[0] + row, row == 0);                                               \
