@@ -120,14 +120,14 @@ def _kernels(isa: str, compiler: str, flags: list[str]) -> Iterator[Kernel]:
             assembly = Path(folder) / f"{source.stem}.s"
             command = [compiler, *flags, f"-I{SOURCES}", "-S", "-o", str(assembly), str(source)]
             subprocess.run(command, check=True)
-            loops |= _loops(assembly.read_text())
-    for name in _types():
+            loops |= find_loops(assembly.read_text())
+    for name in bytes_of_types():
         for n_tokens in range(1, 9):
             if body := loops.get((name, n_tokens)):
                 yield Kernel(name, n_tokens, body)
 
 
-def _loops(assembly: str) -> dict[tuple[str, int], list[str]]:
+def find_loops(assembly: str) -> dict[tuple[str, int], list[str]]:
     """Return the innermost loop with most multiplications, by type and number of tokens."""
     loops: dict[tuple[str, int], list[str]] = {}
     function: tuple[str, int] | None = None
@@ -156,7 +156,7 @@ def _closes(lines: list[str], label: str) -> bool:
     return any(re.search(rf"\s{re.escape(label)}$", line) for line in lines)
 
 
-def _types() -> dict[str, float]:
+def bytes_of_types() -> dict[str, float]:
     """Return the bytes of a weight in the file, by the name of its type."""
     text = (SOURCES / "matmul" / "weight_types.h").read_text("utf-8")
     return {name: int(size) / int(block) for name, block, size in TYPE.findall(text)}
@@ -180,7 +180,7 @@ def _speed(mca: str, isa: str, kernel: Kernel, processor: str) -> float | None:
     if cycles is None:
         return None
     weights = kernel.n_products / kernel.n_tokens
-    return weights * _types()[kernel.type] * _ITERATIONS / int(cycles[1])
+    return weights * bytes_of_types()[kernel.type] * _ITERATIONS / int(cycles[1])
 
 
 if __name__ == "__main__":

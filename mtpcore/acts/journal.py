@@ -13,6 +13,10 @@ from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
 
+_settling = threading.RLock()
+"""One for all journals, since acts are rarely cut off, and a journal's end must run no code."""
+give_lock(sys.modules[__name__], "_settling", threading.RLock)
+
 
 class Saved(Protocol):
     """Something that an act may change."""
@@ -33,13 +37,10 @@ class Journal:
     is cut off in turn it is done again before the next act: settling twice is settling once.
     """
 
-    _settling: threading.RLock
-
-    __slots__ = ("__weakref__", "_open", "_settling")
+    __slots__ = ("_open",)
 
     def __init__(self) -> None:
         self._open: Transaction | None = None
-        give_lock(self, "_settling", threading.RLock)
 
     def transaction(self, things: Iterable[Saved]) -> Transaction:
         """Return the transaction of an act that may change these things, to be entered at once.
@@ -57,7 +58,7 @@ class Journal:
         """
         if self._open is None:
             return
-        with self._settling:
+        with _settling:
             act = self._open
             if act is None or _is_running(act.frame):
                 return

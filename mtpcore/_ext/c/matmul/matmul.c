@@ -78,7 +78,7 @@ static void expect_rows(const job *job, int64_t first, int64_t n, int64_t row)
         const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
         const char *out = (const char *)(job->y + token * job->y_stride + row);
         __builtin_prefetch(out, 1);
-        __builtin_prefetch(out + 64, 1);
+        __builtin_prefetch(out + 16, 1);
     }
 }
 
