@@ -1,8 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
-One static library for each instruction set (file suffix ``_avx2.c``, ``_avxvnni.c``,
-``_avx512.c``; everything else is portable C); which one runs is decided when the shared object is
-loaded.
+One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
+``_avxvnni.c``, ``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is
+decided when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -11,6 +11,7 @@ Environment, all of it unset in a release:
 
 import os
 import platform
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,6 +56,16 @@ ISA_FLAGS = {
         "-mbmi2",
         "-mprefer-vector-width=512",
     ],
+    "neon": ["-march=armv8.2-a+dotprod"],
+}
+if sys.platform != "darwin":
+    # gcc would move loads far ahead of their use until registers run out. Processors do it better.
+    ISA_FLAGS["neon"].append("-fno-schedule-insns")
+ISAS = {
+    "x86_64": ("avx2", "avxvnni", "avx512"),
+    "AMD64": ("avx2", "avxvnni", "avx512"),
+    "aarch64": ("neon",),
+    "arm64": ("neon",),
 }
 MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function", DEBUG_DATA]
 LINK = ["-pthread"]
@@ -119,10 +130,10 @@ class BuildExt(build_ext):
         super().run()
 
 
-on_x86 = platform.machine() in ("x86_64", "AMD64")
+if sys.platform == "darwin":  # Python's own flags may ask for two families of processors at once
+    os.environ.setdefault("ARCHFLAGS", f"-arch {platform.machine()}")
 libraries = [library("mtpcore_base", "")]
-if on_x86:
-    libraries += [library(f"mtpcore_{isa}", isa) for isa in ISA_FLAGS if c_sources(isa)]
+libraries += [library(f"mtpcore_{isa}", isa) for isa in ISAS.get(platform.machine(), ())]
 directives = {
     "language_level": "3",
     "boundscheck": True,  # of lists and tuples too: an index that is wrong is an error, no crash

@@ -163,11 +163,15 @@ def bytes_of_types() -> dict[str, float]:
 
 
 def _speed(mca: str, isa: str, kernel: Kernel, processor: str) -> float | None:
-    """Return bytes a cycle; None where llvm-mca has no model of the processor or an instruction."""
+    """Return bytes a cycle; None where llvm-mca has no model of the processor or an instruction.
+
+    gcc writes bytes like -16 as numbers of 64 bits, which llvm-mca does not take for bytes.
+    """
     target = TARGETS.get(isa, "x86_64")
+    loop = re.sub(r"0xf{14}(?=..$)", "0x", "\n".join(kernel.body[:-1]), flags=re.MULTILINE)
     run = subprocess.run(
         [mca, f"-mtriple={target}", f"-mcpu={processor}", f"-iterations={_ITERATIONS}"],
-        input="\n".join(kernel.body[:-1]) + "\n",
+        input=loop + "\n",
         capture_output=True,
         text=True,
         check=False,

@@ -1,6 +1,7 @@
 """Flags that the promises rest on: a contracted multiply-add would change a row's bits."""
 
 import os
+import platform
 import re
 import runpy
 import shutil
@@ -32,17 +33,30 @@ FLAGS_IN_SOURCE = re.compile(
 )
 
 
+MACHINES = ("x86_64", "aarch64")
+
+
 @pytest.fixture
-def build(monkeypatch):
-    """What setup.py hands to setuptools, with nothing built."""
+def build_on(monkeypatch):
+    """Call it with a machine: what setup.py hands to setuptools there, with nothing built."""
     found = {}
     monkeypatch.chdir(ROOT)
     for name in ("MTPCORE_DEBUG", "MTPCORE_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
     monkeypatch.setattr(Cython.Build, "cythonize", lambda modules, **options: modules)
-    runpy.run_path(str(ROOT / "setup.py"))
-    return found
+
+    def build(machine):
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        runpy.run_path(str(ROOT / "setup.py"))
+        return dict(found)
+
+    return build
+
+
+@pytest.fixture(params=MACHINES)
+def build(request, build_on):
+    return build_on(request.param)
 
 
 def flags(build):
@@ -76,8 +90,9 @@ def refused(build, flag):
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_fast_math_of_the_environment_is_an_error(build):
+def test_fast_math_of_the_environment_is_an_error(build_on):
     """Flags in ``CFLAGS`` come before our own."""
+    build = build_on(platform.machine())
     built = {Path(file).name for _, made in build["libraries"] for file in made["sources"]}
     assert set(refused(build, "-ffast-math")) == built - COMPUTE_NOTHING
     assert next(refused(build, "-ffinite-math-only"))
@@ -107,11 +122,16 @@ def test_debug_data_is_left_out_unless_it_is_asked_for(build):
 def test_portable_library_asks_for_no_instruction_set(build):
     portable = dict(build["libraries"])["mtpcore_base"]
     assert not [flag for flag in portable["cflags"] if flag.startswith("-m")]
-    of_a_set = ("_avx2.c", "_avxvnni.c", "_avx512.c")
+    of_a_set = ("_avx2.c", "_avxvnni.c", "_avx512.c", "_neon.c")
     assert not [f for f in portable["sources"] if f.endswith(of_a_set)]
 
 
-def test_every_c_file_belongs_to_one_library(build):
-    built = [file for _, made in build["libraries"] for file in made["sources"]]
+def test_every_c_file_belongs_to_one_library(build_on):
+    built = {
+        (name, file)
+        for machine in MACHINES
+        for name, made in build_on(machine)["libraries"]
+        for file in made["sources"]
+    }
     on_disk = [str(f.relative_to(ROOT)) for f in C_FILES.rglob("*.c")]
-    assert sorted(built) == sorted(on_disk)
+    assert sorted(file for _, file in built) == sorted(on_disk)

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 C_FILES = sorted(
     str(file.relative_to(ROOT))
-    for file in (ROOT / "mtpcore/_ext/c").rglob("*")
+    for folder in ("mtpcore/_ext/c", "tests/_ext/compare")
+    for file in (ROOT / folder).rglob("*")
     if file.suffix in {".c", ".h", ".inc"}
 )
 CLANG_FORMAT = "from clang_format import clang_format; clang_format()"

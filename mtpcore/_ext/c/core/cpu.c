@@ -4,8 +4,14 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
-static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512"};
+static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512", "neon"};
 static _Atomic int in_use = MTP_ISA_BASE;
 static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
@@ -32,6 +38,23 @@ const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? nam
 
 int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
 
+#if defined(__aarch64__)
+/* Dot products are an extension of Armv8.2, and the compiler may use all of that. */
+static int has_dot_products(void)
+{
+#if defined(__linux__)
+    const unsigned long wanted_bits = HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_ASIMDRDM | HWCAP_ASIMDDP;
+    return (getauxval(AT_HWCAP) & wanted_bits) == wanted_bits;
+#elif defined(__APPLE__)
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
+#else
+    return 0;
+#endif
+}
+#endif
+
 /* Every extension that the flags of the set's C files let the compiler use must be present; the
  * builtin also asks whether the operating system saves the registers. */
 int mtp_isa_supported(int isa)
@@ -53,6 +76,8 @@ int mtp_isa_supported(int isa)
     default:
         return 0;
     }
+#elif defined(__aarch64__)
+    return isa == MTP_ISA_BASE || (isa == MTP_ISA_NEON && has_dot_products());
 #else
     return isa == MTP_ISA_BASE;
 #endif

@@ -14,7 +14,8 @@ enum {
     MTP_ISA_AVX2 = 1,
     MTP_ISA_AVXVNNI = 2, /* AVX2, and dot products of bytes */
     MTP_ISA_AVX512 = 3,
-    MTP_ISA_COUNT = 4
+    MTP_ISA_NEON = 4, /* on aarch64, with dot products of bytes */
+    MTP_ISA_COUNT = 5
 };
 
 const char *mtp_isa_name(int isa);

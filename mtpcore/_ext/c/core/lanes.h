@@ -1,8 +1,8 @@
-/* Sixteen float32 values side by side: one AVX-512 register, two of AVX2, or an array.
+/* Sixteen float32 values side by side: one AVX-512 register, two of AVX2, four of NEON, or an array.
  *
  * Everything that is not a matmul is written once over these lanes and compiled for each
  * instruction set. The array version is the definition; each function is one correctly rounded
- * operation a lane, so that all three give the same bits.
+ * operation a lane, so that all of them give the same bits.
  */
 #ifndef MTPCORE_LANES_H
 #define MTPCORE_LANES_H
@@ -128,6 +128,57 @@ INLINE void lanes_store_half(uint16_t *p, lanes a)
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD) /* what setup.py asks for */
+#include <arm_neon.h>
+
+typedef struct {
+    float32x4_t of[4];
+} lanes;
+
+#define EACH_REGISTER(expression)                                                                  \
+    lanes r;                                                                                       \
+    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) r.of[i] = (expression);                    \
+    return r
+
+INLINE lanes lanes_load(const float *p) { EACH_REGISTER(vld1q_f32(p + 4 * i)); }
+INLINE void lanes_store(float *p, lanes a)
+{
+    for (int i = 0; i < 4; i++)
+        vst1q_f32(p + 4 * i, a.of[i]);
+}
+INLINE lanes lanes_all(float x) { EACH_REGISTER(vdupq_n_f32(x)); }
+INLINE lanes lanes_add(lanes a, lanes b) { EACH_REGISTER(vaddq_f32(a.of[i], b.of[i])); }
+INLINE lanes lanes_sub(lanes a, lanes b) { EACH_REGISTER(vsubq_f32(a.of[i], b.of[i])); }
+INLINE lanes lanes_mul(lanes a, lanes b) { EACH_REGISTER(vmulq_f32(a.of[i], b.of[i])); }
+INLINE lanes lanes_div(lanes a, lanes b) { EACH_REGISTER(vdivq_f32(a.of[i], b.of[i])); }
+INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
+{
+    EACH_REGISTER(vfmaq_f32(c.of[i], a.of[i], b.of[i]));
+}
+INLINE lanes lanes_larger(lanes a, lanes b)
+{
+    EACH_REGISTER(vbslq_f32(vcgtq_f32(a.of[i], b.of[i]), a.of[i], b.of[i]));
+}
+INLINE lanes lanes_if_less(lanes a, lanes b, lanes x, lanes y)
+{
+    EACH_REGISTER(vbslq_f32(vcltq_f32(a.of[i], b.of[i]), x.of[i], y.of[i]));
+}
+INLINE float32x4_t four_powers_of_two(float32x4_t t)
+{
+    const int32x4_t n = vshlq_n_s32(vreinterpretq_s32_f32(t), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(n, vdupq_n_s32(127 << 23)));
+}
+INLINE lanes lanes_power_of_two(lanes t) { EACH_REGISTER(four_powers_of_two(t.of[i])); }
+INLINE lanes lanes_load_half(const uint16_t *p)
+{
+    EACH_REGISTER(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))));
+}
+INLINE void lanes_store_half(uint16_t *p, lanes a)
+{
+    for (int i = 0; i < 4; i++)
+        vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.of[i])));
+}
+
 #else
 
 typedef struct {
@@ -218,6 +269,13 @@ INLINE float lanes_first(lanes a)
 #else
 #define HALVES(a) a.low, a.high
 #endif
+#elif defined(__ARM_FEATURE_DOTPROD)
+INLINE float32x4_t add_ps(float32x4_t a, float32x4_t b) { return vaddq_f32(a, b); }
+INLINE float32x4_t max_ps(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+#define FOLD(a, f, vector)                                                                         \
+    const float32x4_t four = vector(vector(a.of[0], a.of[2]), vector(a.of[1], a.of[3]));           \
+    const float32x4_t two = vector(four, vextq_f32(four, four, 2));                                \
+    return f(vgetq_lane_f32(two, 0), vgetq_lane_f32(two, 1))
 #else
 #define FOLD(a, f, vector)                                                                         \
     for (int half = LANES / 2; half > 0; half /= 2)                                                \

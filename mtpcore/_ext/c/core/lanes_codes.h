@@ -69,6 +69,40 @@ INLINE lanes lanes_load_codes(const int8_t *p)
     };
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+typedef struct {
+    int32x4_t of[4];
+} whole_lanes;
+typedef struct {
+    int8x16_t of[4];
+} code_lanes;
+
+INLINE whole_lanes whole_begin(int32_t q_sum)
+{
+    (void)q_sum;
+    return (whole_lanes){{vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)}};
+}
+INLINE code_lanes codes_load(const int8_t *p)
+{
+    return (code_lanes){{vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)}};
+}
+INLINE whole_lanes codes_dot(whole_lanes sum, code_lanes codes, int32_t q)
+{
+    const int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(q));
+    for (int i = 0; i < 4; i++)
+        sum.of[i] = vdotq_s32(sum.of[i], codes.of[i], all);
+    return sum;
+}
+INLINE lanes lanes_of_whole(whole_lanes a) { EACH_REGISTER(vcvtq_f32_s32(a.of[i])); }
+INLINE lanes lanes_load_codes(const int8_t *p)
+{
+    const int8x16_t codes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(codes)), high = vmovl_high_s8(codes);
+    return lanes_of_whole((whole_lanes){{vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low),
+                                         vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)}});
+}
+
 #else
 
 typedef struct {

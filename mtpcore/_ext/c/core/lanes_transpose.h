@@ -36,6 +36,36 @@ INLINE void lanes_transpose(lanes rows[LANES])
     }
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+/* Register `part` of four rows, transposed 4 x 4. */
+INLINE void transpose_four(const lanes *rows, int part, float32x4_t to[4])
+{
+#define PAIR(f, a, b) vreinterpretq_f64_f32(f(rows[a].of[part], rows[b].of[part]))
+    const float64x2_t a = PAIR(vtrn1q_f32, 0, 1), b = PAIR(vtrn2q_f32, 0, 1);
+    const float64x2_t c = PAIR(vtrn1q_f32, 2, 3), d = PAIR(vtrn2q_f32, 2, 3);
+#undef PAIR
+    to[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c));
+    to[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
+    to[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+    to[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+}
+
+/* Squares of four by four values, each transposed, and exchanged with the one across. */
+INLINE void lanes_transpose(lanes rows[LANES])
+{
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j <= i; j++) {
+            float32x4_t below[4], above[4];
+            transpose_four(rows + 4 * i, j, below);
+            transpose_four(rows + 4 * j, i, above);
+            for (int k = 0; k < 4; k++) {
+                rows[4 * j + k].of[i] = below[k];
+                rows[4 * i + k].of[j] = above[k];
+            }
+        }
+}
+
 #else
 
 INLINE void lanes_transpose(lanes rows[LANES])

@@ -14,6 +14,21 @@ static inline unsigned mtp_round_to_nearest(void)
 }
 
 static inline void mtp_round_as(unsigned before) { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+#include <stdint.h>
+
+static inline void mtp_round_as(unsigned before)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)before));
+}
+
+static inline unsigned mtp_round_to_nearest(void)
+{
+    uint64_t before;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    mtp_round_as(0); /* to nearest, no flush to zero, NaNs keep their bits */
+    return (unsigned)before;
+}
 #else
 static inline unsigned mtp_round_to_nearest(void) { return 0; }
 

@@ -17,6 +17,8 @@ MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, portable)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx2)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avxvnni)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx512)
+#elif defined(__aarch64__)
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, neon)
 #endif
 
 /* Make the kernels of one body `name(n_tokens, group, n_blocks, tile, out)`: with n_tokens a

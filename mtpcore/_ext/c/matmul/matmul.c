@@ -26,6 +26,8 @@ static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_AVX2] = {MTP_WEIGHT_TYPES(ENTRY, avx2)},
     [MTP_ISA_AVXVNNI] = {MTP_WEIGHT_TYPES(VNNI_ENTRY, )},
     [MTP_ISA_AVX512] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
+#elif defined(__aarch64__)
+    [MTP_ISA_NEON] = {MTP_WEIGHT_TYPES(ENTRY, neon)},
 #endif
 };
 

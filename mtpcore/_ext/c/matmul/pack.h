@@ -12,6 +12,8 @@ typedef void mtp_pack_rows(const uint8_t *from, int64_t row_bytes, int64_t n_blo
 extern mtp_pack_rows *const mtp_packers_portable[MTP_TYPES];
 #if defined(__x86_64__)
 extern mtp_pack_rows *const mtp_packers_avx2[MTP_TYPES], *const mtp_packers_avx512[MTP_TYPES];
+#elif defined(__aarch64__)
+extern mtp_pack_rows *const mtp_packers_neon[MTP_TYPES];
 #endif
 
 /* Pack the group that begins with row `row` of a matrix whose rows lie at `rows` as in a file. */

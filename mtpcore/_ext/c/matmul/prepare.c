@@ -12,6 +12,9 @@ static mtp_quantise quantise_in_use(void)
         return mtp_quantise_avx512;
     if (mtp_isa() >= MTP_ISA_AVX2)
         return mtp_quantise_avx2;
+#elif defined(__aarch64__)
+    if (mtp_isa() == MTP_ISA_NEON)
+        return mtp_quantise_neon;
 #endif
     return mtp_quantise_portable;
 }

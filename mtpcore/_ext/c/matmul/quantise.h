@@ -19,6 +19,7 @@
 typedef float (*mtp_quantise)(const float *x, int n, int8_t *codes, int32_t *minus_sums);
 
 extern const mtp_quantise mtp_quantise_portable, mtp_quantise_avx2, mtp_quantise_avx512;
+extern const mtp_quantise mtp_quantise_neon;
 
 /* Adding 1.5 * 2^23 leaves the nearest integer (ties to even) in the low mantissa bits; exact for
  * |x| < 2^22 and vectorised without an instruction for rounding. */

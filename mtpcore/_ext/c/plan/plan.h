@@ -145,6 +145,7 @@ typedef void (*mtp_operation)(const mtp_op *op, const mtp_run *run, int thread, 
 extern const mtp_operation mtp_operations_portable[MTP_KINDS];
 extern const mtp_operation mtp_operations_avx2[MTP_KINDS];
 extern const mtp_operation mtp_operations_avx512[MTP_KINDS];
+extern const mtp_operation mtp_operations_neon[MTP_KINDS];
 
 /* What MTP_OPERATIONS says of a kind. */
 const char *mtp_kind_name(mtp_kind kind);

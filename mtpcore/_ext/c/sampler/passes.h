@@ -60,6 +60,8 @@ typedef struct {
 extern const mtp_sampler_passes mtp_sampler_passes_base;
 #if defined(__x86_64__)
 extern const mtp_sampler_passes mtp_sampler_passes_avx2, mtp_sampler_passes_avx512;
+#elif defined(__aarch64__)
+extern const mtp_sampler_passes mtp_sampler_passes_neon;
 #endif
 
 #endif

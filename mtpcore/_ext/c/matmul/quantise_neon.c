@@ -1,0 +1,3 @@
+#include "matmul/quantise.h"
+
+MTP_DEFINE_QUANTISE(neon)

@@ -1,0 +1,79 @@
+"""What instruction sets compute, compared by a C program without Python: here, and as aarch64.
+
+``tests/_ext/compare`` is the program. It is built for this machine, and with a cross compiler for
+aarch64, where it runs in ``qemu-aarch64`` (Debian: ``gcc-aarch64-linux-gnu``, ``qemu-user``).
+"""
+
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import Cython.Build
+import pytest
+import setuptools
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "compare"
+CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+STRICT = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """What setup.py builds on a machine."""
+
+    def of(machine):
+        found = {}
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        monkeypatch.setattr(setuptools, "setup", lambda **given: found.update(given))
+        monkeypatch.setattr(Cython.Build, "cythonize", lambda modules, **options: modules)
+        runpy.run_path(str(ROOT / "setup.py"))
+        return found["libraries"]
+
+    return of
+
+
+def build(compiler, libraries, folder, *last):
+    """Compile everything with warnings as errors, and with these last flags; return the program."""
+    includes = ["-Imtpcore/_ext/c", f"-I{PROGRAM}"]
+    jobs = [(source, made["cflags"]) for _, made in libraries for source in made["sources"]]
+    jobs += [(str(source), libraries[0][1]["cflags"]) for source in sorted(PROGRAM.glob("*.c"))]
+
+    def compile_one(job):
+        number, (source, flags) = job
+        made = folder / f"{number}.o"
+        run([compiler, *flags, *STRICT, *last, *includes, "-c", source, "-o", str(made)])
+        return str(made)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, enumerate(jobs)))
+    program = str(folder / "compare")
+    run([compiler, *last, *objects, "-o", program, "-lm", "-pthread"])
+    return program
+
+
+def run(command):
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names the sets of x86-64")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+def test_sets_of_this_machine_compute_what_portable_c_computes(libraries, tmp_path):
+    assert " 0 wrong" in run([build("gcc", libraries("x86_64"), tmp_path, "-O1")])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS}")
+def test_neon_computes_what_portable_c_computes(libraries, tmp_path):
+    program = build(CROSS, libraries("aarch64"), tmp_path, "-static")
+    if shutil.which(EMULATOR) is None:
+        pytest.skip(f"compiled; no {EMULATOR} to run it")
+    assert " 0 wrong" in run([EMULATOR, program, "neon"])
