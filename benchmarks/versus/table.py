@@ -29,8 +29,8 @@ of each cell. A `✗` marks a figure that misses its target.
 
 | cell | what is measured |
 | --- | --- |
-| decode | 64 tokens after 512 |
-| verify-n | a batch of n tokens of one sequence after 512, with all logits |
+| decode | 64 tokens after 512 (with `--llama-bench`: 32) |
+| verify-n | n tokens of one sequence after 512; all logits, with `--llama-bench` the last |
 | prefill | 512 tokens |
 | depth-d, depth-d-rows-n | 16 tokens, or a batch of n, after d |
 | sequences-n | 32 tokens of each of n sequences at once, after 64 |
