@@ -41,7 +41,7 @@ def unusable_isa(where, name):
     return BackendError(
         "this machine cannot use the instruction set", where=where,
         wanted=" or ".join(available_isas()), got=repr(name),
-        fix="name one of these, or leave it to mtpcore, which takes the last",
+        fix="name one of these, or leave it to mtpcore, which takes the best",
     )
 
 
