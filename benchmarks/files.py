@@ -33,7 +33,11 @@ FILES = (
     *(f"qwen2-1.5b-{kind}" for kind in ("q8_0", "q4_k_m")),
     *(f"glm-moe-1b-{kind}" for kind in ("q8_0", "q4_k_m")),
     *(f"mimo-1b-{kind}" for kind in ("q8_0", "q4_0")),
+    *(f"qwen35-0.8b-{kind}" for kind in ("q8_0", "q4_0")),
+    "qwen35-2b-q4_0",
+    "qwen35moe-1b-q4_0",
 )
+EXACT = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight")
 F32, F16 = Type.F32, Type.F16
 PIECE = 1 << 22  # values made at once
 TIMES = 8
@@ -73,7 +77,7 @@ def _thin(size: tuple[int, ...], times: int) -> tuple[int, ...]:
 
 def _is_exact(name: str, size: tuple[int, ...]) -> bool:
     """Return whether a tensor stays F32 in all files."""
-    return len(size) == 1 or name.endswith("ffn_gate_inp.weight")
+    return len(size) == 1 or name.split(".", 2)[-1] in EXACT
 
 
 def _write_plain(path: Path, shape: Shape, times: int) -> None:

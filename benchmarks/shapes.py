@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["SHAPES", "Shape", "byte_letters", "scaled_down", "spread"]
+__all__ = ["SHAPES", "HybridShape", "Shape", "byte_letters", "scaled_down", "spread"]
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -44,6 +44,11 @@ class Shape(msgspec.Struct, frozen=True):
     def merges(self) -> bool:
         """Whether the vocabulary is byte-pair encoded; else pieces with scores."""
         return self.architecture != "llama"
+
+    @property
+    def pretokenizer(self) -> str:
+        """How text is split before byte-pair encoding."""
+        return "qwen2"
 
     def metadata(self) -> dict[str, Any]:
         """Return the file's metadata, vocabulary included."""
@@ -96,7 +101,7 @@ class Shape(msgspec.Struct, frozen=True):
         joined += islice(triples, n_merges - len(joined))
         return {
             "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "qwen2",
+            "tokenizer.ggml.pre": self.pretokenizer,
             "tokenizer.ggml.tokens": letters + [a + b for a, b in joined],
             "tokenizer.ggml.token_type": [1] * self.n_vocab,
             "tokenizer.ggml.merges": [f"{a} {b}" for a, b in joined],
@@ -130,9 +135,103 @@ class Shape(msgspec.Struct, frozen=True):
             yield from _swiglu((self.n_experts, self.expert_width, e), "_exps")
             yield from _swiglu((self.expert_width, e), "_shexp")
         if n >= self.n_layers:
-            yield "nextn.eh_proj.weight", (e, 2 * e)
-            for name in ("enorm", "hnorm", "shared_head_norm"):
-                yield f"nextn.{name}.weight", (e,)
+            yield from _nextn(e)
+
+
+class HybridShape(Shape, frozen=True, kw_only=True):
+    """A hybrid's: every ``interval``-th layer is one of attention, the others are Gated DeltaNet.
+
+    All blocks have experts, or none; the shared expert is as wide as the others.
+    """
+
+    n_linear_keys: int
+    n_linear_values: int
+    linear_width: int = 128
+    interval: int = 4
+
+    @property
+    def pretokenizer(self) -> str:
+        """How text is split before byte-pair encoding."""
+        return "qwen35"
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the file's metadata, vocabulary included."""
+        found: dict[str, Any] = {
+            "block_count": self.n_blocks,
+            "context_length": 4096,
+            "embedding_length": self.width,
+            "feed_forward_length": self.ff_width,
+            "attention.head_count": self.n_heads,
+            "attention.head_count_kv": self.n_kv_heads,
+            "attention.key_length": self.head_width,
+            "attention.value_length": self.head_width,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "full_attention_interval": self.interval,
+            "rope.dimension_count": self.head_width // 4,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "rope.freq_base": 1e7,
+            "ssm.conv_kernel": 4,
+            "ssm.state_size": self.linear_width,
+            "ssm.group_count": self.n_linear_keys,
+            "ssm.time_step_rank": self.n_linear_values,
+            "ssm.inner_size": self.n_linear_values * self.linear_width,
+            "vocab_size": self.n_vocab,
+        }
+        if self.n_experts:
+            found |= {
+                "expert_count": self.n_experts,
+                "expert_used_count": self.n_used,
+                "expert_feed_forward_length": self.expert_width,
+                "expert_shared_feed_forward_length": self.expert_width,
+            }
+        if self.n_nextn:
+            found["nextn_predict_layers"] = self.n_nextn
+        named = {f"{self.architecture}.{key}": value for key, value in found.items()}
+        return {"general.name": f"synthetic {self.architecture}", **named, **self._vocabulary()}
+
+    def _block(self, n: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e = self.width
+        yield "attn_norm.weight", (e,)
+        yield "post_attention_norm.weight", (e,)
+        if n < self.n_layers and (n + 1) % self.interval:
+            yield from self._delta_net()
+        else:
+            q, kv = self.n_heads * self.head_width, self.n_kv_heads * self.head_width
+            yield "attn_q.weight", (2 * q, e)
+            yield "attn_k.weight", (kv, e)
+            yield "attn_v.weight", (kv, e)
+            yield "attn_output.weight", (e, q)
+            yield "attn_q_norm.weight", (self.head_width,)
+            yield "attn_k_norm.weight", (self.head_width,)
+        if self.n_experts:
+            yield "ffn_gate_inp.weight", (self.n_experts, e)
+            yield "ffn_gate_inp_shexp.weight", (1, e)
+            yield from _swiglu((self.n_experts, self.expert_width, e), "_exps")
+            yield from _swiglu((self.expert_width, e), "_shexp")
+        else:
+            yield from _swiglu((self.ff_width, e), "")
+        if n >= self.n_layers:
+            yield from _nextn(e)
+
+    def _delta_net(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        e, n = self.width, self.n_linear_values
+        values = n * self.linear_width
+        channels = 2 * self.n_linear_keys * self.linear_width + values
+        yield "attn_qkv.weight", (channels, e)
+        yield "attn_gate.weight", (values, e)
+        yield "ssm_alpha.weight", (n, e)
+        yield "ssm_beta.weight", (n, e)
+        yield "ssm_conv1d.weight", (channels, 4)
+        yield "ssm_dt.bias", (n,)
+        yield "ssm_a", (n,)
+        yield "ssm_norm.weight", (self.linear_width,)
+        yield "ssm_out.weight", (e, values)
+
+
+def _nextn(width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "nextn.eh_proj.weight", (width, 2 * width)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        yield f"nextn.{name}.weight", (width,)
 
 
 def _swiglu(shape: tuple[int, ...], suffix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -169,6 +268,31 @@ SHAPES: dict[str, Shape] = {
         n_nextn=1,
     ),
     "mimo-1b": Shape("mimo", 22, 2048, 32, 4, 64, 5632, 32000, biases=True, n_nextn=1),
+    # Qwen3.5-0.8B and 2B, with a vocabulary of a quarter
+    "qwen35-0.8b": HybridShape(
+        *("qwen35", 24, 1024, 8, 2, 256, 3584, 62080),
+        tied=True,
+        n_nextn=1,
+        n_linear_keys=16,
+        n_linear_values=16,
+    ),
+    "qwen35-2b": HybridShape(
+        *("qwen35", 24, 2048, 8, 2, 256, 6144, 62080),
+        tied=True,
+        n_nextn=1,
+        n_linear_keys=16,
+        n_linear_values=16,
+    ),
+    # 35B-A3B with a fifth of its layers and an eighth of its experts
+    "qwen35moe-1b": HybridShape(
+        *("qwen35moe", 8, 2048, 16, 2, 256, 512, 32768),
+        n_experts=32,
+        n_used=8,
+        expert_width=512,
+        n_nextn=1,
+        n_linear_keys=16,
+        n_linear_values=32,
+    ),
 }
 
 
@@ -176,6 +300,8 @@ def spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Return mean and deviation of a tensor's values, so that activations stay about one."""
     if name.endswith("norm.weight"):
         return 1.0, 0.2
+    if name.endswith("ssm_a"):
+        return -0.5, 0.1  # a state decays
     if len(shape) == 1:
         return 0.0, 0.1
     return 0.0, 1.0 if name == "token_embd.weight" else 1.0 / math.sqrt(shape[-1])

@@ -20,6 +20,7 @@ __all__ = [
     "MtpcoreError",
     "PluginError",
     "SamplingError",
+    "StateError",
     "spell",
 ]
 
@@ -126,6 +127,10 @@ class CapacityError(MtpcoreError, MemoryError):
 
 class SamplingError(MtpcoreError, ValueError):
     """Sampler settings are out of range."""
+
+
+class StateError(MtpcoreError, ValueError):
+    """A saved state is damaged, or of another model, drafter, format or context."""
 
 
 class BackendError(MtpcoreError, RuntimeError):

@@ -18,6 +18,7 @@ from mtpcore.errors import (
     MtpcoreError,
     PluginError,
     SamplingError,
+    StateError,
 )
 from mtpcore.graph import GraphType
 from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream
@@ -56,6 +57,7 @@ __all__ = [
     "Request",
     "Sampling",
     "SamplingError",
+    "StateError",
     "Stats",
     "Stream",
     "Tap",

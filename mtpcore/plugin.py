@@ -67,7 +67,7 @@ from mtpcore.models.published import (
     on_layers,
     optional,
 )
-from mtpcore.models.rope import Rope
+from mtpcore.models.rope import Rope, interleaved_axes
 from mtpcore.models.rotation import (
     FACTORED_ROPE_KEYS,
     ROPE_KEYS,
@@ -138,6 +138,7 @@ __all__ = [
     "hookimpl",
     "in_heads",
     "interleave",
+    "interleaved_axes",
     "long_context_factors",
     "mla_block",
     "moe",

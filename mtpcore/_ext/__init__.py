@@ -9,7 +9,7 @@ from importlib.util import spec_from_file_location
 
 MODULES = (
     *("_cpu", "_draft", "_fetch", "_guard", "_matmul"),
-    *("_plan", "_rows", "_sampling", "_strings"),
+    *("_plan", "_rows", "_sampling", "_states", "_strings"),
 )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._plan import Executor
@@ -13,6 +14,7 @@ Pass = tuple[
     Executor,
     Any,
     Sequence[Any],
+    NDArray[np.int32] | None,
     Iterable[tuple[int, NDArray[Any]]],
     int,
     int,
@@ -29,8 +31,9 @@ def draft(wanted: Any, passes: list[Pass]) -> tuple[list[list[int]], int]:
     ----------
     wanted : DraftRun
         Of ``rows`` only the number of outputs is read.
-    passes : list of (executor, rows, pages, external, logits, n_logits, recycled)
-        One, which is repeated, or one for each draft; rows, pages and external as in
+    passes : list of (executor, rows, pages, states, external, logits, n_logits,
+        recycled)
+        One, which is repeated, or one for each draft; rows, pages, states and external as in
         ``Executor.run``, where outputs have room for this pass; ``logits`` is the buffer of logits
         and ``n_logits`` their number in a row; ``recycled`` holds (slot, output, axis, width):
         which output buffer feeds which slot's buffer.

@@ -7,8 +7,9 @@ from libc.string cimport memcpy, memset
 from mtpcore._ext._buffers cimport int32s, int32s_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
-    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_TOKENS, Executor, mtp_draft, mtp_draft_lay_out,
-    mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits, mtp_recycle, zeros,
+    MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_STATE_COLUMNS, MTP_TOKENS, Executor, check_state, mtp_draft,
+    mtp_draft_lay_out, mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits,
+    mtp_recycle, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -100,11 +101,11 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     cdef Executor executor, first = passes[0][0]
     cdef int64_t n_logits
     cdef mtp_recycle *taken
-    executor, rows, pages, external, logits, n_logits, recycled = passes[number]
+    executor, rows, pages, states, external, logits, n_logits, recycled = passes[number]
     if len(recycled) > MTP_MOST_RECYCLED:
         raise CapacityError("too many slots are slot by what a pass made", got=len(recycled),
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
-    executor.take_rows(rows, pages)
+    executor.take_rows(rows, pages, states)
     executor.take_arrays(external, rows.embeddings is not None, -1)
     if number == 0 and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences:
         raise BatchError("one output a sequence", where="pass 0", wanted=loop.n_sequences,
@@ -182,6 +183,20 @@ cdef int check_places(mtp_draft *loop, Executor only, pages) except -1:
             for step in range(1, loop.sequences[i].k):
                 only.check_place(&tables, &length, n_pages, only.run_state.seq[newest],
                                  only.run_state.place[newest] + step, newest)
+    check_states(loop, only)
+    return 0
+
+
+cdef int check_states(mtp_draft *loop, Executor only) except -1:
+    """Check that there are states behind which the rows of the plan that is repeated come."""
+    cdef int64_t i, step, newest, seq
+    cdef const int32_t *table = only.run_state.states.table
+    for i in range(loop.n_sequences if table != NULL else 0):
+        newest = only.run_state.outputs[i]
+        seq = only.run_state.seq[newest]
+        for step in range(1, loop.sequences[i].k):
+            check_state(table + seq * MTP_STATE_COLUMNS, seq, only.run_state.place[newest] + step,
+                        True)
     return 0
 
 

@@ -44,7 +44,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
-    mtp_kind MTP_ANGLES
+    mtp_kind MTP_ANGLES, MTP_CAUSAL_CONV
     mtp_kind MTP_KINDS
     const char *mtp_kind_name(mtp_kind kind)
     const char *mtp_kind_sharing(mtp_kind kind)
@@ -63,7 +63,7 @@ cdef extern from "plan/plan.h" nogil:
         int32_t axis
         int32_t sharing
         int64_t n_units
-        mtp_view[3] inputs "in"
+        mtp_view[5] inputs "in"
         mtp_view[2] out
         mtp_matrix *matrices
         const float *weights[2]
@@ -91,6 +91,12 @@ cdef extern from "plan/plan.h" nogil:
         const int32_t *length
         int64_t pages_of_seq
 
+    ctypedef struct mtp_states:
+        char *data
+        int64_t slot_bytes
+        int64_t n_slots
+        const int32_t *table
+
     ctypedef struct mtp_run:
         int64_t[2] n_rows
         const int32_t *tokens
@@ -102,16 +108,22 @@ cdef extern from "plan/plan.h" nogil:
         int64_t n_axes
         void **buffers
         mtp_memory *memory
+        mtp_states states
         mtp_interrupt *interrupt
         int32_t *base
         int32_t *depth
         int32_t *is_tree
         int32_t *tiles
         int64_t n_tiles
+        int32_t *before
+        int32_t *next
+        int32_t *first_rows
+        int64_t n_sequences
         char **scratch
         void **buffers_seen
         mtp_fetch_choice *fetch
         int64_t n_fetch
+        bint is_in_cache
 
     ctypedef struct mtp_plan:
         const mtp_op *ops
@@ -130,8 +142,21 @@ cdef extern from "plan/plan.h" nogil:
     int MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
     int MTP_RANGE
+    int MTP_LOG
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
+
+
+cdef extern from "recurrent/states.h" nogil:
+    enum:
+        MTP_READ_SLOT
+        MTP_READ_BASE
+        MTP_OPENED_SLOT
+        MTP_OPENED_BASE
+        MTP_BEGIN
+        MTP_END
+        MTP_LOGGED
+        MTP_STATE_COLUMNS
 
 
 cdef extern from "plan/check.h" nogil:
@@ -141,6 +166,7 @@ cdef extern from "plan/check.h" nogil:
         int64_t n_batch
         int64_t n_vocab
         int64_t n_groups
+        int64_t slot_bytes
 
     const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 
@@ -234,6 +260,8 @@ cdef class Executor:
     cdef size_t *copy_bytes  # of each buffer that every thread has a copy of
     cdef mtp_fetch_choice *fetch
     cdef reach *reaches     # of each buffer
+    cdef int32_t *outside   # the buffers outside the arena
+    cdef int64_t n_outside
     cdef int64_t most_ops
     cdef int64_t most_places  # of a sequence, so that its ranges are no more than planned
     cdef bint is_finished
@@ -250,13 +278,19 @@ cdef class Executor:
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
-    cdef int choose_fetches(self, int64_t worth_measuring) except -1
+    cdef int choose_fetches(self, int64_t in_cache, int64_t worth_measuring) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_sampling(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
                             int64_t n_pages, int64_t seq) except -1
-    cdef int take_rows(self, object rows, object pages) except -1
+    cdef int take_rows(self, object rows, object pages, object states) except -1
+    cdef int take_states(self, object states) except -1
+    cdef int check_entry(self, const int32_t *entry, int64_t seq) except -1
+    cdef int check_tree(self, const int32_t *entry, int64_t t) except -1
     cdef int take_arrays(self, object external, bint has_embeddings, int32_t unwritten) except -1
     cdef int64_t n_values(self, int64_t buffer) except -1
+
+
+cdef int check_state(const int32_t *entry, int64_t seq, int64_t place, bint is_first) except -1

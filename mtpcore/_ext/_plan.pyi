@@ -81,6 +81,8 @@ class Executor:
         Token ids are below it; 0 where no operation reads them.
     stores : sequence of CpuStore
         Of each group of memory layers.
+    states : CpuStateStore, optional
+        Of the recurrent layers.
 
     Raises
     ------
@@ -102,6 +104,7 @@ class Executor:
         n_ops: int,
         n_vocab: int,
         stores: Sequence[Any] = (),
+        states: Any = None,
     ) -> None: ...
     def add(
         self,
@@ -136,13 +139,15 @@ class Executor:
         work: float,
         work_of_row: float,
         worth_sharing: float,
+        in_cache: int = ...,
         worth_measuring: int = ...,
     ) -> None:
         """Check how operations fit each other, and allocate scratch; then the plan may run.
 
         ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
-        ``worth_sharing`` is left to the caller alone. Ways to prefetch weights are compared in
-        a plan whose packed matrices have ``worth_measuring`` bytes or more; default: in none.
+        ``worth_sharing`` is left to the caller alone. A plan whose packed matrices have fewer
+        bytes than ``in_cache`` does not prefetch them (default: each does); in one that has
+        ``worth_measuring`` bytes or more ways to prefetch are compared (default: in none).
 
         Raises
         ------
@@ -160,6 +165,7 @@ class Executor:
         external: Iterable[tuple[int, NDArray[Any]]],
         logits: int = -1,
         written: NDArray[np.float32] | None = None,
+        states: NDArray[np.int32] | None = None,
     ) -> NDArray[np.int32] | None:
         """Run a batch; return the token that each output chooses, or -1, where that is asked for.
 
@@ -174,6 +180,9 @@ class Executor:
             For the sampling that comes with the rows: the buffer of logits, which is not written.
         written : float32[n, n_logits]
             Where the logits of the n outputs without a sampler go.
+        states : int32[n_seq, columns], optional
+            What memory has decided for the states of recurrent layers:
+            ``mtpcore.memory.recurrent.RecurrentMemory.table``.
 
         Raises
         ------

@@ -83,9 +83,19 @@ cdef int run_signal_handlers(void *executor) noexcept nogil:
     return 0
 
 
+cdef int check_state(const int32_t *entry, int64_t seq, int64_t place, bint is_first) except -1:
+    """Check that a row's place is reserved, and a pass's first row comes behind a state."""
+    cdef bint goes_on = entry[MTP_BEGIN] < place and (
+        entry[MTP_OPENED_SLOT] < 0 or entry[MTP_OPENED_BASE] <= place)
+    if place >= entry[MTP_END] or (is_first and place != entry[MTP_BEGIN] and not goes_on):
+        raise CapacityError("rows without a state before them", where=f"sequence {seq}",
+                            wanted=f"places {entry[MTP_BEGIN]}..{entry[MTP_END] - 1}", got=place)
+    return 0
+
+
 cdef class Executor:
     def __cinit__(self, *, int n_threads, int64_t n_batch, capacities, copies, offsets,
-                  size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=()):
+                  size_t arena_bytes, int64_t n_ops, int64_t n_vocab, stores=(), states=None):
         cdef int64_t i, n_buffers = len(offsets)
         memset(&self.interrupt, 0, sizeof(mtp_interrupt))
         self.interrupt.is_wanted = run_signal_handlers
@@ -107,10 +117,11 @@ cdef class Executor:
         self.ops = <mtp_op *> zeros(n_ops + 1, sizeof(mtp_op))
         self.copy_bytes = <size_t *> zeros(n_buffers, sizeof(size_t))
         self.reaches = <reach *> zeros(n_buffers, sizeof(reach))
+        self.outside = <int32_t *> zeros(n_buffers, sizeof(int32_t))
         self.run_state.buffers = <void **> zeros(n_buffers, sizeof(void *))
         self.run_state.buffers_seen = <void **> zeros(n_threads * n_buffers, sizeof(void *))
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
-        self.run_state.base = <int32_t *> zeros(4 * n_batch + 1, sizeof(int32_t))
+        self.run_state.base = <int32_t *> zeros(7 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
         self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
         self.sampling.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
@@ -124,12 +135,18 @@ cdef class Executor:
             raise CapacityError("no memory for a plan", wanted=f"{arena_bytes} bytes")
         self.run_state.depth = self.run_state.base + n_batch
         self.run_state.is_tree = self.run_state.depth + n_batch
-        self.run_state.tiles = self.run_state.is_tree + n_batch
+        self.run_state.before = self.run_state.is_tree + n_batch
+        self.run_state.next = self.run_state.before + n_batch
+        self.run_state.first_rows = self.run_state.next + n_batch
+        self.run_state.tiles = self.run_state.first_rows + n_batch
         self.plan.ops, self.plan.n_threads = self.ops, n_threads
         self.plan.copy_bytes, self.plan.n_buffers = self.copy_bytes, n_buffers
         for i, offset in enumerate(offsets):
             self.copy_bytes[i] = copies[i]
             self.reaches[i].is_outside = offset is None
+            if offset is None:
+                self.outside[self.n_outside] = i
+                self.n_outside += 1
             if offset is None and copies[i]:
                 raise BackendError("copies of a buffer outside the arena", got=i)
             refuse_unless(self.capacities[i] >= 0, "buffer of a size below 0", ">= 0",
@@ -156,12 +173,22 @@ cdef class Executor:
             self.run_state.memory[i].store = mtp_store(pages.data, store.page_bytes,
                                                        KV_TYPES[store.dtype])
 
+        if states is not None:
+            slots = memory_of(states.data)
+            refuse_unless(states.slot_bytes >= 0 and states.n_slots >= 0
+                          and states.slot_bytes * states.n_slots <= slots.n_bytes,
+                          "slots outside of their memory", f"at most {slots.n_bytes} bytes",
+                          (states.n_slots, states.slot_bytes))
+            self.kept.append(states.data)
+            self.run_state.states = mtp_states(slots.data, states.slot_bytes, states.n_slots, NULL)
+
     def __dealloc__(self):
         if self.ops != NULL:
             for i in range(self.most_ops + 1):
                 free(self.ops[i].matrices)
         free(self.ops)
         free(self.reaches)
+        free(self.outside)
         free(self.run_state.buffers)
         free(self.run_state.buffers_seen)
         free(self.copy_bytes)
@@ -215,9 +242,9 @@ cdef class Executor:
         refuse_unless(axis in (MTP_TOKENS, MTP_OUTPUTS), "unknown axis", "0 or 1", axis)
         refuse_unless(sharing in (MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS),
                       "unknown way to share work", "0 to 2", sharing)
-        refuse_unless(len(inputs) <= 3 and len(outputs) <= 2 and len(weights) <= 2
+        refuse_unless(len(inputs) <= 5 and len(outputs) <= 2 and len(weights) <= 2
                       and len(ints) <= 6, "more than an operation has room for",
-                      "3 inputs, 2 outputs, 2 weights, 6 numbers",
+                      "5 inputs, 2 outputs, 2 weights, 6 numbers",
                       (len(inputs), len(outputs), len(weights), len(ints)))
         refuse_unless(sharing != MTP_BY_COLUMNS or n_units >= 1,
                       "columns are cut in one part at least", ">= 1", n_units)
@@ -266,6 +293,8 @@ cdef class Executor:
             wanted = op.inputs[0].width
         elif op.kind in (MTP_ATTENTION, MTP_MERGE):
             wanted = op.out[0].n_heads
+        elif op.kind == MTP_CAUSAL_CONV:
+            wanted *= max(op.n[3], 0)
         for array in weights:
             if array is not None and len(array) != wanted:
                 raise BackendError("not a weight for each value", wanted=wanted, got=len(array))
@@ -290,7 +319,7 @@ cdef class Executor:
             for i in range(self.plan.n_buffers):
                 sizes[i] = self.capacities[i]
             bounds = mtp_bounds(sizes, self.run_state.memory, self.n_batch, self.n_vocab,
-                                len(self.n_pages))
+                                len(self.n_pages), self.run_state.states.slot_bytes)
             for i in range(self.plan.n_ops):
                 misfit = mtp_plan_misfit(&self.plan, i, &bounds)
                 if misfit != NULL:
@@ -300,7 +329,7 @@ cdef class Executor:
             free(sizes)
         return 0
 
-    cdef int choose_fetches(self, int64_t worth_measuring) except -1:
+    cdef int choose_fetches(self, int64_t in_cache, int64_t worth_measuring) except -1:
         """Let ways to prefetch be compared for each weight type, where caches hold too little."""
         cdef int64_t i, n_bytes = 0
         cdef const mtp_matrix *w
@@ -311,6 +340,7 @@ cdef class Executor:
             w = self.ops[i].matrices
             n_matrices = self.ops[i].n[0] if self.ops[i].kind == MTP_EXPERT_MATMUL else 1
             n_bytes += n_matrices * mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
+        self.run_state.is_in_cache = n_bytes < in_cache
         if n_bytes < worth_measuring:
             return 0
         types = sorted({self.ops[i].matrices.type for i in packed})
@@ -325,7 +355,7 @@ cdef class Executor:
         return 0
 
     def finish(self, double work, double work_of_row, double worth_sharing,
-               int64_t worth_measuring=INT64_MAX):
+               int64_t in_cache=0, int64_t worth_measuring=INT64_MAX):
         """Check the whole, and give every thread its scratch."""
         refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
         refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
@@ -344,7 +374,7 @@ cdef class Executor:
             mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
-        self.choose_fetches(worth_measuring)
+        self.choose_fetches(in_cache, worth_measuring)
         self.is_finished = True
 
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
@@ -373,7 +403,72 @@ cdef class Executor:
                                  got=page * MTP_PAGE)
         return 0
 
-    cdef int take_rows(self, rows, pages) except -1:
+    cdef int take_states(self, states) except -1:
+        """Note what memory has decided for the states of a batch's sequences.
+
+        The run's rows are known already.
+        """
+        cdef int32s table
+        cdef const mtp_run *run = &self.run_state
+        cdef int64_t t, before
+        cdef const int32_t *entry
+        self.run_state.states.table = NULL
+        if run.states.data == NULL:
+            refuse_unless(states is None, "memory of another plan", "no recurrent layers", "some")
+            return 0
+        refuse_unless(states is not None, "recurrent layers need memory", "a table", None)
+        table = int32s_of(states, 2)
+        refuse_unless(table.width == MTP_STATE_COLUMNS, "memory of another plan",
+                      f"{MTP_STATE_COLUMNS} columns", table.width)
+        for t in range(run.n_rows[MTP_TOKENS]):
+            if run.seq[t] >= table.n:
+                raise BatchError("sequence without memory", got=run.seq[t],
+                                 wanted=f"below {table.n}")
+            entry = table.data + run.seq[t] * table.width
+            before = t - 1
+            while before >= 0 and run.seq[before] != run.seq[t]:
+                before -= 1
+            if before >= 0 and run.place[t] != run.place[before] + 1:
+                raise BatchError("rows of a sequence leave no place out", where=f"row {t}",
+                                 got=run.place[t], wanted=run.place[before] + 1)
+            if before < 0:
+                self.check_entry(entry, run.seq[t])
+            check_state(entry, run.seq[t], run.place[t], before < 0)
+            if run.parent != NULL and run.parent[t] != before:
+                self.check_tree(entry, t)
+        self.run_state.states.table = table.data
+        return 0
+
+    cdef int check_entry(self, const int32_t *entry, int64_t seq) except -1:
+        """Check that what memory has decided for a sequence stays inside of slots and logs."""
+        cdef int64_t begin = entry[MTP_BEGIN], end = entry[MTP_END], i
+        cdef int64_t read = entry[MTP_READ_SLOT], opened = entry[MTP_OPENED_SLOT]
+        cdef int64_t n_read = begin - entry[MTP_READ_BASE], n_slots = self.run_state.states.n_slots
+        cdef int64_t n_logged = n_read if opened >= 0 else end - entry[MTP_READ_BASE]
+        cdef bint fits = 0 <= begin < end and -1 <= read < n_slots and -1 <= opened < n_slots
+        fits = fits and 0 <= n_read and n_logged <= MTP_LOG and (read >= 0 or n_read == 0)
+        if opened >= 0:
+            fits = fits and begin <= entry[MTP_OPENED_BASE] and opened != read
+            fits = fits and entry[MTP_OPENED_BASE] <= end <= entry[MTP_OPENED_BASE] + MTP_LOG
+        else:
+            fits = fits and read >= 0
+        for i in range(n_logged if fits else 0):
+            fits = fits and 0 <= entry[MTP_LOGGED + i] < MTP_LOG
+        if not fits:
+            raise BatchError("states are not reserved", where=f"sequence {seq}",
+                             got=f"places {begin} to {end}")
+        return 0
+
+    cdef int check_tree(self, const int32_t *entry, int64_t t) except -1:
+        """Check that all rows of a draft tree are logged: any of them may be kept."""
+        if entry[MTP_OPENED_SLOT] >= 0 and entry[MTP_OPENED_BASE] > entry[MTP_BEGIN]:
+            raise CapacityError("a draft tree is longer than the log of recurrent layers",
+                                where=f"sequence {self.run_state.seq[t]}",
+                                wanted=f"at most {MTP_LOG} rows", fix="make drafts shorter",
+                                got=entry[MTP_END] - entry[MTP_BEGIN])
+        return 0
+
+    cdef int take_rows(self, rows, pages, states) except -1:
         """Point the run at a batch, after checking all that addresses depend on.
 
         What the caller's arrays say of it is copied first: another thread may write to them.
@@ -440,12 +535,15 @@ cdef class Executor:
             memory = &self.run_state.memory[i]
             memory.tables, memory.first, memory.length = tables.data, first.data, length.data
             memory.pages_of_seq = tables.width
+        self.take_states(states)
         return 0
 
     cdef int64_t n_values(self, int64_t buffer) except -1:
         """Return how many values of a buffer outside the arena operations reach in this run."""
         cdef const reach *own = &self.reaches[buffer]
         cdef int64_t wanted = 0
+        cdef int64_t last_row
+        cdef int axis
         for axis in range(2):
             if own.end[axis] and self.run_state.n_rows[axis]:
                 last_row = (self.run_state.n_rows[axis] - 1) * own.row_stride[axis]
@@ -457,21 +555,22 @@ cdef class Executor:
 
         The run's rows are known already.
         """
-        cdef int64_t i
+        cdef int64_t i, n, wanted
         cdef floats values
         cdef reach *own
-        for i in range(self.plan.n_buffers):
-            self.reaches[i].given = -1
+        for n in range(self.n_outside):
+            self.reaches[self.outside[n]].given = -1
         for buffer, array in external:
             i = buffer
-            refuse_unless(0 <= i < self.plan.n_buffers and self.reaches[i].is_outside,
-                          "an array for a buffer that is not outside the arena",
-                          f"0 to {self.plan.n_buffers - 1}", i)
+            if not (0 <= i < self.plan.n_buffers and self.reaches[i].is_outside):
+                raise BackendError("an array for a buffer that is not outside the arena",
+                                   wanted=f"0 to {self.plan.n_buffers - 1}", got=i)
             values = floats_of(array, self.reaches[i].is_written)
             self.run_state.buffers[i], self.reaches[i].given = values.data, values.n
-        for i in range(self.plan.n_buffers):
+        for n in range(self.n_outside):
+            i = self.outside[n]
             own = &self.reaches[i]
-            if not own.is_outside or i == unwritten:
+            if i == unwritten:
                 continue
             if own.holds_embeddings and not has_embeddings:
                 continue
@@ -481,14 +580,14 @@ cdef class Executor:
                                  wanted=f"{wanted} values", got=max(own.given, 0))
         return 0
 
-    def run(self, rows, pages, external, int32_t logits=-1, written=None):
+    def run(self, rows, pages, external, int32_t logits=-1, written=None, states=None):
         """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
         cdef int32_t *chosen
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
         self.is_running = True
         try:
-            self.take_rows(rows, pages)
+            self.take_rows(rows, pages, states)
             self.run_state.interrupt = &self.interrupt
             mtp_interrupt_begin(&self.interrupt)
             self.take_arrays(external, rows.embeddings is not None, logits)

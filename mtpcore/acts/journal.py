@@ -47,7 +47,8 @@ class Journal:
 
         No other one is under way: guards let one act run at a time, and an act opens no second one.
         """
-        self.settle()
+        if self._open is not None:
+            self.settle()
         return Transaction(self, [(thing, thing.save()) for thing in things])
 
     def settle(self) -> None:

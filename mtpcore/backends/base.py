@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
-from mtpcore.graph.program import MemoryLayer, Program
-from mtpcore.memory.base import PAGE, Memory, Store
+from mtpcore.graph.program import MemoryLayer, Program, StateLayer
+from mtpcore.memory.base import PAGE, Memory, StateStore, Store
 
 __all__ = [
     "PAGE",
@@ -27,6 +27,7 @@ __all__ = [
     "Plan",
     "RowBuffer",
     "CheckedBatch",
+    "StateStore",
     "Store",
     "WeightSource",
     "WeightTensor",
@@ -236,6 +237,9 @@ class Backend(Protocol):
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
         """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
 
+    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> StateStore:
+        """Make ``n_slots`` slots for the states of these recurrent layers, and their logs."""
+
     def row_buffer(self, n_rows: int, width: int) -> RowBuffer:
         """Make room for rows [n_rows, width] that wait for a plan; their values are undefined."""
 
@@ -248,10 +252,11 @@ class Backend(Protocol):
         n_ctx: int,
         threads: int,
         stores: Sequence[Store],
+        states: StateStore | None = None,
     ) -> Plan:
         """Lower a program for batches of at most ``n_batch`` rows and places below ``n_ctx``.
 
         Weights come from ``source``; the plan computes with so many ``threads``. ``stores`` hold
         the pages of the program's memory layers, one for each of the ``groups`` of the memory that
-        the plan will run with.
+        the plan will run with; ``states`` holds those of its recurrent layers.
         """

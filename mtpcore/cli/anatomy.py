@@ -12,13 +12,14 @@ import numpy as np
 
 from mtpcore._ext._cpu import available_fetches, available_isas, fetch, isa
 from mtpcore.backends.cpu.estimate import estimate_packed_bytes
+from mtpcore.backends.cpu.states import slot_bytes_of
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.drafting.heads import n_heads
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.graph import GraphType, Program
-from mtpcore.memory import PAGE, bytes_of_place, pages_for
+from mtpcore.memory import PAGE, bytes_of_place, pages_for, slots_for
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
 
@@ -73,6 +74,15 @@ def describe_model(
             for part in models
             for spec in part.drafters
         ],
+        "sidecars": [
+            {
+                "path": str(beside.path),
+                "drafters": list(beside.drafters),
+                "used": beside.used,
+                "reason": beside.reason or None,
+            }
+            for beside in model.sidecars
+        ],
         "plan": _plan(models, n_ctx, kv_dtype),
         **_machine(),
     }
@@ -97,6 +107,7 @@ def describe_file(file: ModelFile, error: MtpcoreError) -> dict[str, Any]:
         "chat_template": "tokenizer.chat_template" in file.metadata,
         **_tensors(file.tensors.values(), lambda name: None),
         "drafters": [],
+        "sidecars": [],
         "plan": None,
         **_machine(),
     }
@@ -234,7 +245,9 @@ def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:
 
 
 def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
-    """Return the bytes that the CPU needs: weights as packed, keys and values of a sequence.
+    """Return the bytes that the CPU needs: weights as packed, what is kept of a sequence.
+
+    That is keys and values, and of recurrent layers slots of a state and its log.
 
     What a model leaves in its mapped file is counted apart; what a drafter's file borrows is
     counted where it lies.
@@ -249,6 +262,7 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
             parts.append({"role": name, "error": str(error)})
             continue
         layers = [layer for program in programs for layer in program.memory]
+        slot = sum(slot_bytes_of(program.states) for program in programs)
         values = [(layer, bytes_of_place(layer, kv_dtype)) for layer in layers]
         places = {tensor: _place(model, tensor) for tensor in weights}
         parts.append(
@@ -266,6 +280,8 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
                     pages_for(layer.window, 1, n_ctx, min(n_ctx, _N_BATCH)) * PAGE * n
                     for layer, n in values
                 ),
+                "slot": slot,
+                "states_per_sequence": slots_for(1) * slot,
             }
         )
         counted |= set(places.values())

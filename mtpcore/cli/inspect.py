@@ -114,8 +114,15 @@ def _models(options: argparse.Namespace) -> Iterator[tuple[Model, Model | None]]
     """Load the model, and the drafter in a file of its own where there is one."""
     path, repack = shared.model_path(options), options.repack
     with ExitStack() as files:
-        model = files.enter_context(load_model(path, mtp_path=options.mtp_path, repack=repack))
-        draft_model = open_draft_model(options, insists=options.model_draft is not None)
+        model = files.enter_context(
+            load_model(
+                path,
+                mtp_path=options.mtp_path,
+                sidecars=options.model_draft is None,
+                repack=repack,
+            )
+        )
+        draft_model = open_draft_model(options, model)
         if draft_model is not None:
             files.enter_context(draft_model)
             _lend(options, model, draft_model)
@@ -132,6 +139,8 @@ def _spell_out(described: dict[str, Any], every_tensor: bool) -> str:
     if described["error"] is None:
         plan = described["plan"]
         sections["drafters"] = _drafters(described)
+        if described["sidecars"]:
+            sections["files beside it that may hold a drafter"] = _sidecars(described)
         sections[f"memory for {plan['n_ctx']} tokens in {plan['kv_dtype']}, CPU"] = _plan(described)
     texts = []
     for title, lines in sections.items():
@@ -227,6 +236,14 @@ def _drafters(described: dict[str, Any]) -> list[str]:
     return lines or ["none fits: text is decoded without drafts"]
 
 
+def _sidecars(described: dict[str, Any]) -> list[str]:
+    lines = []
+    for beside in described["sidecars"]:
+        became = "used" if beside["used"] else f"not used: {beside['reason']}"
+        lines += [f"{beside['path']} (as of {', '.join(beside['drafters'])})", f"  {became}"]
+    return lines
+
+
 def _plan(described: dict[str, Any]) -> list[str]:
     lines = []
     for part in described["plan"]["parts"]:
@@ -238,8 +255,19 @@ def _plan(described: dict[str, Any]) -> list[str]:
         lines.append(
             f"{part['role']:12} weights {spell_bytes(part['weights'])}{mapped}{shared_too}, "
             f"keys and values {spell_bytes(part['kv_per_sequence'])} a sequence, "
-            f"{spell_bytes(part['kv_per_token'])} a token"
+            f"{spell_bytes(part['kv_per_token'])} a token" + _states(part)
         )
     known = [part for part in described["plan"]["parts"] if "error" not in part]
-    total = sum(part["weights"] + part["kv_per_sequence"] for part in known)
+    kept = ("weights", "kv_per_sequence", "states_per_sequence")
+    total = sum(part[name] for part in known for name in kept)
     return [*lines, f"{'total':12} {spell_bytes(total)} with one sequence"]
+
+
+def _states(part: dict[str, Any]) -> str:
+    """Say what recurrent layers keep of a sequence; nothing where there are none."""
+    if not part["slot"]:
+        return ""
+    return (
+        f", recurrent states up to {spell_bytes(part['states_per_sequence'])} a sequence, "
+        f"{spell_bytes(part['slot'])} a state with its log"
+    )

@@ -110,20 +110,21 @@ def token_ids(text: str) -> list[int]:
     return [whole(0)(word) for word in text.replace(",", " ").split()]
 
 
-def add_model_options(parser: argparse.ArgumentParser, *, draft_model: bool = True) -> None:
-    """Add the model and what may complete it."""
+def add_model_options(parser: argparse.ArgumentParser, *, runs: bool = True) -> None:
+    """Add the model and what may complete it; where it ``runs``, how and with which drafter."""
     group = parser.add_argument_group("model")
     group.add_argument("path", nargs="?", metavar="MODEL", help="a GGUF file, demo, or demo:FAMILY")
     group.add_argument("-m", "--model", metavar="MODEL", help="MODEL, as an option")
     group.add_argument("--mtp-path", metavar="FILE", help="a file with the head that MODEL lacks")
-    group.add_argument(
-        "-nr",
-        "--no-repack",
-        dest="repack",
-        action="store_false",
-        help="leave the weights in the mapped file: starts at once, takes less memory, is slower",
-    )
-    if draft_model:
+    if runs:
+        group.add_argument(
+            "-nr",
+            "--no-repack",
+            dest="repack",
+            action="store_false",
+            help="leave the weights in the mapped file: starts at once, takes less memory, is "
+            "slower",
+        )
         group.add_argument(
             "-md",
             "--model-draft",

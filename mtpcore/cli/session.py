@@ -14,7 +14,7 @@ from mtpcore.cli.terminal import note
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
 from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
-from mtpcore.discovery.loading import find_companion, load_model, load_with_head
+from mtpcore.discovery.loading import load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -58,10 +58,13 @@ class Session(msgspec.Struct, frozen=True):
 def open_model(options: argparse.Namespace) -> Model:
     """Load the model that the options name; its head only if it may draft."""
     heads = options.draft != 0 or options.mtp_path is not None
-    path, repack = model_path(options), options.repack
-    if heads and options.mtp_path is None:
-        return load_with_head(path, repack=repack)
-    return load_model(path, mtp=heads, mtp_path=options.mtp_path, repack=repack)
+    return load_model(
+        model_path(options),
+        mtp=heads,
+        mtp_path=options.mtp_path,
+        sidecars=options.model_draft is None,
+        repack=options.repack,
+    )
 
 
 def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
@@ -81,12 +84,13 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     trained = getattr(model.hparams, "n_ctx_train", n_ctx)
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
-    draft_model = None
-    if options.draft:
-        draft_model = open_draft_model(options, insists=_insists(options))
+    draft_model = open_draft_model(options, model) if options.draft else None
     drafter = _choose(options, model, draft_model)
     if drafter is None:
         return Session(model, make_context(options, model, n_ctx), None, 0)
+    for beside in model.sidecars:
+        if beside.used:
+            note(f"{drafter.name} is in {beside.path}")
     if options.draft_tree:
         drafter = msgspec.structs.replace(drafter, shape="tree", tree=options.draft_tree)
         _note_least("--draft-tree", "levels", options.draft_tree.depth, drafter)
@@ -176,28 +180,21 @@ def finish(
 
 
 def _insists(options: argparse.Namespace) -> bool:
-    asked = options.drafter, options.model_draft, options.draft_tree
+    asked = options.drafter, options.model_draft, options.mtp_path, options.draft_tree
     return options.draft != "auto" or any(asked)
 
 
-def open_draft_model(options: argparse.Namespace, *, insists: bool) -> Model | None:
-    """Load the drafter's own file: the one that was given, or the one that the model comes with.
+def open_draft_model(options: argparse.Namespace, model: Model) -> Model | None:
+    """Load the drafter's own file: the one that was given, or the one beside the model.
 
     Raises
     ------
     ModelFileError
-        It cannot be used; unless the caller insists, it is left out with a note.
+        It cannot be used.
     """
-    path = options.model_draft or find_companion(model_path(options))
-    if path is None:
-        return None
-    try:
-        return load_model(path, repack=options.repack)
-    except ModelFileError as error:
-        if insists:
-            raise
-        note(f"{path} is left out: {error}")
-        return None
+    if options.model_draft is None:
+        return model.open_draft_model()
+    return load_model(options.model_draft, sidecars=False, repack=options.repack)
 
 
 def require_drafter(path: str, draft_model: Model) -> None:
@@ -206,16 +203,17 @@ def require_drafter(path: str, draft_model: Model) -> None:
     Raises
     ------
     ModelFileError
-        Names the drafter that belongs to a model in the package.
+        Names the drafter beside it.
     """
     if draft_model.drafters:
         return
-    companion = find_companion(path)
+    with load_model(path) as model:
+        beside = next((one.path for one in model.sidecars if one.used), None)
     raise ModelFileError(
         "the file holds no drafter",
         where=path,
-        fix=f"the drafter that belongs to it is {companion}"
-        if companion
+        fix=f"the drafter that belongs to it is {beside}"
+        if beside
         else "give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
     )
 
@@ -243,7 +241,15 @@ def _choose(
             got=asked,
             fix="--draft auto decodes without drafts; --mtp-path FILE adds a head, -md FILE a "
             "draft model in a file of its own, and plugins may bring others (mtpcore plugins)"
-            + (f"; left out: {model.absent_plugins}" if model.absent_plugins else ""),
+            + (f"; left out: {model.absent_plugins}" if model.absent_plugins else "")
+            + _misfits(model),
         )
-    note(f"{model.path} has no drafter: decoding without drafts")
+    note(f"{model.path} has no drafter: decoding without drafts{_misfits(model)}")
     return None
+
+
+def _misfits(model: Model) -> str:
+    """Return what there is to say of sidecars where none is used."""
+    n = len(model.sidecars)
+    files = "one file" if n == 1 else f"{n} files"
+    return f" ({files} beside it cannot be used: mtpcore inspect says why)" if n else ""

@@ -27,7 +27,7 @@ _PIECE = 1 << 20  # characters, and the rest of the line
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    shared.add_model_options(parser, draft_model=False)
+    shared.add_model_options(parser, runs=False)
     group = parser.add_argument_group("vocabulary")
     group.add_argument("-f", "--file", required=True, metavar="TEXT", help="a text in UTF-8")
     group.add_argument(
@@ -43,7 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run the command."""
-    with load_model(shared.model_path(options), mtp_path=options.mtp_path) as model:
+    given, head = shared.model_path(options), options.mtp_path
+    with load_model(given, mtp_path=head, sidecars=False) as model:
         vocabulary = DraftVocabulary.of_text(model, _pieces(options.file))
         n_found = len(vocabulary)
         if options.n is not None:

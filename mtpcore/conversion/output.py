@@ -91,7 +91,7 @@ def _refuse_integers(model: Model, program: Program, path: Path) -> None:
 def _build_graphs(part: Path, path: Path, known: Registry) -> None:
     """Load the unfinished file and build what can be built of it alone."""
     try:
-        opened = load_model(part, plugins=known)
+        opened = load_model(part, sidecars=False, plugins=known)
     except ModelFileError as error:
         raise ModelFileError(
             f"what the file is made of is no model: {error.what}",

@@ -44,6 +44,7 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
     n : int or None
         Its block.
     stacked : bool
+        Whether its first axis counts experts.
     made : array, optional
         The values, where they follow from the configuration.
     """
@@ -59,9 +60,9 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All tensors of the file in order, scales by weight, and what was left out.
+    """All tensors of the file in order, scales, and what was left out.
 
-    ``left_out`` maps names of the checkpoint to the reason.
+    ``scales`` are by the weight's name in the checkpoint; ``left_out`` maps names to the reason.
     """
 
     tensors: tuple[PlannedTensor, ...]
@@ -153,7 +154,8 @@ def make_plan(
                 )
     planned = [_planned(wish, tensors, config) for wish in chosen.values()]
     planned += _made(family.main, config)
-    return Plan(tuple(sorted(planned, key=_place)), scales, left_out)
+    by_source = {tensors[name].name: one for name, one in scales.items()}
+    return Plan(tuple(sorted(planned, key=_place)), by_source, left_out)
 
 
 def _wishes(
@@ -242,11 +244,12 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
             wanted=f"up to {_MOST_AXES} axes, none of them empty",
             got=list(shape),
         )
+    n_stacked = shape[0] if wish.rename.is_stack and shape else len(sources)
     trial = _trial(sources[0], wish.rename, config)
-    stacked = "{e}" in wish.rename.source
+    stacked = wish.rename.is_stack or "{e}" in wish.rename.source
     return PlannedTensor(
         name=wish.tensor,
-        shape=(len(sources), *trial.shape) if stacked else trial.shape,
+        shape=(n_stacked, *trial.shape) if stacked else trial.shape,
         dtype=trial.dtype,
         sources=sources,
         rename=wish.rename,
@@ -259,7 +262,8 @@ def _trial(source: PublishedTensor, rename: Rename, config: Config) -> np.ndarra
     """Apply a change to integers, or to zeros that take no memory, to learn shape and type."""
     zeros = np.broadcast_to(np.float32(0), source.shape)
     values = source.rows() if source.is_integer else zeros
-    return apply_change(rename, values, config, source.name)
+    one = values[0] if rename.is_stack and values.ndim else values
+    return apply_change(rename, one, config, source.name)
 
 
 def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) -> np.ndarray:

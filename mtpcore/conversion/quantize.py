@@ -71,7 +71,7 @@ def quantize(
     """
     known = registry() if plugins is None else plugins
     source, path = find_model(source), take_path(path)
-    with load_model(source, plugins=known) as model:
+    with load_model(source, sidecars=False, plugins=known) as model:
         if os.path.exists(path) and any(os.path.samefile(path, part) for part in model.paths):
             raise ModelFileError(
                 "the file to write is the one to read", where=str(path), fix="give another name"

@@ -70,7 +70,8 @@ def _check(
 def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[np.ndarray]:
     """Yield a tensor's values, float32 or integers, one behind the other.
 
-    A source without a change comes in pieces of some rows, another one whole.
+    A source without a change comes in pieces of some rows, a stack of experts one by one, another
+    source whole.
     """
     if planned.made is not None:
         yield planned.made
@@ -81,16 +82,29 @@ def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[
         if planned.rename.change is None and (scales is None or planned.rename.shards is None):
             yield from _pieces(source, scales, config)
             continue
-        values = _whole(planned, source, scales, config)
-        values = apply_change(planned.rename, values, config, source.name)
-        if values.shape != wanted:
-            raise ModelFileError(
-                "the change returned another shape than for zeros",
-                where=f"{config.file}: tensor {source.name}",
-                wanted=wanted,
-                got=values.shape,
-            )
-        yield values
+        for values in _items(planned, source, scales, config):
+            values = apply_change(planned.rename, values, config, source.name)
+            if values.shape != wanted:
+                raise ModelFileError(
+                    "the change returned another shape than for zeros",
+                    where=f"{config.file}: tensor {source.name}",
+                    wanted=wanted,
+                    got=values.shape,
+                )
+            yield values
+
+
+def _items(
+    planned: PlannedTensor,
+    source: PublishedTensor,
+    scales: PublishedTensor | None,
+    config: Config,
+) -> Iterator[np.ndarray]:
+    """Yield what a change gets: each expert of a stack, or the source as it is."""
+    if planned.rename.is_stack:
+        yield from (source.rows(i, i + 1)[0] for i in range(source.n_rows))
+    else:
+        yield _whole(planned, source, scales, config)
 
 
 def _pieces(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, overload
 
 from mtpcore.acts.guards import Guard, act, act_of_all
@@ -18,17 +19,19 @@ from mtpcore.cross.by_sequence import (
     setting_of,
 )
 from mtpcore.cross.owners import Owners
+from mtpcore.cross.saving import dump_cross, load_cross
 from mtpcore.cross.sequence import Verdict
-from mtpcore.cross.speculation import DraftSampler, Samplings, Speculation
+from mtpcore.cross.speculation import DraftSampler, Overwritten, Samplings, Speculation
 from mtpcore.declarations.checks import check_struct
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link
 from mtpcore.drafting.drafters import Drafter
-from mtpcore.errors import LinkError, spell
+from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.runner import GraphRunner
+from mtpcore.runtime.saving import StateSource, check_empty, most_bytes, open_state, write_state
 from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = ["Cross"]
@@ -249,7 +252,7 @@ class Cross:
         LinkError
             Nothing was verified, or more drafts than were accepted.
         """
-        self.llm.check_seq(seq)
+        seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             self.speculation.accept(seq, n)
 
@@ -294,7 +297,7 @@ class Cross:
         LinkError, BatchError
             Nothing reads this tap, or the rows do not fit or are not finite.
         """
-        self.llm.check_seq(seq)
+        seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             self.links.feed(role, tap, seq, pos, rows)
 
@@ -319,6 +322,7 @@ class Cross:
         """
         self.journal.settle()
         if processor is not None:
+            seq = self.llm.check_seq(seq)
             processor = read_processors({seq: processor})[seq]
         return self.speculation.states.pending(seq, sampling, processor)
 
@@ -326,20 +330,69 @@ class Cross:
     def rollback(self, seq: int, pos: int) -> None:
         """Forget everything from position ``pos`` on, in every role.
 
+        Recurrent layers have the states of some earlier places only. Where that of ``pos`` is gone,
+        the tokens behind the nearest earlier one are processed again: the bits are the same, and it
+        takes the time of a prompt of so many tokens.
+
         Roles that the target reads (an encoder) keep their rows: they are no consequence of what
         is taken back, and the target needs them again.
 
         Raises
         ------
         BatchError, CapacityError
-            No such place, or a role with a sliding window keeps too little; nothing changed.
+            No such place, a role with a sliding window keeps too little, or rows would have to be
+            processed again that came as embeddings; nothing changed.
         """
+        seq = self.llm.check_seq(seq)
         state = self.speculation.states.checked(seq)
         pos = read_below(
             pos, state.n + 1, "rolls back to a place that is not there", where=f"sequence {seq}"
         )
         with self.transaction((seq,)):
             self.speculation.rollback(seq, pos)
+
+    @act
+    def shift(self, seq: int, *, keep: int, drop: int) -> None:
+        """Drop tokens in the midst of a sequence, in every role, to make room at its end.
+
+        The tokens behind them are processed again, at their new positions, so that every role is as
+        if it had never seen those that were dropped; the cost is that of reading the text that
+        remains. The pending token stays, and what counts as prompt for the penalties; what is
+        chosen later is chosen as in a text of the new length.
+
+        Parameters
+        ----------
+        seq : int
+        keep : int
+            How many of the first tokens stay where they are.
+        drop : int
+            How many tokens behind them are dropped; one at least remains.
+
+        Raises
+        ------
+        BatchError
+            No such sequence or places, or embedding rows behind those that are dropped.
+        LinkError
+            A draft is undecided, or the target reads rows of another role by their positions.
+        CapacityError
+            A sliding window or a recurrent layer cannot go back to ``keep``, and there are
+            embedding rows before it.
+        """
+        seq = self.llm.check_seq(seq)
+        state, where = self.speculation.states.decided(seq), f"sequence {seq}"
+        keep = read_below(keep, state.n + 1, "keeps more than there is", where=where)
+        drop = read_below(drop, state.n - keep + 1, "drops more than there is", where=where)
+        if drop and drop == state.n:
+            raise BatchError("nothing would remain", where=where, fix="call remove()")
+        if drop and self.links.inboxes("llm"):
+            raise LinkError(
+                "the target reads rows of another role by their positions",
+                where=where,
+                fix="remove the sequence, and process what is to remain with its rows",
+            )
+        if drop:
+            with self.transaction((seq,), Overwritten(self.speculation, seq)):
+                self.speculation.shift(seq, keep, drop)
 
     @act
     def fork(self, seq: int, new: int, *, stream: int | None = None) -> None:
@@ -359,21 +412,93 @@ class Cross:
         SamplingError
             No number of a stream.
         """
-        self.llm.check_seq(seq), self.llm.check_seq(new)
+        seq, new = self.llm.check_seq(seq), self.llm.check_seq(new)
         with self.transaction((seq, new)):
             self.speculation.fork(seq, new, stream)
 
     @act
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role."""
-        self.llm.check_seq(seq)
+        seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             self.speculation.remove(seq)
 
     @act
+    def save(self, seq: int, path: str | PathLike[str] | None = None) -> bytes | None:
+        """Save all that determines how a sequence goes on, to be loaded later, anywhere.
+
+        That is every role's memory, rows that wait on links, tokens, the pending one or the logits
+        that it will be chosen from, the stream, and the settings that it was chosen with last.
+        Drafters first read what they have not read yet. What a proposer remembers is its own.
+
+        Parameters
+        ----------
+        seq : int
+        path : path, optional
+            A file, which is replaced as a whole or not at all.
+
+        Returns
+        -------
+        bytes or None
+            The state, where there is no path.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, or one with an undecided draft.
+        StateError
+            The file cannot be written.
+        """
+        seq = self.llm.check_seq(seq)
+        with self.transaction((seq,)):
+            self.speculation.states.decided(seq)
+            for runner in self.speculation.runners.values():
+                runner.sequences.check_decided(seq)
+                self.speculation.settle(runner, seq)
+            return write_state(path, dump_cross(self.speculation, seq))
+
+    @act
+    def load(self, seq: int, source: StateSource) -> Sampling | None:
+        """Let an empty sequence go on where a saved one was, in every role.
+
+        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch`` and threads, and sequences in
+        their numbers: with the settings that are returned the text that follows, drafts included,
+        is the one that would have been written.
+
+        Parameters
+        ----------
+        seq : int
+        source : bytes or path
+            What ``save`` returned, or the file that it wrote.
+
+        Returns
+        -------
+        Sampling or None
+            The settings with which its tokens were chosen last, where any were.
+
+        Raises
+        ------
+        BatchError
+            No such sequence, or one that is not empty.
+        StateError
+            A state that is damaged, cut short or of another format; or of other roles, another
+            model file, plugin, backend or ``kv_dtype``; or that does not fit. Nothing changed.
+        """
+        seq = self.llm.check_seq(seq)
+        self.journal.settle()
+        runners = self.speculation.runners.values()
+        check_empty(seq, max(runner.lengths[seq] for runner in runners))
+        width = sum(box.width for box in self.links.boxes) + 1
+        n_bytes = 4 * (width * self.llm.n_ctx + self.llm.model.hparams.n_vocab)
+        state = open_state(source, most_bytes(runners) + 4 * n_bytes)
+        with self.transaction((seq,)):
+            self.speculation.remove(seq)
+            return load_cross(self.speculation, seq, state)
+
+    @act
     def digest(self, seq: int) -> dict[str, bytes]:
         """Return each role's digest of a sequence; drafters are settled first."""
-        self.llm.check_seq(seq)
+        seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             digests = {}
             for name, context in self.contexts.items():

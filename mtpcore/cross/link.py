@@ -54,7 +54,8 @@ def link(
         "auto" takes the model's drafter; if it has none, the Cross decodes without drafts and a
         log line says so. Of several, the first that proposes anything drafts.
     draft_model : Model, optional
-        The drafter's own model file, if it has one.
+        The drafter's own model file, if it has one; default: the one that ``load_model`` found
+        beside the model.
     tree : TreeShape, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
@@ -88,8 +89,18 @@ def link(
     if tree is not None and not isinstance(tree, TreeShape):
         raise LinkError("the shape of a tree is a TreeShape", where="tree", got=type(tree).__name__)
     tokens = _tokens_of(llm, draft_vocabulary)
+    if draft_model is None and any(_lies_beside(llm.model, one) for one in several):
+        draft_model = llm.model.open_draft_model()
     with draft_model.lock if draft_model is not None else nullcontext():
         return _link(llm, several, draft_model, tree, tokens)
+
+
+def _lies_beside(model: Model, drafter: OneDrafter) -> bool:
+    """Say whether a drafter is to be looked for in the model's sidecar."""
+    if drafter == "auto":
+        return all(spec.shape == "proposer" for spec in model.drafters)
+    name = getattr(drafter, "name", drafter)
+    return isinstance(drafter, (str, DrafterSpec)) and name not in {s.name for s in model.drafters}
 
 
 def _link(
@@ -234,14 +245,6 @@ def _contexts(
 ) -> dict[str, Context]:
     """Make a context for each of the drafter's graphs; return them by role."""
     order_graphs(spec)
-    if source.hparams.n_vocab != llm.model.hparams.n_vocab:
-        raise LinkError(
-            "the drafter's vocabulary is another one",
-            where=str(source.path),
-            wanted=llm.model.hparams.n_vocab,
-            got=source.hparams.n_vocab,
-            fix="give the drafter that was made for this target",
-        )
     if source is not llm.model:
         _compare_tokens(llm.model, source)
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"

@@ -41,7 +41,8 @@ class SequenceState:
     rows and places that were filled before the Cross), ``n`` of them, then the pending token. The
     first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties.
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
-    ``stream`` is the noise that a fork was given, None that of the settings.
+    ``stream`` is the noise that a fork was given, None that of the settings. ``sampling`` are the
+    settings with which its tokens were chosen or drafted last.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class SequenceState:
         "n_prompt",
         "pending",
         "samplers",
+        "sampling",
         "stream",
         "undecided",
     )
@@ -67,16 +69,18 @@ class SequenceState:
         self.pending: int | None = None
         self.last_logits: NDArray[np.float32] | None = None
         self.undecided: Verdict | None = None
+        self.sampling: Sampling | None = None
         self.set_stream(None)
 
     def save(self) -> Any:
         """Return what ``restore`` needs while the history only grows, or is shortened."""
         counts = self.n, self.n_known, self.n_prompt
-        return counts, self.pending, self.last_logits, self.undecided, self.stream
+        chosen = self.pending, self.last_logits, self.undecided
+        return counts, chosen, self.stream, self.sampling
 
     def restore(self, saved: Any) -> None:
         """Be what it was."""
-        counts, pending, last_logits, undecided, stream = saved
+        counts, (pending, last_logits, undecided), stream, self.sampling = saved
         self.n, self.n_known, self.n_prompt = counts
         if pending is not None:
             self.set_pending(pending)
@@ -123,6 +127,7 @@ class SequenceState:
         self.history[:] = other.history
         self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
+        self.sampling = other.sampling
 
     def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
         """Return a sampler of these settings; the newest one of each kind is kept."""
@@ -194,8 +199,9 @@ class SequenceStates:
         """
         if type(kind) is not str or kind not in ("coupled", "argmax"):
             raise LinkError("unknown draft sampler", wanted="coupled, argmax", got=spell(kind))
-        check_sampling(sampling)
-        return self._states[seq].sampler(sampling, kind, self._scratch)
+        state = self._states[seq]
+        state.sampling = check_sampling(sampling)
+        return state.sampler(sampling, kind, self._scratch)
 
     def pending(
         self,

@@ -21,12 +21,12 @@ from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.links.links import Links
-from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.batch import Batch, Wanted
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
-__all__ = ["DraftSampler", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Overwritten", "Samplings", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
@@ -284,23 +284,71 @@ class Speculation:
     # Sequences
 
     def rollback(self, seq: int, n: int) -> None:
-        """Forget everything of a sequence from place ``n`` on, in every role."""
-        self._rewind(seq, n)
-        self.states[seq].rewind(self.target.lengths[seq])
+        """Forget everything of a sequence from place ``n`` on, in every role.
+
+        Where recurrent layers have no state of this place any more, all roles go back to the
+        nearest one before it that they have, and the target processes the tokens behind that again.
+        Rows have the same bits as before: an act that fails half-way is taken back as any other.
+        """
+        state, place = self.states[seq], self.nearest(seq, n)
+        again = state.history[place:n].copy()
+        if (again < 0).any():  # embedding rows, which are gone
+            place, again = n, again[:0]
+        n_prompt = min(state.n_prompt, n)
+        self._rewind(seq, place)
+        state.rewind(self.target.lengths[seq])
+        if len(again):
+            self.target.process(Batch(again, seq=seq, pos=place, outputs="none"))
+            state.n_prompt = n_prompt
+
+    def nearest(self, seq: int, n: int) -> int:
+        """Return the greatest place, at most ``n``, whose state every recurrent layer has."""
+        runners = [self.runners[name] for name in ("llm", *self.followers())]
+        place = n
+        while (least := min(one.sequences.nearest(seq, place) for one in runners)) < place:
+            place = least
+        return place
 
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
+        followers = {"llm", *self.followers()}
         for name, runner in self.runners.items():
-            follows = name == "llm" or id(runner) in self._drafter_of
-            if runner.lengths[seq] <= n or not (follows or name in self.links.readers("llm")):
-                continue
-            _check_rewind(name, runner, seq, n)
+            if runner.lengths[seq] > n and name in followers:
+                _check_rewind(name, runner, seq, n)
         for name, runner in self._others.items():
             if runner.lengths[seq] > n and (name == "llm" or name in self.links.readers("llm")):
                 runner.rewind(seq, n)
         for drafter in self.drafters.values():
             drafter.rewind(seq, n)
         self.links.rewind(seq, n)
+
+    def shift(self, seq: int, keep: int, drop: int) -> None:
+        """Process the tokens behind ``keep + drop`` again, behind the first ``keep`` ones.
+
+        The act that this is part of writes over rows of the target: ``Overwritten`` brings them
+        back if it fails.
+        """
+        state = self.states.decided(seq)
+        n_prompt = min(state.n_prompt, keep) + max(state.n_prompt - keep - drop, 0)
+        pending, chooses = state.pending, state.last_logits is not None
+        tail = state.history[keep + drop : state.n].copy()
+        if chooses and not len(tail):  # the newest row's logits are wanted, and not kept
+            keep, tail = keep - 1, state.history[keep - 1 : keep].copy()
+        _check_known(seq, tail)
+        kept = state.history[:keep].copy()
+        try:
+            self.rollback(seq, keep)
+        except CapacityError:  # a role keeps too little to go back there
+            if (kept < 0).any():
+                raise
+            keep, tail = 0, np.concatenate([kept, tail])
+            self.rollback(seq, keep)
+        if len(tail):
+            outputs: Wanted = "last" if chooses else "none"
+            self.target.process(Batch.of(tail, seq=seq, pos=keep, outputs=outputs))
+        state.n_prompt = n_prompt
+        if pending is not None:
+            state.set_pending(pending)
 
     def fork(self, seq: int, new: int, stream: int | None) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is; see ``Cross.fork``."""
@@ -331,11 +379,54 @@ class Speculation:
         self.links.remove(seq)
         self.states[seq].clear()
 
+    def followers(self) -> Iterator[str]:
+        """Yield the roles that hold no more of a sequence than its text."""
+        for name, runner in self.runners.items():
+            if id(runner) in self._drafter_of or name in self.links.readers("llm"):
+                yield name
+
     def settle(self, runner: GraphRunner, seq: int) -> None:
         """Let a drafter's graph hold exactly the entries of the tokens that were processed."""
         drafter = self._drafter_of.get(id(runner))
         if drafter is not None:
             drafter.settle(seq, self.states.known(seq))
+
+
+class Overwritten:
+    """What an act that processes a target's tokens anew writes over, in one sequence.
+
+    A journal brings it back behind all else: places are what they were by then.
+    """
+
+    def __init__(self, speculation: Speculation, seq: int) -> None:
+        memory = speculation.target.memory
+        self._state, self._seq = speculation.states[seq], seq
+        self._parts, self._boxes = memory.parts if memory else (), [*speculation.links.boxes]
+
+    def save(self) -> Any:
+        """Return copies of the rows, stored and waiting, and of the tokens."""
+        stored = [part.snapshot(self._seq) for part in self._parts]
+        waiting = [box.snapshot(self._seq) for box in self._boxes]
+        return stored, waiting, self._state.history[: self._state.n + 1].copy()
+
+    def restore(self, saved: Any) -> None:
+        """Put them where they were."""
+        stored, waiting, history = saved
+        for part, rows in zip(self._parts, stored, strict=True):
+            part.refill(self._seq, rows)
+        for box, held in zip(self._boxes, waiting, strict=True):
+            box.refill(self._seq, held)
+        self._state.history[: len(history)] = history
+
+
+def _check_known(seq: int, tokens: NDArray[np.int32]) -> None:
+    """Refuse to process rows again that were no tokens."""
+    if (tokens < 0).any():
+        raise BatchError(
+            "embedding rows cannot be processed again",
+            where=f"sequence {seq}",
+            fix="drop them, too, or keep all up to them",
+        )
 
 
 def _check_rewind(name: str, runner: GraphRunner, seq: int, n: int) -> None:

@@ -152,8 +152,8 @@ class Rename(msgspec.Struct, frozen=True):
         stand in several renames, and becomes several tensors.
     change : callable, optional
         ``change(values, config)`` returns the file's array: a slice, a permutation, swapped
-        halves, a norm that is stored minus one. It gets one expert at a time. Only shapes may
-        decide what shape it returns.
+        halves, a norm that is stored minus one. It gets one expert at a time: one of the sources,
+        or of a source that holds several. Only shapes may decide what shape it returns.
     layers : callable, optional
         ``layers(config)`` returns the numbers that ``{n}`` takes. Default: in a trunk's table its
         layers, in a head's the blocks behind them, in the table of a drafter with a file of its
@@ -164,6 +164,8 @@ class Rename(msgspec.Struct, frozen=True):
         Another tensor of the checkpoint: where both are equal the file does without this one, as
         a tie replaces it.
     shards : Shards, optional
+    is_stack : bool
+        Whether the source holds several experts, along its first axis.
     """
 
     source: str
@@ -173,6 +175,7 @@ class Rename(msgspec.Struct, frozen=True):
     optional: bool | Callable[[Config], bool] = False
     copy_of: str = ""
     shards: Shards | None = None
+    is_stack: bool = False
 
 
 Tokens = tuple[tuple[str, str], ...]

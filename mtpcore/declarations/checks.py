@@ -179,6 +179,14 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
 
 def _check_drafter(spec: DrafterSpec) -> None:
     check_shape(spec)
+    for pattern in spec.fit.sidecars:
+        if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
+            raise PluginError(
+                "no pattern of a sidecar's name",
+                where="fit.sidecars",
+                wanted="one '*' for the model's name, and what sets the file apart, as mtp-*.gguf",
+                got=repr(pattern),
+            )
     if spec.shape != "proposer" and spec.build is None:
         raise PluginError(
             "only a proposer drafts without a graph",

@@ -221,7 +221,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     missing; ``{n}`` stands for the first head's block. Presence of tensors decides; a metadata key
     that disagrees is a warning (``count_key`` names it: how many of ``{arch}.block_count`` layers
     are heads). ``targets``: architectures that a standalone drafter was made for (empty: any that
-    offers its taps).
+    offers its taps). ``sidecars``, of a drafter: how a file with it alone is called beside a model,
+    as ``mtp-*.gguf``, where ``*`` stands for the model's name; upper and lower case are equal.
     """
 
     architectures: frozenset[str] = frozenset()
@@ -229,6 +230,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     absent: tuple[str, ...] = ()
     count_key: str | None = None
     targets: frozenset[str] = frozenset()
+    sidecars: tuple[str, ...] = ()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,8 +254,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
     checkpoint : Checkpoint, optional
-    plugin : str
-        The plugin that declared it; filled in at load.
+    plugin, version : str
+        The plugin that declared it, and the distributions that bring the plugin, with their
+        versions; filled in at load.
     """
 
     name: str
@@ -266,6 +269,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     plugin: str = ""
+    version: str = ""
 
 
 class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,7 +309,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
-    min_types, checkpoint, plugin
+    min_types, checkpoint, plugin, version
         As a ModelSpec's.
     evidence : str
         Where the declaration comes from: paper, source, measurement with its size.
@@ -330,6 +334,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     standalone: bool = False
     checkpoint: Checkpoint | None = None
     plugin: str = ""
+    version: str = ""
     evidence: str = ""
 
 

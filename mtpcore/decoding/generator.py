@@ -380,6 +380,7 @@ class Generator:
         with suppress(CapacityError):  # a sliding window keeps too little
             if n:
                 with self.cross.transaction((seq,)):
+                    n = self.cross.speculation.nearest(seq, n)  # the rest belongs to the prompt
                     self.cross.speculation.rollback(seq, n)
                 return n
         with self.cross.transaction((seq,)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,14 @@ from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.paths import take_path
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.discovery.registry import Registry, registry
+from mtpcore.discovery.sidecars import (
+    Candidate,
+    check_draft_model,
+    check_drafters,
+    check_tokens,
+    find_candidates,
+    precision,
+)
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
 from mtpcore.runtime.fit import (
@@ -24,13 +32,14 @@ from mtpcore.runtime.fit import (
     read_hparams,
 )
 from mtpcore.runtime.model import Layout, Model
+from mtpcore.runtime.sidecar import Sidecar
 
-__all__ = ["find_companion", "find_head", "find_model", "load_model", "load_with_head"]
+__all__ = ["find_model", "load_model"]
 
 log = logging.getLogger("mtpcore")
 
 _DATA = Path(__file__).parents[1] / "data"
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_MOST = 8  # files beside a model whose headers are read
 _PACKAGED = {path.stem.replace("-", ":", 1): path for path in sorted(_DATA.glob("demo*.gguf"))}
 
 
@@ -39,6 +48,7 @@ def load_model(
     *,
     mtp: bool = True,
     mtp_path: str | PathLike[str] | None = None,
+    sidecars: bool = True,
     repack: bool = True,
     plugins: Registry | None = None,
 ) -> Model:
@@ -48,6 +58,12 @@ def load_model(
     decide, and a metadata key that disagrees is a warning of the logger ``mtpcore``. A head that
     cannot be used is left out with a warning: the trunk loads all the same.
 
+    A trunk without a head takes the best of the drafters in its folder (``Model.sidecars``).
+    Declarations say how such files are called; of those that fit by architecture, widths,
+    vocabulary and graphs the one with the nearest name is taken, of equally near names the one
+    whose matrices are nearest to eight bits a weight. Files that do not fit are left out, and a
+    warning says so where one is called as the model is.
+
     Parameters
     ----------
     path : path
@@ -56,7 +72,10 @@ def load_model(
     mtp : bool
         Whether to load heads; if not, their tensors are neither packed nor counted.
     mtp_path : path, optional
-        A file that holds the head which ``path`` lacks.
+        A file that holds the head which ``path`` lacks; others are not looked for.
+    sidecars : bool
+        Whether to look for a drafter beside a trunk that has none: at most the headers of eight
+        regular files in its folder are read.
     repack : bool
         Whether the CPU backend packs weights, at a context's first ``process`` or ``prepare``.
         Otherwise the kernels read them from the mapped file at each use, with bitwise equal
@@ -69,10 +88,13 @@ def load_model(
     ------
     ModelFileError
         A malformed file, an architecture that no plugin knows, files that do not belong together.
+    GraphError
+        The head in ``mtp_path`` does not fit the model.
     PluginError
-        As ``registry``.
+        As ``registry``, or the plugin of the head in ``mtp_path`` fails.
     """
-    mtp, repack = (read(value, Flag, "mtp and repack are yes or no") for value in (mtp, repack))
+    said = "mtp, sidecars and repack are yes or no"
+    mtp, sidecars, repack = (read(value, Flag, said) for value in (mtp, sidecars, repack))
     if plugins is not None and not isinstance(plugins, Registry):
         raise PluginError(
             "plugins is a Registry", got=spell(plugins), fix="make one: Registry.of(module)"
@@ -84,15 +106,11 @@ def load_model(
     try:
         if mtp_path is not None:
             _refuse_second_head(file, known)
-            file = merge(file, open_model_file(find_model(mtp_path)))
-        model = _make(file, known, mtp)
-        if mtp_path is not None and all(drafter.shape == "proposer" for drafter in model.drafters):
-            raise ModelFileError(
-                "the file holds no head that a plugin knows",
-                where=str(mtp_path),
-                fix="give a file with the head of this model, or leave mtp_path= (--mtp-path) out"
-                + (f"; left out: {known.absent}" if known.absent else ""),
-            )
+            model = _load_with_head(file, find_model(mtp_path), known)
+        elif mtp and sidecars:
+            model = _load_with_sidecar(file, known, repack)
+        else:
+            model = _make(file, known, mtp)
         model.repack = repack
         return model
     except BaseException:
@@ -100,32 +118,144 @@ def load_model(
         raise
 
 
-def load_with_head(path: str | PathLike[str], *, repack: bool = True) -> Model:
-    """Open a model file, completed by the head in a file beside it where it has none itself.
+def _load_with_head(file: ModelFile, head: Path, known: Registry) -> Model:
+    """Return a model whose head is in the file that the caller named."""
+    beside = open_model_file(head)
+    try:
+        model = _complete(file, beside, known)
+        try:
+            check_tokens(file, beside)
+        except ModelFileError as error:
+            log.warning("its drafts may be accepted rarely: %s", error)
+        return model
+    except BaseException:
+        beside.close()
+        raise
 
-    A head beside it that cannot be used is left out with a warning.
 
-    Parameters
-    ----------
-    path, repack
-        As ``load_model`` takes them.
+def _complete(file: ModelFile, beside: ModelFile, known: Registry) -> Model:
+    """Return the model of a trunk and its head, in two files.
 
     Raises
     ------
-    ModelFileError
-        As ``load_model``.
+    MtpcoreError
+        There is no head in the second, or it does not fit, or the trunk would compute something
+        else with it: a drafter changes no text.
     """
-    model = load_model(path, repack=repack)
-    head = find_head(path)
-    if head is None or any(drafter.shape != "proposer" for drafter in model.drafters):
-        return model
-    try:
-        whole = load_model(path, mtp_path=head, repack=repack)
-    except ModelFileError as error:
-        log.warning("%s is left out: %s", head, error)
-        return model
-    model.close()
-    return whole
+    model = _make(merge(file, beside), known, True)
+    if all(drafter.shape == "proposer" for drafter in model.drafters):
+        raise ModelFileError(
+            "the file holds no head that a plugin knows",
+            where=str(beside.path),
+            fix="give a file with the head of this model, or leave mtp_path= (--mtp-path) out"
+            + (f"; left out: {known.absent}" if known.absent else ""),
+        )
+    check_drafters(model)
+    if model.program() != _make(file, known, False).program():
+        raise ModelFileError(
+            "the head's file would change the model's own graph",
+            where=str(beside.path),
+            wanted="no metadata or tensors of the trunk besides those that the model has",
+            fix="convert the head from the same checkpoint again",
+        )
+    return model
+
+
+def _load_with_sidecar(file: ModelFile, known: Registry, repack: bool) -> Model:
+    """Return a model, with the best drafter beside it where it has no head itself."""
+    spec = known.architectures.get(file.architecture)
+    candidates = find_candidates(file.path, known.drafters)
+    if spec is None or lacking(spec, file.tensors) or not candidates:
+        return _make(file, known, True)
+    head = _find_head(file, known)
+    if head is None:
+        trial = _Trial(file, known, repack)
+        sidecars = trial.choose(candidates)
+        model = trial.model or _make(file, known, True)
+    else:
+        reason = f"the model's own file holds the head {head!r}"
+        sidecars = tuple(
+            Sidecar(path=one.path, drafters=one.drafters, reason=reason) for one in candidates
+        )
+        model = _make(file, known, True)
+    model.sidecars = sidecars
+    return model
+
+
+class _Trial:
+    """Looks for the file beside a trunk that can draft for it.
+
+    ``model`` is the trunk's, with the drafter where one fits; None before it was needed.
+    """
+
+    def __init__(self, file: ModelFile, known: Registry, repack: bool) -> None:
+        self._file, self._known, self._repack = file, known, repack
+        self.model: Model | None = None
+
+    def choose(self, candidates: list[Candidate]) -> tuple[Sidecar, ...]:
+        """Try the candidates, the best first, until one fits; return what became of each."""
+        reasons = {one: f"not looked at: the limit is {_MOST} files" for one in candidates[_MOST:]}
+        used: Candidate | None = None
+        opened: list[tuple[Candidate, ModelFile]] = []
+        for one in candidates[:_MOST]:
+            try:
+                opened.append((one, open_model_file(one.path)))
+            except ModelFileError as error:
+                reasons[one] = _reason(error)
+        for one, beside in sorted(opened, key=self._preference):
+            if used is not None:
+                reasons[one] = f"{used.path.name} is preferred"
+                beside.close()
+                continue
+            try:
+                self._try(beside)
+                used = one
+            except Exception as error:  # whatever a file from outside makes of a plugin
+                reasons[one] = _reason(error)
+                beside.close()
+        return tuple(self._report(one, one is used, reasons.get(one, "")) for one in candidates)
+
+    def _preference(self, pair: tuple[Candidate, ModelFile]) -> tuple[Any, ...]:
+        one, beside = pair
+        ranks = [_rank(spec) for spec in self._known.drafters if spec.name in one.drafters]
+        return one.distance, min(ranks), precision(beside), one.path.name
+
+    def _try(self, beside: ModelFile) -> None:
+        """Make the model with what is in this file; raise what does not fit.
+
+        A draft model is opened once more when it is linked, by whoever holds it then.
+        """
+        check_tokens(self._file, beside)
+        if beside.architecture == self._file.architecture:
+            self.model = _complete(self._file, beside, self._known)
+            return
+        if beside.architecture in self._known.architectures:
+            raise ModelFileError(
+                "a file for models of another architecture",
+                where=str(beside.path),
+                wanted=self._file.architecture,
+                got=beside.architecture,
+            )
+        draft_model = _make_standalone(beside, Fields.of(beside), self._known)
+        target = self.model or _make(self._file, self._known, True)
+        self.model = target  # also where nothing fits
+        check_draft_model(target, draft_model)
+        target.draft_model_opener = partial(
+            load_model, beside.path, repack=self._repack, plugins=self._known
+        )
+        beside.close()
+
+    def _report(self, one: Candidate, is_used: bool, reason: str) -> Sidecar:
+        if is_used:
+            log.info("%s: the drafter is in %s", self._file.path, one.path)
+        elif one.has_own_name and not reason.endswith("is preferred"):
+            log.warning("%s is left out: %s", one.path, reason)
+        return Sidecar(path=one.path, drafters=one.drafters, used=is_used, reason=reason)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a file is left out, without how to mend it."""
+    return spell(error, str).split("\n  fix: ")[0]
 
 
 def find_model(name: str | PathLike[str]) -> Path:
@@ -146,32 +276,6 @@ def find_model(name: str | PathLike[str]) -> Path:
             fix=f"take one of these; a file of your own with this name is given as ./{name}",
         )
     return _PACKAGED[str(name)] if known else take_path(name)
-
-
-def find_companion(name: str | PathLike[str]) -> str | None:
-    """Return the path of the draft model that belongs to a model; None if there is none.
-
-    For ``name.gguf`` that is ``name-draft.gguf`` beside it; for a model in the package, a name.
-    """
-    if str(name) in _PACKAGED:
-        companion = f"{name}-draft"
-        return companion if companion in _PACKAGED else None
-    return _find_beside(name, "{}-draft")
-
-
-def find_head(name: str | PathLike[str]) -> str | None:
-    """Return the path of a separate file with a model's head; None if there is none.
-
-    For ``name.gguf`` that is ``mtp-name.gguf`` beside it.
-    """
-    return _find_beside(find_model(name), "mtp-{}")
-
-
-def _find_beside(name: str | PathLike[str], pattern: str) -> str | None:
-    """Return a file whose name is made of a model's; of a split model's without the number."""
-    path = take_path(name)
-    beside = path.with_name(pattern.format(_PART.sub("", path.stem)) + path.suffix)
-    return str(beside) if path.suffix and beside.is_file() else None
 
 
 def _make(file: ModelFile, known: Registry, mtp: bool) -> Model:
@@ -251,16 +355,24 @@ def _make_standalone(file: ModelFile, fields: Fields, known: Registry) -> Model:
     )
 
 
-def _refuse_second_head(file: ModelFile, known: Registry) -> None:
+def _find_head(file: ModelFile, known: Registry) -> str | None:
+    """Return the name of the head that a trunk's own file holds, or None."""
     spec = known.architectures.get(file.architecture)
     if spec is None:
-        return
+        return None
     n_layers = read_hparams(spec, Fields.of(file), file.tensors).n_layers
     for drafter in known.drafters:
         graph = drafter.shape != "proposer"
         if graph and holds(drafter, file.architecture, file.tensors, n_layers):
-            raise ModelFileError(
-                f"the file already holds the head {drafter.name!r}",
-                where=str(file.path),
-                fix="leave mtp_path= (--mtp-path) out, or give a file with the trunk alone",
-            )
+            return drafter.name
+    return None
+
+
+def _refuse_second_head(file: ModelFile, known: Registry) -> None:
+    head = _find_head(file, known)
+    if head is not None:
+        raise ModelFileError(
+            f"the file already holds the head {head!r}",
+            where=str(file.path),
+            fix="leave mtp_path= (--mtp-path) out, or give a file with the trunk alone",
+        )

@@ -37,7 +37,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """One plugin, as it was found.
 
     ``distributions`` are the installed packages that bring it, as ``name version``; ``error`` is
-    what is wrong with it, and ``imported`` whether it got as far as being asked.
+    what is wrong with it, ``imported`` says whether it got as far as being asked, and ``clashes``
+    whether another one has its name.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     distributions: tuple[str, ...] = ()
     first_party: bool = False
     imported: bool = True
+    clashes: bool = False
     models: tuple[ModelSpec, ...] = ()
     drafters: tuple[DrafterSpec, ...] = ()
     error: PluginError | None = None
@@ -77,7 +79,7 @@ class Registry(msgspec.Struct, frozen=True):
 
     @property
     def broken(self) -> tuple[Plugin, ...]:
-        """Plugins that could not be imported and were left out."""
+        """Plugins that were left out because something is wrong with them."""
         return tuple(plugin for plugin in self.plugins if plugin.error)
 
     @property
@@ -93,10 +95,14 @@ class Registry(msgspec.Struct, frozen=True):
         Raises
         ------
         PluginError
-            As ``load_registry``.
+            What is wrong with a module: a misspelt hook, one that raises or returns something else
+            than declarations, two claims of one model or name; names the modules.
         """
-        asked = (_ask(Plugin(name=_name(m), module=_name(m)), m) for m in modules)
-        return _checked(asked)
+        asked = Registry(tuple(_ask(Plugin(name=_name(m), module=_name(m)), m) for m in modules))
+        for plugin in asked.plugins:
+            if plugin.error:
+                raise plugin.error
+        return _unclaimed(asked)
 
 
 @cache
@@ -114,7 +120,8 @@ def registry() -> Registry:
 def load_registry(selected: str | None = None) -> Registry:
     """Look for plugins and ask them.
 
-    A plugin that cannot be imported is left out with a warning: it must not stop others.
+    A plugin that cannot be imported, or whose hook raises or returns no declarations, is left out
+    with a warning: it must not stop others.
 
     Parameters
     ----------
@@ -124,12 +131,12 @@ def load_registry(selected: str | None = None) -> Registry:
     Raises
     ------
     PluginError
-        A misspelt hook, something else than declarations, two claims of one model or name, or a
-        selected plugin that is not installed; names the plugins.
+        Two claims of one model or name, or a selected plugin that is not installed; names the
+        plugins.
     """
     selected = read(selected, str | None, "no names of plugins", error=PluginError)
     entries = entry_points(group=_GROUP)
-    loaded = _checked(_find(entries, selected))
+    loaded = _unclaimed(Registry(tuple(_find(entries, selected))))
     for plugin in loaded.broken:
         log.warning("%s", plugin.error)
     asked = {plugin.module for plugin in loaded.plugins}
@@ -142,10 +149,10 @@ def describe_plugins() -> list[Plugin]:
     return list(_find(entry_points(group=_GROUP), None))
 
 
-def _checked(plugins: Iterable[Plugin]) -> Registry:
-    checked = Registry(tuple(plugins))
+def _unclaimed(checked: Registry) -> Registry:
+    """Return the registry; refuse one in which two plugins claim the same."""
     for plugin in checked.plugins:
-        if plugin.error and plugin.imported:
+        if plugin.error and plugin.clashes:
             raise plugin.error
     claims: dict[tuple[str, str], str] = {}
     for plugin in checked.plugins:
@@ -208,6 +215,7 @@ def _clash(first: EntryPoint, other: EntryPoint) -> Plugin:
         name=other.name,
         module=other.value,
         distributions=(_distribution(other),),
+        clashes=True,
         error=error,
     )
 
@@ -238,22 +246,22 @@ def _load(entries: Sequence[EntryPoint], first_party: bool) -> Plugin:
 def _ask(plugin: Plugin, module: Any) -> Plugin:
     """Register one plugin and call its hooks; record its error if it has one."""
     try:
-        return msgspec.structs.replace(plugin, **_looked_at(plugin.name, module))
+        return msgspec.structs.replace(plugin, **_looked_at(plugin, module))
     except PluginError as error:
         fix = f"{SWITCH}= starts without third-party plugins"
         return msgspec.structs.replace(plugin, error=error.at(f"plugin {plugin.name!r}", fix=fix))
 
 
-def _looked_at(name: str, module: Any) -> dict[str, Any]:
+def _looked_at(plugin: Plugin, module: Any) -> dict[str, Any]:
     try:
-        return _declared(name, module)
+        return _declared(plugin, module)
     except PluginError:
         raise
     except Exception as error:  # whatever a plugin's own objects raise when they are looked at
         raise PluginError(f"raised {type(error).__name__}: {spell(error, str)}") from error
 
 
-def _declared(name: str, module: Any) -> dict[str, Any]:
+def _declared(plugin: Plugin, module: Any) -> dict[str, Any]:
     manager = pluggy.PluginManager("mtpcore")
     manager.add_hookspecs(hookspecs)
     for attribute in dir(module):
@@ -261,7 +269,7 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
         if attribute in _SPECS and unmarked:
             raise PluginError("hook without @hookimpl", where=attribute)
     try:
-        manager.register(module, name=name)
+        manager.register(module, name=plugin.name)
         manager.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(
@@ -289,7 +297,8 @@ def _declared(name: str, module: Any) -> dict[str, Any]:
             for spec in specs:
                 check_spec(spec)
             _check_variants(specs)
-            named = tuple(msgspec.structs.replace(spec, plugin=name) for spec in specs)
+            origin = {"plugin": plugin.name, "version": ", ".join(plugin.distributions)}
+            named = tuple(msgspec.structs.replace(spec, **origin) for spec in specs)
             declared[hook.removeprefix("mtpcore_")] = named
     return declared
 

@@ -18,8 +18,9 @@ log = logging.getLogger("mtpcore")
 def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     """Unite two files of one model.
 
-    Tensors that ``trunk`` lacks come from ``head``, and so do metadata keys that it lacks; where
-    both have one, the trunk's holds. Keys that count or describe layers (``block_count``,
+    Tensors that ``trunk`` lacks come from ``head``, and so do the architecture's metadata keys that
+    it lacks; where both have one, the trunk's holds. Tokenizer, chat template and name are the
+    trunk's alone. Keys that count or describe layers (``block_count``,
     ``nextn_predict_layers`` and lists of one entry a layer) come from the file with more layers,
     as the layers of the head are numbered after those of the trunk.
 
@@ -28,7 +29,8 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
     Raises
     ------
     ModelFileError
-        If the architectures differ, or the head was made for a trunk of another depth or width.
+        If the architectures differ, the head was made for a trunk of another depth or width, or a
+        tensor that both have is of another shape, as for another vocabulary.
     """
     if trunk.architecture != head.architecture:
         raise ModelFileError(
@@ -44,8 +46,13 @@ def merge(trunk: ModelFile, head: ModelFile) -> ModelFile:
         _agree(trunk, head, "depth of the trunk", _depth(trunk), _depth(head))
     width = f"{arch}.embedding_length"
     _agree(trunk, head, width, *(f.metadata.get(width) for f in (trunk, head)))
+    for name in trunk.tensors.keys() & head.tensors.keys():
+        shapes = (file.tensors[name].shape for file in (trunk, head))
+        _agree(trunk, head, f"shape of {name}", *shapes)
     deeper = max(trunk, head, key=lambda file: _count(file, "block_count"))
-    metadata = {**head.metadata, **trunk.metadata}
+    prefix = f"{arch}."
+    told = {key: value for key, value in head.metadata.items() if key.startswith(prefix)}
+    metadata = {**told, **trunk.metadata}
     if deeper is head:
         metadata.update({key: head.metadata[key] for key in _layered(head)})
     _warn(trunk, head, metadata)

@@ -7,7 +7,7 @@ Weight names may hold ``{n}``, the head's block; ties decide which tensor a name
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
 from mtpcore.errors import GraphError
@@ -16,10 +16,13 @@ from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
     OUTPUTS,
     TOKENS,
+    ConvLayer,
+    DeltaLayer,
     MemoryLayer,
     Node,
     Program,
     Shape,
+    StateLayer,
     Value,
     Weight,
 )
@@ -80,6 +83,7 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._inputs: dict[str, int] = {}
         self._memory: dict[int, MemoryLayer] = {}
+        self._states: dict[tuple[type[StateLayer], int], StateLayer] = {}
         self._taps: dict[str, Value] = {}
         self._offered: list[str] = []
         self.inputs = Inputs(self.add_input, dict(slots or {}), axes)
@@ -219,6 +223,10 @@ class GraphBuilder:
         """Norm the last axis by mean and variance, ``eps`` added to the latter; weight and bias."""
         return self.add_node("layer_norm", [x], [weight, bias], name=name, eps=eps)[0]
 
+    def l2_norm(self, x: Value, eps: float, *, name: str | None = None) -> Value:
+        """Norm the last axis by its length: x / sqrt(sum(x**2) + eps)."""
+        return self.add_node("l2_norm", [x], name=name, eps=eps)[0]
+
     def add(self, a: Value, b: Value, *, name: str | None = None) -> Value:
         """Return a + b, of one shape."""
         return self.add_node("add", [a, b], name=name)[0]
@@ -231,8 +239,16 @@ class GraphBuilder:
         """Multiply by a number, ``factor``."""
         return self.add_node("scale", [x], name=name, factor=float(factor))[0]
 
+    def scale_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
+        """Multiply each value of the last axis by its factor, ``weight``: [width]."""
+        return self.add_node("scale_by", [x], [weight], name=name or self._stem(weight))[0]
+
+    def shift_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
+        """Add to each value of the last axis its term, ``weight``: [width]."""
+        return self.add_node("shift_by", [x], [weight], name=name or self._stem(weight))[0]
+
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
-        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid or tanh."""
+        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid, tanh, softplus."""
         return self.add_node("activation", [x], name=name, kind=kind)[0]
 
     def gated(
@@ -362,6 +378,98 @@ class GraphBuilder:
         )
         return attended
 
+    def causal_conv(
+        self, x: Value, weight: str, *, layer: int, kind: str = "silu", name: str | None = None
+    ) -> Value:
+        """Convolve each channel of a sequence's rows: [T, channels] -> [T, channels].
+
+        Row t becomes ``kind`` of the sum over j of ``weight[:, j]`` times row t - kernel + 1 + j of
+        the sequence; before its first row there are zeros. The newest kernel - 1 rows are kept as
+        a state.
+
+        Parameters
+        ----------
+        x : Value
+            [T, channels]
+        weight : str
+            [channels, kernel]; the newest row's tap comes last.
+        layer : int
+            Number of the recurrent layer. A convolution and a delta rule may share theirs.
+        kind : {"silu", "none"}
+            The activation of the sums.
+
+        Raises
+        ------
+        GraphError
+            A layer has two convolutions, or shapes do not fit.
+        """
+        name = name or self._stem(weight)
+        convolved = self.add_node("causal_conv", [x], [weight], name=name, layer=layer, kind=kind)
+        taps = self._weight(weight, name)
+        self._add_state(ConvLayer(layer, taps.shape[0], taps.shape[1]))
+        return convolved[0]
+
+    def delta_rule(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        decay: Value,
+        beta: Value,
+        *,
+        layer: int,
+        key_heads: Literal["tiled", "grouped"] = "tiled",
+        name: str | None = None,
+    ) -> Value:
+        """Update each head's state by the gated delta rule, and read it: -> [T, Hv, Dv].
+
+        For each head, with its state S [Dk, Dv] from the sequence's row before (zeros at first):
+        S = exp(decay) S; d = beta (v - S^T k); S = S + k d^T; the result is S^T q. States are
+        float32. What q is scaled by and the norms of q and k are nodes of the graph before this
+        one. (Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks"; with a decay for each entry of
+        a key it is Kimi Delta Attention.)
+
+        Parameters
+        ----------
+        q, k, v : Value
+            [T, Hk, Dk], [T, Hk, Dk] and [T, Hv, Dv].
+        decay : Value
+            Its logarithm, at most 0: [T, Hv], or [T, Hv, Dk] where entries of a key have their own.
+        beta : Value
+            [T, Hv]
+        layer : int
+            Number of the recurrent layer. A convolution and a delta rule may share theirs.
+        key_heads : {"tiled", "grouped"}
+            Which key head a head h has: ``h % Hk``, or ``h // (Hv // Hk)``.
+
+        Raises
+        ------
+        GraphError
+            A layer has two delta rules, or shapes do not fit.
+        """
+        made = self.add_node(
+            "delta_rule", [q, k, v, decay, beta], name=name, layer=layer, key_heads=key_heads
+        )[0]
+        self._add_state(
+            DeltaLayer(
+                layer,
+                n_heads=int(v.shape[1]),
+                n_key_heads=int(k.shape[1]),
+                k_width=int(k.shape[2]),
+                v_width=int(v.shape[2]),
+                key_heads=key_heads,
+                by_channel=len(decay.shape) == 3,
+            )
+        )
+        return made
+
+    def _add_state(self, state: StateLayer) -> None:
+        key = type(state), state.layer
+        if key in self._states:
+            where = self._nodes[-1].name
+            raise GraphError("recurrent layer is written twice", where=where, got=state.layer)
+        self._states[key] = state
+
     def route(
         self,
         x: Value,
@@ -480,6 +588,7 @@ class GraphBuilder:
             outputs,
             tuple(self._memory[i] for i in sorted(self._memory)),
             tuple(dict.fromkeys(self._offered)),
+            tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
         )
         check(program)
         return program

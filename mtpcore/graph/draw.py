@@ -14,6 +14,8 @@ __all__ = ["to_dot", "to_mermaid"]
 
 _SHOWN = {
     "attention": ("layer", "mask", "window"),
+    "causal_conv": ("layer", "kind"),
+    "delta_rule": ("layer", "key_heads"),
     "route": ("n_used", "gate"),
     "rope": ("style",),
     "activation": ("kind",),

@@ -15,7 +15,7 @@ from mtpcore.graph.program import OUTPUTS, TOKENS, Shape
 
 __all__ = ["OPS", "ACTIVATIONS", "Signatures", "Mismatch", "OpRule", "Weights"]
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "softplus")
 
 Signatures = tuple[tuple[Shape, str], ...]
 Weights = Sequence[tuple[int, ...] | None]
@@ -91,6 +91,11 @@ def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures
     for weight in w:
         if weight is not None:
             _want(weight == (x[0][-1],), "norm weight does not fit the rows", x[0][-1:], weight)
+    return _f32(*x[0])
+
+
+def _by_weight(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    _want(w[0] == (x[0][-1],), "not a weight for each value of a row", (x[0][-1],), w[0])
     return _f32(*x[0])
 
 
@@ -207,6 +212,34 @@ def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signa
     return _attention(x, w, {**a, "mask": "block", "window": 0, "v_width": 0})
 
 
+def _causal_conv(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    kernel = w[0]
+    assert kernel is not None
+    _want(len(kernel) == 2 and kernel[1] > 0, "taps of channels", "[channels, kernel]", kernel)
+    wanted = (TOKENS, kernel[0])
+    _want(x[0] == wanted, "rows do not fit the convolution", wanted, x[0])
+    _want(a["kind"] in ("silu", "none"), "unknown activation", "silu, none", a["kind"])
+    return _f32(*x[0])
+
+
+def _delta_rule(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    q, k, v, decay, beta = x
+    for name, s in (("q", q), ("k", k), ("v", v)):
+        _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
+    for name, s in zip(("q", "k", "v", "decay", "beta"), x, strict=True):
+        _want(s[0] == TOKENS, f"{name} has all rows of the batch", TOKENS, s[0])
+    _want(q == k, "q and k differ", k, q)
+    n_heads, n_key_heads = int(v[1]), int(k[1])
+    fits = n_heads % n_key_heads == 0
+    _want(fits, "heads do not share key heads evenly", f"a multiple of {n_key_heads}", n_heads)
+    wanted = ((v[0], n_heads), (v[0], n_heads, k[2]))
+    _want(decay in wanted, "a decay a head, or one for each entry of its key", wanted, decay)
+    _want(beta == wanted[0], "a beta a head", wanted[0], beta)
+    how = a["key_heads"]
+    _want(how in ("tiled", "grouped"), "unknown order of heads", "tiled, grouped", how)
+    return _f32(*v)
+
+
 def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     matrix = w[0]
     assert matrix is not None
@@ -284,9 +317,12 @@ OPS: dict[str, OpRule] = {
     "layer_norm": _rule(
         1, (0, 2), "eps", _layer_norm, "w * (x - mean) / sqrt(var + eps) + b over the last axis"
     ),
+    "l2_norm": _rule(1, 0, "eps", _same, "x / sqrt(sum(x^2) + eps) over the last axis"),
     "add": _rule(2, 0, "", _same, "a + b"),
     "mul": _rule(2, 0, "", _same, "a * b"),
     "scale": _rule(1, 0, "factor", _same, "factor * x"),
+    "scale_by": _rule(1, 1, "", _by_weight, "w * x, one factor for each value of the last axis"),
+    "shift_by": _rule(1, 1, "", _by_weight, "w + x, one term for each value of the last axis"),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
     "gated": _rule(2, 0, "kind", _activation, "kind(gate) * up"),
     "concat": _rule((2, 8), 0, "", _concat, "join along the last axis"),
@@ -318,6 +354,23 @@ OPS: dict[str, OpRule] = {
         "scale",
         _cross_attention,
         "softmax(scale q.k) v over the batch's rows of the same sequence",
+    ),
+    "causal_conv": _rule(
+        1,
+        1,
+        "layer kind",
+        _causal_conv,
+        "kind(sum over j of w[c, j] * x[t - kernel + 1 + j, c]) of the sequence's rows, zeros "
+        "before its first; kind is silu or none",
+    ),
+    "delta_rule": _rule(
+        5,
+        0,
+        "layer key_heads",
+        _delta_rule,
+        "for each head of v, with S [Dk, Dv] from the row before: S = exp(decay) S; "
+        "d = beta (v - S^T k); S = S + k d^T; S^T q. Head h has k and q of key head h % Hk "
+        "(tiled) or h // (Hv / Hk) (grouped)",
     ),
     "route": _rule(
         1,

@@ -12,7 +12,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-__all__ = ["OUTPUTS", "TOKENS", "Dim", "MemoryLayer", "Node", "Program", "Shape", "Value", "Weight"]
+__all__ = [
+    "OUTPUTS",
+    "TOKENS",
+    "ConvLayer",
+    "DeltaLayer",
+    "Dim",
+    "MemoryLayer",
+    "Node",
+    "Program",
+    "Shape",
+    "StateLayer",
+    "Value",
+    "Weight",
+]
 
 TOKENS: Final = "n_tokens"
 OUTPUTS: Final = "n_outputs"
@@ -66,6 +79,65 @@ class MemoryLayer(msgspec.Struct, frozen=True, gc=False):
         return self.n_heads * (self.k_width + (0 if self.latent else self.v_width))
 
 
+class ConvLayer(msgspec.Struct, frozen=True, gc=False):
+    """What one causal convolution keeps of a sequence: its newest ``kernel - 1`` rows."""
+
+    layer: int
+    channels: int
+    kernel: int
+
+    @property
+    def n_values(self) -> int:
+        """Values of a state."""
+        return (self.kernel - 1) * self.channels
+
+    @property
+    def n_logged(self) -> int:
+        """Values of a row that its part in the state is made from."""
+        return self.channels
+
+
+class DeltaLayer(msgspec.Struct, frozen=True, gc=False):
+    """What one delta rule keeps of a sequence: for each head a matrix [k_width, v_width].
+
+    ``n_key_heads`` have keys, which heads share in the order ``key_heads``. ``by_channel`` says
+    that each entry of a key has a decay of its own, and not each head one for all.
+    """
+
+    layer: int
+    n_heads: int
+    n_key_heads: int
+    k_width: int
+    v_width: int
+    key_heads: Literal["tiled", "grouped"]
+    by_channel: bool = False
+
+    def key_head(self, head: int) -> int:
+        """Return the key head of a head."""
+        if self.key_heads == "tiled":
+            return head % self.n_key_heads
+        return head // (self.n_heads // self.n_key_heads)
+
+    @property
+    def n_decays(self) -> int:
+        """Decays of a head."""
+        return self.k_width if self.by_channel else 1
+
+    @property
+    def n_values(self) -> int:
+        """Values of a state."""
+        return self.n_heads * self.k_width * self.v_width
+
+    @property
+    def n_logged(self) -> int:
+        """Values of a row that its part in the state is made from: k, v, decay and beta."""
+        return self.n_key_heads * self.k_width + self.n_heads * (self.v_width + self.n_decays + 1)
+
+
+StateLayer = ConvLayer | DeltaLayer
+"""What one recurrent node keeps of each sequence."""
+
+
 class Node(msgspec.Struct, frozen=True, gc=False):
     """One operation of the table in ``mtpcore.graph.ops``."""
 
@@ -78,12 +150,13 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A checked graph: values, nodes in order, named inputs and outputs, memory layers.
+    """A checked graph: values, nodes in order, named inputs and outputs, memory and states.
 
     Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
     i32[n_tokens, axes], ``embeddings`` f32[n_tokens, width] where the graph takes them, and one
     ``f32[n_tokens, width]`` for each slot. Outputs: ``logits`` f32[n_outputs, n_vocab], taps and
     recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or not.
+    ``states`` are those of recurrent layers, by number, a layer's convolution first.
     """
 
     name: str
@@ -93,6 +166,7 @@ class Program(msgspec.Struct, frozen=True):
     outputs: dict[str, int]
     memory: tuple[MemoryLayer, ...] = ()
     taps: tuple[str, ...] = ()
+    states: tuple[StateLayer, ...] = ()
 
     def shape(self, output: str) -> Shape:
         """Return the shape of a named output."""

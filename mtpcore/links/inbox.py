@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import RowBuffer
-from mtpcore.errors import LinkError
+from mtpcore.errors import LinkError, StateError
 
 __all__ = ["Inbox"]
 
 F32 = NDArray[np.float32]
+_BOUNDS = struct.Struct("<2Q")
+"""The positions of the first row, and behind the last one."""
 _ROOM = 64  # rows that are made room for at least
 
 
@@ -172,9 +175,47 @@ class Inbox:
 
     def fork(self, seq: int, new: int) -> None:
         """Copy a sequence's rows to ``new``."""
+        self.refill(new, self.snapshot(seq))
+
+    def snapshot(self, seq: int) -> Held:
+        """Return a copy of rows that an act is to take back and to write anew."""
         held = self._held[seq]
         rows = self._copy(held.rows, held.first - held.base, held.length - held.base)
-        self._held[new] = held._replace(rows=rows, base=held.first)
+        return held._replace(rows=rows, base=held.first)
+
+    def refill(self, seq: int, held: Held) -> None:
+        """Hold what a snapshot holds."""
+        self._held[seq] = held
+
+    def dump(self, seq: int) -> Iterator[bytes]:
+        """Yield the bounds of a sequence's rows, and then the rows as float32, in pieces."""
+        rows, base, first, length, _ = self._held[seq]
+        yield _BOUNDS.pack(first, length)
+        for begin in range(first, length, _ROOM):
+            end = min(begin + _ROOM, length)
+            yield rows.read(begin - base, end - base).astype("<f4").tobytes()
+
+    def load(self, seq: int, data: memoryview, n_ctx: int) -> None:
+        """Let an empty sequence hold the rows that ``dump`` gave, of up to ``n_ctx`` positions.
+
+        Raises
+        ------
+        StateError
+            The bytes are no such rows.
+        """
+        if len(data) < _BOUNDS.size:
+            raise StateError("the rows are cut short")
+        first, length = _BOUNDS.unpack(data[: _BOUNDS.size])
+        rows = data[_BOUNDS.size :]
+        if not first <= length <= n_ctx or len(rows) != (length - first) * self.width * 4:
+            raise StateError(
+                "rows of another number or width",
+                wanted=f"rows of {4 * self.width} bytes, up to position {n_ctx}",
+                got=f"{len(rows)} bytes for positions {first} to {length}",
+                fix="make n_ctx larger",
+            )
+        values = np.frombuffer(rows, "<f4").astype(np.float32)
+        self.put(seq, first, values.reshape(length - first, self.width))
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""

@@ -18,14 +18,14 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Generator, Stats
 from mtpcore.decoding.request import read_draft
-from mtpcore.discovery.loading import load_model, load_with_head
+from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, MtpcoreError, spell
 from mtpcore.gguf import Tokenizer
 from mtpcore.lm.bar import show_progress
 from mtpcore.lm.completion import Completion
 from mtpcore.lm.engine import Engine
 from mtpcore.lm.jobs import Job
-from mtpcore.lm.opening import open_cross, open_draft_model
+from mtpcore.lm.opening import open_cross
 from mtpcore.lm.settings import TEXT_DEFAULTS, TextOptions, read_options
 from mtpcore.lm.streams import AsyncStream, Stream
 from mtpcore.runtime.model import Model
@@ -55,8 +55,7 @@ class LM:
     ----------
     model : path or Model
         A GGUF file, the name of a model in the package (``demo``), or what ``load_model`` returned.
-        Beside ``name.gguf`` a head is found in ``mtp-name.gguf`` and a drafter in
-        ``name-draft.gguf``.
+        A drafter in a file beside it is found as ``load_model`` finds it.
     n_ctx : int, optional
         Tokens that fit, prompt and text together; default: the context length that the model was
         trained with, at most 4096.
@@ -113,11 +112,11 @@ class LM:
         draft = read_draft(draft)
         try:
             cross = open_cross(
-                self._open(model, draft),
+                self._open(model, draft, sidecars=draft_model is None),
                 n_ctx=n_ctx,
                 draft=draft,
                 drafter=drafter,
-                draft_model=self._open_draft_model(model, draft_model, draft),
+                draft_model=self._open_draft_model(draft_model, draft),
                 n_seq_max=n_seq_max,
                 n_batch=n_batch,
                 kv_dtype=kv_dtype,
@@ -153,26 +152,18 @@ class LM:
         lm._sampling = generator.sampling
         return lm
 
-    def _open(self, model: str | PathLike[str] | Model, draft: int | Literal["auto"]) -> Model:
+    def _open(
+        self, model: str | PathLike[str] | Model, draft: int | Literal["auto"], *, sidecars: bool
+    ) -> Model:
         if isinstance(model, Model):
             return model
-        opened = load_model(model, mtp=False) if draft == 0 else load_with_head(model)
-        self._owned.append(opened)
+        self._owned.append(load_model(model, mtp=draft != 0, sidecars=sidecars))
         return self._owned[-1]
 
     def _open_draft_model(
-        self,
-        model: str | PathLike[str] | Model,
-        given: str | PathLike[str] | Model | None,
-        draft: int | Literal["auto"],
+        self, given: str | PathLike[str] | Model | None, draft: int | Literal["auto"]
     ) -> Model | None:
-        if given is not None:
-            return self._open(given, draft)
-        path = model.path if isinstance(model, Model) else model
-        draft_model = None if draft == 0 else open_draft_model(path)
-        if draft_model is not None:
-            self._owned.append(draft_model)
-        return draft_model
+        return None if given is None else self._open(given, draft, sidecars=False)
 
     def __repr__(self) -> str:
         drafters = [
@@ -322,7 +313,7 @@ class LM:
             As ``generate``.
         """
         self._engine.check_open()
-        return Stream(self._engine, self._make_job(prompt, options))
+        return Stream(self._engine, self._make_job(_take_one(prompt), options))
 
     @_show_options
     def astream(
@@ -350,7 +341,7 @@ class LM:
             As ``generate``, with the first piece.
         """
         self._engine.check_open()
-        return AsyncStream(self._engine, lambda: self._make_job(prompt, options))
+        return AsyncStream(self._engine, lambda: self._make_job(_take_one(prompt), options))
 
     @overload
     def chat(
@@ -502,6 +493,18 @@ class LM:
             return [job.completion() for job in jobs]
         finally:
             engine.cancel(jobs)
+
+
+def _take_one(prompt: object) -> object:
+    """Return a prompt; refuse a list of them."""
+    if _read_prompts(prompt):
+        raise BatchError(
+            "a stream continues one prompt",
+            wanted="a text, or a list of token ids",
+            got="a list of prompts",
+            fix="give generate() the list, or make a stream of each prompt",
+        )
+    return prompt
 
 
 def _read_prompts(prompt: object) -> list[Any] | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from os import PathLike
 from typing import Literal
 
 from mtpcore.backends.base import Backend
 from mtpcore.cross import Cross, link
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.discovery.loading import find_companion, load_model
-from mtpcore.errors import GraphError, LinkError, ModelFileError
+from mtpcore.errors import GraphError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 
-__all__ = ["default_n_ctx", "open_cross", "open_draft_model"]
+__all__ = ["default_n_ctx", "open_cross"]
 
 log = logging.getLogger("mtpcore")
 _LONGEST = 4096
@@ -85,15 +83,3 @@ def default_n_ctx(model: Model) -> int:
     """Return how many tokens fit by default: what the model was trained on, at most 4096."""
     trained = getattr(model.hparams, "n_ctx_train", 0)
     return min(trained, _LONGEST) or _LONGEST
-
-
-def open_draft_model(path: str | PathLike[str]) -> Model | None:
-    """Load the drafter in a file of its own that a model comes with; None where there is none."""
-    companion = find_companion(path)
-    if companion is None:
-        return None
-    try:
-        return load_model(companion)
-    except ModelFileError as error:
-        log.warning("%s is left out: %s", companion, error)
-        return None

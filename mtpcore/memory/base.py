@@ -7,16 +7,19 @@ draft when contexts are linked, so that it can refuse then and not at the first 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-__all__ = ["PAGE", "RANGE", "Memory", "Store"]
+__all__ = ["LOG", "PAGE", "RANGE", "Memory", "Portable", "StateStore", "Store"]
 
 PAGE = 64
 """Places in one page of paged memory."""
 
 RANGE = 1024
 """Places whose sums attention makes in one go, from a multiple of it on."""
+
+LOG = 17
+"""Rows in the log of a recurrent state: a token and the sixteen drafts behind it."""
 
 
 class Memory(Protocol):
@@ -50,6 +53,12 @@ class Memory(Protocol):
         ------
         CapacityError
             Not enough pages or context; nothing changed.
+        """
+
+    def nearest(self, seq: int, length: int) -> int:
+        """Return the greatest place, at most ``length``, whose state recurrent layers have.
+
+        ``length`` where there are none, and the first place where nothing before it is left.
         """
 
     def check_rewind(self, seq: int, length: int) -> None:
@@ -89,6 +98,38 @@ class Memory(Protocol):
         """Return a hash of the stored rows in the order of their places."""
 
 
+class Portable(Protocol):
+    """What a kind of memory offers so that its sequences can be saved, and written anew.
+
+    Of grouped memory each part does so for itself.
+    """
+
+    def snapshot(self, seq: int) -> bytes:
+        """Return a copy of rows that an act is to write over: what ``restore`` does not undo."""
+
+    def refill(self, seq: int, rows: bytes) -> None:
+        """Store ``rows``, a snapshot, at their places again, behind ``restore``; twice is once."""
+
+    def length(self, seq: int) -> int:
+        """Return the place after the newest row."""
+
+    def most_bytes(self, n_places: int) -> int:
+        """Return how many bytes ``dump`` gives at most of a sequence of so many places."""
+
+    def dump(self, seq: int) -> Iterator[bytes]:
+        """Yield, in pieces, all that ``load`` needs, wherever it is stored."""
+
+    def load(self, seq: int, data: memoryview) -> None:
+        """Let the empty sequence ``seq`` hold what ``dump`` gave, of memory of the same layers.
+
+        Raises
+        ------
+        StateError
+            The bytes are no such rows, or they do not fit; what changed until then ``restore``
+            takes back.
+        """
+
+
 class Store(Protocol):
     """The rows behind paged memory: pages of ``PAGE`` places for every memory layer."""
 
@@ -99,6 +140,10 @@ class Store(Protocol):
     @property
     def n_bytes(self) -> int:
         """Size of the store, in bytes."""
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of one place in all layers together."""
 
     def copy(self, src: int, dst: int) -> None:
         """Copy a whole page, number ``src``, to page ``dst``."""
@@ -111,3 +156,45 @@ class Store(Protocol):
 
         They are in the order place, layer, K then V, head.
         """
+
+    def write(self, page: int, row: int, data: memoryview) -> None:
+        """Store ``data``, places that ``read`` returned, from row ``row`` of a ``page`` on."""
+
+
+class StateStore(Protocol):
+    """States of recurrent layers, and logs of rows behind them, in numbered slots.
+
+    A slot holds a base, which is the state of every layer at some place, and ``LOG`` rows of a
+    log: of each row what every layer makes its part of the state from.
+    """
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the store, in bytes."""
+
+    def settle(self, slot: int, rows: Sequence[int]) -> bytes:
+        """Return the values of the state behind a slot's base and these rows of its log.
+
+        Layers come in the program's order, of each one the rows of a convolution or the matrices
+        [k_width, v_width] of a delta rule.
+        """
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of a slot's base, all layers together."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a log, all layers together."""
+
+    def read_base(self, slot: int) -> bytes:
+        """Return the values of a slot's base, layer by layer."""
+
+    def write_base(self, slot: int, data: memoryview) -> None:
+        """Store ``data``, which ``read_base`` returned, as the base of a ``slot``."""
+
+    def read_row(self, slot: int, row: int) -> bytes:
+        """Return the values of a ``row`` of a slot's log, layer by layer."""
+
+    def write_row(self, slot: int, row: int, data: memoryview) -> None:
+        """Store ``data``, which ``read_row`` returned, as a ``row`` of a slot's log."""

@@ -1,4 +1,4 @@
-"""Memory of a graph's layers in groups: one for full attention, one for each sliding window."""
+"""Memory of a graph's layers in groups: full attention, each sliding window, recurrent layers."""
 
 from __future__ import annotations
 
@@ -7,35 +7,48 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mtpcore.errors import CapacityError
-from mtpcore.graph.program import MemoryLayer
-from mtpcore.memory.base import Store
+from mtpcore.graph.program import MemoryLayer, StateLayer
+from mtpcore.memory.base import Portable, StateStore, Store
 from mtpcore.memory.kv import PagedKV
+from mtpcore.memory.recurrent import RecurrentMemory, slots_for
 from mtpcore.memory.windowed import WindowedKV, pages_for
 
 __all__ = ["GroupedKV", "make_memory"]
 
 
 class GroupedKV:
-    """Several paged memories that change together; implements ``mtpcore.memory.base.Memory``.
+    """Several memories that change together; implements ``mtpcore.memory.base.Memory``.
 
     Parameters
     ----------
     groups : sequence of PagedKV
-        Of the same sequences; each with pages, tables and a store of its own.
+        Of the same sequences; each with pages, tables and a store of its own. There is one at
+        least, if without layers: it counts the places.
+    recurrent : RecurrentMemory, optional
+        Of the same sequences, where the graph has recurrent layers.
     """
 
-    def __init__(self, groups: Sequence[PagedKV]) -> None:
-        self.groups = tuple(groups)
+    def __init__(self, groups: Sequence[PagedKV], recurrent: RecurrentMemory | None = None) -> None:
+        self.groups, self.recurrent = tuple(groups), recurrent
+        self.page_tables = [group.pages for group in groups]
+        self._parts: list[PagedKV | RecurrentMemory] = [*groups]
+        if recurrent:
+            self._parts.append(recurrent)
+
+    @property
+    def parts(self) -> tuple[Portable, ...]:
+        """What is saved of this memory, each for itself."""
+        return tuple(self._parts)
 
     @property
     def longest_rewind(self) -> int:
-        """What every group can take back."""
-        return min(group.longest_rewind for group in self.groups)
+        """What every part can take back."""
+        return min(part.longest_rewind for part in self._parts)
 
     def allow_rewind(self, n: int) -> None:
-        """Ask every group."""
-        for group in self.groups:
-            group.allow_rewind(n)
+        """Ask every part."""
+        for part in self._parts:
+            part.allow_rewind(n)
 
     def first(self, seq: int) -> int:
         """Return the first place of a sequence; it is the same in every group."""
@@ -46,7 +59,7 @@ class GroupedKV:
         return self.groups[0].length(seq)
 
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
-        """Make room in all groups or in none."""
+        """Make room in all parts or in none."""
         before = {seq: self.length(seq) for seq in rows}
         for i, group in enumerate(self.groups):
             try:
@@ -56,40 +69,46 @@ class GroupedKV:
                     for seq, length in before.items():
                         done.rewind(seq, length)
                 raise
+        if self.recurrent:
+            self.recurrent.reserve(rows)
+
+    def nearest(self, seq: int, length: int) -> int:
+        """Return the nearest place whose state recurrent layers have."""
+        return self.recurrent.nearest(seq, length) if self.recurrent else length
 
     def check_rewind(self, seq: int, length: int) -> None:
-        """Raise CapacityError where a group cannot go back so far."""
-        for group in self.groups:
-            group.check_rewind(seq, length)
+        """Raise CapacityError where a part cannot go back so far."""
+        for part in self._parts:
+            part.check_rewind(seq, length)
 
     def rewind(self, seq: int, length: int) -> None:
-        """Forget the rows from place ``length`` on, in all groups or in none."""
+        """Forget the rows from place ``length`` on, in all parts or in none."""
         self.check_rewind(seq, length)
-        for group in self.groups:
-            group.rewind(seq, length)
+        for part in self._parts:
+            part.rewind(seq, length)
 
     def save(self) -> Any:
-        """Return what ``restore`` needs, of every group."""
-        return [group.save() for group in self.groups]
+        """Return what ``restore`` needs, of every part."""
+        return [part.save() for part in self._parts]
 
     def restore(self, saved: Any) -> None:
-        """Let every group hold what it held at the last ``save``."""
-        for group, state in zip(self.groups, saved, strict=True):
-            group.restore(state)
+        """Let every part hold what it held at the last ``save``."""
+        for part, state in zip(self._parts, saved, strict=True):
+            part.restore(state)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
-        """Move the rows of a path through a tree together and forget the others."""
-        for group in self.groups:
-            group.keep(seq, begin, path)
+        """Keep the rows of a path through a tree and forget the others."""
+        for part in self._parts:
+            part.keep(seq, begin, path)
 
     def fork(self, seq: int, new: int) -> None:
-        """Share all pages of ``seq`` with ``new``."""
-        for group in self.groups:
-            group.fork(seq, new)
+        """Share all that ``seq`` holds with ``new``."""
+        for part in self._parts:
+            part.fork(seq, new)
 
     def digest(self, seq: int) -> bytes:
-        """Hash the digests of all groups."""
-        parts = b"".join(group.digest(seq) for group in self.groups)
+        """Hash the digests of all parts."""
+        parts = b"".join(part.digest(seq) for part in self._parts)
         return hashlib.blake2b(parts, digest_size=16).digest()
 
 
@@ -100,6 +119,8 @@ def make_memory(
     n_seq: int,
     n_ctx: int,
     n_batch: int,
+    states: Sequence[StateLayer] = (),
+    make_state_store: Callable[[Sequence[StateLayer], int], StateStore] | None = None,
 ) -> PagedKV | GroupedKV:
     """Return memory for these layers: a group for each window, layers without one first.
 
@@ -109,6 +130,8 @@ def make_memory(
         ``make_store(layers, n_pages)`` makes the pages of a group.
     n_batch : int
         Rows that are reserved at once, of all sequences together.
+    states, make_state_store
+        Recurrent layers, and ``make_state_store(states, n_slots)`` that makes their store.
     """
     groups = []
     for window in sorted({layer.window for layer in layers} or {0}):
@@ -119,4 +142,7 @@ def make_memory(
             if window
             else PagedKV(store, n_seq, n_ctx, n_pages)
         )
+    if states and make_state_store:
+        n_slots = slots_for(n_seq)
+        return GroupedKV(groups, RecurrentMemory(make_state_store(states, n_slots), n_seq, n_slots))
     return groups[0] if len(groups) == 1 else GroupedKV(groups)

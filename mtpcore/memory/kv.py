@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import struct
+from collections.abc import Iterator
 from typing import Any
 
-from mtpcore.errors import CapacityError
-from mtpcore.memory.base import PAGE, Store
+from mtpcore.errors import CapacityError, StateError
+from mtpcore.memory.base import PAGE, Portable, Store
 from mtpcore.memory.pages import PageTables
 
 __all__ = ["PagedKV"]
+
+_BOUNDS = struct.Struct("<3Q")
+"""Where a sequence begins, where the rows that follow begin, and where both end."""
 
 
 class PagedKV:
@@ -26,11 +31,21 @@ class PagedKV:
     def __init__(self, store: Store, n_seq: int, n_ctx: int, n_pages: int) -> None:
         self.store = store
         self.pages = PageTables(n_seq, n_ctx, n_pages, store.copy)
+        self.page_tables = [self.pages]
         self._moved: dict[int, int] | None = None  # by sequence, since something was saved
 
     @property
     def groups(self) -> tuple[PagedKV, ...]:
         """The memories with tables of their own that this one is made of."""
+        return (self,)
+
+    @property
+    def recurrent(self) -> None:
+        """States of recurrent layers: none."""
+
+    @property
+    def parts(self) -> tuple[Portable, ...]:
+        """What is saved of this memory, each for itself."""
         return (self,)
 
     @property
@@ -52,6 +67,10 @@ class PagedKV:
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Make room for rows ``[begin, end)`` of each sequence, all or none."""
         self.pages.reserve(rows)
+
+    def nearest(self, seq: int, length: int) -> int:
+        """Return the place itself."""
+        return length
 
     def check_rewind(self, seq: int, length: int) -> None:
         """Accept any length."""
@@ -93,11 +112,79 @@ class PagedKV:
         self.hash_rows(hashed, seq, first, length)
         return hashed.digest()
 
+    def snapshot(self, seq: int) -> bytes:
+        """Return all rows that are kept."""
+        spans = self._spans(seq, self.pages.first.item(seq), self.length(seq))
+        return b"".join(self.store.read(page, row, n) for page, row, n in spans)
+
+    def refill(self, seq: int, rows: bytes) -> None:
+        """Store ``rows``, a snapshot, where they were."""
+        self._fill(seq, self.pages.first.item(seq), self.length(seq), memoryview(rows))
+
+    def most_bytes(self, n_places: int) -> int:
+        """Return how many bytes ``dump`` gives at most of so many places."""
+        return _BOUNDS.size + n_places * self.store.place_bytes
+
+    def dump(self, seq: int) -> Iterator[bytes]:
+        """Yield the bounds and then the stored values in the order of their places."""
+        begin, length = self.first_needed(seq), self.length(seq)
+        yield _BOUNDS.pack(self.first(seq), begin, length)
+        for page, row, n in self._spans(seq, begin, length):
+            yield self.store.read(page, row, n)
+
+    def load(self, seq: int, data: memoryview) -> None:
+        """Let an empty sequence hold rows that ``dump`` gave."""
+        if len(data) < _BOUNDS.size:
+            raise StateError("the rows are cut short")
+        first, begin, length = _BOUNDS.unpack(data[: _BOUNDS.size])
+        rows, n_bytes = data[_BOUNDS.size :], self.store.place_bytes
+        if length > self.pages.n_ctx:
+            raise StateError(
+                "the sequence is longer than the context",
+                wanted=f"at most {self.pages.n_ctx} places",
+                got=length,
+                fix="make n_ctx larger",
+            )
+        least, most = self.begins_within(first, length)
+        if not (least <= begin <= most and (begin < length or first == length == 0)):
+            raise StateError(
+                "rows with impossible bounds",
+                wanted=f"places {least} to {most}, up to {length}",
+                got=f"places {begin} to {length} of a sequence that begins at {first}",
+            )
+        if len(rows) != (length - begin) * n_bytes:
+            raise StateError(
+                "rows of another size", wanted=(length - begin) * n_bytes, got=len(rows)
+            )
+        self.pages.reserve({seq: (begin, length)})
+        self.pages.start[seq] = first
+        self._fill(seq, begin, length, rows)
+
+    def _fill(self, seq: int, begin: int, end: int, rows: memoryview) -> None:
+        """Store rows at the places [begin, end)."""
+        n_bytes = self.store.place_bytes
+        for page, row, n in self._spans(seq, begin, end):
+            self.store.write(page, row, rows[: n * n_bytes])
+            rows = rows[n * n_bytes :]
+
+    def first_needed(self, seq: int) -> int:
+        """Return the place from which on a sequence's rows may still be read."""
+        return self.first(seq)
+
+    def begins_within(self, first: int, length: int) -> tuple[int, int]:
+        """Return the least and the greatest ``first_needed`` of a sequence with these bounds."""
+        return first, first
+
     def hash_rows(self, hashed: Any, seq: int, begin: int, end: int) -> None:
         """Add the stored values of places [begin, end) to a hash."""
+        for page, row, n in self._spans(seq, begin, end):
+            hashed.update(self.store.read(page, row, n))
+
+    def _spans(self, seq: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (page, first row in it, number of rows) of places [begin, end), in order."""
         place = begin
         while place < end:
             page, row = self.pages.where(seq, place)
             n = min(PAGE - row, end - place)
-            hashed.update(self.store.read(page, row, n))
+            yield page, row, n
             place += n

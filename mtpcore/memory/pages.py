@@ -59,7 +59,8 @@ class PageTables:
         if self._is_trimming:
             self._recount()
         self._before = None
-        self._trim()
+        if self._slack:
+            self._trim()
         self._replaced = {}
         self._before = self.bounds.copy()
         return self._before
@@ -136,8 +137,6 @@ class PageTables:
 
     def _trim(self) -> None:
         """Give up pages that lie outside the bounds, and outside those that can be restored."""
-        if not self._slack:
-            return
         self._is_trimming = True
         for seq in self._slack:
             now = _entries(self.bounds, seq)

@@ -101,3 +101,13 @@ class WindowedKV(PagedKV):
         hashed = hashlib.blake2b(f"{first} {length} ".encode(), digest_size=16)
         self.hash_rows(hashed, seq, max(first, length - self.window + 1), length)
         return hashed.digest()
+
+    def first_needed(self, seq: int) -> int:
+        """Return the first place that a next row would see after a rewind by ``SPARE``."""
+        least, _ = self.begins_within(self.first(seq), self.length(seq))
+        return max(least, self.pages.first.item(seq))
+
+    def begins_within(self, first: int, length: int) -> tuple[int, int]:
+        """Return where rows begin if all spare ones are there, and if none is."""
+        newest = length - self.window
+        return max(first, newest - SPARE), max(first, newest + 1)

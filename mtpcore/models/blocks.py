@@ -162,7 +162,8 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
     Tensors: ``ffn_gate_inp`` (router), ``exp_probs_b.bias`` (correction, optional),
-    ``ffn_{gate,up,down}_exps`` or ``ffn_gate_up_exps``, ``ffn_{gate,up,down}_shexp``.
+    ``ffn_{gate,up,down}_exps`` or ``ffn_gate_up_exps``, ``ffn_{gate,up,down}_shexp``, and
+    ``ffn_gate_inp_shexp``, whose sigmoid is the shared expert's weight (without it, 1).
     """
     block = f"blk.{layer}"
     ids, shares = g.route(
@@ -187,7 +188,11 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
     rows = g.expert_matmul(g.gated(gate, up), ids, f"{block}.ffn_down_exps.weight")
     y = g.mix(rows, shares)
     if g.has(f"{block}.ffn_gate_shexp.weight"):
-        y = g.add(y, swiglu(g, x, layer, "_shexp"))
+        shared = swiglu(g, x, layer, "_shexp")
+        if g.has(f"{block}.ffn_gate_inp_shexp.weight"):
+            share = g.activation(g.matmul(x, f"{block}.ffn_gate_inp_shexp.weight"), "sigmoid")
+            shared = g.mix(g.split_heads(shared, 1), share)
+        y = g.add(y, shared)
     return y
 
 

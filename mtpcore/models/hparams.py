@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 import msgspec
@@ -64,6 +64,8 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    rope_style, interleaves_axes
+        How files of the family mean the rotation; see ``Rope.read``.
     n_vocab, n_layers, n_drafter_blocks, rope
         Found from tensors and several keys by ``read``: vocabulary, layers of the trunk alone,
         blocks of heads behind them, rotation.
@@ -77,6 +79,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rope_style: ClassVar[Style] = "halves"
+    interleaves_axes: ClassVar[bool] = False
 
     width: Count = msgspec.field(name="embedding_length")
     n_blocks: Depth = msgspec.field(name="block_count")
@@ -129,7 +132,9 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
             n_vocab=_count_vocabulary(fields, tensors, hparams.width),
             n_layers=n_layers,
             n_drafter_blocks=n_drafter_blocks,
-            rope=Rope.read(fields, hparams.head_width, cls.rope_style),
+            rope=Rope.read(
+                fields, hparams.head_width, cls.rope_style, interleaved=cls.interleaves_axes
+            ),
             **cls.read_more(fields),
         )
 
@@ -143,17 +148,16 @@ def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -
     """Return how many layers the trunk has, and how many head blocks follow.
 
     ``block_count`` counts both. Blocks with ``nextn.eh_proj`` are heads; where a file lacks them
-    ``nextn_predict_layers`` says how many were left out.
+    ``nextn_predict_layers`` says how many were left out, unless the last blocks are layers after
+    all: then ``block_count`` was corrected and the other key was not.
     """
-    heads = [
-        int(match[1])
-        for name in tensors
-        if (match := re.fullmatch(r"blk\.(\d{1,6})\.nextn\.eh_proj\.weight", name))
-    ]
+    heads = _blocks_with(tensors, r"nextn\.eh_proj\.weight")
+    layers = _blocks_with(tensors, ".+") - _blocks_with(tensors, r"nextn\..+")
     declared = fields.get(
         "{arch}.nextn_predict_layers", Annotated[int, msgspec.Meta(ge=0, le=1 << 20)], 0
     )
-    n_layers = min(heads) if heads else n_blocks - declared
+    n_held = min(max(layers, default=-1) + 1, n_blocks)
+    n_layers = min(heads) if heads else max(n_blocks - declared, n_held)
     if not 1 <= n_layers <= n_blocks:
         raise fields.error(
             "{arch}.block_count",
@@ -162,6 +166,12 @@ def count_layers(fields: Fields, tensors: Mapping[str, Tensor], n_blocks: int) -
             got=n_layers,
         )
     return n_layers, len(heads)
+
+
+def _blocks_with(tensors: Iterable[str], rest: str) -> set[int]:
+    """Return the blocks that have a tensor whose name goes on as this pattern says."""
+    found = (re.fullmatch(rf"blk\.(\d{{1,6}})\.{rest}", name) for name in tensors)
+    return {int(match[1]) for match in found if match}
 
 
 def _count_vocabulary(fields: Fields, tensors: Mapping[str, Tensor], width: int) -> int:

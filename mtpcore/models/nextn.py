@@ -45,6 +45,7 @@ def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
         architectures=frozenset(architectures),
         tensors=(*NEXTN_TENSORS, *also),
         count_key="{arch}.nextn_predict_layers",
+        sidecars=("mtp-*.gguf",),
     )
 
 

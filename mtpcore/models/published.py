@@ -45,6 +45,7 @@ def block_renames(
     optional: bool | Callable[[Config], bool] = False,
     copy_of: str = "",
     shards: Shards | None = None,
+    is_stack: bool = False,
 ) -> tuple[Rename, ...]:
     """Return renames of ``model.layers.{n}.<source>`` to ``blk.{n}.<tensor>``.
 
@@ -52,7 +53,7 @@ def block_renames(
     ----------
     names : mapping of str to str
         Both names with ``.weight`` or ``.bias``.
-    change, optional, copy_of, shards
+    change, optional, copy_of, shards, is_stack
         As in each ``Rename``.
     """
     return tuple(
@@ -63,6 +64,7 @@ def block_renames(
             optional=optional,
             copy_of=copy_of,
             shards=shards,
+            is_stack=is_stack,
         )
         for source, tensor in names.items()
     )

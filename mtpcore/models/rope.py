@@ -11,7 +11,7 @@ import msgspec
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.metadata import Fields
 
-__all__ = ["Rope", "plain_frequencies", "section_axes", "yarn"]
+__all__ = ["Rope", "interleaved_axes", "plain_frequencies", "section_axes", "yarn"]
 
 Base = Annotated[float, msgspec.Meta(ge=1, le=1e30)]
 Factor = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
@@ -37,7 +37,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(
-        cls, fields: Fields, head_width: int, style: Style, base_key: str = "freq_base"
+        cls,
+        fields: Fields,
+        head_width: int,
+        style: Style,
+        base_key: str = "freq_base",
+        *,
+        interleaved: bool = False,
     ) -> Rope:
         """Read base, scaling and sections from ``{arch}.rope.*``.
 
@@ -50,6 +56,9 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             ``halves`` or ``pairs``; see ``GraphBuilder.rope``.
         base_key : str
             The key of the base, without ``{arch}.rope.``.
+        interleaved : bool
+            Whether the axes of a position take turns (``interleaved_axes``) or each has pairs side
+            by side (``section_axes``).
 
         Raises
         ------
@@ -92,7 +101,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             frequencies=frequencies,
             style=style,
-            axes=section_axes(sections, width // 2),
+            axes=(interleaved_axes if interleaved else section_axes)(sections, width // 2),
             magnitude=magnitude,
         )
 
@@ -142,9 +151,36 @@ def section_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:
     """Return the position axis of each pair; sections count pairs for each axis in turn."""
     if not any(sections):
         return (0,) * n_pairs
+    _check_sections(sections)
+    axes = [axis for axis, n in enumerate(sections) for _ in range(n)]
+    return tuple(axes[i % len(axes)] for i in range(n_pairs))
+
+
+def interleaved_axes(sections: Sequence[int], n_pairs: int) -> tuple[int, ...]:
+    """Return the position axis of each pair where axes 0, 1 and 2 take turns (Qwen3-VL, Qwen3.5).
+
+    Parameters
+    ----------
+    sections : sequence of int
+        Pairs of each axis: axis a has pairs a, a + 3, a + 6, ..., so many of them. Axis 3 has the
+        rest, whatever its section says. Without sections all pairs are axis 0's.
+    n_pairs : int
+        Of a head.
+
+    Raises
+    ------
+    ModelFileError
+        More than four sections, or sizes out of range.
+    """
+    if not any(sections):
+        return (0,) * n_pairs
+    _check_sections(sections)
+    sizes = [*sections, 0, 0, 0][:3]
+    return tuple(k % 3 if k < 3 * sizes[k % 3] else 3 for k in range(n_pairs))
+
+
+def _check_sections(sections: Sequence[int]) -> None:
     if len(sections) > 4 or not 0 < sum(sections) <= 1 << 16:
         raise ModelFileError(
             "not the sections of a rotation", where="rope.dimension_sections", got=list(sections)
         )
-    axes = [axis for axis, n in enumerate(sections) for _ in range(n)]
-    return tuple(axes[i % len(axes)] for i in range(n_pairs))

@@ -83,7 +83,7 @@ class Admission:
                 got=type(batch).__name__,
                 fix="make one of the tokens: Batch.of(tokens, seq=0, pos=0)",
             )
-        if not len(batch):
+        if not len(batch.tokens):
             raise BatchError("an empty batch", fix="leave the call out")
         place, ranges, rows_of_seq, outputs = self._chains(batch) or self._look_closer(batch)
         if fused_sampling is not None:
@@ -197,7 +197,8 @@ class Admission:
         """Return int32[n, axes]."""
         if batch.pos.ndim == 2:
             return batch.pos
-        pos, axes = batch.pos[:, None], self._n_axes
+        axes = self._n_axes
+        pos = self._sequences.positions.of_places(batch.seq, batch.pos)[:, None]
         return pos if axes == 1 else np.ascontiguousarray(np.repeat(pos, axes, axis=1))
 
     def _fetch(self, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:

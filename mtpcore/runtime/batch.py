@@ -13,7 +13,7 @@ from mtpcore.boundary.arguments import read
 from mtpcore.boundary.arrays import RowsLike, flags, integers, numbers
 from mtpcore.errors import BatchError, spell
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Wanted"]
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -45,8 +45,10 @@ class Batch:
     seq : int or array_like of int, shape (n,)
         Sequence of each row.
     pos : int or array_like of int, shape (n,) or (n, axes)
-        Positions; one number is the first row's, the others of that sequence count on from it.
-        With several axes (multi-axis RoPE) rows are stored in the order in which they come.
+        Places of text: how many rows of its sequence come before each one; one number is the first
+        row's, the others of that sequence count on from it. With several axes (multi-axis RoPE):
+        positions of any rows, which are stored in the order in which they come. Text behind them
+        is rotated from ``Context.next_position`` on.
     outputs : "all", "last", "none" or array of bool, shape (n,)
         Rows whose logits are wanted; "last" is the last row of each sequence.
     parent : array_like of int, shape (n,), optional

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
+from os import PathLike
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,6 +24,16 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner
+from mtpcore.runtime.saving import (
+    StateSource,
+    check_empty,
+    dump_graph,
+    dump_origin,
+    load_graph,
+    most_bytes,
+    open_state,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
@@ -29,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Context", "Owner"]
 
 I32 = NDArray[np.int32]
+_ROLE = "context"
+"""What the graph is called in a saved state."""
 
 
 class Owner(Protocol):
@@ -179,6 +193,16 @@ class Context:
         self.journal.settle()
         return self.runner.lengths[seq]
 
+    def next_position(self, seq: int) -> int:
+        """Return the position of a row of text that continues a sequence.
+
+        That is its length, or less behind images: one behind the largest number on any axis of
+        any of its rows.
+        """
+        seq = self.check_seq(seq)
+        self.journal.settle()
+        return self.runner.sequences.next_position(seq)
+
     def check_seq(self, seq: int) -> int:
         """Return the sequence; raise BatchError where there is none of this number."""
         return self.runner.sequences.check(seq)
@@ -277,8 +301,8 @@ class Context:
         Raises
         ------
         BatchError, CapacityError, LinkError
-            The place lies beyond the sequence, or too far back for a sliding window; the context
-            belongs to a Cross.
+            The place lies beyond the sequence, or too far back for a sliding window; recurrent
+            layers have no state of it any more; the context belongs to a Cross.
         """
         self._check_free("rollback")
         with self._transaction(()):
@@ -318,6 +342,67 @@ class Context:
             if self.owner is not None:
                 self.owner.settle(self.runner, seq)
             return self.runner.digest(seq)
+
+    @act
+    def save(self, seq: int, path: str | PathLike[str] | None = None) -> bytes | None:
+        """Save all that is stored for a sequence, to be loaded later, also by another process.
+
+        Parameters
+        ----------
+        seq : int
+        path : path, optional
+            A file, which is replaced as a whole or not at all.
+
+        Returns
+        -------
+        bytes or None
+            The state, where there is no path.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, or an undecided draft tree; the context belongs to a Cross.
+        StateError
+            The file cannot be written.
+        """
+        self._check_free("save")
+        seq = self.check_seq(seq)
+        self.journal.settle()
+        self.runner.sequences.check_decided(seq)
+        roles = {_ROLE: self.runner}
+        sections = chain(dump_origin("Context", roles), dump_graph(_ROLE, self.runner, seq))
+        return write_state(path, sections)
+
+    @act
+    def load(self, seq: int, source: StateSource) -> None:
+        """Let an empty sequence go on where a saved one was.
+
+        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch``, threads and taps, and
+        sequences in their numbers: what follows is the same, to the last bit.
+
+        Parameters
+        ----------
+        seq : int
+        source : bytes or path
+            What ``save`` returned, or the file that it wrote.
+
+        Raises
+        ------
+        BatchError, LinkError
+            No such sequence, or one that is not empty; the context belongs to a Cross.
+        StateError
+            A state that is damaged, cut short or of another format; or of another model file,
+            graph, plugin, backend or ``kv_dtype``; or that does not fit. Nothing changed.
+        """
+        self._check_free("load")
+        seq = self.check_seq(seq)
+        self.journal.settle()
+        check_empty(seq, self.runner.lengths[seq])
+        state = open_state(source, most_bytes([self.runner]))
+        state.check_origin("Context", {_ROLE: self.runner})
+        with self._transaction(()):
+            load_graph(_ROLE, self.runner, seq, state)
+            state.finish()
 
     def _check_free(self, act: str) -> None:
         if self.owner is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mtpcore.declarations.spec import TARGET, DrafterSpec, Tie
+from mtpcore.declarations.spec import TARGET, DrafterSpec, ModelSizes, Tie
 from mtpcore.errors import LinkError
 from mtpcore.gguf import Tensor
 from mtpcore.graph import GraphBuilder
@@ -95,8 +95,10 @@ def borrow(drafters: Iterable[DrafterSpec], tensors: Mapping[str, Tensor]) -> di
     }
 
 
-def check_target(drafter: FittedDrafter, architecture: str, width: int, where: str) -> None:
-    """Check that a drafter was made for a target of this architecture and width.
+def check_target(
+    drafter: FittedDrafter, architecture: str, hparams: ModelSizes, where: str
+) -> None:
+    """Check that a drafter was made for a target of this architecture and these sizes.
 
     Raises
     ------
@@ -111,6 +113,15 @@ def check_target(drafter: FittedDrafter, architecture: str, width: int, where: s
             got=architecture,
             fix="give the drafter that was made for this target",
         )
+    if drafter.hparams.n_vocab != hparams.n_vocab:
+        raise LinkError(
+            "the drafter's vocabulary is another one",
+            where=where,
+            wanted=hparams.n_vocab,
+            got=drafter.hparams.n_vocab,
+            fix="give the drafter that was made for this target",
+        )
+    width = hparams.width
     wanted = getattr(drafter.hparams, "target_width", width)
     if wanted != width:
         raise LinkError(

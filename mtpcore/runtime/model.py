@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, TracebackType
 from typing import Any, Literal
+from weakref import ReferenceType, ref
 
 import msgspec
 
@@ -45,6 +46,7 @@ from mtpcore.gguf import (
 from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
 from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
+from mtpcore.runtime.sidecar import Sidecar
 
 __all__ = ["Layout", "Model"]
 
@@ -98,6 +100,11 @@ class Model:
         ``combined``, ``trunk-only`` or ``mtp-only``: what the files hold, loaded or not.
     absent_plugins : str
         Installed plugins that were not asked, and why; empty if there are none.
+    sidecars : tuple of Sidecar
+        Files beside the model that may hold its drafter, and which one is used; empty where the
+        caller chose.
+    draft_model_opener : callable or None
+        Loads the draft model in a sidecar; ``open_draft_model`` calls it.
     lock : RLock
         Held while a thread builds programs or packs weights.
     """
@@ -124,6 +131,9 @@ class Model:
         self._programs: dict[Any, Program] = {}
         give_lock(self, "lock", RLock)
         self.file_layout, self.absent_plugins = layout, absent
+        self.sidecars: tuple[Sidecar, ...] = ()
+        self.draft_model_opener: Callable[[], Model] | None = None
+        self._draft_model: ReferenceType[Model] | None = None
 
     def __repr__(self) -> str:
         return f"Model({str(self.path)!r}, {self.architecture}, {self.file_layout})"
@@ -201,6 +211,26 @@ class Model:
             + (f"; left out: {self.absent_plugins}" if self.absent_plugins else ""),
         )
 
+    def open_draft_model(self) -> Model | None:
+        """Return the model of the drafter in a sidecar, or None where no sidecar has its own.
+
+        A sidecar that completes this model's file, such as a head, is part of this model instead.
+        Callers that hold the draft model at the same time get the same one.
+
+        Raises
+        ------
+        ModelFileError
+            The sidecar cannot be read any more.
+        """
+        with self.lock:
+            if self.draft_model_opener is None:
+                return None
+            opened = self._draft_model() if self._draft_model is not None else None
+            if opened is None or opened.is_closed:
+                opened = self.draft_model_opener()
+                self._draft_model = ref(opened)
+            return opened
+
     def borrow_from(self, target: Model) -> None:
         """Let ``target:name`` in ties mean a tensor of ``target``; linking calls it.
 
@@ -209,8 +239,8 @@ class Model:
         Raises
         ------
         LinkError
-            The drafter was made for another architecture or width, or it borrows already from
-            another model.
+            The drafter was made for another architecture, width or vocabulary, or it borrows
+            already from another model.
         """
         expect(target, Model, "a drafter borrows from a model", error=LinkError)
         if target is self:
@@ -230,7 +260,7 @@ class Model:
                 fix="load the drafter's file once more",
             )
         for drafter in self._fitted.values():
-            check_target(drafter, target.architecture, target.hparams.width, where)
+            check_target(drafter, target.architecture, target.hparams, where)
         borrowed = borrow([drafter.spec for drafter in self._fitted.values()], target.tensors)
         self.tensors = MappingProxyType({**self.tensors, **borrowed})
         self._programs.clear()
@@ -244,6 +274,11 @@ class Model:
             tensors = {name: t for name, t in self.tensors.items() if not name.startswith(TARGET)}
             self.tensors = MappingProxyType(tensors)
             self._programs.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
 
     @property
     def target(self) -> Model | None:

@@ -56,7 +56,7 @@ class Output:
         BatchError
             The graph has no logits, or tokens were chosen in place of some: see ``logits_at``.
         """
-        chosen = self.chosen
+        chosen = self._arrays.get("chosen")
         if chosen is not None and (chosen >= 0).any():
             raise BatchError(
                 "tokens were chosen in place of logits",
@@ -64,7 +64,8 @@ class Output:
                 got=int(chosen.max()),
                 fix="logits_at(i) has those of the others; or leave fused_sampling= out",
             )
-        return self._array("logits")
+        logits = self._arrays.get("logits")
+        return self._array("logits") if logits is None else np.asarray(logits)
 
     @property
     def chosen(self) -> NDArray[np.int32] | None:

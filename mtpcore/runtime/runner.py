@@ -86,13 +86,15 @@ class GraphRunner:
         self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
         self._tapped = self._build(taps)
         self.memory = None
-        if self.program.memory:
+        if self.program.memory or self.program.states:
             self.memory = make_memory(
                 self.program.memory,
                 lambda layers, n_pages: backend.store(layers, n_pages, sizes.kv_dtype),
                 n_seq=sizes.n_seq_max,
                 n_ctx=sizes.n_ctx,
                 n_batch=sizes.n_batch,
+                states=self.program.states,
+                make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
             )
         self.sequences = Sequences(sizes.n_seq_max, self.memory)
         self.lengths = self.sequences.lengths
@@ -176,6 +178,9 @@ class GraphRunner:
                     n_ctx=self.n_ctx,
                     threads=self.sizes.threads,
                     stores=[group.store for group in self.memory.groups] if self.memory else (),
+                    states=self.memory.recurrent.store
+                    if self.memory and self.memory.recurrent
+                    else None,
                 )
         return self._plan
 
@@ -201,7 +206,12 @@ class GraphRunner:
         output = Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
         if self.deliver is not None:
             self.deliver(batch, output)
-        self.sequences.extend(ranges, branching=checked.parent is not None)
+        own = (
+            {s: checked.positions[rows] for s, rows in rows_of_seq.items()}
+            if batch.pos.ndim == 2
+            else {}
+        )
+        self.sequences.extend(ranges, own, branching=checked.parent is not None)
         return output
 
     def explore(self, batch: Batch) -> Output:

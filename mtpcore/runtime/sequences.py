@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read_below
 from mtpcore.boundary.arrays import integers
-from mtpcore.errors import BatchError
+from mtpcore.errors import BatchError, StateError
 from mtpcore.memory import GroupedKV, PagedKV
+from mtpcore.runtime.positions import Positions
 
-__all__ = ["ContextMemory", "Sequences"]
+__all__ = ["ContextMemory", "SequenceRecord", "Sequences"]
 
 ContextMemory: TypeAlias = PagedKV | GroupedKV
+
+
+class SequenceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is saved of a sequence beside its rows.
+
+    ``largest`` int32[n]: of rows with positions of their own, and those before them, the largest.
+    """
+
+    length: int
+    largest: bytes
 
 
 class Sequences:
     """Sequences 0 .. n_seq_max - 1 and what is stored of them.
 
     ``lengths[seq]`` is the place after the newest row. ``undecided[seq]`` are the places of a draft
-    tree of which no path was chosen yet.
+    tree of which no path was chosen yet. ``positions`` says where text goes on behind rows with
+    positions of their own.
 
     Parameters
     ----------
@@ -34,6 +49,7 @@ class Sequences:
         self.n_seq_max, self.memory = n_seq_max, memory
         self.lengths = [0] * n_seq_max
         self.undecided: dict[int, tuple[int, int]] = {}
+        self.positions = Positions()
 
     def check(self, seq: int) -> int:
         """Return the sequence; raise BatchError where there is none of this number."""
@@ -56,6 +72,12 @@ class Sequences:
         if self.memory:
             self.memory.check_rewind(seq, length)
         return seq, length
+
+    def nearest(self, seq: int, length: int) -> int:
+        """Return the greatest place, at most ``length``, whose state recurrent layers have."""
+        if self.memory is None or length >= self.lengths[seq]:
+            return length
+        return self.memory.nearest(seq, length)
 
     def check_path(self, seq: int, path: Sequence[int]) -> tuple[int, int, list[int]]:
         """Return the sequence, where its draft tree begins, and a path through it.
@@ -83,12 +105,23 @@ class Sequences:
             )
         return seq, begin, steps
 
-    def extend(self, ranges: Mapping[int, tuple[int, int]], *, branching: bool) -> None:
-        """Count rows that were stored at these places; of branching ones a path is kept later."""
+    def extend(
+        self,
+        ranges: Mapping[int, tuple[int, int]],
+        positions: Mapping[int, NDArray[np.int32]],
+        *,
+        branching: bool,
+    ) -> None:
+        """Count rows that were stored at these places; of branching ones a path is kept later.
+
+        ``positions[seq]`` are int32[n, axes] where rows have positions of their own.
+        """
         for seq, (begin, end) in ranges.items():
             self.lengths[seq] = end
             if branching:
                 self.undecided[seq] = (begin, end)
+        for seq, own in positions.items():
+            self.positions.note(seq, ranges[seq][0], own, branching=branching)
 
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows of a sequence from place ``length`` on.
@@ -96,18 +129,21 @@ class Sequences:
         Raises
         ------
         BatchError, CapacityError
-            The place lies beyond the sequence, or too far back for a sliding window.
+            The place lies beyond the sequence, or too far back for a sliding window, or recurrent
+            layers have no state of it any more.
         """
         seq, length = self.check_rewind(seq, length)
         if self.memory:
             self.memory.rewind(seq, length)
         self.lengths[seq] = self.memory.length(seq) if self.memory else length
+        self.positions.rewind(seq, self.lengths[seq])
         self.undecided.pop(seq, None)
 
     def keep(self, seq: int, begin: int, steps: list[int]) -> None:
         """Keep of the tree at ``begin`` these rows alone; done twice it is done once."""
         if self.memory:
             self.memory.keep(seq, begin, steps)
+        self.positions.keep(seq, begin, steps)
         self.lengths[seq] = begin + len(steps)
         self.undecided.pop(seq, None)
 
@@ -130,22 +166,54 @@ class Sequences:
             )
         if self.memory:
             self.memory.fork(seq, new)
+        self.positions.fork(seq, new)
         self.lengths[new] = self.lengths[seq]
+
+    def next_position(self, seq: int) -> int:
+        """Return the position of a row of text that continues a sequence."""
+        return self.positions.following(seq, self.lengths[seq])
 
     def digest(self, seq: int) -> bytes:
         """Return a hash of what is stored for a sequence: 16 bytes, equal for equal states."""
-        if self.memory:
-            return self.memory.digest(seq)
-        return self.lengths[seq].to_bytes(16, "little")
+        length, following = self.lengths[seq], self.next_position(seq)
+        stored = self.memory.digest(seq) if self.memory else length.to_bytes(16, "little")
+        if following == length:
+            return stored
+        return hashlib.blake2b(stored + following.to_bytes(8, "little"), digest_size=16).digest()
+
+    def dump(self, seq: int) -> SequenceRecord:
+        """Return what ``load`` needs beside the memory's rows."""
+        return SequenceRecord(self.lengths[seq], self.positions.dump(seq))
+
+    def load(self, seq: int, record: SequenceRecord, n_ctx: int) -> None:
+        """Let an empty sequence, whose rows are in memory already, go on where another one did.
+
+        Raises
+        ------
+        StateError
+            It does not fit the rows, or a context of ``n_ctx`` places.
+        """
+        parts = self.memory.parts if self.memory else ()
+        lengths = {record.length, *(part.length(seq) for part in parts)}
+        if len(lengths) > 1 or not 0 <= record.length <= n_ctx:
+            raise StateError(
+                "lengths that differ, or do not fit the context",
+                wanted=f"one in 0..{n_ctx}",
+                got=", ".join(map(str, sorted(lengths))),
+                fix="make n_ctx larger",
+            )
+        self.positions.load(seq, record.largest, record.length, n_ctx)
+        self.lengths[seq] = record.length
 
     def save(self) -> Any:
         """Return what ``restore`` needs to take back the rows of an act."""
         memory = self.memory.save() if self.memory else None
-        return self.lengths.copy(), self.undecided.copy(), memory
+        return self.lengths.copy(), self.undecided.copy(), self.positions.save(), memory
 
     def restore(self, saved: Any) -> None:
         """Hold the rows that there were at the last ``save``."""
-        lengths, undecided, memory = saved
+        lengths, undecided, positions, memory = saved
         if self.memory:
             self.memory.restore(memory)
+        self.positions.restore(positions)
         self.lengths[:], self.undecided = lengths, undecided.copy()

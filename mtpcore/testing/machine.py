@@ -204,6 +204,19 @@ def machine_of(
 
         @precondition(lambda self: self.texts)
         @rule(data=st.data())
+        def save_and_load(self, data: st.DataObject) -> None:
+            """Let a sequence go on under another number, where one is free."""
+            seq = data.draw(st.sampled_from(sorted(self.texts)), "sequence")
+            saved = self.cross.save(seq)
+            assert saved is not None
+            self.cross.remove(seq)
+            text = self.texts.pop(seq)
+            new = data.draw(st.sampled_from(sorted(set(range(N_SEQ)) - set(self.texts))), "new")
+            self.cross.load(new, saved)
+            self.texts[new] = text
+
+        @precondition(lambda self: self.texts)
+        @rule(data=st.data())
         def remove(self, data: st.DataObject) -> None:
             seq = data.draw(st.sampled_from(sorted(self.texts)), "sequence")
             self.cross.remove(seq)

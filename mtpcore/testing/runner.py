@@ -60,7 +60,10 @@ class Runner:
             n_seq=n_seq,
             n_ctx=n_ctx,
             n_batch=n_batch,
+            states=program.states,
+            make_state_store=backend.state_store,
         )
+        recurrent = self.memory.recurrent
         self.plan = backend.plan(
             program,
             source,
@@ -68,6 +71,7 @@ class Runner:
             n_ctx=n_ctx,
             threads=threads,
             stores=[group.store for group in self.memory.groups],
+            states=recurrent.store if recurrent else None,
         )
 
     def feed(

@@ -123,4 +123,4 @@ class Subject(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=16)
 def _load(path: str | PathLike[str], plugins: Registry | None) -> Model:
-    return load_model(fspath(path), plugins=plugins)
+    return load_model(fspath(path), sidecars=False, plugins=plugins)

@@ -161,7 +161,7 @@ def test_views_outside_their_buffers_are_refused(wrong, is_input):
         ("none", {}),
         ("add", {"axis": 2}),
         ("add", {"axis": -1}),
-        ("add", {"inputs": [view(X)] * 4}),
+        ("add", {"inputs": [view(X)] * 6}),
         ("add", {"outputs": [view(Y)] * 3}),
         ("add", {"sharing": 3}),
         ("add", {"sharing": 2}),
@@ -187,6 +187,14 @@ def test_operations_that_do_not_fit_their_record_are_refused(kind, given):
     given = {"axis": 0, "inputs": [view(X), view(X)], "outputs": [view(Y)]} | given
     with pytest.raises(REFUSED):
         made.add(kind, 0, given.pop("axis"), given.pop("inputs"), given.pop("outputs"), **given)
+
+
+@pytest.mark.parametrize("kind", ["scale_by", "shift_by"])
+def test_weights_that_are_not_given_are_refused(kind):
+    made = executor(n_ops=1)
+    made.add(kind, 0, 0, [view(X)], [view(Y)])
+    with pytest.raises(BackendError, match="no weight for each value"):
+        made.finish(0.0, 0.0, 0.0)
 
 
 def test_a_refused_operation_leaves_nothing_behind():

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from harness.matrices import N_COLS, TYPES, assert_same_bits, random_rows, random_tokens
+from programs import random_tensors
 
 import mtpcore
 from mtpcore import Batch, Sampling
@@ -90,14 +91,18 @@ def test_the_modes_are_felt(mode):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_programs(mode, threads, monkeypatch):
     monkeypatch.setattr(backend, "WORTH_SHARING", 0.0)
-    g = GraphBuilder("test", {}, slots={"a": 40, "b": 40})
+    tensors = random_tensors(3, w=(40,))
+    g = GraphBuilder("test", tensors, slots={"a": 40, "b": 40})
     a, b = g.inputs["a"], g.inputs["b"]
     heads = g.split_heads(a, 2)
     made = {
         "sum": g.add(a, b),
         "product": g.mul(a, b),
         "scaled": g.scale(a, 0.3),
+        "scaled by": g.scale_by(a, "w.weight"),
+        "shifted by": g.shift_by(a, "w.weight"),
         "normed": g.rms_norm(a, None, 0.0),
+        "of length one": g.l2_norm(a, 0.0),
         "attended": g.merge_heads(g.attention(heads, heads, heads, layer=0, scale=1e30)),
         **{kind: g.gated(b, a, kind) for kind in ACTIVATIONS},
     }
@@ -106,7 +111,8 @@ def test_programs(mode, threads, monkeypatch):
     rows["b"] = rows["b"].astype(np.float32)
 
     one, other = (
-        Runner(CpuBackend(), program, Weights({}), threads=threads, n_batch=20) for _ in range(2)
+        Runner(CpuBackend(), program, Weights(tensors), threads=threads, n_batch=20)
+        for _ in range(2)
     )
     wanted = one.feed(np.zeros(20, np.int32), **rows)
     with mode():

@@ -351,6 +351,7 @@ def test_more_slots_than_the_loop_feeds_are_an_error():
     one = runner(CpuBackend())
     run = make_run(one.memory, [(0, 0, 2, 2, 0.0, SAMPLINGS[0])])
     fed = [(0, 0, 0, WIDTH)] * 9
+    pages = one.plan._pages(one.memory)
     with pytest.raises(CapacityError, match="8 at most"):
-        draft(run, [(one.plan._executor, run.batch, one.plan._pages(one.memory), [], 0, 1, fed)])
+        draft(run, [(one.plan._executor, run.batch, pages, None, [], 0, 1, fed)])
     assert len(one.plan.draft(run, one.memory)[0][0]) == 2

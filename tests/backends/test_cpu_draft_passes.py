@@ -228,9 +228,9 @@ def test_what_compiled_code_is_given_is_checked_there_too():
     turned = msgspec.structs.replace(rows[1], outputs=rows[1].outputs[::-1].copy())
     for error, wrong in (
         (BackendError, [good[0], (other, *good[1][1:]), good[2]]),
-        (BackendError, [good[0], (*good[1][:5], N_LOGITS - 1, good[1][6]), good[2]]),
-        (BackendError, [good[0], (*good[1][:6], []), good[2]]),
-        (BackendError, [good[0], (*good[1][:6], [(*good[1][6][0][:3], 8)]), good[2]]),
+        (BackendError, [good[0], (*good[1][:6], N_LOGITS - 1, good[1][7]), good[2]]),
+        (BackendError, [good[0], (*good[1][:7], []), good[2]]),
+        (BackendError, [good[0], (*good[1][:7], [(*good[1][7][0][:3], 8)]), good[2]]),
         (BackendError, [good[0], good[1], good[1]]),
         (BatchError, [good[0], good[1]]),
         (BatchError, [good[0], (good[1][0], fewer, *good[1][2:]), good[2]]),

@@ -49,20 +49,27 @@ def test_every_operation_has_a_lowering():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_values_one_by_one(width):
+    tensors = random_tensors(1, w=(width,))
+
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
+        both = g.split_heads(g.concat(a, b), 2)
         kinds = {kind: g.activation(a, kind) for kind in ACTIVATIONS}
         gated = {"gated_" + kind: g.gated(a, b, kind) for kind in ACTIVATIONS}
         return {
             "sum": g.add(a, b),
             "product": g.mul(a, b),
             "scaled": g.scale(a, -1.7),
+            "scaled_by": g.scale_by(a, "w.weight"),
+            "shifted_by": g.shift_by(a, "w.weight"),
+            "heads_scaled_by": g.merge_heads(g.scale_by(both, "w.weight")),
+            "heads_shifted_by": g.merge_heads(g.shift_by(both, "w.weight")),
             "slot": a,
             **kinds,
             **gated,
         }
 
-    assert_equal(make, {}, {"a": width, "b": width})
+    assert_equal(make, tensors, {"a": width, "b": width})
 
 
 def test_activations_everywhere():
@@ -79,6 +86,10 @@ def test_activations_everywhere():
     for kind in ACTIVATIONS:
         bound = 4e-7 * np.maximum(np.abs(x), 1)
         assert (np.abs(mine[kind] - found[kind]) <= bound).all(), kind
+    # A few units in the last place, where exp(x) is small, too; below, it would be subnormal.
+    softplus, wanted = (rows["softplus"][x > -87] for rows in (mine, found))
+    assert (np.abs(softplus - wanted) <= 5 * 2.0**-24 * wanted).all()
+    assert np.array_equal(softplus[x[x > -87] > 20], x[x > 20])
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -91,6 +102,8 @@ def test_norms(width):
         return {
             "rms": g.rms_norm(a, "w.weight", 1e-5),
             "plain": g.rms_norm(a, None, 1e-3),
+            "length": g.l2_norm(a, 1e-6),
+            "lengths of heads": g.merge_heads(g.l2_norm(heads, 1e-6)),
             "layer": g.layer_norm(a, "w.weight", "b.weight", 1e-5),
             "layer_plain": g.layer_norm(a, None, None, 1e-5),
             "heads": g.merge_heads(g.rms_norm(heads, "h.weight", 1e-5)),

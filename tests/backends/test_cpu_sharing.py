@@ -174,6 +174,26 @@ def test_barriers_of_layers_with_experts(name, layers, behind):
     assert found == [*layers, behind]
 
 
+def test_factors_of_columns_stay_with_them():
+    """Of rows and of heads, whose columns are cut in as many parts as those of a row."""
+    tensors = random_tensors(3, w=(96, 32), factor=(96,), factor_of_heads=(48,))
+    found, wanted = [], []
+    for threads, to in ((1, wanted), (2, found), (3, found)):
+        g = GraphBuilder("test", tensors, slots={"x": 32})
+        y = g.matmul(g.inputs["x"], "w.weight")
+        by_value = g.scale_by(y, "factor.weight")
+        by_head = g.scale_by(
+            g.split_heads(g.activation(by_value, "softplus"), 2), "factor_of_heads.weight"
+        )
+        program = g.finish(Outputs(y=g.merge_heads(by_head)))
+        made = Runner(CpuBackend(), program, Weights(tensors), threads=threads, n_batch=9)
+        shares_of = [step.sharing for step in made.plan.steps if step.kind == "scale_by"]
+        rows = np.random.default_rng(4).normal(size=(9, 32)).astype(np.float32)
+        to += [(made.feed(np.zeros(9, np.int32), x=rows)["y"], shares_of)]
+    assert all(np.array_equal(rows, wanted[0][0]) for rows, _ in found)
+    assert all(shares_of[0] == Sharing.COLUMNS for _, shares_of in found)
+
+
 def test_norms_side_by_side_are_made_in_place():
     """The demo's head joins the norms of a token and a hidden row: nothing is copied for it."""
     cross = mtpcore.link(mtpcore.Context(mtpcore.load_model("demo"), 64, threads=2))

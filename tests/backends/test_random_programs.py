@@ -79,6 +79,8 @@ def test_the_fast_way_is_the_plain_way(
         if made is None:
             for group in one.memory.groups:
                 group.store.data[:] = 0xFF  # what is stored nowhere yet is not a number
+            if one.memory.recurrent:
+                one.memory.recurrent.store.data[:] = 0xFF
         return one
 
     plain, fast = runner(1), runner(threads, weights=own)

@@ -103,6 +103,8 @@ def test_every_operation_is_written_down():
     without = {
         "add",
         "mul",
+        "scale_by",
+        "shift_by",
         "embed",
         "outputs",
         "concat",
@@ -182,17 +184,21 @@ counts = st.integers(1, 10)
 @each_operation
 @given(st.data(), isas, widths, counts)
 def test_values_one_by_one(data, isa, width, n):
+    tensors = {"w.weight": Tensor(data.draw(values(width)))}
+
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
         return {
             "add": g.add(a, b),
             "mul": g.mul(a, b),
             "scale": g.scale(a, -1.7),
+            "scale_by": g.scale_by(a, "w.weight"),
+            "shift_by": g.shift_by(a, "w.weight"),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
             **{"gated " + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
         }
 
-    compare(isa, make, {}, {name: data.draw(values(n, width)) for name in "ab"})
+    compare(isa, make, tensors, {name: data.draw(values(n, width)) for name in "ab"})
 
 
 @pytest.mark.parametrize("isa", available_isas())
@@ -213,6 +219,8 @@ def test_norms(data, isa, width, n, eps):
             "rms": g.rms_norm(a, "w.weight", eps),
             "plain rms": g.rms_norm(a, None, eps),
             "rms of heads": g.merge_heads(g.rms_norm(heads, "h.weight", eps)),
+            "l2": g.l2_norm(a, eps),
+            "l2 of heads": g.merge_heads(g.l2_norm(heads, eps)),
             "layer": g.layer_norm(a, "w.weight", "b.weight", eps),
             "plain layer": g.layer_norm(a, None, None, eps),
         }

@@ -28,6 +28,8 @@ def test_norms(rng):
     eps = 1e-3
     rms = math.sqrt(sum(v * v for v in x) / 7 + eps)
     assert formulas.rms_norm(x, w, eps=eps) == pytest.approx([w[i] * x[i] / rms for i in range(7)])
+    length = math.sqrt(sum(v * v for v in x) + eps)
+    assert formulas.l2_norm(x, eps=eps) == pytest.approx(x / length)
     mean = sum(x) / 7
     deviation = math.sqrt(sum((v - mean) ** 2 for v in x) / 7 + eps)
     assert formulas.layer_norm(x, w, b, eps=eps) == pytest.approx(
@@ -39,6 +41,8 @@ def test_norms_take_each_head_alone(rng):
     x, w = rng.normal(size=(4, 6)), rng.normal(size=6)
     alone = [formulas.rms_norm(head, w, eps=1e-6) for head in x]
     assert np.array_equal(formulas.rms_norm(x, w, eps=1e-6), alone)
+    lengths = [np.linalg.norm(head) for head in formulas.l2_norm(x, eps=0.0)]
+    assert lengths == pytest.approx([1, 1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -50,6 +54,7 @@ def test_norms_take_each_head_alone(rng):
         ("relu", 1.0, 0.0),
         ("sigmoid", 0.7310585786, 0.1192029220),
         ("tanh", 0.7615941560, -0.9640275801),
+        ("softplus", 1.3132616875, 0.1269280110),
     ],
 )
 def test_activations(kind, at_one, at_minus_two):
@@ -59,6 +64,12 @@ def test_activations(kind, at_one, at_minus_two):
     assert formulas.gated(x, np.array([3.0, 5.0]), kind=kind) == pytest.approx(
         [3 * at_one, 5 * at_minus_two], abs=1e-8
     )
+
+
+def test_a_weight_for_each_value(rng):
+    x, w = rng.normal(size=(2, 3)), np.array([2.0, -1.0, 0.5])
+    assert formulas.scale_by(x, w)[1] == pytest.approx([2 * x[1, 0], -x[1, 1], 0.5 * x[1, 2]])
+    assert formulas.shift_by(x, w)[1] == pytest.approx([x[1, 0] + 2, x[1, 1] - 1, x[1, 2] + 0.5])
 
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])

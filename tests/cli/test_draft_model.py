@@ -1,6 +1,7 @@
 """A drafter in a file of its own: ``-md`` of run and bench, and inspect."""
 
 import json
+import shutil
 
 import pytest
 from harness import eagle3
@@ -162,3 +163,58 @@ def test_inspect_shows_the_file_alone(command, pair):
     assert code == 1
     assert "fix: link the two" in err
     assert "no graph of this type" in command("inspect", head, "--graph", "nothing")[2]
+
+
+@pytest.fixture
+def beside(pair, tmp_path):
+    """The target with the head beside it, called as heads are published."""
+    target, head = pair
+    shutil.copy(target, tmp_path / "big-F16.gguf")
+    shutil.copy(head, tmp_path / "eagle3-big-Q8_0.gguf")
+    return tmp_path / "big-F16.gguf"
+
+
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_the_one_beside_the_target_drafts(command, beside, monkeypatch, name):
+    rest = {"run": ("-n", 8), "bench": ("-n", 4, "-r", 1, "-c", 64)}[name]
+    code, _, err = command(name, beside, *PROMPT, *rest)
+    said = f"eagle3 is in {beside.with_name('eagle3-big-Q8_0.gguf')}"
+    assert code == 0
+    assert said in err
+    code, _, err = command(name, beside, *PROMPT, *rest, "--draft", 0)
+    assert code == 0
+    assert said not in err
+
+
+def test_inspect_says_which_are_beside_the_target_and_why(command, beside, pair):
+    head = beside.with_name("eagle3-big-Q8_0.gguf")
+    damaged = beside.with_name("eagle3-big-Q4_0.gguf")
+    damaged.write_bytes(head.read_bytes()[:1000])
+    code, out, err = command("inspect", beside)
+    assert code == 0
+    assert "eagle3-big-Q4_0.gguf is left out" in err
+    assert f"{head} (as of eagle3)\n    used\n" in out
+    assert f"{damaged} (as of eagle3)\n    not used: " in out
+    assert f"eagle3 of plugin eagle3 in {head}: chain" in out
+    found = json.loads(command("inspect", beside, "--json")[1])
+    assert [(one["path"], one["used"], one["drafters"]) for one in found["sidecars"]] == [
+        (str(damaged), False, ["eagle3"]),
+        (str(head), True, ["eagle3"]),
+    ]
+    assert found["sidecars"][1]["reason"] is None
+    assert [one["path"] for one in found["drafters"]] == [str(head)]
+    chosen = json.loads(command("inspect", beside, "-md", pair[1], "--json")[1])
+    assert chosen["sidecars"] == []
+    assert [one["path"] for one in chosen["drafters"]] == [str(pair[1])]
+
+
+def test_run_counts_the_files_that_cannot_be_used(command, beside):
+    head = beside.with_name("eagle3-big-Q8_0.gguf")
+    head.write_bytes(head.read_bytes()[:1000])
+    code, _, err = command("run", beside, *PROMPT, "-n", 4)
+    assert code == 0
+    wanted = "(one file beside it cannot be used: mtpcore inspect says why)"
+    assert f"has no drafter: decoding without drafts {wanted}" in err
+    code, _, err = command("run", beside, *PROMPT, "-n", 4, "--draft", 2)
+    assert code == 1
+    assert wanted in err

@@ -3,10 +3,13 @@
 import json
 
 import pytest
+from harness import hybrid_family
 from harness.headers import build, entry, tensor, text
 
 import mtpcore
-from mtpcore.cli.anatomy import role_of
+from mtpcore.cli import inspect
+from mtpcore.cli.anatomy import describe_model, role_of
+from mtpcore.cli.terminal import spell_bytes
 
 
 def test_everything_is_there_for_people(command, glm):
@@ -73,6 +76,23 @@ def test_the_memory_plan_counts_every_head(command):
     )
     alone = mtpcore.Context(model, 1000, graph_type="draft", drafter="mimo2_mtp").runner.memory
     assert parts["mimo2_mtp"]["kv_per_sequence"] == 3 * sum(g.store.n_bytes for g in alone.groups)
+
+
+def test_the_memory_plan_counts_states(tmp_path):
+    """Of the trunk and of the head: all slots of a sequence, and one with its log."""
+    model = hybrid_family.subject(tmp_path).model
+    described = describe_model(model, n_ctx=100, kv_dtype="f16")
+    parts = {part["role"]: part for part in described["plan"]["parts"]}
+    cross = mtpcore.link(mtpcore.Context(model, 100))
+    for role, name in (("llm", "llm"), ("draft", "hybrid_head")):
+        store = cross.contexts[role].runner.memory.recurrent.store
+        assert parts[name]["slot"] == store.slot_bytes > 0
+        assert parts[name]["states_per_sequence"] == store.n_bytes
+    lines = "\n".join(inspect._plan(described))
+    assert f"recurrent states up to {spell_bytes(parts['llm']['states_per_sequence'])}" in lines
+    kept = ("weights", "kv_per_sequence", "states_per_sequence")
+    total = sum(part[name] for part in parts.values() for name in kept)
+    assert lines.endswith(f"{spell_bytes(total)} with one sequence")
 
 
 @pytest.mark.parametrize("option", ["--json", "--tensors"])

@@ -86,3 +86,9 @@ def test_that_of_a_model_in_the_package_lies_in_the_current_folder(
     code, out, err = command("run", "demo", *PROMPT, "--draft-vocabulary", "100000")
     assert code == 0, err
     assert err.count("--draft-vocabulary 100000: all ") == 1
+
+
+def test_it_takes_no_option_without_effect(command, model, text):
+    code, _, err = command("vocabulary", model, "-f", text, "--no-repack")
+    assert code == 2
+    assert "unknown argument --no-repack" in err

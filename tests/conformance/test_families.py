@@ -48,8 +48,9 @@ families = pytest.mark.parametrize("family", FAMILIES, ids=str)
 
 def test_every_plugin_that_comes_along_is_a_subject():
     plugins = {p.name for p in describe_plugins() if p.first_party and p.drafters}
-    assert len(plugins) >= 4
-    assert plugins - {family.spec.plugin for family in FAMILIES} == set()
+    assert len(plugins) >= 5
+    # Hybrids have no model in the package: tests/plugins/test_qwen_properties.py.
+    assert plugins - {family.spec.plugin for family in FAMILIES} == {"qwen_mtp"}
 
 
 @families

@@ -5,12 +5,16 @@ import json
 
 import numpy as np
 import pytest
-from harness.fixtures import DATA, model_file
+from harness.fixtures import DATA, model_file, whole
 
 from mtpcore.gguf import open_model_file
 
 NAMES = ["ds-12", "glm-11", "mimo2-15"]
-FILES = [(name, outtype) for name in NAMES for outtype in ("f16", "q8_0")]
+FILES = [
+    *((name, outtype) for name in NAMES for outtype in ("f16", "q8_0")),
+    ("qwen35moe-17", "f16"),
+    *(pytest.param("qwen35-16", outtype, marks=whole("qwen35-16")) for outtype in ("f16", "q8_0")),
+]
 
 
 def peer(name, outtype):

@@ -234,6 +234,25 @@ class CrossMachine(RuleBasedStateMachine):
         if not n:
             del self.known[seq]
 
+    @precondition(lambda self: self.those(decided=True))
+    @rule(data=st.data(), failure=failures)
+    def shift(self, data, failure):
+        """Tokens in the midst are gone; the pending one stays, chosen or not."""
+        seq = data.draw(st.sampled_from(self.those(decided=True)))
+        known = self.known[seq]
+        n = len(known.tokens)
+        keep = data.draw(st.integers(0, n), "keep")
+        drop = data.draw(st.integers(0, n - keep), "drop")
+        if drop == n:
+            self.refuses(BatchError, "nothing would remain", self.cross.shift, seq, keep=0, drop=n)
+            return
+        if self.attempt(failure, self.shifted, seq, keep=keep, drop=drop):
+            known.shift(keep, drop)
+
+    def shifted(self, seq, **how):
+        self.cross.shift(seq, **how)
+        return True
+
     @precondition(lambda self: self.known)
     @rule(data=st.data(), new=seqs)
     def fork(self, data, new):
@@ -252,6 +271,25 @@ class CrossMachine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(sorted(self.known)))
         self.cross.remove(seq)
         del self.known[seq]
+
+    @precondition(lambda self: self.those(decided=True))
+    @rule(data=st.data(), new=seqs, again=st.booleans(), failure=failures)
+    def save_and_load(self, data, new, again, failure):
+        """A sequence goes on under another number, or its own; a copy is the same state."""
+        seq = data.draw(st.sampled_from(self.those(decided=True)))
+        saved = self.attempt(failure, self.cross.save, seq)
+        if saved is None:
+            return
+        if new in self.known and new != seq:
+            self.refuses(BatchError, "empty sequence", self.cross.load, new, saved)
+            return
+        if seq == new or not again:
+            self.cross.remove(seq)
+        self.cross.load(new, saved)
+        assert self.cross.save(new) == saved
+        self.known[new] = self.known[seq].copy()
+        if seq != new and not again:
+            del self.known[seq]
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from harness.hashed import SPEC, HashBackend, HashModel
 
-from mtpcore import CapacityError, Context, Cross, LinkError, link, load_model
+from mtpcore import Batch, CapacityError, Context, Cross, LinkError, link, load_model
 from mtpcore.declarations.spec import Heads, TreeShape
 from mtpcore.memory import SPARE
 
@@ -82,3 +82,32 @@ def test_a_memory_that_cannot_take_back_the_longest_draft_is_refused(graph):
     assert caught.value.fix
     assert llm.owner is None
     assert link(Context(Windowed(graph, SPARE - 1), 400, backend=HashBackend())).drafters
+
+
+class Five(int):
+    """A whole number that cannot be compared, and so not be a key."""
+
+    def __eq__(self, other):
+        raise RuntimeError("compared")
+
+
+ACTS = {
+    "accept": lambda cross, seq: cross.accept(seq),
+    "remove": lambda cross, seq: cross.remove(seq),
+    "digest": lambda cross, seq: cross.digest(seq),
+    "fork": lambda cross, seq: cross.fork(seq, Five(1)),
+    "rollback": lambda cross, seq: cross.rollback(seq, 2),
+    "pending": lambda cross, seq: cross.pending(seq),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_sequence_is_read_once(act):
+    """What subclasses of int do is no matter: acts use the number that was read."""
+    context = Context(load_model("demo"), 64, n_seq_max=2)
+    cross = link(context)
+    cross.llm.process(Batch.of([1, 2, 3]))
+    cross.verify({0: cross.draft(0, 2)})
+    if act != "accept":
+        cross.accept(0)
+    ACTS[act](cross, Five(0))

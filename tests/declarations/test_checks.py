@@ -7,6 +7,7 @@ import mtpcore_deepseek_mtp
 import mtpcore_eagle3
 import mtpcore_glm_nextn
 import mtpcore_mimo_mtp
+import mtpcore_qwen_mtp
 import pytest
 import toy
 from hypothesis import given
@@ -19,7 +20,13 @@ from mtpcore.errors import PluginError
 from mtpcore.plugin import DrafterSpec, Fit, Proposer, Tap
 from mtpcore.runtime.fit import fits
 
-PLUGINS = [mtpcore_glm_nextn, mtpcore_deepseek_mtp, mtpcore_mimo_mtp, mtpcore_eagle3]
+PLUGINS = [
+    mtpcore_glm_nextn,
+    mtpcore_deepseek_mtp,
+    mtpcore_mimo_mtp,
+    mtpcore_eagle3,
+    mtpcore_qwen_mtp,
+]
 DECLARED = Registry.of(mtpcore.models, *PLUGINS)
 SCRIPT = DrafterSpec(
     name="script", fit=Fit(), shape="proposer", proposer=lambda model: Proposer(), limit=16
@@ -36,6 +43,8 @@ NO_AXES = {
     "Fit.targets": "tells files apart, not heads",
     "Heads.count": "takes the number of heads that a file turns out to hold",
     "DrafterSpec.tree": "is what callers of link() choose",
+    "DrafterSpec.version": "is filled in at load, from the distribution",
+    "ModelSpec.version": "is filled in at load, from the distribution",
     "ModelSpec.graphs": "encoders, which no family here has; tests/links has one",
     "ModelSpec.feeds": "rows of encoders",
     "ModelSpec.ties": "the same for all families here",
@@ -111,7 +120,7 @@ def test_junk_in_a_declaration_is_refused_or_harmless(spec, field, inner, junk):
     except PluginError as error:
         refusal = error
     if refusal is None:
-        assert msgspec.structs.replace(found, plugin=spec.plugin) == spec
+        assert msgspec.structs.replace(found, plugin=spec.plugin, version=spec.version) == spec
     else:
         assert "'other'" in refusal.where
 

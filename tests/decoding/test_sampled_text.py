@@ -32,7 +32,7 @@ class FlatPlan(HashPlan):
 class FlatBackend(HashBackend):
     """The drafter has another distribution than the target: some drafts are accepted."""
 
-    def plan(self, program, source, *, n_batch, n_ctx, threads, stores):
+    def plan(self, program, source, *, n_batch, n_ctx, threads, stores, states=None):
         return FlatPlan(program, stores[0], self)
 
 

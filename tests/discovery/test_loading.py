@@ -3,7 +3,6 @@
 import functools
 import logging
 import types
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 import toy
 
 import mtpcore.models
-from mtpcore.discovery import loading
-from mtpcore.discovery.loading import find_companion, find_head, find_model, load_model
+from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
 from mtpcore.gguf import write_model_file
@@ -209,28 +207,6 @@ def test_a_trunk_whose_tensors_are_missing(load):
 def test_names_of_packaged_models():
     assert find_model("demo").name == "demo.gguf"
     assert find_model("some/demo").name == "demo"
-    assert find_companion("demo") is None
-    assert find_companion("some/demo") is None
-
-
-def test_a_packaged_model_may_have_a_drafter_in_a_file_of_its_own(monkeypatch):
-    names = {"demo:x": "demo-x.gguf", "demo:x-draft": "demo-x-draft.gguf"}
-    monkeypatch.setattr(loading, "_PACKAGED", {k: Path("data", v) for k, v in names.items()})
-    assert find_companion("demo:x") == "demo:x-draft"
-    assert find_model("demo:x-draft") == Path("data/demo-x-draft.gguf")
-    assert find_companion("demo:x-draft") is None
-    assert find_companion("elsewhere") is None
-
-
-@pytest.mark.parametrize("model", ["big.gguf", "big-00001-of-00003.gguf"])
-def test_drafters_and_heads_lie_beside_a_model(tmp_path, model):
-    path = tmp_path / model
-    assert (find_companion(path), find_head(path)) == (None, None)
-    for name in ("big-draft.gguf", "mtp-big.gguf"):
-        (tmp_path / name).touch()
-    assert find_companion(str(path)) == str(tmp_path / "big-draft.gguf")
-    assert find_head(path) == str(tmp_path / "mtp-big.gguf")
-    assert find_companion(tmp_path / "big") is None
 
 
 def test_an_unknown_packaged_model_names_the_known_ones():

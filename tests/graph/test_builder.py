@@ -36,6 +36,13 @@ def heads(g, x, n=3):
     return g.split_heads(x, n)
 
 
+def delta(g, x, **others):
+    """Return a delta rule of three heads, with one of its inputs replaced."""
+    inputs = {name: heads(g, x) for name in "qkv"}
+    inputs |= {"decay": g.slice(x, 0, 3), "beta": g.slice(x, 0, 3)}
+    return g.delta_rule(**(inputs | {"layer": 1} | others))
+
+
 WRONG = {
     "embed, table of one axis": lambda g, x: g.embed(g.inputs.tokens, "vector.weight"),
     "embed, rows": lambda g, x: g.embed(x, "embd.weight"),
@@ -60,6 +67,9 @@ WRONG = {
     "rms_norm": lambda g, x: g.rms_norm(x, "vector.weight", 1e-5),
     "layer_norm": lambda g, x: g.layer_norm(x, "square.bias", "vector.weight", 1e-5),
     "add": lambda g, x: g.add(x, heads(g, x)),
+    "scale_by": lambda g, x: g.scale_by(x, "vector.weight"),
+    "scale_by, matrix": lambda g, x: g.scale_by(x, "square.weight"),
+    "shift_by": lambda g, x: g.shift_by(x, "vector.weight"),
     "mul": lambda g, x: g.mul(x, g.output_rows(x)),
     "activation": lambda g, x: g.activation(x, "swish"),
     "gated": lambda g, x: g.gated(x, g.slice(x, 0, 2)),
@@ -71,6 +81,25 @@ WRONG = {
     "attention, window": lambda g, x: g.attention(*[heads(g, x)] * 3, layer=0, scale=1, window=-1),
     "route, no groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=0),
     "rope, negative axis": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0], axes=[-1]),
+    "causal_conv, channels": lambda g, x: g.causal_conv(g.slice(x, 0, 3), "square.weight", layer=0),
+    "causal_conv, heads": lambda g, x: g.causal_conv(heads(g, x), "square.weight", layer=0),
+    "causal_conv, vector": lambda g, x: g.causal_conv(x, "square.bias", layer=0),
+    "causal_conv, kind": lambda g, x: g.causal_conv(x, "square.weight", layer=0, kind="relu"),
+    "causal_conv, output rows": lambda g, x: g.causal_conv(
+        g.output_rows(x), "square.weight", layer=0
+    ),
+    "causal_conv, twice": lambda g, x: [
+        g.causal_conv(x, "square.weight", layer=2) for _ in range(2)
+    ],
+    "delta_rule, keys": lambda g, x: delta(g, x, k=heads(g, x, 2)),
+    "delta_rule, rows": lambda g, x: delta(g, x, v=x),
+    "delta_rule, heads": lambda g, x: delta(g, x, v=heads(g, x, 4), beta=g.slice(x, 0, 4)),
+    "delta_rule, decay": lambda g, x: delta(g, x, decay=g.slice(x, 0, 4)),
+    "delta_rule, decay of channels": lambda g, x: delta(g, x, decay=heads(g, x, 6)),
+    "delta_rule, beta": lambda g, x: delta(g, x, beta=heads(g, x)),
+    "delta_rule, order": lambda g, x: delta(g, x, key_heads="shuffled"),
+    "delta_rule, output rows": lambda g, x: delta(g, g.output_rows(x)),
+    "delta_rule, twice": lambda g, x: [delta(g, x) for _ in range(2)],
     "merge_heads": lambda g, x: g.merge_heads(x),
     "rope, too wide": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0] * 3),
     "rope, axes": lambda g, x: g.rope(heads(g, x), g.inputs.positions, [1.0, 1.0], axes=[0, 1]),

@@ -7,7 +7,7 @@ from mtpcore import Batch, Context, Cross, Generator, Link, Sampling, Tap, link,
 SAMPLING = Sampling(temperature=1.0, seed=3)
 PROMPT = [5, 6, 7]
 NOT_ACTS = {
-    Context: {"length", "check_seq", "join"},
+    Context: {"length", "next_position", "check_seq", "join"},
     Cross: {"tokens", "transaction", "settle"},
     Generator: {"request", "generate"},  # the latter is made of queue, step and cancel
 }
@@ -26,6 +26,7 @@ class Room:
         self.llm, self.head = self.cross.llm, self.cross.contexts.get("draft", context)
         self.cross.llm.process(Batch.of(PROMPT, seq=1))
         self.cross.pending(1, SAMPLING)
+        self.saved = self.cross.save(1)
         self.generator = Generator(self.cross, draft=2, sampling=SAMPLING, **settings)
         self.request = self.generator.add([9, 8, 7], max_tokens=40, ignore_eos=True)
         self.generator.step()
@@ -73,6 +74,10 @@ CALLS = {
     Context.fork: lambda room: room.llm.fork(1, 2),
     Context.prepare: lambda room: room.llm.prepare(),
     Context.digest: lambda room: room.head.digest(1),
+    Context.save: lambda room: room.llm.save(1),
+    Context.load: lambda room: room.llm.load(2, b""),
+    Cross.save: lambda room: room.cross.save(1),
+    Cross.load: lambda room: room.cross.load(2, room.saved),
     Cross.connect: lambda room: room.cross.connect(
         Link(src="llm", tap="residual", dst="draft", slot="hidden")
     ),
@@ -84,6 +89,7 @@ CALLS = {
     Cross.accept: lambda room: room.cross.accept(1),
     Cross.rollback: lambda room: room.cross.rollback(1, 1),
     Cross.fork: lambda room: room.cross.fork(1, 2),
+    Cross.shift: lambda room: room.cross.shift(1, keep=1, drop=1),
     Cross.remove: lambda room: room.cross.remove(1),
     Cross.digest: lambda room: room.cross.digest(1),
     Generator.add: lambda room: room.generator.add([1, 2]),

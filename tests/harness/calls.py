@@ -31,7 +31,9 @@ from harness.world import World
 from harness.zoo import ZOO, Hostile
 
 ADDRESS_SPACE = 3 << 30
-SECONDS = 10
+CPU_SECONDS, SECONDS = 10, 120
+"""A call that computes for longer, or waits for longer, hangs."""
+
 WATCHED = "libasan" in os.environ.get("LD_PRELOAD", "")
 
 CALLED = {
@@ -42,6 +44,7 @@ CALLED = {
     ("LM.generate", "logits_processor"),
     ("LM.chat", "logits_processor"),
     ("guess", "answer"),
+    ("testing.check_drafts", "scores"),
 }
 """Parameters of which something is called, or walked through, that may raise what it likes."""
 
@@ -99,7 +102,8 @@ def run_child(share, first, begin, said):
     for number, (one, chosen) in enumerate(calls(share, first)):
         if number < begin:
             continue
-        signal.alarm(SECONDS)  # a hang is a failure
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        signal.alarm(SECONDS)
         os.write(said, f"{number}\n".encode())
         if world is None:
             model = mtpcore.load_model("demo")

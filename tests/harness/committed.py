@@ -12,7 +12,8 @@ from mtpcore.sampling import Sampler, Scratch
 class Known:
     """One sequence as its user knows it: its text, and what plain decoding says comes next.
 
-    ``pending`` is the token that was chosen and not processed, ``drafted`` what was drafted after
+    ``pending`` is the token that was chosen and not processed; it ``stays`` where tokens before it
+    were dropped after that. ``drafted`` is what was drafted after
     it. After a ``verify`` of ``verified``, ``verdict`` waits. ``goes_on`` is False while nothing
     can be chosen: the newest row's logits were not asked for, or went with a rollback.
     """
@@ -25,6 +26,7 @@ class Known:
         """Nothing was chosen, drafted or verified."""
         self.pending = self.verdict = self.verified = None
         self.drafted, self.goes_on = [], False
+        self.stays = None
 
     def copy(self):
         new = Known(self.sampling)
@@ -41,6 +43,13 @@ class Known:
     def cut(self, n):
         self.tokens, self.n_prompt = self.tokens[:n], min(self.n_prompt, n)
         self.drop()
+
+    def shift(self, keep, drop):
+        n = self.n_prompt
+        self.tokens = [*self.tokens[:keep], *self.tokens[keep + drop :]]
+        self.n_prompt = min(n, keep) + max(n - keep - drop, 0)
+        if drop:
+            self.drafted, self.stays = [], self.pending
 
     def accept(self, n):
         verdict = self.verdict
@@ -80,7 +89,10 @@ class Known:
         text, state = list(self.tokens), START
         for token in text:
             state = advance(state, token)
-        for _ in range(n):
+        if self.stays is not None:
+            text.append(self.stays)
+            state = advance(state, self.stays)
+        while len(text) < len(self.tokens) + n:
             history = np.asarray(text, np.int32)
             sampler = Sampler(self.sampling, Scratch(N_VOCAB))
             text.append(sampler.choose(logits_of(state), history, self.n_prompt, len(history)))

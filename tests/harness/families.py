@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import mtpcore
-from mtpcore.discovery.loading import find_companion
 from mtpcore.testing import Subject
 
 DATA = Path(mtpcore.__file__).parent / "data"
 
 
 def subject_of(name):
-    return Subject(name, name, draft_path=find_companion(name))
+    with mtpcore.load_model(name) as model:
+        draft_model = model.open_draft_model()
+        return Subject(name, name, draft_path=draft_model and str(draft_model.path))
 
 
 FAMILIES = [

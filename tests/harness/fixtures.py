@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from mtpcore.conversion import convert
 
@@ -65,6 +66,15 @@ def checkpoint(name: str) -> Path:
     return folder
 
 
+def whole(name: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that need a model that is not packed."""
+    return pytest.mark.skipif(
+        not (DATA / name / "model.xz").exists() and "MTPCORE_FIXTURES" not in os.environ,
+        reason=f"{name} is not in the repository: set MTPCORE_FIXTURES to a folder that has it; "
+        "tests/data/README.md describes it",
+    )
+
+
 def target_checkpoint(name: str) -> tuple[Path, bool]:
     """Return the folder of a standalone drafter's target, and whether its tensors are there."""
     whole = os.environ.get("MTPCORE_FIXTURES")
@@ -79,15 +89,22 @@ def model_file(name: str, outtype: str = "f16") -> Path:
     return path
 
 
+def _folder(name: str) -> Path:
+    """Return where a model's references are: in ``tests/data``, else among the whole fixtures."""
+    whole = os.environ.get("MTPCORE_FIXTURES")
+    is_packed = (DATA / name / "refs.npz").exists()
+    return DATA / name if is_packed or not whole else Path(whole) / name
+
+
 def references(name: str) -> dict[str, np.ndarray]:
     """Return what independent engines made of a model; keys and shapes in ``tests/data/README``."""
-    with np.load(DATA / name / "refs.npz") as file:
+    with np.load(_folder(name) / "refs.npz") as file:
         return dict(file)
 
 
 def counts(name: str) -> dict[str, dict[str, object]]:
     """Return drafts made and accepted in the greedy loop, by ``k=<length>``."""
-    found: dict[str, dict[str, object]] = json.loads((DATA / name / "counts.json").read_text())
+    found: dict[str, dict[str, object]] = json.loads((_folder(name) / "counts.json").read_text())
     return found
 
 

@@ -52,6 +52,7 @@ def use(paths, seed=None):
         context.remove(0)
         if models[-1].drafters:
             cross = link(models, context, chance)
+            cross.prepare()  # weights are read when plans are made
             try:
                 run_rounds(cross, n_vocab, chance)
             except mtpcore.MtpcoreError as error:

@@ -171,22 +171,28 @@ class HashBackend:
     def store(self, layers, n_pages, dtype):
         return ListStore(n_pages)
 
-    def plan(self, program, source, *, n_batch, n_ctx, threads, stores):
+    def plan(self, program, source, *, n_batch, n_ctx, threads, stores, states=None):
         return HashPlan(program, stores[0] if stores else None, self)
 
 
 class HashModel:
     """What contexts need of a model."""
 
-    architecture, path, tokenizer = "hashed", "hashed.gguf", None
+    architecture, path, tokenizer, spec = "hashed", "hashed.gguf", None, None
     planning = staticmethod(nullcontext)
 
     def __init__(self, spec=SPEC):
         self.drafters = (spec,)
         self.hparams = SimpleNamespace(n_vocab=N_VOCAB, width=WIDTH)
-        self.packed, self.programs = {}, {}
+        self.packed, self.programs, self.metadata = {}, {}, {}
         shapes = {"table": (N_VOCAB, WIDTH), "head": (N_VOCAB, WIDTH), "join": (WIDTH, 2 * WIDTH)}
-        self.tensors = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
+        self.tensors = {
+            name: SimpleNamespace(shape=shape, type=0, raw=lambda: np.zeros(8, np.uint8))
+            for name, shape in shapes.items()
+        }
+
+    def open_draft_model(self):
+        return None
 
     def find_drafter(self, drafter):
         return drafter if isinstance(drafter, DrafterSpec) else self.drafters[0]

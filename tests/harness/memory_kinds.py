@@ -1,5 +1,6 @@
 """Memory kinds for tests: a store that remembers plain rows, and a recurrent kind."""
 
+import ast
 import hashlib
 
 import numpy as np
@@ -11,7 +12,7 @@ from mtpcore.memory import PAGE
 class ListStore:
     """A store whose rows are Python values, written by the test."""
 
-    n_bytes = 0
+    n_bytes, place_bytes = 0, 64
 
     def __init__(self, n_pages):
         self.pages = [[None] * PAGE for _ in range(n_pages)]
@@ -23,7 +24,14 @@ class ListStore:
         self.pages[dst_page][dst_row] = self.pages[src_page][src_row]
 
     def read(self, page, row, n):
-        return repr(self.pages[page][row : row + n]).encode()
+        found = self.pages[page][row : row + n]
+        return b"".join(repr(one).encode().ljust(self.place_bytes) for one in found)
+
+    def write(self, page, row, data):
+        size = self.place_bytes
+        for at in range(0, len(data), size):
+            one = ast.literal_eval(bytes(data[at : at + size]).decode().strip())
+            self.pages[page][row + at // size] = one
 
 
 class RunningSum:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import qwen
 from harness.generated_heads import EAGLE3, write_eagle3, write_family
+from harness.published import tokenizer, write_checkpoint
+from mtpcore.conversion import convert
 from mtpcore.discovery.loading import find_model
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.gguf.types import BLOCKS
@@ -20,6 +23,14 @@ ORIGINALS = (
     ("deepseek2 F32", None), ("qwen3moe Q5_1", None),
 )  # fmt: skip
 """A model, and the file of its drafter where that is another one; those with more in them twice."""
+
+
+HYBRIDS = {
+    "hybrid": "one K head, flat",
+    "hybrid with experts": "experts in one piece",
+    "grouped hybrid": "grouped",
+}
+"""Shapes of ``harness.qwen``."""
 
 
 @dataclass
@@ -57,10 +68,19 @@ def _parts(name):
     family, _, kind = name.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         path = find_model(name)
-        if kind:
+        if name in HYBRIDS:
+            path = _write_hybrid(Path(folder), qwen.SHAPES[HYBRIDS[name]])
+        elif kind:
             path = Path(folder) / "model.gguf"
             write_eagle3(path, kind) if family == EAGLE3 else write_family(path, family, kind)
         file = open_model_file(path)
         tensors = {name: np.array(tensor.raw()) for name, tensor in file.tensors.items()}
         types = {name: tensor.type for name, tensor in file.tensors.items()}
         return Parts(file.architecture, file.metadata, tensors, types)
+
+
+def _write_hybrid(folder, shape):
+    tensors = qwen.published(shape, qwen.weights(shape))
+    write_checkpoint(folder / "hf", qwen.configuration(shape), tensors, tokenizer(qwen.N_VOCAB))
+    convert(folder / "hf", folder / "model.gguf", outtype="f32")
+    return folder / "model.gguf"

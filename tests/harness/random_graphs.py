@@ -73,6 +73,13 @@ class Grower(Writer):
     def scale(self):
         return self.g.scale(self.pick(), self.draw(st.sampled_from([0.5, -1.7])))
 
+    def scale_any_by(self):
+        return self.scale_by(self.pick())
+
+    def shift_any_by(self):
+        x = self.pick()
+        return self.g.shift_by(x, self.vector(x.shape[-1]))
+
     def activate(self):
         return self.g.activation(self.pick(), self.draw(st.sampled_from(ACTIVATIONS)))
 
@@ -169,9 +176,9 @@ class Grower(Writer):
         return value and self.g.output_rows(value)
 
     VERBS = (
-        embed, matmul, matmul, norm_of_any, two, two, scale, activate, concat, concat, concat,
-        slice, slice, slice, split, split, join, join, repeat, turn, attention, attention, route,
-        expert_matmul, expert_matmul, mix, head_matmul, output_rows,
+        embed, matmul, matmul, norm_of_any, two, two, scale, scale_any_by, shift_any_by, activate,
+        concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
+        attention, attention, route, expert_matmul, expert_matmul, mix, head_matmul, output_rows,
     )  # fmt: skip
 
     # The whole

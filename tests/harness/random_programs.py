@@ -12,6 +12,7 @@ from harness.generated import FLOATS, QUANTISED, random_matrix
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.graph.ops import ACTIVATIONS
 from mtpcore.graph.program import Program
+from mtpcore.memory import LOG
 
 N_VOCAB = 23
 
@@ -41,7 +42,7 @@ class Writer:
 
     def __init__(self, draw):
         self.draw, self.rng = draw, np.random.default_rng(draw(seeds))
-        self.tensors, self.layer, self.sees_batch = {}, 0, False
+        self.tensors, self.layer, self.state, self.sees_batch = {}, 0, 0, False
         self.slots = draw(st.dictionaries(st.sampled_from(["a", "b"]), odd_widths))
         self.n_axes = draw(few)
         self.g = GraphBuilder("random", self.tensors, slots=self.slots, axes=self.n_axes)
@@ -82,8 +83,11 @@ class Writer:
 
     def norm(self, x):
         weight, eps = self.maybe(x.shape[-1]), self.draw(st.sampled_from([1e-5, 1e-6]))
-        if self.draw(st.booleans()):
+        kind = self.draw(st.sampled_from(["rms", "layer", "l2"]))
+        if kind == "rms":
             return self.g.rms_norm(x, weight and self.around_one(weight), eps)
+        if kind == "l2":
+            return self.g.l2_norm(x, eps)
         return self.g.layer_norm(x, weight, self.maybe(x.shape[-1]), eps)
 
     def around_one(self, name):
@@ -94,14 +98,22 @@ class Writer:
 
     def combine(self, x):
         other = self.product(x, x.shape[1])
-        how = self.draw(st.sampled_from(["add", "mul", "gated", "activation", "scale"]))
+        hows = ["add", "mul", "gated", "activation", "scale", "scale_by", "shift_by"]
+        how = self.draw(st.sampled_from(hows))
         if how == "activation":
             return self.g.activation(x, self.draw(st.sampled_from(ACTIVATIONS)))
         if how == "scale":
             return self.g.scale(other, self.draw(st.sampled_from([0.5, -1.7, 0.0])))
+        if how == "scale_by":
+            return self.scale_by(other)
+        if how == "shift_by":
+            return self.g.shift_by(other, self.vector(other.shape[-1], around=0.0))
         if how == "gated":
             return self.g.gated(x, other, self.draw(st.sampled_from(ACTIVATIONS)))
         return getattr(self.g, how)(x, other)
+
+    def scale_by(self, x):
+        return self.g.scale_by(x, self.vector(x.shape[-1], around=1.0))
 
     def feed_forward(self, x):
         """Norm, gate and up, down, residual: what a backend may fuse."""
@@ -120,7 +132,7 @@ class Writer:
         one = g.split_heads(g.slice(wide, 1, wide.shape[1]), 1)
         return g.concat(
             g.merge_heads(g.concat(part, three)),
-            g.merge_heads(self.norm(two)),
+            g.merge_heads(self.scale_by(self.norm(two))),
             g.merge_heads(g.repeat(one, 3)),
             x,
         )
@@ -172,6 +184,29 @@ class Writer:
             self.layer += 1
         return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
 
+    def recur(self, x):
+        """A convolution, and a delta rule that reads what it made; each state decays."""
+        g, draw = self.g, self.draw
+        n_key_heads, k_width, v_width = draw(few), draw(head_widths), draw(head_widths)
+        n_heads = n_key_heads * draw(few)
+        by_channel, kernel = draw(st.booleans()), draw(st.integers(1, 5))
+        n_keys = n_key_heads * k_width
+        channels = 2 * n_keys + n_heads * v_width
+        taps = self.vector(channels, kernel)
+        kind = draw(st.sampled_from(["silu", "none"]))
+        made = g.causal_conv(self.product(x, channels), taps, layer=self.state, kind=kind)
+        q = g.l2_norm(g.split_heads(g.slice(made, 0, n_keys), n_key_heads), 1e-6)
+        k = g.l2_norm(g.split_heads(g.slice(made, n_keys, 2 * n_keys), n_key_heads), 1e-6)
+        v = g.split_heads(g.slice(made, 2 * n_keys, channels), n_heads)
+        decay = g.scale(g.activation(self.product(x, n_heads), "softplus"), -1.0)
+        if by_channel:
+            decay = g.scale(g.activation(self.heads(x, n_heads, k_width), "softplus"), -1.0)
+        beta = g.activation(self.product(x, n_heads), "sigmoid")
+        order = draw(st.sampled_from(["tiled", "grouped"]))
+        y = g.delta_rule(q, k, v, decay, beta, layer=self.state, key_heads=order)
+        self.state += 1
+        return g.add(x, self.product(g.merge_heads(y), x.shape[1]))
+
     def experts(self, x):
         g, n_groups = self.g, self.draw(few)
         n_experts = n_groups * self.draw(st.integers(1, 4))
@@ -203,7 +238,8 @@ class Writer:
         return self.g.merge_heads(self.g.head_matmul(made, stack))
 
     UNITS = (
-        norm, project, combine, feed_forward, views, attend, attend, experts, multiply_heads,
+        norm, project, combine, feed_forward, views, attend, attend, recur, experts,
+        multiply_heads,
     )  # fmt: skip
 
     # The whole
@@ -266,7 +302,9 @@ def random_batches(draw, drawn, most=40):
             length[s] += len(mine)
         wanted = rng.random(len(seq)) < draw(st.sampled_from([0.0, 0.3, 1.0]))
         batches.append(Batch(seq, place, np.flatnonzero(wanted).astype(np.int32)))
-    if not drawn.sees_batch and draw(st.booleans()):
+    longest = max(np.bincount(batches[-1].seq))
+    has_room = longest <= LOG or not drawn.program.states
+    if not drawn.sees_batch and has_room and draw(st.booleans()):
         batches[-1] = batches[-1]._replace(parent=_random_tree(rng, batches[-1].seq))
     return batches
 

@@ -22,6 +22,10 @@ class TwoAxes(Hparams):
     rotary_axes = 2
 
 
+class FourAxes(Hparams):
+    rotary_axes = 4
+
+
 def block(g, x, positions, axes, mask="causal", window=0):
     """Add one layer of attention with RoPE to the residual stream."""
     made = [g.split_heads(g.matmul(x, f"{name}.weight"), 2, name=name) for name in ("q", "k", "v")]
@@ -80,6 +84,7 @@ SPECS = [
     spec("eye", plain, graphs=(("encoder", encode),)),
     spec("seer", read, feeds=(Feed(slot="picture", taps=("hidden",), pairing="same-token"),)),
     spec("plane", plain, TwoAxes),
+    spec("space", plain, FourAxes),
     spec("line", plain),
     spec("slit", narrow),
 ]

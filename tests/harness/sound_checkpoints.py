@@ -7,7 +7,7 @@ from functools import cache
 import mtpcore_glm_nextn
 import numpy as np
 
-from harness import deepseek, eagle3, trunks
+from harness import deepseek, eagle3, qwen, trunks
 from harness.fixtures import DATA, checkpoint
 from harness.generated import TINY, make_tensors
 from harness.published import Raw, scaled, small_config, small_tensors, tokenizer, write_checkpoint
@@ -123,6 +123,16 @@ def _trunk(name):
     return write
 
 
+def _hybrid(name):
+    def write(folder):
+        s = qwen.SHAPES[name]
+        tensors = qwen.published(s, qwen.weights(s))
+        write_checkpoint(folder, qwen.configuration(s), tensors, tokenizer(qwen.N_VOCAB))
+        return _more(folder)
+
+    return write
+
+
 def _deepseek(name):
     def write(folder):
         c = deepseek.VARIANTS[name]
@@ -214,6 +224,9 @@ ORIGINALS = {
     "glm": _glm,
     "eagle3": _eagle3("vLLM"),
     "eagle3, llama3 rotation": _eagle3("llama3 rotation"),
+    "qwen3.5": _hybrid("irregular layers, tied"),
+    "qwen3.5 with experts": _hybrid("experts in one piece"),
+    "qwen3-next": _hybrid("grouped"),
     "mimo": _fixture("mimo-14"),
     "mimo2": _fixture("mimo2-15"),
 }

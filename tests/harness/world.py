@@ -54,11 +54,13 @@ class World:
         self.output = self.alone.process(Batch.of([1, 2, 3], outputs="all"))
         tree = Batch([4, 5, 6], seq=1, pos=[0, 1, 1], parent=[-1, 0, 0])
         self.alone.process(tree)
+        self.saved_alone = self.alone.save(0)
         self.spare = self.context()
         self.cross = link(self.context())
         for seq in (0, 1):
             self.cross.llm.process(Batch.of([1, 2, 3, 4 + seq], seq=seq))
             self.cross.pending(seq, GREEDY)
+        self.saved = self.cross.save(0)
         self.cross.verify({1: [7, 8]}, GREEDY)
         self.generator = Generator(link(self.context()), sampling=GREEDY, draft=2)
         self.request = self.generator.add([1, 2, 3], max_tokens=20)

@@ -1,5 +1,6 @@
 """Streams: what is given is settled, and letting go of one frees its sequence."""
 
+import asyncio
 import gc
 import os
 import subprocess
@@ -13,7 +14,7 @@ from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtpcore import LM, BusyError, Generator, MtpcoreError, Sampling
+from mtpcore import LM, BatchError, BusyError, Generator, MtpcoreError, Sampling
 
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, WARM, 30)
@@ -225,3 +226,19 @@ def test_nothing_is_asked_after_close():
         with pytest.raises(MtpcoreError, match="the LM is closed"):
             act()
     assert repr(lm).endswith("closed)")
+
+
+@pytest.mark.parametrize("prompts", [["one", "two"], ("one",), [[1, 2], [3]]])
+def test_a_stream_of_several_prompts_says_what_takes_them(lm, prompts):
+    with pytest.raises(BatchError, match="a stream continues one prompt") as caught:
+        lm.stream(prompts)
+    assert "generate()" in caught.value.fix
+    with pytest.raises(BatchError, match="at least one token"):
+        lm.stream([])
+
+    async def read():
+        async for _ in lm.astream(prompts):
+            pass
+
+    with pytest.raises(BatchError, match="a stream continues one prompt"):
+        asyncio.run(read())

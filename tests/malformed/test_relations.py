@@ -25,6 +25,9 @@ FILES = {
         ["demo:eagle3", "demo:eagle3-draft"],
         [add_rotation_factors, add_own_tables],
     ),
+    "hybrid": (["hybrid"], [add_own_tables]),
+    "joined hybrid": (["hybrid with experts"], [join_matrices]),
+    "grouped hybrid": (["grouped hybrid"], []),
     "experts alone": (["qwen3moe Q8_0"], [add_biases]),
 }
 

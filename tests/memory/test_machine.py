@@ -172,6 +172,24 @@ class PagedMachine(Machine):
         self.memory.keep(seq, begin, path)
         self.rows[seq] += [values[i] for i in path]
 
+    @rule(seq=seqs, new=seqs)
+    def dump_and_load(self, seq, new):
+        """What was dumped is held by another sequence, while the first one may be gone."""
+        if self.rows[new] and new != seq:
+            return
+        dumped = [b"".join(group.dump(seq)) for group in self.memory.groups]
+        if new == seq:
+            self.memory.rewind(seq, 0)
+        try:
+            for group, data in zip(self.memory.groups, dumped, strict=True):
+                group.load(new, memoryview(data))
+        except CapacityError:
+            self.memory.restore(self.saved)
+            return
+        self.rows[new], self.starts[new] = list(self.rows[seq]), self.starts[seq]
+        self.settled[new] = self.settled[seq]
+        assert dumped == [b"".join(group.dump(new)) for group in self.memory.groups]
+
     @invariant()
     def counts_uses(self):
         for pages in (group.pages for group in self.memory.groups):
@@ -212,6 +230,12 @@ class WindowedMachine(PagedMachine):
         if seq != new and not self.rows[new]:
             self.longest[new] = self.longest[seq]
         super().fork(seq, new)
+
+    @rule(seq=seqs, new=seqs)
+    def dump_and_load(self, seq, new):
+        if seq != new and not self.rows[new]:
+            self.longest[new] = self.longest[seq]
+        super().dump_and_load(seq, new)
 
     @invariant()
     def remembers_the_longest(self):

@@ -8,7 +8,7 @@ from mtpcore.gguf import Fields
 from mtpcore.graph import GraphBuilder
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.llama import LLAMA
-from mtpcore.models.rope import Rope, plain_frequencies, section_axes, yarn
+from mtpcore.models.rope import Rope, interleaved_axes, plain_frequencies, section_axes, yarn
 
 GOOD = {
     "block_count": 3,
@@ -29,6 +29,10 @@ def fields(**changed):
 
 def nextn(*blocks):
     return {**TENSORS, **{f"blk.{n}.nextn.eh_proj.weight": np.zeros((32, 64)) for n in blocks}}
+
+
+def blocks(last):
+    return {**TENSORS, **{f"blk.{n}.attn_q.weight": np.zeros((32, 32)) for n in range(last + 1)}}
 
 
 def test_read():
@@ -56,6 +60,9 @@ def test_what_a_file_may_leave_out():
         (nextn(2), None, 2, 1),  # tensors decide
         (nextn(1, 2), 1, 1, 2),
         (nextn(3), None, 3, 1),  # a trunk-only file, completed by another
+        (blocks(2), 1, 3, 0),  # a head was taken off, and only block_count corrected
+        (blocks(1), 1, 2, 0),
+        (blocks(2) | {"blk.2.nextn.enorm.weight": np.zeros(32)}, 1, 2, 0),  # a part of a head
     ],
 )
 def test_layers_of_the_trunk(tensors, declared, layers, heads):
@@ -200,3 +207,34 @@ def test_sections_give_pairs_their_axes():
     made = Rope.read(fields(**{"rope.dimension_sections": [1, 2, 1, 0]}), 8, "halves")
     assert made.axes == (0, 1, 1, 2)
     assert made.n_axes == 4
+
+
+@pytest.mark.parametrize(
+    ("sections", "n_pairs"), [([11, 11, 10, 0], 32), ([4, 2, 1], 12), ([3, 0, 5, 2], 16), ([1], 4)]
+)
+def test_interleaved_sections_take_turns(sections, n_pairs):
+    """As published: the pairs are axis 0's, and axes 1 and 2 take theirs out of them in threes."""
+    n = [*sections, 0, 0, 0]
+    wanted = np.full(n_pairs, 3)
+    for axis in range(3):
+        wanted[axis : 3 * n[axis] : 3] = axis
+    made = interleaved_axes(sections, n_pairs)
+    assert made == tuple(wanted.tolist())
+    assert [made.count(axis) for axis in range(3)] == n[:3]
+
+
+def test_families_say_whether_axes_take_turns():
+    class Interleaved(Hparams):
+        interleaves_axes = True
+
+    found = fields(**{"rope.dimension_sections": [2, 1, 1, 0]})
+    axes = [kind.read(found, TENSORS).rope.axes for kind in (Hparams, Interleaved)]
+    assert axes == [(0, 0, 1, 2), (0, 1, 2, 0)]
+
+
+def test_interleaved_sections_that_are_none():
+    assert interleaved_axes([11, 11, 10, 0], 32)[:4] == (0, 1, 2, 0)
+    assert interleaved_axes([11, 11, 10, 0], 32)[-2:] == (0, 1)
+    assert interleaved_axes([], 3) == interleaved_axes([0, 0], 3) == (0, 0, 0)
+    with pytest.raises(ModelFileError, match="sections"):
+        interleaved_axes([1, 1, 1, 1, 1], 8)

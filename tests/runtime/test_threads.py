@@ -93,7 +93,7 @@ def test_each_weight_is_packed_once_and_each_program_is_built_once(monkeypatch, 
         return pack(self, weight, form)
 
     def count_build(self, kind, taps, *rest):
-        built[self.path, kind.name, taps, rest[0].name, rest[2]] += 1
+        built[self, kind.name, taps, rest[0].name, rest[2]] += 1
         return build(self, kind, taps, *rest)
 
     monkeypatch.setattr(Weights, "_pack", count_pack)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import mtpcore
-from mtpcore.discovery.loading import find_companion
 
 PROMPTS = Path(__file__).resolve().parents[1] / "data/demo/prompts.json"
 N_TOKENS = 64
@@ -19,10 +18,10 @@ def prompts():
 
 def write(name, prompts, draft):
     """Continue the prompts greedily, one after the other."""
-    model, companion = mtpcore.load_model(name), find_companion(name)
+    model = mtpcore.load_model(name)
     llm = mtpcore.Context(model, 160)
     if draft:
-        llm = mtpcore.link(llm, draft_model=companion and mtpcore.load_model(companion))
+        llm = mtpcore.link(llm)
     generator = mtpcore.Generator(llm, sampling=mtpcore.Sampling.greedy(), draft=draft)
     encoded = map(model.tokenizer.encode, prompts)
     texts = [list(generator.generate(ids, max_tokens=N_TOKENS)) for ids in encoded]

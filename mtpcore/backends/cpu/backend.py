@@ -17,14 +17,15 @@ from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
 from mtpcore.backends.cpu.sharing import nanoseconds, share_out
+from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.steps import Sharing, Step
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.backends.draft import check_draft, draft_steps, n_embeddings
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError, BatchError
-from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program
-from mtpcore.memory.base import Memory
+from mtpcore.graph.program import OUTPUTS, MemoryLayer, Program, StateLayer
+from mtpcore.memory.base import Memory, StateStore
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.pages import PageTables
@@ -38,8 +39,13 @@ WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
 at a barrier costs more than all of it."""
 
+IN_CACHE = 1 << 20
+"""Bytes of weights below which they stay in a core's own cache: instructions that prefetch them
+take time and bring nothing."""
+
 WORTH_MEASURING = 64 << 20
-"""Bytes of weights below which they may come from a cache, where all ways to prefetch are equal."""
+"""Bytes of weights below which they may come from a shared cache, where all ways to prefetch are
+about equal."""
 
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
@@ -69,6 +75,10 @@ class CpuBackend:
         """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
         return CpuStore(layers, n_pages, dtype)
 
+    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> CpuStateStore:
+        """Make the slots for the states of these recurrent layers."""
+        return CpuStateStore(layers, n_slots)
+
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""
         return HostRows(n_rows, width)
@@ -82,6 +92,7 @@ class CpuBackend:
         n_ctx: int,
         threads: int,
         stores: Sequence[Store],
+        states: StateStore | None = None,
     ) -> CpuPlan:
         """Lower a program for batches of at most ``n_batch`` rows.
 
@@ -97,9 +108,11 @@ class CpuBackend:
         cpu_stores = [store for store in stores if isinstance(store, CpuStore)]
         if len(cpu_stores) < len(stores):
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
+        if not isinstance(states, CpuStateStore | None):
+            raise BackendError("memory of another backend", got=type(states).__name__)
         weights = Weights(source)
         weights.pack_ahead(program, threads)
-        return CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx), threads)
+        return CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx, states), threads)
 
 
 class CpuPlan:
@@ -121,6 +134,7 @@ class CpuPlan:
             n_ops=len(self.steps),
             n_vocab=n_embeddings(lowered.program),
             stores=lowered.stores,
+            states=lowered.states,
         )
         for step in self.steps:
             self._executor.add(
@@ -139,7 +153,7 @@ class CpuPlan:
                 f=step.f,
                 memory=step.memory,
             )
-        self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_MEASURING)
+        self._executor.finish(*_work(self.steps), WORTH_SHARING, IN_CACHE, WORTH_MEASURING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
@@ -177,18 +191,19 @@ class CpuPlan:
         """
         n, n_outputs = len(batch.tokens), len(batch.outputs)
         fused_sampling = batch.fused_sampling if self._can_choose else None
-        n_rows = {name: n_outputs if is_output else n for name, _, is_output, _ in self._outputs}
-        if fused_sampling is not None:
-            n_rows["logits"] = fused_sampling.samplers.count(None)
-        arrays = {
-            name: np.empty((n_rows[name], *shape), np.float32)
-            for name, _, _, shape in self._outputs
-        }
         external = self._inputs(batch)
-        external += [(self._made[name][0], array) for name, array in arrays.items()]
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, buffer, is_output, shape in self._outputs:
+            n_rows = n_outputs if is_output else n
+            if fused_sampling is not None and name == "logits":
+                n_rows = fused_sampling.samplers.count(None)
+            arrays[name] = array = np.empty((n_rows, *shape), np.float32)
+            external.append((buffer, array))
         pages = self._pages(memory)
         logits = -1 if fused_sampling is None else self._made["logits"][0]
-        chosen = self._executor.run(batch, pages, external, logits, arrays.get("logits"))
+        chosen = self._executor.run(
+            batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
+        )
         return arrays if chosen is None else {**arrays, "chosen": chosen}
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
@@ -219,12 +234,17 @@ class CpuPlan:
             external.append((buffer, self._kept[name]))
         logits, _, n_logits = self._made["logits"]
         recycled = [(self._slots[slot][0], *self._made[name]) for slot, name in recycle.items()]
-        return self._executor, batch, self._pages(memory), external, logits, n_logits, recycled
+        return (
+            self._executor, batch, self._pages(memory), _states_of(memory), external, logits,
+            n_logits, recycled,
+        )  # fmt: skip
 
     def _pages(self, memory: Memory | None) -> list[PageTables]:
-        if not (memory is None or isinstance(memory, (PagedKV, GroupedKV))):
+        if memory is None:
+            return []
+        if not isinstance(memory, (PagedKV, GroupedKV)):
             raise BackendError("attention needs paged memory", got=type(memory).__name__)
-        return [] if memory is None else [group.pages for group in memory.groups]
+        return memory.page_tables
 
     def _inputs(self, batch: CheckedBatch) -> list[tuple[int, Any]]:
         """Return the arrays of slots and embeddings by buffer."""
@@ -245,6 +265,13 @@ class CpuPlan:
                 )
             inputs.append((buffer, array))
         return inputs
+
+
+def _states_of(memory: Memory | None) -> NDArray[np.int32] | None:
+    """Return what memory has decided for the states of its sequences, if it has any."""
+    if isinstance(memory, GroupedKV) and memory.recurrent:
+        return memory.recurrent.table
+    return None
 
 
 def _work(steps: Sequence[Step]) -> tuple[float, float]:

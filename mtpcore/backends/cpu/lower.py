@@ -10,12 +10,13 @@ import numpy as np
 from mtpcore._ext._matmul import PackedMatrix
 from mtpcore._ext._plan import UNIT, expert_list_words
 from mtpcore.backends.cpu.concat_targets import find_concat_targets
+from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS
-from mtpcore.graph.program import OUTPUTS, TOKENS, Node, Program
+from mtpcore.graph.program import OUTPUTS, TOKENS, ConvLayer, DeltaLayer, Node, Program, StateLayer
 from mtpcore.memory.base import RANGE
 
 __all__ = ["Lowering"]
@@ -45,8 +46,10 @@ class Lowering:
         stores: Sequence[CpuStore],
         n_batch: int,
         n_ctx: int,
+        states: CpuStateStore | None = None,
     ) -> None:
-        self.program, self.weights, self.stores, self.n_batch = program, weights, stores, n_batch
+        self.program, self.weights, self.n_batch = program, weights, n_batch
+        self.stores, self.states = stores, states
         self._n_ranges = -(-n_ctx // RANGE)
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
@@ -196,7 +199,13 @@ class Lowering:
         weights = [self.weights.vector(weight) for weight in node.weights]
         self._add(node, node.op, self._in(node), weights=weights, f=node.attrs["eps"])
 
-    _lower_rms_norm = _lower_layer_norm = _lower_norm
+    _lower_rms_norm = _lower_layer_norm = _lower_l2_norm = _lower_norm
+
+    def _lower_by_weight(self, node: Node) -> None:
+        weights = [self.weights.vector(weight) for weight in node.weights]
+        self._add(node, node.op, self._in(node), weights=weights)
+
+    _lower_scale_by = _lower_shift_by = _lower_by_weight
 
     def _lower_mix(self, node: Node) -> None:
         self._add(node, "mix", self._in(node))
@@ -378,6 +387,35 @@ class Lowering:
         width = _LANES + -(-out.width // _LANES) * _LANES
         n = min(self.n_batch, UNIT) * out.n_heads * self._n_ranges
         return View(self._buffer(lambda _: 4 * n * width), n, 0, 0, width, width)
+
+    def _slot_offsets(self, kind: type[StateLayer], node: Node) -> tuple[int, int]:
+        """Return where a recurrent layer's base and log begin in a slot."""
+        if self.states is None:
+            raise BackendError("recurrent layers need memory", where=node.name)
+        return self.states.offsets(kind, node.attrs["layer"])
+
+    def _lower_causal_conv(self, node: Node) -> None:
+        weight = node.weights[0]
+        assert weight is not None
+        offsets = self._slot_offsets(ConvLayer, node)
+        is_silu = int(node.attrs["kind"] == "silu")
+        x = self._flat(self._views[node.inputs[0]], self._axis(node.inputs[0]))
+        self._add(
+            node,
+            "causal_conv",
+            [x],
+            weights=[self.weights.taps(weight)],
+            ints=[*offsets, is_silu, weight.shape[1]],
+        )
+
+    def _lower_delta_rule(self, node: Node) -> None:
+        q, k, v, decay, beta = self._in(node)
+        offsets = self._slot_offsets(DeltaLayer, node)
+        by_channel = len(self._shape(node.inputs[3])) == 3
+        is_tiled = int(node.attrs["key_heads"] == "tiled")
+        self._add(
+            node, "delta_rule", [q, k, v, decay, beta], ints=[*offsets, is_tiled, int(by_channel)]
+        )
 
     def _lower_cross_attention(self, node: Node) -> None:
         self._add(node, "cross_attention", self._in(node), f=node.attrs["scale"])

@@ -85,6 +85,11 @@ class CpuStore:
         return self.data.nbytes
 
     @property
+    def place_bytes(self) -> int:
+        """Bytes of one place in all layers together."""
+        return self.page_bytes // PAGE
+
+    @property
     def layers(self) -> Collection[int]:
         """Which memory layers have their rows here."""
         return self._offsets.keys()
@@ -114,6 +119,17 @@ class CpuStore:
             for view in self._views
         ]
         return np.concatenate(parts, axis=1).tobytes() if parts else b""
+
+    def write(self, page: int, row: int, data: memoryview) -> None:
+        """Store ``data``, places that ``read`` returned, from row ``row`` of a ``page`` on."""
+        places = np.frombuffer(data, np.uint8).reshape(-1, max(self.place_bytes, 1))
+        begin = 0
+        for view in self._views:
+            rows = view[page, row : row + len(places)]
+            end = begin + rows[0].size * rows.itemsize
+            part = np.ascontiguousarray(places[:, begin:end])
+            rows[...] = part.view(view.dtype).reshape(rows.shape)
+            begin = end
 
 
 def _by_place(rows: NDArray[Any], together: int) -> NDArray[Any]:

@@ -132,6 +132,12 @@ class Weights:
             return None
         return self._cached("vector", weight, lambda: self._read_vector(weight))
 
+    def taps(self, weight: Weight) -> F32:
+        """Return a convolution's taps, float32[kernel * channels]: by tap, then by channel."""
+        return self._cached(
+            "taps", weight, lambda: np.ascontiguousarray(self._read_vector(weight).T).reshape(-1)
+        )
+
     def _read_vector(self, weight: Weight) -> F32:
         """Return values, in memory of their own where nothing is to stay in the file."""
         tensor = self._source.tensors[weight.tensor]

@@ -14,8 +14,8 @@ from mtpcore.backends.cuda.layout import BITS, pack
 from mtpcore.backends.cuda.ops import LAUNCHERS, DeviceMatrix, Step
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError
-from mtpcore.graph.program import MemoryLayer, Node, Program, Weight
-from mtpcore.memory.base import Memory
+from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
+from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["CudaBackend", "CudaPlan"]
 
@@ -48,6 +48,14 @@ class CudaBackend:
             fix="use backend='cpu'",
         )
 
+    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> StateStore:
+        """Raise BackendError: recurrent operations have no kernels yet."""
+        raise BackendError(
+            "the cuda backend keeps no memory yet",
+            got=f"{len(layers)} recurrent layers",
+            fix="use backend='cpu'",
+        )
+
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""
         return HostRows(n_rows, width)
@@ -61,6 +69,7 @@ class CudaBackend:
         n_ctx: int,
         threads: int,
         stores: Sequence[Store],
+        states: StateStore | None = None,
     ) -> CudaPlan:
         """Compile the kernels and upload the weights, shared by all plans of the source.
 

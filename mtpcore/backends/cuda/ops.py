@@ -62,13 +62,22 @@ class Step(msgspec.Struct, frozen=True):
 
 
 def rms_norm(step: Step, n_rows: int) -> list[Launch]:
-    """Normalise the last axis; heads are rows of their own."""
+    """Normalise the last axis by its root mean square; heads are rows of their own."""
+    return [_norm(step, n_rows, step.inputs[0].shape[-1])]
+
+
+def l2_norm(step: Step, n_rows: int) -> list[Launch]:
+    """Normalise the last axis by its length; heads are rows of their own."""
+    return [_norm(step, n_rows, 1)]
+
+
+def _norm(step: Step, n_rows: int, n: int) -> Launch:
+    """Divide by the root of the sum of squares by n."""
     x = step.inputs[0]
-    width = x.shape[-1]
     weight = step.weights[0] if step.weights else None
     grid = (n_rows * int(np.prod(x.shape[1:-1])), 1)
-    sizes = (np.int32(width), np.float32(step.attrs["eps"]))
-    return [Launch(RMS_NORM, grid, (x, weight, step.outputs[0], *sizes))]
+    sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
+    return Launch(RMS_NORM, grid, (x, weight, step.outputs[0], *sizes))
 
 
 def matmul(step: Step, n_rows: int) -> list[Launch]:
@@ -97,5 +106,6 @@ def choose(logits: DeviceArray, ids: DeviceArray, n_rows: int) -> Launch:
 
 LAUNCHERS: dict[str, Callable[[Step, int], list[Launch]]] = {
     "rms_norm": rms_norm,
+    "l2_norm": l2_norm,
     "matmul": matmul,
 }

@@ -14,11 +14,13 @@ from mtpcore.backends.reference import arithmetic, formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.attention import attention, cross_attention
 from mtpcore.backends.reference.matrix import QuantisedMatrix
+from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
 from mtpcore.backends.reference.run import Array, Operation, Run, by_row
+from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
-from mtpcore.graph.program import MemoryLayer, Node, Program, Weight
-from mtpcore.memory.base import Memory
+from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
+from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["ReferenceBackend", "ReferencePlan"]
 
@@ -54,9 +56,12 @@ class ReferenceBackend:
         "matmul": by_row(formulas.matmul),
         "rms_norm": by_row(formulas.rms_norm),
         "layer_norm": by_row(formulas.layer_norm),
+        "l2_norm": by_row(formulas.l2_norm),
         "add": by_row(formulas.add),
         "mul": by_row(formulas.mul),
         "scale": by_row(formulas.scale),
+        "scale_by": by_row(formulas.scale_by),
+        "shift_by": by_row(formulas.shift_by),
         "activation": by_row(formulas.activation),
         "gated": by_row(formulas.gated),
         "concat": by_row(formulas.concat),
@@ -67,6 +72,8 @@ class ReferenceBackend:
         "rope": by_row(formulas.rope),
         "attention": attention,
         "cross_attention": cross_attention,
+        "causal_conv": causal_conv(formulas.convolve),
+        "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
         "head_matmul": by_row(formulas.head_matmul),
@@ -90,6 +97,11 @@ class ReferenceBackend:
         """Make the pages for these memory layers; ``dtype`` is ``f16``, ``f32`` or ``f64``."""
         return ReferenceStore(layers, n_pages, dtype)
 
+    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> ReferenceStateStore:
+        """Make the slots for the states of these layers, of the backend's number type."""
+        advance = arithmetic.advance if self.has_kernel_arithmetic else formulas.advance
+        return ReferenceStateStore(layers, n_slots, self.dtype, advance)
+
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""
         return HostRows(n_rows, width)
@@ -103,6 +115,7 @@ class ReferenceBackend:
         n_ctx: int,
         threads: int,
         stores: Sequence[Store],
+        states: StateStore | None = None,
     ) -> ReferencePlan:
         """Load the weights; sizes and threads make no difference here.
 
@@ -117,6 +130,8 @@ class ReferenceBackend:
         reference_stores = [store for store in stores if isinstance(store, ReferenceStore)]
         if len(reference_stores) < len(stores):
             raise BackendError("memory of another backend", got=type(stores[0]).__name__)
+        if not isinstance(states, ReferenceStateStore | None):
+            raise BackendError("memory of another backend", got=type(states).__name__)
         load = self._load_as_kernels if self.has_kernel_arithmetic else self._load
         weights = [
             [None if w is None else load(node, i, w, source) for i, w in enumerate(node.weights)]

@@ -1,8 +1,8 @@
-"""The formulas of all operations that use one row only.
+"""The formulas of all operations; attention's own are with it.
 
 Each takes row t of its inputs, then its weights, then its attributes, and returns row t of its
-output. ``w`` in ``w @ x`` is an array or a ``QuantisedMatrix``. Results are rounded to the plan's
-number type by the plan.
+output; those of recurrent layers take a state, too. ``w`` in ``w @ x`` is an array or a
+``QuantisedMatrix``. Results are rounded to the plan's number type by the plan.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ from mtpcore.backends.reference.run import Array
 __all__ = [
     "activation",
     "add",
+    "advance",
     "concat",
+    "convolve",
     "embed",
     "expert_matmul",
     "gated",
     "head_matmul",
     "split_heads",
+    "l2_norm",
     "layer_norm",
     "matmul",
     "mix",
     "mul",
+    "read_state",
     "repeat",
     "rms_norm",
     "rope",
     "route",
     "merge_heads",
     "scale",
+    "scale_by",
+    "shift_by",
     "slice_",
 ]
 
@@ -68,6 +74,11 @@ def layer_norm(x: Array, w: Array | None = None, bias: Array | None = None, *, e
     return y if bias is None else y + bias
 
 
+def l2_norm(x: Array, *, eps: float) -> Array:
+    """Return x / sqrt(sum(x^2) + eps)."""
+    return np.asarray(x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps))
+
+
 def add(a: Array, b: Array) -> Array:
     """Return a + b."""
     return np.asarray(a + b)
@@ -83,6 +94,16 @@ def scale(x: Array, *, factor: float) -> Array:
     return np.asarray(x * factor)
 
 
+def scale_by(x: Array, w: Array) -> Array:
+    """Return w x."""
+    return np.asarray(w * x)
+
+
+def shift_by(x: Array, w: Array) -> Array:
+    """Return w + x."""
+    return np.asarray(w + x)
+
+
 def sigmoid(x: Array) -> Array:
     """Return 1 / (1 + exp(-x))."""
     return np.asarray(1 / (1 + np.exp(-x)))
@@ -95,6 +116,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "sigmoid": sigmoid,
     "tanh": np.tanh,
+    "softplus": lambda x: np.logaddexp(x, 0),
 }
 
 
@@ -160,6 +182,29 @@ def rope(
     y[:, first] = x[:, first] * cos - x[:, second] * sin
     y[:, second] = x[:, first] * sin + x[:, second] * cos
     return y
+
+
+def convolve(window: Array, w: Array, kind: str) -> Array:
+    """Return kind(sum over j of w[:, j] window[j]), [kernel, channels] -> [channels]."""
+    y = np.asarray(np.sum(w.T * window, axis=0))
+    return y if kind == "none" else activation(y, kind=kind)
+
+
+def advance(state: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    """Return a state behind one more row, for each head: S' + k d^T.
+
+    S' = exp(decay) S and d = beta (v - S'^T k), where the decay is one for a head or one for each
+    entry of its key.
+    """
+    factor = np.exp(decay)
+    state = state * (factor[:, :, None] if factor.ndim == 2 else factor[:, None, None])
+    change = beta[:, None] * (v - read_state(state, k))
+    return np.asarray(state + k[:, :, None] * change[:, None])
+
+
+def read_state(state: Array, q: Array) -> Array:
+    """Return S^T q of each head: [H, Dk, Dv], [H, Dk] -> [H, Dv]."""
+    return np.stack([s.T @ row for s, row in zip(state, q, strict=True)])
 
 
 def route(

@@ -63,6 +63,11 @@ class ReferenceStore:
         """Size of the store, in bytes."""
         return sum(array.nbytes for array in self._arrays)
 
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of one place in all layers together."""
+        return sum(array[0, 0].nbytes for array in self._arrays)
+
     def copy(self, src: int, dst: int) -> None:
         """Copy a whole page."""
         for array in self._arrays:
@@ -78,3 +83,13 @@ class ReferenceStore:
         return b"".join(
             array[page, place].tobytes() for place in range(row, row + n) for array in self._arrays
         )
+
+    def write(self, page: int, row: int, data: memoryview) -> None:
+        """Store ``data``, places that ``read`` returned, from row ``row`` of a ``page`` on."""
+        begin = 0
+        for place in range(row, row + len(data) // max(self.place_bytes, 1)):
+            for array in self._arrays:
+                there = array[page, place]
+                part = data[begin : begin + there.nbytes]
+                there[...] = np.frombuffer(part, array.dtype).reshape(there.shape)
+                begin += there.nbytes

@@ -9,6 +9,7 @@ EAGLE3 = DrafterSpec(
     fit=Fit(
         architectures=frozenset({"eagle3"}),
         tensors=("fc.weight", "blk.0.attn_norm_2.weight", "output_norm.weight"),
+        sidecars=("eagle3-*.gguf", "*-draft.gguf"),
     ),
     standalone=True,
     hparams=Eagle3Hparams.read,

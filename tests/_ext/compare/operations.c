@@ -20,7 +20,7 @@ typedef struct {
 static void run_batch(const batch *b)
 {
     static int32_t zero[PLACES], place[PLACES], base[PLACES], depth[PLACES], is_tree[PLACES];
-    static int32_t tiles[PLACES + 1];
+    static int32_t before[PLACES], next[PLACES], first_rows[PLACES], tiles[PLACES + 1];
     static _Alignas(64) char memory[MOST_BYTES];
     char *scratch[1] = {memory};
     for (int64_t t = 0; t < b->n; t++)
@@ -38,6 +38,9 @@ static void run_batch(const batch *b)
                    .base = base,
                    .depth = depth,
                    .is_tree = is_tree,
+                   .before = before,
+                   .next = next,
+                   .first_rows = first_rows,
                    .tiles = tiles,
                    .scratch = scratch};
     for (int64_t i = 0; i < b->n_ops; i++)
@@ -76,7 +79,8 @@ static void compare_values(float *const buffers[6], int32_t n_heads, int64_t wid
                  .in = {view(0, n_heads, width), view(1, n_heads, width)},
                  .out = {view(3, n_heads, width)},
                  .f = 1e-5f};
-    static const mtp_kind kinds[] = {MTP_RMS_NORM, MTP_LAYER_NORM, MTP_ADD, MTP_MUL, MTP_SCALE};
+    static const mtp_kind kinds[] = {MTP_RMS_NORM, MTP_L2_NORM, MTP_LAYER_NORM,
+                                     MTP_ADD,      MTP_MUL,     MTP_SCALE};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         for (int weighted = 0; weighted < 2; weighted++) {
             op.kind = kinds[i];
@@ -84,7 +88,10 @@ static void compare_values(float *const buffers[6], int32_t n_heads, int64_t wid
             op.weights[1] = weighted ? weights + width : NULL;
             compare_op(mtp_kind_name(op.kind), &op, buffers);
         }
-    for (op.n[0] = MTP_SILU; op.n[0] <= MTP_TANH; op.n[0]++)
+    op.weights[0] = weights;
+    for (op.kind = MTP_SCALE_BY; op.kind <= MTP_SHIFT_BY; op.kind++)
+        compare_op(mtp_kind_name(op.kind), &op, buffers);
+    for (op.n[0] = MTP_SILU; op.n[0] <= MTP_SOFTPLUS; op.n[0]++)
         for (int gated = 0; gated < 2; gated++) {
             char what[50];
             op.kind = gated ? MTP_GATED : MTP_ACTIVATION;

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from mtpcore.backends.cuda.layout import pack
-from mtpcore.backends.cuda.ops import DeviceMatrix, Step, choose, matmul, rms_norm
+from mtpcore.backends.cuda.ops import DeviceMatrix, Step, choose, l2_norm, matmul, rms_norm
 from mtpcore.backends.reference.activation import quantise
+from mtpcore.backends.reference.formulas import l2_norm as defined_l2_norm
 from mtpcore.backends.reference.formulas import rms_norm as defined_rms_norm
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 
@@ -127,6 +128,15 @@ def test_rms_norm_is_as_defined(device, shape, weighted):
     got = device.download(out, shape[0])
     wanted = defined_rms_norm(x.astype(np.float64), w if weighted else None, eps=1e-5)
     assert np.allclose(got, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 3, 100)])
+def test_l2_norm_is_as_defined(device, shape):
+    x = floats(11, *shape)
+    made, out, _ = step(device, x, (), shape[-1], eps=1e-6)
+    execute(device, l2_norm(made, shape[0]))
+    wanted = defined_l2_norm(x.astype(np.float64), eps=1e-6)
+    assert np.allclose(device.download(out, shape[0]), wanted, rtol=1e-6, atol=1e-7)
 
 
 @shared

@@ -212,7 +212,7 @@ class TimedBackend(HashBackend):
         super().__init__(skill=16)
         self.clock, self.verify, self.step = clock, verify, step
 
-    def plan(self, program, source, *, n_batch, n_ctx, threads, stores):
+    def plan(self, program, source, *, n_batch, n_ctx, threads, stores, states=None):
         return TimedPlan(program, stores[0] if stores else None, self)
 
 

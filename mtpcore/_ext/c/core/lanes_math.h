@@ -5,7 +5,7 @@
 #include "core/lanes.h"
 
 /* Order of mtpcore.graph.ops.ACTIVATIONS. */
-enum { MTP_SILU, MTP_GELU, MTP_GELU_TANH, MTP_RELU, MTP_SIGMOID, MTP_TANH };
+enum { MTP_SILU, MTP_GELU, MTP_GELU_TANH, MTP_RELU, MTP_SIGMOID, MTP_TANH, MTP_SOFTPLUS };
 
 #define POLYNOMIAL(x, ...)                                                                         \
     lanes_polynomial(x, (const float[]){__VA_ARGS__},                                              \
@@ -80,6 +80,17 @@ INLINE lanes lanes_gelu_tanh(lanes x)
     return lanes_fma(half, lanes_tanh(inner), half);
 }
 
+/* log(1 + exp(x)): the larger of x and 0, plus log(1 + e) with e = exp(-|x|). That is 2 atanh(s) with
+ * s = e / (2 + e) <= 1 / 3, by its Taylor series, so that nothing is lost where e is small. */
+INLINE lanes lanes_softplus(lanes x)
+{
+    const lanes e = lanes_exp(lanes_sub(lanes_all(0), lanes_magnitude(x)));
+    const lanes s = lanes_div(e, lanes_add(lanes_all(2), e));
+    const lanes series = POLYNOMIAL(lanes_mul(s, s), 1.0f / 15, 1.0f / 13, 1.0f / 11, 1.0f / 9,
+                                    1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f);
+    return lanes_add(lanes_larger(x, lanes_all(0)), lanes_mul(lanes_add(s, s), series));
+}
+
 INLINE lanes lanes_activation(int64_t kind, lanes x)
 {
     switch (kind) {
@@ -93,8 +104,10 @@ INLINE lanes lanes_activation(int64_t kind, lanes x)
         return lanes_if_less(x, lanes_all(0), lanes_all(0), x);
     case MTP_SIGMOID:
         return lanes_sigmoid(x);
-    default:
+    case MTP_TANH:
         return lanes_tanh(x);
+    default:
+        return lanes_softplus(x);
     }
 }
 

@@ -123,7 +123,7 @@ static int64_t now_ns(void)
 mtp_fetch_watch mtp_fetch_begin(mtp_fetch_choice *choices, int64_t n_rows, int thread)
 {
     const int rows = mtp_fetch_class(n_rows);
-    if (choices == NULL || rows < 0)
+    if (rows < 0)
         return (mtp_fetch_watch){mtp_fetch_default(), 0, NULL};
     mtp_fetch_choice *choice = &choices[rows];
     if (thread == 0 && !choice->is_used)

@@ -73,8 +73,7 @@ typedef struct {
     mtp_fetch_choice *timed; /* or NULL */
 } mtp_fetch_watch;
 
-/* Begin a matmul of so many rows. `choices` are those of its weight type, by class, or NULL: then
- * nothing was measured and nothing will be. */
+/* Begin a matmul of so many rows. `choices` are those of its weight type, by class. */
 mtp_fetch_watch mtp_fetch_begin(mtp_fetch_choice *choices, int64_t n_rows, int thread);
 
 /* End it: each of so many threads has multiplied with about as many rows of a packed matrix. */

@@ -14,10 +14,13 @@
     X(PREPARE, prepare, ROWS)                                                                      \
     X(MATMUL, matmul, SPREAD)                                                                      \
     X(RMS_NORM, rms_norm, ROWS)                                                                    \
+    X(L2_NORM, l2_norm, ROWS)                                                                      \
     X(LAYER_NORM, layer_norm, ROWS)                                                                \
     X(ADD, add, ROWS)                                                                              \
     X(MUL, mul, ROWS)                                                                              \
     X(SCALE, scale, ROWS)                                                                          \
+    X(SCALE_BY, scale_by, ROWS)                                                                    \
+    X(SHIFT_BY, shift_by, ROWS)                                                                    \
     X(ACTIVATION, activation, ROWS)                                                                \
     X(GATED, gated, ROWS)                                                                          \
     X(ANGLES, angles, ROWS)                                                                        \
@@ -26,6 +29,8 @@
     X(ATTENTION, attention, SPREAD)                                                                \
     X(MERGE, merge, ROWS)                                                                          \
     X(CROSS_ATTENTION, cross_attention, SPREAD)                                                    \
+    X(CAUSAL_CONV, causal_conv, SPREAD)                                                            \
+    X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \
     X(SORT_BY_HEAD, sort_by_head, GATHER)                                                          \

@@ -41,8 +41,9 @@ static inline int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)
 static inline mtp_fetch_watch mtp_watch_fetch(const mtp_op *op, const mtp_run *run, int64_t n,
                                               int thread)
 {
-    return mtp_fetch_begin(op->fetch > 0 ? run->fetch + (op->fetch - 1) * MTP_FETCH_CLASSES : NULL,
-                           n, thread);
+    if (op->fetch == 0)
+        return (mtp_fetch_watch){run->fetch_way, 0, NULL};
+    return mtp_fetch_begin(run->fetch + (op->fetch - 1) * MTP_FETCH_CLASSES, n, thread);
 }
 
 /* Where one expert's prepared rows begin, given where the one before ended. */

@@ -1,6 +1,7 @@
 #include "plan/check.h"
 
 #include "ops/rows.h"
+#include "recurrent/delta_step.h"
 
 /* The last operation before this one that writes a buffer, or NULL. */
 static const mtp_op *maker_of(const mtp_plan *plan, int64_t at, int32_t buffer)
@@ -68,6 +69,45 @@ static int fits_ranges(const mtp_bounds *bounds, const mtp_op *op, const mtp_vie
     return op->n[5] >= 1 && sums->n_heads / n_rows / op->n[5] >= n_heads &&
            sums->width >=
                MTP_RANGE_LANES + (width + MTP_RANGE_LANES - 1) / MTP_RANGE_LANES * MTP_RANGE_LANES;
+}
+
+/* Whether so many values from byte `offset` of a slot on end in it. */
+static int fits_slot(const mtp_bounds *bounds, int64_t offset, int64_t n_values)
+{
+    return offset >= 0 && offset % 4 == 0 && n_values <= bounds->slot_bytes / 4 &&
+           offset <= bounds->slot_bytes - 4 * n_values;
+}
+
+static const char *misfit_of_conv(const mtp_op *op, const mtp_bounds *bounds)
+{
+    const int64_t channels = op->in[0].width;
+    if (op->axis != MTP_TOKENS || !is_alike(&op->in[0], &op->out[0]) || op->in[0].n_heads != 1)
+        return "rows of different shapes";
+    if (op->n[3] < 1 || op->n[3] > MTP_TAPS || !op->weights[0])
+        return "more taps than there is room for";
+    return fits_slot(bounds, op->n[0], (op->n[3] - 1) * channels) &&
+                   fits_slot(bounds, op->n[1], MTP_LOG * channels)
+               ? NULL
+               : "a state that no slot has room for";
+}
+
+static const char *misfit_of_delta(const mtp_op *op, const mtp_bounds *bounds)
+{
+    const mtp_view *k = &op->in[1], *v = &op->in[2], *decays = &op->in[3], *beta = &op->in[4];
+    const int64_t n_heads = v->n_heads;
+    if (op->axis != MTP_TOKENS || !is_alike(&op->in[0], k) || !is_alike(v, &op->out[0]))
+        return "rows of different shapes";
+    if (k->n_heads < 1 || n_heads % k->n_heads)
+        return "heads that do not share key heads evenly";
+    if (beta->n_heads != 1 || beta->width != n_heads ||
+        decays->n_heads != (op->n[3] ? n_heads : 1) ||
+        decays->width != (op->n[3] ? k->width : n_heads))
+        return "not a decay and a beta for each head";
+    const mtp_delta shape = {n_heads, k->n_heads, k->width, v->width, (int)op->n[2], (int)op->n[3]};
+    return fits_slot(bounds, op->n[0], mtp_delta_base(&shape)) &&
+                   fits_slot(bounds, op->n[1], MTP_LOG * mtp_delta_logged(&shape))
+               ? NULL
+               : "a state that no slot has room for";
 }
 
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
@@ -171,13 +211,23 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                        in[2].width == out->width
                    ? NULL
                    : "keys and values of another shape";
+    case MTP_CAUSAL_CONV:
+        return misfit_of_conv(op, bounds);
+    case MTP_DELTA_RULE:
+        return misfit_of_delta(op, bounds);
     case MTP_ADD:
     case MTP_MUL:
     case MTP_GATED:
         return is_alike(&in[0], out) && is_alike(&in[1], out) ? NULL : "rows of different shapes";
+    case MTP_SCALE_BY:
+    case MTP_SHIFT_BY:
+        if (!op->weights[0])
+            return "no weight for each value";
+        return is_alike(in, out) ? NULL : "rows of different shapes";
     case MTP_COPY:
     case MTP_TAKE:
     case MTP_RMS_NORM:
+    case MTP_L2_NORM:
     case MTP_LAYER_NORM:
     case MTP_SCALE:
     case MTP_ACTIVATION:

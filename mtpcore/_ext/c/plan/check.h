@@ -8,7 +8,7 @@
 typedef struct {
     const int64_t *bytes;     /* [n_buffers] at the largest batch */
     const mtp_memory *memory; /* by group; only their stores are looked at */
-    int64_t n_batch, n_vocab, n_groups;
+    int64_t n_batch, n_vocab, n_groups, slot_bytes;
 } mtp_bounds;
 
 /* NULL where operation `at`, behind those that it reads, stays inside of what it is given,

@@ -25,18 +25,27 @@ const char *mtp_kind_name(mtp_kind kind) { return names[kind]; }
 
 const char *mtp_kind_sharing(mtp_kind kind) { return sharings[kind]; }
 
-/* Rows of one sequence come in the order of their places, so the first has the lowest. */
-static int32_t base_of(const mtp_run *run, int64_t t)
+/* Tie row t to those of its sequence that came before. Rows of one sequence come in the order of
+ * their places, so the first has the lowest. */
+static void join_sequence(mtp_run *run, int64_t t)
 {
-    for (int64_t row = t - 1; row >= 0; row--)
-        if (run->seq[row] == run->seq[t])
-            return run->base[row];
-    return run->place[t];
+    int64_t row = t - 1;
+    while (row >= 0 && run->seq[row] != run->seq[t])
+        row--;
+    run->next[t] = -1;
+    run->before[t] = run->parent ? run->parent[t] : (int32_t)row;
+    run->base[t] = row < 0 ? run->place[t] : run->base[row];
+    if (row < 0)
+        run->first_rows[run->n_sequences++] = (int32_t)t;
+    else
+        run->next[row] = (int32_t)t;
 }
 
 static void choose_fetches(mtp_run *run)
 {
     mtp_fetch_result result;
+    run->fetch_way =
+        run->is_in_cache && mtp_fetch() == MTP_FETCH_AUTO ? MTP_FETCH_NONE : mtp_fetch_default();
     for (mtp_fetch_choice *choice = run->fetch; choice < run->fetch + run->n_fetch; choice++)
         if (mtp_fetch_choice_next(choice, mtp_fetch(), &result))
             mtp_fetch_remember(choice->type, choice->rows, &result);
@@ -46,10 +55,10 @@ void mtp_run_begin(mtp_run *run)
 {
     choose_fetches(run);
     const int64_t n = run->n_rows[MTP_TOKENS];
-    run->n_tiles = 0;
+    run->n_tiles = run->n_sequences = 0;
     for (int64_t t = 0; t < n; t++) {
         const int32_t parent = run->parent ? run->parent[t] : -1;
-        run->base[t] = base_of(run, t);
+        join_sequence(run, t);
         run->depth[t] = run->parent == NULL ? run->place[t] - run->base[t]
                                             : (parent < 0 ? 0 : run->depth[parent] + 1);
         run->is_tree[t] =
@@ -79,6 +88,8 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     case MTP_CROSS_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width,
                                op->in[0].n_heads / op->in[1].n_heads);
+    case MTP_DELTA_RULE: /* two states of a block, and decays in whole lanes */
+        return (size_t)(op->in[1].width * 33 + 16) * sizeof(float);
     case MTP_ROUTE:
         return (size_t)op->in[0].width * 14;
     case MTP_MATMUL:

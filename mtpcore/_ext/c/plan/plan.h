@@ -33,7 +33,9 @@ enum {
     MTP_RANGE_LANES = 16, /* values of these sums come in whole lanes, behind a line of two more */
     MTP_QUERY_ROWS = 8,   /* rows of one sequence that share each page of keys */
     MTP_QUERIES = 128,    /* query heads of these rows that share it, at most */
-    MTP_CODES = 64        /* entries of a key, a value or a query that share a scale as codes */
+    MTP_CODES = 64,       /* entries of a key, a value or a query that share a scale as codes */
+    MTP_LOG = 17,         /* rows in the log of a recurrent state */
+    MTP_TAPS = 32         /* of a convolution, at most */
 };
 
 /* How keys and values are stored. */
@@ -59,7 +61,7 @@ typedef struct {
     mtp_kind kind;
     int32_t barrier, axis, sharing;
     int64_t n_units; /* parts into which columns or heads are cut */
-    mtp_view in[3], out[2];
+    mtp_view in[5], out[2];
     mtp_matrix *matrices; /* owned */
     const float *weights[2];
     const double *numbers;
@@ -88,6 +90,14 @@ typedef struct {
     int64_t pages_of_seq;
 } mtp_memory;
 
+/* States of recurrent layers in slots, and what was decided for each sequence: a row of a table of
+ * int32 (recurrent/states.h). */
+typedef struct {
+    char *data;
+    int64_t slot_bytes, n_slots;
+    const int32_t *table;
+} mtp_states;
+
 /* Columns begin .. end of rows first_row .. first_row + n_rows of a matmul's results. */
 typedef struct {
     const float *values;
@@ -110,6 +120,7 @@ typedef struct {
     int64_t n_axes;        /* of a position */
     void **buffers;
     mtp_memory *memory; /* by group */
+    mtp_states states;
     mtp_epilogue epilogue;
     mtp_interrupt *interrupt; /* or NULL */
     /* Made by mtp_run_begin from the above: */
@@ -118,6 +129,10 @@ typedef struct {
     int32_t *is_tree; /* [n] whether its path lies anywhere else */
     int32_t *tiles;   /* [n_tiles + 1] runs of rows of one sequence, MTP_QUERY_ROWS at most */
     int64_t n_tiles;
+    int32_t *before;     /* [n] the row of this batch before it on its path; -1: what is stored */
+    int32_t *next;       /* [n] the next row of its sequence; -1: there is none */
+    int32_t *first_rows; /* [n_sequences] the first row of each sequence */
+    int64_t n_sequences;
     char **scratch;      /* by thread */
     void **buffers_seen; /* by thread and buffer: where a thread finds its copies */
     /* What mtp_plan_run has seen of alone and shared runs: nanoseconds for one of estimated
@@ -127,6 +142,8 @@ typedef struct {
     /* How weights are prefetched: for each weight type MTP_FETCH_CLASSES of them. */
     mtp_fetch_choice *fetch;
     int64_t n_fetch;
+    int is_in_cache; /* all weights are few enough to stay in a cache: nothing to prefetch */
+    int fetch_way;   /* of operations without a choice */
 } mtp_run;
 
 typedef struct {

@@ -1,4 +1,4 @@
-/* y = w x / sqrt(mean(x^2) + eps): one CTA for one row, so a row's bits depend on that row alone.
+/* y = w x / sqrt(sum(x^2) / n + eps): one CTA for one row, so a row's bits depend on that row alone.
  *
  * Every thread adds the squares of its own columns in ascending order, then a fixed tree adds the
  * threads: lanes 16, 8, 4, 2, 1 apart, then the warps in order. A null weight stands for ones.
@@ -9,7 +9,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const float *__restrict__ x, const float *__restrict__ weight,
-             float *__restrict__ y, int width, float eps)
+             float *__restrict__ y, int width, float n, float eps)
 {
     __shared__ float partial[WARPS];
     const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = 0; i < WARPS; i++)
         sum += partial[i];
 
-    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, (float)width) + eps));
+    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(sum, n) + eps));
     for (int i = thread; i < width; i += THREADS)
         out[i] = row[i] * factor * (weight ? weight[i] : 1.0f);
 }

@@ -5,6 +5,7 @@ one file for each kind of operation; nothing compiled is called. The ``cpu`` bac
 bits for every row, on every instruction set.
 """
 
+from mtpcore.backends.reference.arithmetic.recurrent import advance
 from mtpcore.backends.reference.arithmetic.table import OPERATIONS, load
 
-__all__ = ["OPERATIONS", "load"]
+__all__ = ["OPERATIONS", "advance", "load"]

@@ -12,7 +12,7 @@ from mtpcore.backends.reference.arithmetic.functions import ACTIVATIONS
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row, sum_of_squares
 
-__all__ = ["activation", "gated", "layer_norm", "rms_norm", "rope", "scale"]
+__all__ = ["activation", "gated", "l2_norm", "layer_norm", "rms_norm", "rope", "scale"]
 
 
 def scale(x: F32, *, factor: float) -> F32:
@@ -30,22 +30,27 @@ def gated(gate: F32, up: F32, *, kind: str) -> F32:
     return np.asarray(ACTIVATIONS[kind](gate) * up)
 
 
-def inverse_size(x: F32, eps: float) -> F32:
-    """Return 1 / sqrt(sum(x^2) / n + eps), [..., n] -> [..., 1]; each step is rounded."""
-    mean = sum_of_squares(x) / np.float32(x.shape[-1])
+def inverse_size(x: F32, n: int, eps: float) -> F32:
+    """Return 1 / sqrt(sum(x^2) / n + eps), [..., width] -> [..., 1]; each step is rounded."""
+    mean = sum_of_squares(x) / np.float32(n)
     return np.asarray(np.float32(1) / np.sqrt(mean + np.float32(eps)))[..., None]
 
 
 def rms_norm(x: F32, w: F32 | None = None, *, eps: float) -> F32:
     """Return w (x inverse): one division a row, then products only."""
-    y = x * inverse_size(x, eps)
+    y = x * inverse_size(x, x.shape[-1], eps)
     return np.asarray(y if w is None else w * y)
+
+
+def l2_norm(x: F32, *, eps: float) -> F32:
+    """Return x inverse, where the sum of squares itself is what eps is added to."""
+    return np.asarray(x * inverse_size(x, 1, eps))
 
 
 def layer_norm(x: F32, w: F32 | None = None, bias: F32 | None = None, *, eps: float) -> F32:
     """Return (w (c inverse)) + bias, where c = x - mean is rounded before its squares are added."""
     centred = x - (sum_of_row(x) / np.float32(x.shape[-1]))[..., None]
-    y = centred * inverse_size(centred, eps)
+    y = centred * inverse_size(centred, x.shape[-1], eps)
     y = y if w is None else w * y
     return np.asarray(y if bias is None else y + bias)
 

@@ -96,6 +96,20 @@ def gelu_tanh(x: F32) -> F32:
     return fma(half, tanh(inner), half)
 
 
+ATANH_SERIES = [ONE / _f(n) for n in (15, 13, 11, 9, 7, 5, 3, 1)]
+
+
+def softplus(x: F32) -> F32:
+    """Return the larger of x and 0, plus log(1 + e) with e = exp(0 - |x|).
+
+    log(1 + e) is 2 atanh(s) with s = e / (2 + e), at most 1/3: s + s times the series of
+    atanh(s) / s in s^2. Nothing is lost where e is small. Above 17.4 the sum is x.
+    """
+    e = exp(_f(0) - magnitude(x))
+    s = e / (TWO + e)
+    return np.where(x > 0, x, _f(0)) + (s + s) * polynomial(s * s, *ATANH_SERIES)
+
+
 ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": gelu,
@@ -103,4 +117,5 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "relu": lambda x: np.where(x < 0, _f(0), x),
     "sigmoid": sigmoid,
     "tanh": tanh,
+    "softplus": softplus,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtpcore.backends.base import WeightTensor
-from mtpcore.backends.reference.arithmetic import elementwise, experts
+from mtpcore.backends.reference.arithmetic import elementwise, experts, recurrent
 from mtpcore.backends.reference.arithmetic.attention import attention, cross_attention
 from mtpcore.backends.reference.arithmetic.fused import F32
 from mtpcore.backends.reference.arithmetic.matrix import (
@@ -17,6 +17,7 @@ from mtpcore.backends.reference.arithmetic.matrix import (
     load_matrix,
     load_table,
 )
+from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
 from mtpcore.backends.reference.run import Array, Operation, Run
 from mtpcore.graph.program import Weight
 
@@ -44,6 +45,7 @@ def at_once(formula: Callable[..., Any]) -> Operation:
 OPERATIONS: dict[str, Operation] = {
     "matmul": at_once(matmul),
     "rms_norm": at_once(elementwise.rms_norm),
+    "l2_norm": at_once(elementwise.l2_norm),
     "layer_norm": at_once(elementwise.layer_norm),
     "scale": at_once(elementwise.scale),
     "activation": at_once(elementwise.activation),
@@ -51,6 +53,8 @@ OPERATIONS: dict[str, Operation] = {
     "rope": at_once(elementwise.rope),
     "attention": attention,
     "cross_attention": cross_attention,
+    "causal_conv": causal_conv(recurrent.convolve),
+    "delta_rule": delta_rule(recurrent.read_state),
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),
     "head_matmul": at_once(experts.head_matmul),

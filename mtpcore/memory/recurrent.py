@@ -1,0 +1,473 @@
+"""Memory of recurrent layers: bases, and logs of the rows behind them.
+
+A recurrent state is overwritten by every row, so going back needs more than cutting a table. A
+*slot* holds a base, the states of all layers at some place, and a log of the rows behind it. A
+sequence holds slots in ascending order of their bases. A pass goes on from the newest: it reads the
+base, replays the rows of the log, and logs its own there, or in another slot that it opens: then it
+writes the base of that one on its way. To go back is to cut a log, or to return to an earlier slot:
+these are the *checkpoints*.
+
+Nothing that anybody holds is ever written a second time: a row is logged where no sequence, and
+nothing that can be restored, has one. So a sequence is a tuple of numbers. ``save`` and ``fork``
+copy it, ``restore`` puts it back, ``keep`` leaves rows out of it, and sequences that share a slot
+need not count who else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.errors import CapacityError, StateError
+from mtpcore.memory.base import LOG, StateStore
+
+__all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "slots_for"]
+
+CHECKPOINTS: Final = 4
+"""Slots that a sequence keeps behind the two newest, to go back to."""
+
+_DUMPED: Final = 2
+"""Newest slots that are saved: what the rows of the newest pass can be taken back to."""
+
+_SEQUENCE, _HELD = struct.Struct("<2Q"), struct.Struct("<3Q")
+"""Of a sequence its first place and its slots; of a slot the base's place, rows, ``is_prompt``."""
+
+_WORKING: Final = 3  # what an act can be restored to, what a pass reads, and what it writes
+
+_REPLAYED: Final = 1
+"""Rows of a log behind which a pass still goes on in it, replaying them, and opens no slot.
+
+A row costs about half of what it takes to write a base. Passes of one row that open a slot where
+more than r rows are logged cost (r + 2) / 4 + 1 / (r + 1) bases each, the least with r = 1; passes
+of more rows log more than that at once.
+"""
+
+NO_SLOT: Final = -1
+"""In place of a slot: the state before the first row, zeros; or nothing is written."""
+
+
+def slots_for(n_seq: int) -> int:
+    """Return how many slots memory of so many sequences has."""
+    return n_seq * (_WORKING + CHECKPOINTS)
+
+
+class Held(NamedTuple):
+    """A slot as a sequence holds it: the place of its base, and the rows of its log, in order.
+
+    ``is_prompt`` says that a pass of more rows than a log has opened it: prompts are such passes.
+    """
+
+    slot: int
+    place: int
+    rows: tuple[int, ...]
+    is_prompt: bool = False
+
+    @property
+    def end(self) -> int:
+        """The place after the newest row."""
+        return self.place + len(self.rows)
+
+
+class Chain(NamedTuple):
+    """A sequence: the place of its first row, and the slots that it holds, oldest first."""
+
+    start: int
+    held: tuple[Held, ...]
+
+    @property
+    def end(self) -> int:
+        """The place after the newest row."""
+        return self.held[-1].end if self.held else 0
+
+
+_EMPTY = Chain(0, ())
+
+
+class Pass(NamedTuple):
+    """How the rows of one sequence in a batch go on from its memory.
+
+    ``rows`` are theirs in the batch, and ``above[i]`` says behind which of them row i comes; -1:
+    behind what is stored. That state is the base of slot ``read`` (zeros, where it is ``NO_SLOT``)
+    and its rows ``replayed``. Before row ``base_at``, or behind the last one, the state is written
+    as the base of slot ``written``, unless that is ``NO_SLOT``. Row i is logged as row
+    ``logged[i]`` of slot ``log``; -1: it is not.
+    """
+
+    rows: list[int]
+    above: list[int]
+    read: int
+    replayed: tuple[int, ...]
+    written: int
+    base_at: int
+    log: int
+    logged: tuple[int, ...]
+
+
+class RecurrentMemory:
+    """States of recurrent layers; the part of ``mtpcore.memory.base.Memory`` that they need.
+
+    Parameters
+    ----------
+    store : StateStore
+        Holds states and logged rows; made by the backend that reads them.
+    n_seq, n_slots : int
+        ``slots_for`` tells how many slots are enough.
+
+    Attributes
+    ----------
+    table : int32[n_seq, 6 + LOG]
+        What ``reserve`` decided for the rows of each sequence: the slot that is read (``NO_SLOT``:
+        zeros), the place of its base, the slot that is opened (``NO_SLOT``: none), the place of its
+        base, the places [begin, end) that are reserved, and the rows of the log of the slot that is
+        read, of the places behind its base. Compiled code reads it in place.
+    """
+
+    def __init__(self, store: StateStore, n_seq: int, n_slots: int) -> None:
+        self.store, self.n_slots = store, n_slots
+        self.table: NDArray[np.int32] = np.full((n_seq, 6 + LOG), NO_SLOT, np.int32)
+        self._chains = [_EMPTY] * n_seq
+        self._saved: list[Chain] = []
+        self._paths: dict[int, tuple[int, tuple[int, ...], Chain]] = {}  # kept since then
+
+    @property
+    def longest_rewind(self) -> int:
+        """The rows of a log but one: those of the newest pass that are drafts."""
+        return LOG - 1
+
+    def allow_rewind(self, n: int) -> None:
+        """Accept as many rows as a log has behind a pass's first."""
+        if n > self.longest_rewind:
+            raise CapacityError(
+                "recurrent layers cannot take back so many rows",
+                wanted=f"at most {self.longest_rewind}",
+                got=n,
+                fix="make drafts shorter",
+            )
+
+    def first(self, seq: int) -> int:
+        """Return the place of the first row; 0 where there is none."""
+        return self._chains[seq].start
+
+    def length(self, seq: int) -> int:
+        """Return the place after the newest row."""
+        return self._chains[seq].end
+
+    # Rows that come
+
+    def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Decide where rows ``[begin, end)`` of each sequence are logged, and open slots for them.
+
+        Never refuses: where no slot is free a checkpoint is given up.
+        """
+        logged = self._logged()
+        for seq, (begin, end) in rows.items():
+            if begin < end:
+                self._reserve(seq, begin, end, logged)
+
+    def _reserve(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> None:
+        chain = self._chains[seq]
+        newest = chain.held[-1] if chain.held else None
+        entry = self.table[seq]
+        if newest and (behind := _rows_behind(newest, end - begin, logged[newest.slot])):
+            held = newest._replace(rows=(*newest.rows, *behind))
+            self._chains[seq] = chain._replace(held=(*chain.held[:-1], held))
+            opened, base = NO_SLOT, begin
+        else:
+            opened, base = self._open(logged), max(begin, end - LOG)
+            held = Held(opened, base, tuple(range(end - base)), is_prompt=base > begin)
+            start = chain.start if newest else begin
+            self._chains[seq] = Chain(start, self._thin(seq, (*chain.held, held)))
+        logged[held.slot].update(held.rows)
+        read = newest or Held(NO_SLOT, begin, ())
+        rows = held.rows if opened == NO_SLOT else read.rows
+        entry[:6] = read.slot, read.place, opened, base, begin, end
+        entry[6 : 6 + len(rows)] = rows
+
+    def _logged(self) -> dict[int, set[int]]:
+        """Return the rows that are logged in each slot which anybody holds."""
+        logged: dict[int, set[int]] = {}
+        for chain in (*self._chains, *self._saved):
+            for held in chain.held:
+                logged.setdefault(held.slot, set()).update(held.rows)
+        return logged
+
+    def _open(self, logged: dict[int, set[int]]) -> int:
+        """Return a slot that nobody holds; where there is none, give up the oldest checkpoint."""
+        while True:
+            for slot in range(self.n_slots):
+                if slot not in logged:
+                    logged[slot] = set()
+                    return slot
+            self._give_up()
+            logged.clear()
+            logged.update(self._logged())
+
+    def _give_up(self) -> None:
+        """Let nobody hold the slot any more that has the oldest base among all checkpoints."""
+        needed = self._needed()
+        slots = {
+            held.place: held.slot
+            for chain in (*self._chains, *self._saved)
+            for held in chain.held
+            if held.slot not in needed
+        }
+        lost = slots[min(slots)]
+        for chains in (self._chains, self._saved):
+            for seq, chain in enumerate(chains):
+                if any(held.slot == lost for held in chain.held):
+                    kept = tuple(held for held in chain.held if held.slot != lost)
+                    chains[seq] = chain._replace(held=kept)
+
+    def _needed(self) -> set[int]:
+        """Return the slots that are no checkpoints.
+
+        A sequence goes on in its newest slot; the one before it is read by a pass that has opened
+        the newest; and an act goes back to what was the newest one before it.
+        """
+        newest = {held.slot for chain in self._saved for held in chain.held[-1:]}
+        return newest | {held.slot for chain in self._chains for held in chain.held[-2:]}
+
+    def _thin(self, seq: int, held: tuple[Held, ...]) -> tuple[Held, ...]:
+        """Leave out checkpoints until there are few, those of prompts last.
+
+        Of equals the one goes whose neighbours are closest to each other for their age.
+        """
+        restored = {one.slot for one in self._saved[seq].held[-1:]} if self._saved else set()
+        while len(held) > CHECKPOINTS + 2:
+            places = [0, *(one.place for one in held)]
+
+            def loss(i: int, held: tuple[Held, ...] = held, at: list[int] = places) -> Any:
+                return held[i].is_prompt, (at[i + 2] - at[i]) / (at[-1] - at[i] + 1)
+
+            lost = min((i for i in range(len(held) - 2) if held[i].slot not in restored), key=loss)
+            held = (*held[:lost], *held[lost + 1 :])
+        return held
+
+    def passes(
+        self,
+        seq: NDArray[np.int32],
+        place: NDArray[np.int32],
+        parent: NDArray[np.int32] | None = None,
+    ) -> list[Pass]:
+        """Return for each sequence of a batch how its rows go on from what ``reserve`` decided.
+
+        Parameters
+        ----------
+        seq, place, parent : int32[n]
+            Of the batch's rows, as in ``mtpcore.backends.base.CheckedBatch``.
+
+        Raises
+        ------
+        CapacityError
+            The rows were not reserved, follow rows whose state was not kept, or are a draft tree
+            of more rows than a log has.
+        """
+        return [
+            self._pass(s, np.flatnonzero(seq == s).tolist(), place, parent)
+            for s in dict.fromkeys(seq.tolist())
+        ]
+
+    def _pass(
+        self,
+        seq: int,
+        rows: list[int],
+        place: NDArray[np.int32],
+        parent: NDArray[np.int32] | None,
+    ) -> Pass:
+        read, read_base, opened, base, begin, end = self.table[seq, :6].tolist()
+        log = tuple(self.table[seq, 6:].tolist())
+        first, stop = int(place[rows[0]]), int(place[rows[-1]]) + 1
+        goes_on = begin < first and (opened == NO_SLOT or base <= first)
+        if not (first == begin or goes_on) or stop > end:
+            raise CapacityError(
+                "rows without a state before them",
+                where=f"sequence {seq}",
+                wanted=f"places {begin}..{end - 1}",
+                got=f"{first}..{stop - 1}",
+            )
+        above = list(range(-1, len(rows) - 1))
+        if parent is not None:
+            index = {row: i for i, row in enumerate(rows)}
+            above = [index.get(int(parent[row]), -1) for row in rows]
+        if opened == NO_SLOT:
+            n = first - read_base
+            return Pass(rows, above, read, log[:n], NO_SLOT, 0, read, log[n : n + len(rows)])
+        logged = tuple(max(at, -1) for at in range(first - base, stop - base))
+        if goes_on:
+            replayed = tuple(range(first - base))
+            return Pass(rows, above, opened, replayed, NO_SLOT, 0, opened, logged)
+        if base > first and above != list(range(-1, len(rows) - 1)):
+            raise CapacityError(
+                "a draft tree is longer than the log of recurrent layers",
+                where=f"sequence {seq}",
+                wanted=f"at most {LOG} rows",
+                got=len(rows),
+                fix="make drafts shorter",
+            )
+        replayed = log[: first - read_base]
+        return Pass(rows, above, read, replayed, opened, base - first, opened, logged)
+
+    # Rows that go
+
+    def nearest(self, seq: int, length: int) -> int:
+        """Return the greatest place, at most ``length``, that a sequence can go back to.
+
+        It is the place of the first row where no state before ``length`` is left: nothing of the
+        sequence is held then.
+        """
+        chain = self._chains[seq]
+        reached = [min(held.end, length) for held in chain.held if held.place <= length]
+        return max(reached, default=chain.start)
+
+    def check_rewind(self, seq: int, length: int) -> None:
+        """Refuse a place of which no state is kept."""
+        chain = self._chains[seq]
+        nearest = self.nearest(seq, length)
+        if chain.start < length < chain.end and nearest < length:
+            raise CapacityError(
+                "the state of recurrent layers at this place is gone",
+                where=f"sequence {seq}",
+                wanted=f"place {nearest}, the nearest before it"
+                if nearest > chain.start
+                else "the whole sequence",
+                got=length,
+                fix="go back there and process the tokens behind it again",
+            )
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Forget the rows from place ``length`` on."""
+        self.check_rewind(seq, length)
+        chain = self._chains[seq]
+        if length <= chain.start:
+            self._chains[seq] = _EMPTY
+        elif length < chain.end:
+            self._chains[seq] = chain._replace(held=_cut(chain.held, length))
+
+    def keep(self, seq: int, begin: int, path: list[int]) -> None:
+        """Keep of the rows behind ``begin`` those of a path, in this order, and no others."""
+        if sorted(set(path)) != path or (path and path[0] < 0):
+            raise CapacityError("a path ascends", where=f"sequence {seq}", got=path)
+        chain, steps = self._chains[seq], tuple(path)
+        if (begin, steps, chain) == self._paths.get(seq):
+            return  # it was cut off behind that
+        if steps == tuple(range(len(steps))):
+            self.rewind(seq, begin + len(steps))
+            return
+        newest = chain.held[-1]
+        n = begin - newest.place
+        rows = (*newest.rows[:n], *(newest.rows[n + step] for step in steps))
+        kept = chain._replace(held=(*chain.held[:-1], newest._replace(rows=rows)))
+        self._paths[seq] = begin, steps, kept
+        self._chains[seq] = kept
+
+    # Sequences
+
+    def fork(self, seq: int, new: int) -> None:
+        """Let ``new`` hold what ``seq`` holds."""
+        self._chains[new] = self._chains[seq]
+
+    def save(self) -> list[Chain]:
+        """Return what ``restore`` needs; what it names is not written from now on."""
+        self._paths = {}
+        self._saved = self._chains.copy()
+        return self._saved
+
+    def restore(self, saved: list[Chain]) -> None:
+        """Hold what was held at the last ``save``."""
+        self._paths = {}
+        self._chains = saved.copy()
+
+    def snapshot(self, seq: int) -> bytes:
+        """Return nothing: what is held is never written over."""
+        return b""
+
+    def refill(self, seq: int, rows: bytes) -> None:
+        """Do nothing; see ``snapshot``."""
+
+    def most_bytes(self, n_places: int) -> int:
+        """Return how many bytes ``dump`` gives at most; they do not grow with the places."""
+        slot_bytes = _HELD.size + self.store.base_bytes + LOG * self.store.row_bytes
+        return _SEQUENCE.size + _DUMPED * slot_bytes
+
+    def dump(self, seq: int) -> Iterator[bytes]:
+        """Yield the newest slots, as far as the sequence holds them; checkpoints are left out."""
+        chain = self._chains[seq]
+        newest = chain.held[-_DUMPED:]
+        yield _SEQUENCE.pack(chain.start, len(newest))
+        for held in newest:
+            yield _HELD.pack(held.place, len(held.rows), held.is_prompt)
+            yield self.store.read_base(held.slot)
+            for row in held.rows:
+                yield self.store.read_row(held.slot, row)
+
+    def load(self, seq: int, data: memoryview) -> None:
+        """Let an empty sequence hold slots that ``dump`` gave."""
+        if len(data) < _SEQUENCE.size:
+            raise StateError("the states of recurrent layers are cut short")
+        start, n_slots = _SEQUENCE.unpack(data[: _SEQUENCE.size])
+        data, n_base, n_row = data[_SEQUENCE.size :], self.store.base_bytes, self.store.row_bytes
+        if n_slots > _DUMPED or (start and not n_slots):
+            raise StateError("impossible states of recurrent layers", got=f"{n_slots} slots")
+        least = start
+        for _ in range(n_slots):
+            place, n_rows, is_prompt = _read_held(data, least)
+            data, n_bytes = data[_HELD.size :], n_base + n_rows * n_row
+            if len(data) < n_bytes:
+                raise StateError("the states of recurrent layers are cut short")
+            held = Held(self._open(self._logged()), place, tuple(range(n_rows)), is_prompt)
+            self._chains[seq] = Chain(start, (*self._chains[seq].held, held))
+            self.store.write_base(held.slot, data[:n_base])
+            for row in held.rows:
+                begin = n_base + row * n_row
+                self.store.write_row(held.slot, row, data[begin : begin + n_row])
+            data, least = data[n_bytes:], held.end
+        if len(data):
+            raise StateError("states of recurrent layers with further bytes", got=len(data))
+
+    def digest(self, seq: int) -> bytes:
+        """Hash first place, length and the states behind the newest row."""
+        chain = self._chains[seq]
+        hashed = hashlib.blake2b(f"{chain.start} {chain.end} ".encode(), digest_size=16)
+        if chain.held:
+            hashed.update(self.store.settle(chain.held[-1].slot, chain.held[-1].rows))
+        return hashed.digest()
+
+
+def _read_held(data: memoryview, least: int) -> tuple[int, int, bool]:
+    """Return place, number of rows and ``is_prompt`` of a slot whose base is at ``least`` or later.
+
+    Raises
+    ------
+    StateError
+        No slot is like that.
+    """
+    if len(data) < _HELD.size:
+        raise StateError("the states of recurrent layers are cut short")
+    place, n_rows, is_prompt = _HELD.unpack(data[: _HELD.size])
+    if place < least or n_rows > LOG or is_prompt > 1:
+        raise StateError(
+            "impossible states of recurrent layers",
+            wanted=f"a place from {least} on, and at most {LOG} rows",
+            got=f"place {place} and {n_rows} rows",
+        )
+    return place, n_rows, bool(is_prompt)
+
+
+def _rows_behind(newest: Held, n: int, taken: set[int]) -> tuple[int, ...]:
+    """Return rows of the newest slot's log for n more; none where another is to be opened."""
+    if len(newest.rows) > _REPLAYED or len(newest.rows) + n > LOG:
+        return ()
+    free = [row for row in range(LOG) if row not in taken]
+    return tuple(free[:n]) if len(free) >= n else ()
+
+
+def _cut(held: tuple[Held, ...], length: int) -> tuple[Held, ...]:
+    """Return slots up to a place that the newest one left reaches."""
+    kept = [one for one in held if one.place <= length]
+    newest = kept[-1]
+    return (*kept[:-1], newest._replace(rows=newest.rows[: length - newest.place]))

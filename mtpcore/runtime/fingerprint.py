@@ -1,0 +1,109 @@
+"""What a saved state was made of: it makes sense nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from mtpcore.errors import StateError
+from mtpcore.runtime.runner import GraphRunner
+
+if TYPE_CHECKING:
+    from mtpcore.runtime.model import Model
+
+__all__ = ["Fingerprint"]
+
+_SAMPLE = 4096
+"""Bytes of a tensor that are taken at each of three places."""
+
+_OTHERWISE = "process the text again"
+_CAUSES = {
+    "model": ("model file", "load the file that the state was saved with"),
+    "graph": ("graph", "load it into a context of this graph"),
+    "drafter": ("drafter", "link the drafter that the state was saved with"),
+    "head": ("head of the drafter", "load it into a context of this head"),
+    "plugins": ("plugin, or another version of it", f"install that version, or {_OTHERWISE}"),
+    "backend": ("backend", f"choose that backend, or {_OTHERWISE}"),
+    "kv_dtype": ("type of keys and values", f"choose that kv_dtype, or {_OTHERWISE}"),
+}
+
+
+class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything on which the bits of a sequence's memory depend, beside its tokens.
+
+    ``model`` is a hash of the file's metadata and of the weights that the graph reads; ``plugins``
+    are those of trunk and drafter with their versions. Sizes of contexts and batches, threads and
+    instruction sets are not part of it: bits do not depend on them.
+    """
+
+    graph: str
+    drafter: str
+    head: int
+    model: str
+    plugins: tuple[str, ...]
+    backend: str
+    kv_dtype: str
+
+    @classmethod
+    def of(cls, runner: GraphRunner) -> Fingerprint:
+        """Take the fingerprint of a graph and its memory."""
+        model, drafter = runner.model, runner.drafter
+        program = model.program(runner.graph_type, drafter=drafter, head=runner.head)
+        specs = [spec for spec in (model.spec, drafter) if spec is not None]
+        return cls(
+            graph=runner.graph_type.name,
+            drafter=drafter.name if drafter else "",
+            head=runner.head,
+            model=_hash_model(model, program.weights()),
+            plugins=tuple(f"{spec.plugin} ({spec.version})" for spec in specs),
+            backend=runner.backend.name,
+            kv_dtype=runner.sizes.kv_dtype,
+        )
+
+    def check(self, found: Fingerprint, where: str) -> None:
+        """Refuse a state whose fingerprint, ``found``, is another one.
+
+        Raises
+        ------
+        StateError
+            Says what differs.
+        """
+        for name, wanted, got in self._differences(found):
+            cause, fix = _CAUSES[name]
+            raise StateError(
+                f"the state is of another {cause}", where=where, wanted=wanted, got=got, fix=fix
+            )
+
+    def _differences(self, found: Fingerprint) -> Iterator[tuple[str, object, object]]:
+        for name in self.__struct_fields__:
+            wanted, got = getattr(self, name), getattr(found, name)
+            if wanted != got:
+                yield name, wanted, got
+
+
+def _hash_model(model: Model, names: Iterable[str]) -> str:
+    """Return a hash of a model's metadata and of the tensors of these names, in hex.
+
+    Of each tensor it takes name, shape, type, and the bytes at its begin, middle and end: all
+    bytes together would take as long to read as the weights.
+    """
+    hashed = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(model.metadata.items()):
+        parts = value if isinstance(value, list) else [value]
+        hashed.update(f"{key!r} {type(value).__name__} {len(parts)} ".encode())
+        for part in parts:
+            if isinstance(part, np.ndarray):
+                hashed.update(f"{part.dtype.str} {part.shape} ".encode() + part.tobytes())
+            else:
+                hashed.update(f"{part}\0".encode(errors="surrogatepass"))
+    for name in sorted(names):
+        tensor = model.tensors[name]
+        hashed.update(f"{name!r} {tensor.shape} {tensor.type} ".encode())
+        raw = tensor.raw()
+        for begin in (0, len(raw) // 2, max(len(raw) - _SAMPLE, 0)):
+            hashed.update(raw[begin : begin + _SAMPLE].tobytes())
+    return hashed.hexdigest()

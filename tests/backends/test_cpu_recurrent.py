@@ -1,0 +1,201 @@
+"""Recurrent layers on the CPU: the bits of the definition, however rows come and are shared."""
+
+import numpy as np
+import pytest
+from harness.hybrids import N_VOCAB, hybrid
+from harness.nodewise import assert_same_values
+
+from mtpcore._ext._cpu import available_isas, use_isa
+from mtpcore._ext._plan import ORDERS, use_order
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu.backend import CpuPlan
+from mtpcore.backends.cpu.lower import Lowering
+from mtpcore.backends.cpu.states import CpuStateStore
+from mtpcore.backends.cpu.store import CpuStore
+from mtpcore.backends.cpu.weights import Weights as CpuWeights
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import BackendError, MtpcoreError
+from mtpcore.memory import LOG
+from mtpcore.testing import Runner
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
+DEFINITION = ReferenceBackend(quantise_activations=True)
+SHAPES = {
+    "small": {},
+    "grouped": {"n_key_heads": 2, "n_heads": 6, "key_heads": "grouped"},
+    "tiled, three to one": {"n_key_heads": 1, "n_heads": 3, "k_width": 16, "v_width": 16},
+    "by channel": {"by_channel": True, "k_width": 19, "v_width": 35},
+    "whole blocks": {"k_width": 32, "v_width": 32, "conv": "none"},
+    "two blocks and a bit": {"n_heads": 2, "k_width": 7, "v_width": 37, "kernel": 2},
+    "one tap": {"kernel": 1, "k_width": 1, "v_width": 1},
+}
+
+
+def text(n, seed=0):
+    return np.random.default_rng(seed).integers(0, N_VOCAB, n)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("isa", available_isas())
+def test_bits_of_the_definition(shape, isa):
+    program, source = hybrid(layers=2, **SHAPES[shape])
+    use_isa(isa)
+    for n in (1, 5, 23):
+        assert_same_values(program, source, (CpuBackend(), DEFINITION), text(n))
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return hybrid(layers=2, n_key_heads=3, n_heads=6, k_width=24, v_width=40)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_of_any_size(wide, threads, order):
+    use_order(order)
+    tokens = text(120)
+    whole = Runner(CpuBackend(), *wide, n_batch=128)
+    wanted, digest = whole.feed(tokens)["hidden"], whole.memory.digest(0)
+    for n_batch in [*range(1, LOG + 4), 33, 40]:
+        one = Runner(CpuBackend(), *wide, n_batch=n_batch, threads=threads)
+        parts = [tokens[at : at + n_batch] for at in range(0, len(tokens), n_batch)]
+        made = np.concatenate([one.feed(part)["hidden"] for part in parts])
+        assert np.array_equal(made.view(np.uint32), wanted.view(np.uint32)), n_batch
+        assert one.memory.digest(0) == digest, n_batch
+
+
+def test_digests_are_those_of_the_definition(wide):
+    made, wanted = (Runner(one, *wide) for one in (CpuBackend(), DEFINITION))
+    for n in (3, 1, 14, 40, 2, 2):
+        for runner in (made, wanted):
+            runner.feed(text(n))
+            runner.memory.rewind(0, runner.memory.length(0) - n // 3)
+        assert made.memory.digest(0) == wanted.memory.digest(0)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_tree_is_its_paths(wide, threads):
+    parent = [-1, 0, 0, 1, 1, 2, 4, 6, 3, 7, -1, 10, 11, 12, 0, 14, 15]
+    assert len(parent) == LOG
+    tokens, prompt = text(LOG, 1), text(30)
+    tree = Runner(CpuBackend(), *wide, threads=threads)
+    tree.feed(prompt)
+    made = tree.feed(tokens, parent=parent)["hidden"]
+    state = tree.memory.save()
+    for leaf in range(LOG):
+        path, row = [], leaf
+        while row >= 0:
+            path.insert(0, row)
+            row = parent[row]
+        plain = Runner(CpuBackend(), *wide)
+        plain.feed(prompt)
+        wanted = plain.feed(tokens[path])["hidden"]
+        assert np.array_equal(made[path].view(np.uint32), wanted.view(np.uint32))
+    tree.memory.keep(0, 30, path)
+    assert tree.memory.recurrent.digest(0) == plain.memory.recurrent.digest(0)
+    tree.memory.restore(state)
+
+
+def test_what_is_not_a_number_flows_on(wide):
+    """NaN in a state ends no call, and stays in its sequence."""
+    one = Runner(CpuBackend(), *wide, n_seq=2)
+    one.feed(text(20), seq=1)
+    before = one.memory.digest(1)
+    one.feed(text(3), seq=0)
+    store, read = one.memory.recurrent.store, one.memory.recurrent.table[0, 2]
+    store.data[read * store.slot_bytes : (read + 1) * store.slot_bytes] = 0xFF
+    assert np.isnan(one.feed(text(2), seq=0)["hidden"]).any()
+    assert one.memory.digest(1) == before
+
+
+def lower(wide):
+    program, source = wide
+    stores = [CpuStore(program.memory, 2, "f32")]
+    states = CpuStateStore(program.states, 2)
+    return Lowering(program, CpuWeights(source), stores, n_batch=4, n_ctx=64, states=states)
+
+
+def set_int(step, at, value):
+    step.ints = [*step.ints[:at], value, *step.ints[at + 1 :]]
+
+
+def narrow(step, at):
+    view = step.inputs[at]
+    step.inputs[at] = view._replace(width=view.width - 1)
+
+
+MISFITS = {
+    "conv, rows": ("causal_conv", lambda s: narrow(s, 0)),
+    "conv, base": ("causal_conv", lambda s: set_int(s, 0, 1 << 40)),
+    "conv, log": ("causal_conv", lambda s: set_int(s, 1, -4)),
+    "conv, odd byte": ("causal_conv", lambda s: set_int(s, 1, 2)),
+    "conv, taps": ("causal_conv", lambda s: set_int(s, 3, 5)),
+    "conv, no taps": ("causal_conv", lambda s: set_int(s, 3, 0)),
+    "conv, weights": ("causal_conv", lambda s: setattr(s, "weights", [None])),
+    "conv, outputs": ("causal_conv", lambda s: setattr(s, "axis", 1)),
+    "delta, q": ("delta_rule", lambda s: narrow(s, 0)),
+    "delta, v": ("delta_rule", lambda s: narrow(s, 2)),
+    "delta, decays": ("delta_rule", lambda s: narrow(s, 3)),
+    "delta, beta": ("delta_rule", lambda s: narrow(s, 4)),
+    "delta, channels": ("delta_rule", lambda s: set_int(s, 3, 1)),
+    "delta, base": ("delta_rule", lambda s: set_int(s, 0, 1 << 62)),
+    "delta, log": ("delta_rule", lambda s: set_int(s, 1, s.ints[1] + (1 << 20))),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_steps_that_would_leave_their_slots_are_refused(wide, name):
+    kind, spoil = MISFITS[name]
+    lowered = lower(wide)
+    spoil([step for step in lowered.steps if step.kind == kind][-1])
+    with pytest.raises(BackendError):
+        CpuPlan(lowered, 1)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {0: 99}, {0: -2}, {2: 99}, {1: -20}, {4: 0}, {5: 40}, {5: 10_000}, {6: 17}, {6: -1},
+        {0: -1}, {1: 21}, {4: 21}, {2: 1, 3: 99}, {2: 1, 3: 1}, {2: 1, 3: 19},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_tables_that_do_not_fit_are_refused(wide, changed):
+    one = Runner(CpuBackend(), *wide)
+    one.feed(text(20))
+    before, place = one.memory.recurrent.digest(0), np.arange(20, 23, dtype=np.int32)
+    one.memory.reserve({0: (20, 23)})
+    batch = CheckedBatch(
+        tokens=place,
+        positions=place[:, None].copy(),
+        seq=np.zeros(3, np.int32),
+        place=place,
+        outputs=place[:0],
+    )
+    table = one.memory.recurrent.table
+    kept = table.copy()
+    table[0, list(changed)] = list(changed.values())
+    with pytest.raises(MtpcoreError):
+        one.plan.run(batch, one.memory)
+    table[:] = kept
+    one.plan.run(batch, one.memory)
+    one.memory.rewind(0, 20)
+    assert one.memory.recurrent.digest(0) == before
+
+
+def test_memory_of_another_backend_is_refused(wide):
+    program, source = wide
+    sizes = {"n_batch": 4, "n_ctx": 64, "threads": 1}
+    for backend, other in ((ReferenceBackend(), CpuBackend()), (CpuBackend(), ReferenceBackend())):
+        stores = [backend.store(program.memory, 2, "f32")]
+        states = other.state_store(program.states, 2)
+        with pytest.raises(BackendError, match="memory of another backend"):
+            backend.plan(program, source, stores=stores, states=states, **sizes)
+    with pytest.raises(BackendError, match="recurrent layers need memory"):
+        CpuBackend().plan(
+            program, source, stores=[CpuBackend().store(program.memory, 2, "f32")], **sizes
+        )
+    store = CpuBackend().state_store(program.states, 2)
+    assert store.n_bytes == 2 * store.slot_bytes

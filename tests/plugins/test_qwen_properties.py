@@ -1,0 +1,107 @@
+"""What holds for every family, for the reference model of Qwen3.5 with experts."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.fixtures import model_file
+from harness.search import searching
+from hypothesis import HealthCheck
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore import Sampling
+from mtpcore.declarations.spec import TreeShape
+from mtpcore.drafting.draft_vocabulary import DraftVocabulary
+from mtpcore.testing import (
+    Batching,
+    Subject,
+    Texts,
+    check_broken_rows,
+    check_drafts,
+    check_graphs,
+    check_layouts,
+    check_rows,
+    check_texts,
+    check_ties,
+    cover_texts,
+)
+from mtpcore.testing.machine import machine_of
+
+TREES = (
+    TreeShape(depth=4, width=4, n_nodes=14),
+    TreeShape(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
+)
+
+
+@pytest.fixture(scope="module")
+def family():
+    return Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0"])
+def test_rows_do_not_depend_on_their_company(family, kv_dtype):
+    for chunk, n_batch, threads, neighbours in ((1, 512, 1, 2), (40, 5, 2, 0), (96, 64, 2, 2)):
+        batching = Batching(chunk=chunk, n_batch=n_batch, threads=threads, neighbours=neighbours)
+        check_rows(family, batching, kv_dtype)
+
+
+@pytest.mark.parametrize(("kv_dtype", "threads"), [("f16", 1), ("f32", 2)])
+def test_graphs_are_their_definition(family, kv_dtype, threads):
+    assert check_graphs(family, kv_dtype=kv_dtype, threads=threads) > 700
+
+
+def test_drafts_are_those_of_the_definition(family):
+    assert check_drafts(family, n_tokens=12) == 72
+
+
+def test_texts_do_not_depend_on_drafts(family):
+    rates = [check_texts(family, texts) for texts in cover_texts()]
+    assert max(rates) > 0.2, "hardly a draft is accepted: the comparison says little"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_texts_do_not_depend_on_batches(family, temperature):
+    for k, n_batch, sampler in ((1, 512, "coupled"), (2, 4, "argmax"), (5, 64, "coupled")):
+        texts = Texts(
+            k=k,
+            sampling=Sampling(temperature=temperature, seed=5),
+            draft_sampler=sampler,
+            n_texts=3,
+            n_batch=n_batch,
+        )
+        check_texts(family, texts)
+
+
+@pytest.mark.parametrize("tree", TREES, ids=["grown", "fixed"])
+def test_texts_do_not_depend_on_trees(family, tree):
+    """Rows of a tree go on from the state that their own path left."""
+    shaped = msgspec.structs.replace(family.spec, shape="tree", tree=tree)
+    for temperature, n_batch in ((0.0, 512), (0.8, 40)):
+        sampling = Sampling(temperature=temperature, seed=5)
+        check_texts(family, Texts(k=4, sampling=sampling, n_batch=n_batch), shaped)
+
+
+def test_texts_do_not_depend_on_a_draft_vocabulary(family):
+    n_vocab = family.model.hparams.n_vocab
+    tokens = np.random.default_rng(2).permutation(n_vocab)[: n_vocab * 2 // 3]
+    few = DraftVocabulary(tokens, tokenizer="")
+    texts = Texts(k=3, sampling=Sampling.greedy(), n_batch=512)
+    assert check_texts(family, texts, None, few) > 0.1
+
+
+@pytest.mark.hypothesis
+def test_state_does_not_depend_on_what_was_rejected(family):
+    few = searching(6, stateful_step_count=20, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine_of(family), settings=few)
+
+
+def test_rows_that_are_not_finite(family):
+    assert check_broken_rows(family, 0) == 0
+    assert check_broken_rows(family, 20, Sampling(temperature=0.8, seed=3)) > 0
+
+
+def test_files_with_and_without_the_head(family, tmp_path):
+    check_layouts(family, tmp_path)
+
+
+def test_tied_weights_are_those_they_are_tied_to(family, tmp_path):
+    assert check_ties(family, tmp_path) > 0
