@@ -146,16 +146,16 @@ class _Process:
 
     def has_ended(self) -> bool:
         """Say whether the process was ended."""
-        return self._process.poll() is not None
+        return self._status() is not None
 
     def end(self) -> None:
         """End it; in a fork of its parent let go of it."""
         self._connection.close()
         if self._owner != os.getpid():
             self._process.returncode = 0  # or Popen would look after it
-            return
-        self._process.kill()
-        self._process.wait()
+        elif self._status() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._status(options=0)
 
     def wait_until_ready(self) -> None:
         """Wait until it is ready; raise OSError where it fails to start."""
@@ -198,15 +198,32 @@ class _Process:
 
     def _reason(self) -> str:
         """Say what ended it."""
-        try:
-            status = self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            return "no answer"
+        deadline = time.monotonic() + 1.0
+        while (status := self._status()) is None:
+            if time.monotonic() > deadline:
+                return "no answer"
+            time.sleep(1e-3)
         if status == -signal.SIGPROF:
             return f"more than {MAX_SECONDS:g} seconds of computing"
         if status == 1:  # a MemoryError that nothing catches
             return f"more than {MAX_MEMORY >> 20} MB of memory"
         return f"its process ended with status {status}"
+
+    def _status(self, options: int = os.WNOHANG) -> int | None:
+        """Return the exit status of the process, or None while it runs.
+
+        Not by the methods of Popen: they take a lock, and an interrupt right behind that would
+        leave it taken, so that the next call would wait for ever.
+        """
+        if self._process.returncode is None:
+            try:
+                pid, status = os.waitpid(self._process.pid, options)
+            except ChildProcessError:  # the host waits for all its children, or ignores their ends
+                self._process.returncode = 0
+            else:
+                if pid:
+                    self._process.returncode = os.waitstatus_to_exitcode(status)
+        return self._process.returncode
 
 
 def _end(running: list[_Process]) -> None:

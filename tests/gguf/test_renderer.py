@@ -233,6 +233,47 @@ assert len(running()) <= 1, running()
     assert int(run(PROLOGUE + handler + program, quiet=False)) > 20
 
 
+def test_an_interrupt_while_it_looks_for_the_process_stops_no_later_rendering():
+    """At every instruction of that, in the standard library's code, too."""
+    program = """
+class Interrupt:
+    def __init__(self, place):
+        self.left, self.raised = place, False
+    def begin(self, frame, event, arg):
+        if frame.f_code.co_name != "has_ended":
+            return None
+        sys.settrace(self.follow)
+        return self.follow(frame, event, arg)
+    def follow(self, frame, event, arg):
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left < 0:
+                sys.settrace(None)
+                self.raised = True
+                raise KeyboardInterrupt
+        if event == "return" and frame.f_code.co_name == "has_ended":
+            sys.settrace(None)
+        return self.follow
+template, place, raised = ChatTemplate("{{ messages[0].content }}"), 0, True
+while raised:
+    interrupt = Interrupt(place)
+    sys.settrace(interrupt.begin)
+    try:
+        template.render(say("a"))
+    except KeyboardInterrupt:
+        pass
+    sys.settrace(None)
+    raised = interrupt.raised
+    signal.alarm(20)  # it would wait for ever
+    assert template.render(say(str(place))) == str(place)
+    signal.alarm(0)
+    place += 1
+assert place > 20, place
+"""
+    run(PROLOGUE + program, quiet=False)
+
+
 @pytest.mark.parametrize("python", ["/nonexistent", "/bin/true", "/bin/cat", ""])
 def test_a_program_that_is_no_python_is_named(monkeypatch, python):
     monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(python))
