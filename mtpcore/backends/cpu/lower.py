@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import intern
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,9 @@ class Lowering:
                 self.buffers[view.buffer].external = True
                 self.inputs[name] = view.buffer
         for node in program.nodes:
-            operation: Callable[[Node], None] | None = getattr(self, f"_lower_{node.op}", None)
+            # Interned: the interpreter's cache of attributes keeps each string it is given.
+            name = intern(f"_lower_{node.op}")
+            operation: Callable[[Node], None] | None = getattr(self, name, None)
             if operation is None:
                 raise BackendError("operation that is not defined", where=node.name, got=node.op)
             operation(node)
