@@ -123,7 +123,6 @@ cdef extern from "plan/plan.h" nogil:
         void **buffers_seen
         mtp_fetch_choice *fetch
         int64_t n_fetch
-        bint is_in_cache
 
     ctypedef struct mtp_plan:
         const mtp_op *ops
@@ -278,7 +277,7 @@ cdef class Executor:
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
-    cdef int choose_fetches(self, int64_t in_cache, int64_t worth_measuring) except -1
+    cdef int choose_fetches(self, int64_t worth_prefetching) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef int take_sampling(self, object wanted, int32_t logits, object written) except -1

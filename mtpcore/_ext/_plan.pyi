@@ -139,15 +139,14 @@ class Executor:
         work: float,
         work_of_row: float,
         worth_sharing: float,
-        in_cache: int = ...,
-        worth_measuring: int = ...,
+        worth_prefetching: int = ...,
     ) -> None:
         """Check how operations fit each other, and allocate scratch; then the plan may run.
 
         ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
         ``worth_sharing`` is left to the caller alone. A plan whose packed matrices have fewer
-        bytes than ``in_cache`` does not prefetch them (default: each does); in one that has
-        ``worth_measuring`` bytes or more ways to prefetch are compared (default: in none).
+        bytes than ``worth_prefetching`` does not prefetch them (default: none does); another one
+        compares the ways to do it.
 
         Raises
         ------

@@ -329,7 +329,7 @@ cdef class Executor:
             free(sizes)
         return 0
 
-    cdef int choose_fetches(self, int64_t in_cache, int64_t worth_measuring) except -1:
+    cdef int choose_fetches(self, int64_t worth_prefetching) except -1:
         """Let ways to prefetch be compared for each weight type, where caches hold too little."""
         cdef int64_t i, n_bytes = 0
         cdef const mtp_matrix *w
@@ -340,8 +340,7 @@ cdef class Executor:
             w = self.ops[i].matrices
             n_matrices = self.ops[i].n[0] if self.ops[i].kind == MTP_EXPERT_MATMUL else 1
             n_bytes += n_matrices * mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
-        self.run_state.is_in_cache = n_bytes < in_cache
-        if n_bytes < worth_measuring:
+        if n_bytes < worth_prefetching:
             return 0
         types = sorted({self.ops[i].matrices.type for i in packed})
         self.fetch = <mtp_fetch_choice *> zeros(len(types) * MTP_FETCH_CLASSES,
@@ -355,7 +354,7 @@ cdef class Executor:
         return 0
 
     def finish(self, double work, double work_of_row, double worth_sharing,
-               int64_t in_cache=0, int64_t worth_measuring=INT64_MAX):
+               int64_t worth_prefetching=INT64_MAX):
         """Check the whole, and give every thread its scratch."""
         refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
         refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
@@ -374,7 +373,7 @@ cdef class Executor:
             mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
-        self.choose_fetches(in_cache, worth_measuring)
+        self.choose_fetches(worth_prefetching)
         self.is_finished = True
 
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,

@@ -40,7 +40,7 @@ def file(tmp_path):
 @pytest.fixture
 def measure_small_plans(monkeypatch):
     """Let ways be compared in plans that a cache could hold, too."""
-    monkeypatch.setattr(backend, "WORTH_MEASURING", 0)
+    monkeypatch.setattr(backend, "WORTH_PREFETCHING", 0)
 
 
 def decode(n_rows=1, passes=TRIAL + 1, threads=2):

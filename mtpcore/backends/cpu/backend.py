@@ -39,13 +39,9 @@ WORTH_SHARING = 60_000.0
 """Nanoseconds of work below which other threads bring little, and a core that the host takes away
 at a barrier costs more than all of it."""
 
-IN_CACHE = 1 << 20
-"""Bytes of weights below which they stay in a core's own cache: instructions that prefetch them
-take time and bring nothing."""
-
-WORTH_MEASURING = 64 << 20
-"""Bytes of weights below which they may come from a shared cache, where all ways to prefetch are
-about equal."""
+WORTH_PREFETCHING = 32 << 20
+"""Bytes of weights below which caches hold them, which processors read well by themselves:
+instructions that prefetch take up to a sixth of such a pass and bring nothing."""
 
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
@@ -153,7 +149,7 @@ class CpuPlan:
                 f=step.f,
                 memory=step.memory,
             )
-        self._executor.finish(*_work(self.steps), WORTH_SHARING, IN_CACHE, WORTH_MEASURING)
+        self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_PREFETCHING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [

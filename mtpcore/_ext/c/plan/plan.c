@@ -44,8 +44,7 @@ static void join_sequence(mtp_run *run, int64_t t)
 static void choose_fetches(mtp_run *run)
 {
     mtp_fetch_result result;
-    run->fetch_way =
-        run->is_in_cache && mtp_fetch() == MTP_FETCH_AUTO ? MTP_FETCH_NONE : mtp_fetch_default();
+    run->fetch_way = mtp_fetch() == MTP_FETCH_AUTO ? MTP_FETCH_NONE : mtp_fetch();
     for (mtp_fetch_choice *choice = run->fetch; choice < run->fetch + run->n_fetch; choice++)
         if (mtp_fetch_choice_next(choice, mtp_fetch(), &result))
             mtp_fetch_remember(choice->type, choice->rows, &result);

@@ -142,8 +142,7 @@ typedef struct {
     /* How weights are prefetched: for each weight type MTP_FETCH_CLASSES of them. */
     mtp_fetch_choice *fetch;
     int64_t n_fetch;
-    int is_in_cache; /* all weights are few enough to stay in a cache: nothing to prefetch */
-    int fetch_way;   /* of operations without a choice */
+    int fetch_way; /* of operations without a choice */
 } mtp_run;
 
 typedef struct {
