@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._states import delta_sizes, settle_delta
 from mtpcore.backends.base import F32
-from mtpcore.errors import BackendError, CapacityError
+from mtpcore.backends.cpu.zeros import LINE, zeros_on_a_line
+from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, StateLayer
 from mtpcore.memory.base import LOG
 
 __all__ = ["CpuStateStore", "slot_bytes_of"]
-
-_LINE = 64
 
 
 class _Place(NamedTuple):
@@ -35,23 +34,16 @@ class CpuStateStore:
     Attributes
     ----------
     data : uint8[n_slots * slot_bytes]
-        Starts on a cache line; the system grants a page of it when it is first written.
+        Starts on a cache line.
     slot_bytes, n_slots : int
     """
 
     def __init__(self, layers: Sequence[StateLayer], n_slots: int) -> None:
         self._places, self.slot_bytes = _lay_out(layers)
         self.n_slots = n_slots
-        try:
-            memory = np.zeros(n_slots * self.slot_bytes + 2 * _LINE, np.uint8)
-        except MemoryError as error:
-            raise CapacityError(
-                "no memory for the states of recurrent layers",
-                wanted=f"{n_slots * self.slot_bytes} bytes",
-                fix="make n_seq_max smaller",
-            ) from error
-        begin = -memory.ctypes.data % _LINE
-        self.data: NDArray[np.uint8] = memory[begin : begin + n_slots * self.slot_bytes]
+        self.data = zeros_on_a_line(
+            n_slots * self.slot_bytes, "the states of recurrent layers", "make n_seq_max smaller"
+        )
 
     @property
     def n_bytes(self) -> int:
@@ -139,7 +131,7 @@ def _lay_out(layers: Sequence[StateLayer]) -> tuple[list[_Place], int]:
 
 
 def _lines(n_bytes: int) -> int:
-    return -(-n_bytes // _LINE) * _LINE
+    return -(-n_bytes // LINE) * LINE
 
 
 def _settle(place: _Place, data: NDArray[np.uint8], rows: Sequence[int]) -> F32:

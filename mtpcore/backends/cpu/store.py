@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.errors import BackendError, CapacityError
+from mtpcore.backends.cpu.zeros import zeros_on_a_line
+from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer
 from mtpcore.memory.base import PAGE
 from mtpcore.memory.types import KV_DTYPES, bytes_of_place, coded_widths
@@ -16,7 +17,6 @@ from mtpcore.memory.types import KV_DTYPES, bytes_of_place, coded_widths
 __all__ = ["CpuStore"]
 
 _FLOATS = {"f16": np.float16, "f32": np.float32}
-_LINE = 64
 
 
 class CpuStore:
@@ -41,16 +41,9 @@ class CpuStore:
             raise BackendError("unknown type of memory", wanted=", ".join(KV_DTYPES), got=dtype)
         self.n_pages, self.dtype = n_pages, dtype
         self.page_bytes = PAGE * sum(bytes_of_place(layer, dtype) for layer in layers)
-        try:
-            memory = np.zeros(n_pages * self.page_bytes + 2 * _LINE, np.uint8)
-        except MemoryError as error:
-            raise CapacityError(
-                "no memory for keys and values",
-                wanted=f"{n_pages * self.page_bytes} bytes",
-                fix="make n_ctx or n_seq_max smaller",
-            ) from error
-        begin = -memory.ctypes.data % _LINE
-        self.data: NDArray[np.uint8] = memory[begin : begin + n_pages * self.page_bytes]
+        self.data = zeros_on_a_line(
+            n_pages * self.page_bytes, "keys and values", "make n_ctx or n_seq_max smaller"
+        )
         self._pages = self.data.reshape(n_pages, self.page_bytes)
         self._offsets: dict[int, tuple[int, int]] = {}
         self._views: list[NDArray[Any]] = []  # by page, place and head, whatever the order here
