@@ -11,16 +11,17 @@ LIMIT = 8
 class Machine:
     """Takes ``verify(rows)`` and ``draft(steps)`` seconds, and more where it is disturbed.
 
-    ``noise`` is the spread of what comes on top; every ``slow_round``-th measurement takes five
-    times as long. ``speed(i)`` says how slow everything is in round i. A drafter reads what it
-    lacks of a text at ``read`` seconds a token.
+    ``steps`` has for each step of drafting how many sequences share it. ``noise`` is the spread of
+    what comes on top; every ``slow_round``-th measurement takes five times as long. ``speed(i)``
+    says how slow everything is in round i. A drafter reads what it lacks of a text at ``read``
+    seconds a token.
     """
 
     def __init__(self, verify, draft, *, noise=0.05, slow_round=50, speed=None, read=0.0005):
         self.verify, self.draft, self.read = verify, draft, read
         self.noise, self.slow_round, self.speed = noise, slow_round, speed or (lambda i: 1.0)
 
-    def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, limit=LIMIT, seed=1):
+    def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, seed=1):
         """Run rounds; ``rates(i, seq)`` are those of drafts 1, 2, ... after accepted ones.
 
         Returns tokens a second, the lengths asked for in each round, and what was said.
@@ -32,19 +33,21 @@ class Machine:
             return seconds * slow * self.speed(i) * (1 + abs(weather.gauss(0, self.noise)))
 
         seqs, unread = range(n_seqs), dict.fromkeys(range(n_seqs), 100)
+        room = dict.fromkeys(seqs, 10**6)  # of each text, less with every token
         tokens = seconds = 0.0
         asked_by_round, said = [], []
         for i in range(n_rounds):
-            asked = dict(choose({seq: limit for seq in seqs}, {}))
+            asked = dict(choose(room, {}))
             accepted = {}
             for seq, k in asked.items():
                 accepted[seq] = 0
                 while accepted[seq] < k and rng.random() < rates(i, seq)[accepted[seq]]:
                     accepted[seq] += 1
             drafting = [seq for seq, k in asked.items() if k]
-            draft = take(self.draft(max(asked.values())), i) if drafting else 0.0
+            draft = take(self.draft(steps(asked.values())), i) if drafting else 0.0
             draft += self.read * sum(unread[seq] for seq in drafting)
             for seq in seqs:
+                room[seq] -= accepted[seq] + 1
                 unread[seq] = accepted[seq] + 1 + (0 if asked[seq] else unread[seq])
             rows = n_seqs + sum(asked.values())
             verify = take(self.verify(rows), i)
@@ -68,12 +71,17 @@ class Machine:
                 share *= rate
                 tokens += share
         disturbed = (1 + self.noise * (2 / math.pi) ** 0.5) * (1 + 4 / self.slow_round)
-        draft = self.draft(k) * disturbed + self.read * tokens if k else 0.0
+        draft = self.draft([n_seqs] * k) * disturbed + self.read * tokens if k else 0.0
         return tokens / (draft + self.verify(n_seqs * (k + 1)) * disturbed)
 
     def best(self, rates, n_seqs=1):
         """Return the tokens a second of the best fixed length, on average."""
         return max(self.expected(k, rates, n_seqs) for k in range(LIMIT + 1))
+
+
+def steps(lengths):
+    """Return for each step of drafts of these lengths how many share it."""
+    return [sum(k > i for k in lengths) for i in range(max(lengths))]
 
 
 def falling(first):
@@ -83,12 +91,19 @@ def falling(first):
 
 
 SHAPES = {
-    "dense": (lambda n: 1 + 0.04 * (n - 1), lambda k: 0.05 + 0.11 * k),
-    "tiles of four rows": (lambda n: 1 + 0.05 * (n - 1) + 0.5 * (n > 4), lambda k: 0.15 * k),
-    "experts": (lambda n: 1 + 0.6 * (n - 1) ** 0.9, lambda k: 0.12 * k),
-    "plateau": (lambda n: 1.0 if n == 1 else 1.8 if n < 9 else 3.0, lambda k: 0.06 * k),
-    "dear drafts": (lambda n: 1 + 0.05 * (n - 1), lambda k: 0.6 * k),
-    "never pays": (lambda n: float(n), lambda k: 0.5 * k),
-    "drafts dearer than passes": (lambda n: 1 + 0.05 * n, lambda k: 5.0 * k),
+    "dense": (lambda n: 1 + 0.04 * (n - 1), lambda s: 0.05 + 0.11 * len(s)),
+    "tiles of four rows": (lambda n: 1 + 0.05 * (n - 1) + 0.5 * (n > 4), lambda s: 0.15 * len(s)),
+    "experts": (lambda n: 1 + 0.6 * (n - 1) ** 0.9, lambda s: 0.12 * len(s)),
+    "plateau": (lambda n: 1.0 if n == 1 else 1.8 if n < 9 else 3.0, lambda s: 0.06 * len(s)),
+    "dear drafts": (lambda n: 1 + 0.05 * (n - 1), lambda s: 0.6 * len(s)),
+    "never pays": (lambda n: float(n), lambda s: 0.5 * len(s)),
+    "drafts dearer than passes": (lambda n: 1 + 0.05 * n, lambda s: 5.0 * len(s)),
 }
 """Seconds of a pass by rows, and of a draft by steps."""
+
+TWO_CORES = (
+    lambda n: 1 + 0.035 * (n - 1) + 0.1 * max(n - 8, 0) - 0.02 * max(n - 20, 0),
+    lambda s: 0.06 + sum(max(0.06, 0.02 * n) for n in s),
+)
+"""Much like a model of 1 B parameters on two cores: from eight rows on each row costs as much as
+the next, in the drafter's steps too."""

@@ -53,13 +53,15 @@ class Controller:
     It learns from the rounds as they run: what a pass costs by its number of rows, what drafts cost
     by their length, how often draft 1, 2, ... is accepted in each text. Nothing of it is assumed to
     be linear, so that experts, kernels' tiles and trees are priced as they are. The first rounds
-    try the drafter's default length, plain decoding and one draft, to have prices to compare.
+    try the drafter's default length, plain decoding and one draft, to have prices to compare; of
+    several sequences only one drafts until then.
 
     Afterwards a length is left for one that promises to be 3 % faster; now and then a neighbour is
     tried, and lengths whose price is not known yet but may be worth it. Drafting ends where plain
     decoding is faster. It is then probed again: after 16 rounds or when the probe is worth 2 % of
     the time since, whichever is later, and after each probe that fails twice as late, up to 4
-    times. Up to 4 probes follow each other while their drafts are accepted.
+    times. Up to 4 probes follow each other while their drafts are accepted. Sequences are probed in
+    turn, since all of them wait for a probe.
 
     Parameters
     ----------
@@ -80,19 +82,19 @@ class Controller:
         self._texts: dict[int, _Text] = {}
         self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
         self._start = start
-        self._round = self._next_look = self._last_try = self._turn = 0
+        self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
         self._try: tuple[int, int] | None = None
+        self._probed: int | None = None
         self._first_seconds = 0.0
         self._due = False
         self._said: list[LengthDecision] = []
 
     def describe(self) -> dict[str, Any]:
         """Return what was learnt as plain data; seconds by rows and by draft length."""
-        curve = self.costs.drafts(1)
         return {
             "rounds": self._round,
             "pass_seconds": self.costs.passes.points(),
-            "draft_seconds": curve.points() if curve else {},
+            "draft_seconds": self.costs.drafts.points(),
             "choose_seconds": self.costs.choosing,
             "acceptance_rates": self.pool.rates(self.limit),
         }
@@ -105,14 +107,19 @@ class Controller:
         for seq in new:
             self._texts[seq] = _Text(self.pool)
         if self._calibration:
-            return {seq: min(self._calibration[0], most) for seq, most in limits.items()}
+            # Always the same sequence, for another one's drafter has a text to read first.
+            k = self._calibration[0]
+            roomy = (seq for seq, most in limits.items() if most >= k)
+            one = next(roomy, max(limits, key=lambda seq: limits[seq], default=None))
+            return {seq: min(k, most) if seq == one else 0 for seq, most in limits.items()}
         if new or self._due:
             self._due = False
             self._plan(limits, fixed)
+        if self._probed not in limits:
+            self._probed = self._find_probe(limits) if self._round >= self._next_probe else None
         asked = {}
         for seq, most in limits.items():
-            text = self._texts[seq]
-            k = 1 if text.off and text.wait <= 0 else text.k or 0
+            k = 1 if seq == self._probed else self._texts[seq].k or 0
             if self._try is not None and self._try[0] == seq:
                 k = self._try[1]
             asked[seq] = min(k, most, self.limit)
@@ -134,6 +141,7 @@ class Controller:
         """Forget a sequence; prices and the acceptance of all texts together stay."""
         self._texts.pop(seq, None)
         self._unread.pop(seq, None)
+        self._probed = None if self._probed == seq else self._probed
 
     # Learning
 
@@ -161,25 +169,29 @@ class Controller:
         costs.observe_choices(len(done.asked) + sum(done.accepted.values()), done.choose_seconds)
         if done.prompt_rows:
             return
-        costs.observe_pass(done.rows, done.pass_seconds, now)
+        # What cost an unknown price until now is thought over at once.
+        self._due = self._due or not costs.passes.n_seen(done.rows)
+        costs.passes.observe(done.rows, done.pass_seconds, now)
         if drafting and usual:
-            costs.observe_draft(drafting, longest, done.draft_seconds, now)
+            costs.drafts.observe(drafting, longest, done.draft_seconds, now)
 
     def _calibrate(self, done: Round) -> None:
         """Go on to the next length to be measured; stop early where drafting is too dear."""
         plain = not any(done.asked.values())
         # The first draft had a prompt to read. If its round was dear, the next one is short too.
-        if plain and not self.costs.drafts(1) and 2 * done.pass_seconds < self._first_seconds:
+        if plain and not len(self.costs.drafts) and 2 * done.pass_seconds < self._first_seconds:
             self._calibration.insert(1, 1)
         self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds
         del self._calibration[0]
         if self._hopeless():
             self._calibration.clear()
+        elif not self._calibration and not len(self.costs.drafts):
+            self._calibration.append(self._start)
         self._due = not self._calibration
 
     def _hopeless(self) -> bool:
         """Say whether drafting loses even if all drafts are accepted and unknown costs are low."""
-        if not self.costs.drafts(1):
+        if not len(self.costs.drafts):
             return False
         sure = Outlook(self.costs, {0: [1.0] * self.limit})
         plain = sure.speed({0: 0})
@@ -212,7 +224,7 @@ class Controller:
         accepted = done.accepted[seq]
         if not done.asked[seq]:
             text.wait -= 1
-            if text.wait <= 0:
+            if not text.wait:
                 text.rates.doubt()
                 text.spent, text.probes = 0.0, 0
             return
@@ -225,8 +237,17 @@ class Controller:
         text.probes += 1
         if not accepted or text.probes == _BURST or self._hopeless():
             text.failures += 1
-            wait = max(_WAIT, int(text.spent / (_SPENT * plain)))
-            text.wait = wait * min(2 ** (text.failures - 1), _MOST_WAITS)
+            worth = int(text.spent / (_SPENT * plain))
+            text.wait = max(_WAIT, worth) * min(2 ** (text.failures - 1), _MOST_WAITS)
+            # All texts wait for a probe, so the next one's comes when they can afford it.
+            self._next_probe = self._round + worth // n
+            self._probed = None
+
+    def _find_probe(self, limits: Mapping[int, int]) -> int | None:
+        """Return which sequence to probe: the one that has waited longest for its turn."""
+        texts = self._texts
+        ready = [seq for seq in limits if texts[seq].off and texts[seq].wait <= 0]
+        return min(ready, key=lambda seq: texts[seq].wait, default=None)
 
     def _explore(self, done: Round) -> None:
         """Let the next round try a neighbour of a length in use, or no drafts, in turn."""
@@ -244,17 +265,12 @@ class Controller:
     def _plan(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> None:
         """Look at all lengths of all sequences."""
         outlook = self._outlook(limits, fixed)
-        if outlook is None:
-            for seq in limits:
-                if self._texts[seq].k is None:
-                    self._texts[seq].k = self._start
-            return
         rounds = _LOOK * len(limits) / (_LOOKING * self.costs.passes.at(len(limits)))
         self._next_look = self._round + max(_EVERY, min(int(rounds), _MOST_EVERY))
         best = outlook.fastest()
         for seq in limits:  # a length stays where another gains little
-            before = self._texts[seq].k
-            if before is not None and before != best[seq]:
+            before = self._texts[seq].k or 0
+            if before != best[seq]:
                 margin = _MARGIN / len(limits)
                 if outlook.speed({**best, seq: before}) * (1 + margin) >= outlook.speed(best):
                     best[seq] = before
@@ -262,9 +278,7 @@ class Controller:
             self._settle(seq, best, outlook)
         self._be_curious(best, outlook)
 
-    def _outlook(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Outlook | None:
-        if not self.costs.drafts(1) or not len(self.costs.passes):
-            return None
+    def _outlook(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Outlook:
         reach = {seq: self._texts[seq].rates.reach(self.limit) for seq in limits}
         others = [(k, 1 + sum(self.pool.reach(k))) for k in fixed.values()]
         return Outlook(self.costs, reach, others)
@@ -276,6 +290,7 @@ class Controller:
         if k:
             if text.off:
                 text.stayed = 0
+                self._probed = None if self._probed == seq else self._probed
             text.k, text.off, text.trial = k, False, 0
         elif text.off:
             return
@@ -309,4 +324,4 @@ class Controller:
                 return
 
     def _knows(self, outlook: Outlook, lengths: Mapping[int, int]) -> bool:
-        return self.costs.n_passes(round(outlook.rows(lengths))) >= _TRIED
+        return self.costs.passes.n_seen(round(outlook.rows(lengths))) >= _TRIED

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
+from collections.abc import Callable
 from statistics import median_low
 
-__all__ = ["Costs", "Curve"]
+__all__ = ["Costs", "Curve", "DraftCurves"]
 
 _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
@@ -23,7 +24,7 @@ class Curve:
 
     Between sizes that were measured it is a line; beyond the largest the line from the smallest to
     the largest goes on. No shape is assumed: rows that share a kernel's tile or an expert cost
-    little, the next one may cost much.
+    little, the next one may cost much. Large sizes are kept together by eights.
 
     Parameters
     ----------
@@ -33,27 +34,33 @@ class Curve:
 
     def __init__(self, *, anchored: bool = False) -> None:
         self._anchored = anchored
-        self._seen: dict[int, deque[float]] = {}
+        self._seen: dict[int, deque[tuple[int, float]]] = {}
         self._newest: dict[int, int] = {}
-        self._sizes: list[int] = []
+        self._sizes: list[float] = []
         self._seconds: list[float] = []
 
     def __len__(self) -> int:
         return len(self._seen)
 
+    @property
+    def largest(self) -> int:
+        """The largest size that was measured."""
+        return max(self._seen)
+
     def observe(self, size: int, seconds: float, now: int) -> None:
         """Take a measurement of round ``now``."""
-        seen = self._seen.setdefault(size, deque(maxlen=_KEPT))
-        if now - self._newest.get(size, now) > _STALE:
+        kept = _kept_as(size)
+        seen = self._seen.setdefault(kept, deque(maxlen=_KEPT))
+        if now - self._newest.get(kept, now) > _STALE:
             while len(seen) > 1:
                 seen.popleft()
-        seen.append(max(seconds, _LEAST))
-        self._newest[size] = now
+        seen.append((size, max(seconds, _LEAST)))
+        self._newest[kept] = now
         self._sizes = []
 
     def n_seen(self, size: int) -> int:
         """Return how many measurements of a size are kept."""
-        return len(self._seen.get(size, ()))
+        return len(self._seen.get(_kept_as(size), ()))
 
     def at(self, size: float) -> float:
         """Return the seconds of a size; there must be a measurement of some size."""
@@ -72,18 +79,20 @@ class Curve:
 
     def at_least(self, size: float) -> float:
         """Return what a size costs if nothing costs more than the largest one measured."""
-        return min(self.at(size), self.at(min(size, max(self._seen))))
+        seconds = self.at(size)
+        return min(seconds, self._seconds[-1])
 
     def points(self) -> dict[int, float]:
-        """Return the seconds of the sizes that were measured."""
+        """Return the seconds of the sizes that were measured; of large ones by eights."""
         return {size: self.at(size) for size in sorted(self._seen)}
 
     def _fit(self) -> None:
         """Pool neighbours whose medians fall with size (isotonic regression)."""
-        pools: list[tuple[float, int, list[int]]] = []  # mean, weight, sizes
-        for size in sorted(self._seen):
-            seen = self._seen[size]
-            mean, weight, sizes = median_low(seen), len(seen), [size]
+        pools: list[tuple[float, int, list[float]]] = []  # mean, weight, sizes
+        for kept in sorted(self._seen):
+            seen = self._seen[kept]
+            weight, sizes = len(seen), [sum(size for size, _ in seen) / len(seen)]
+            mean = median_low([seconds for _, seconds in seen])
             while pools and pools[-1][0] > mean:
                 before, n, below = pools.pop()
                 mean = (mean * weight + before * n) / (weight + n)
@@ -94,27 +103,65 @@ class Curve:
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
 
 
+class DraftCurves:
+    """Seconds of a draft by how many tokens in a row the longest has, and who drafts together.
+
+    Sequences that draft together share a step. Between numbers of sequences that were measured it
+    is a line; fewer and more cost what the nearest of these do.
+    """
+
+    def __init__(self) -> None:
+        self._curves: dict[int, Curve] = {}
+        self._measured: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._curves)
+
+    def observe(self, n_seqs: int, longest: int, seconds: float, now: int) -> None:
+        """Take a draft of ``n_seqs`` sequences together."""
+        if n_seqs not in self._curves:
+            self._curves[n_seqs] = Curve(anchored=True)
+            self._measured = sorted(self._curves)
+        self._curves[n_seqs].observe(longest, seconds, now)
+
+    def at(self, n_seqs: int, longest: int) -> float:
+        """Return the seconds; nothing where nobody drafts or nothing was measured."""
+        return self._between(Curve.at, n_seqs, longest)
+
+    def at_least(self, n_seqs: int, longest: int) -> float:
+        """Return what it costs if no length costs more than the longest one measured."""
+        return self._between(Curve.at_least, n_seqs, longest)
+
+    def points(self) -> dict[int, float]:
+        """Return the seconds by length, for the smallest number of sequences measured."""
+        return self._curves[self._measured[0]].points() if self._measured else {}
+
+    def _between(self, read: Callable[[Curve, float], float], n_seqs: int, longest: int) -> float:
+        measured = self._measured
+        if not n_seqs or not measured:
+            return 0.0
+        i = bisect_left(measured, n_seqs)
+        above = measured[min(i, len(measured) - 1)]
+        seconds = read(self._curves[above], longest)
+        if not i or above <= n_seqs:
+            return seconds
+        below = measured[i - 1]
+        low = read(self._curves[below], longest)
+        return low + (n_seqs - below) / (above - below) * (seconds - low)
+
+
 class Costs:
     """Prices of a round's parts.
 
     ``passes`` is by rows of the target's pass, with everything that a round needs besides it.
-    Drafts are by how many tokens in a row the longest has, for each number of sequences that draft
-    together: these share a step. ``choosing`` is the choice of one token from its logits.
+    ``choosing`` is the choice of one token from its logits.
     """
 
     def __init__(self) -> None:
         self.passes = Curve()
+        self.drafts = DraftCurves()
         self.choosing = 0.0
-        self._drafts: dict[int, Curve] = {}
         self._made: dict[int, float] = {}
-
-    def observe_pass(self, rows: int, seconds: float, now: int) -> None:
-        """Take a pass."""
-        self.passes.observe(_size(rows), seconds, now)
-
-    def n_passes(self, rows: int) -> int:
-        """Return how many passes of so many rows are known."""
-        return self.passes.n_seen(_size(rows))
 
     def observe_choices(self, tokens: int, seconds: float) -> None:
         """Take the choice of so many tokens."""
@@ -123,23 +170,10 @@ class Costs:
         self.choosing += 0.1 * (min(each, 2 * self.choosing) - self.choosing)
         self.choosing = self.choosing or each
 
-    def observe_draft(self, n_seqs: int, longest: int, seconds: float, now: int) -> None:
-        """Take a draft of ``n_seqs`` sequences together."""
-        curve = self._drafts.setdefault(n_seqs, Curve(anchored=True))
-        curve.observe(longest, seconds, now)
-
     def observe_made(self, asked: int, drafted: int) -> None:
         """Take how many tokens a draft of a length asked for has: a tree more, a lookup fewer."""
         before = self._made.get(asked, drafted)
         self._made[asked] = before + 0.1 * (drafted - before)
-
-    def drafts(self, n_seqs: int) -> Curve | None:
-        """Return the prices by length of the nearest number of sequences that was measured."""
-        if n_seqs in self._drafts:
-            return self._drafts[n_seqs]
-        if not self._drafts:
-            return None
-        return self._drafts[min(self._drafts, key=lambda n: abs(n - n_seqs))]
 
     def rows(self, length: int) -> float:
         """Return how many rows a draft of a length adds to a pass."""
@@ -150,6 +184,6 @@ class Costs:
         return length * drafted[longest] / longest
 
 
-def _size(rows: int) -> int:
-    """Return as what a number of rows is kept: many rows by eights."""
-    return rows if rows <= 32 else -(-rows // 8) * 8
+def _kept_as(size: int) -> int:
+    """Return the size that a measurement is kept with."""
+    return size if size <= 32 else -(-size // 8) * 8

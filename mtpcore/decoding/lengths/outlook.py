@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mtpcore.decoding.lengths.costs import Costs, Curve
+from mtpcore.decoding.lengths.costs import Costs
 
 __all__ = ["Outlook"]
 
@@ -47,14 +47,12 @@ class Outlook:
 
     def draft_seconds(self, lengths: Mapping[int, int]) -> float:
         """Return the price of the drafts."""
-        curve, longest = self._drafts(lengths)
-        return curve.at(longest) if curve else 0.0
+        return self.costs.drafts.at(*self._drafts(lengths))
 
-    def _drafts(self, lengths: Mapping[int, int]) -> tuple[Curve | None, int]:
-        """Return what prices drafts of these lengths, None where there are none; the longest."""
+    def _drafts(self, lengths: Mapping[int, int]) -> tuple[int, int]:
+        """Return how many sequences draft, and the longest of their drafts."""
         drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
-        curve = self.costs.drafts(drafting) if drafting else None
-        return curve, max(self._longest, *lengths.values(), 0)
+        return drafting, max(self._longest, *lengths.values(), 0)
 
     def speed(self, lengths: Mapping[int, int]) -> float:
         """Return the tokens a second."""
@@ -64,9 +62,11 @@ class Outlook:
 
     def highest_speed(self, lengths: Mapping[int, int]) -> float:
         """Return the speed if what was not measured costs half of what it seems to."""
+        passes, drafts = self.costs.passes, self.costs.drafts
         rows, tokens = self.rows(lengths), self.tokens(lengths)
-        curve, longest = self._drafts(lengths)
-        seconds = _hopeful(self.costs.passes, rows) + (_hopeful(curve, longest) if curve else 0.0)
+        drafting = self._drafts(lengths)
+        low = passes.at_least(rows) + drafts.at_least(*drafting)
+        seconds = (passes.at(rows) + drafts.at(*drafting) + low) / 2
         return tokens / (seconds + self.costs.choosing * tokens)
 
     def fastest(self) -> dict[int, int]:
@@ -77,25 +77,26 @@ class Outlook:
         has jumps: what is dear at five rows may be cheap at eight.
         """
         lengths = dict.fromkeys(self.reach, 0)
-        steps = sorted(((r, seq) for seq, shares in self.reach.items() for r in shares))
+        steps = sorted(
+            ((r, seq) for seq, shares in self.reach.items() for r in shares), reverse=True
+        )
         costs, added, rows, tokens = self.costs, self._added, self._rows, self._tokens
         drafting, longest = self._n_fixed, self._longest
         best, n_best = self.speed(lengths), 0
-        for n, (share, seq) in enumerate(reversed(steps), 1):
+        most = 2 * costs.passes.largest
+        for n, (share, seq) in enumerate(steps, 1):
             k = lengths[seq] = lengths[seq] + 1
             rows += added[k] - added[k - 1]
+            if rows > most:
+                break
             tokens += share
             drafting += k == 1
             longest = max(longest, k)
-            curve = costs.drafts(drafting)
-            seconds = costs.passes.at(rows) + (curve.at(longest) if curve else 0.0)
+            seconds = costs.passes.at(rows) + costs.drafts.at(drafting, longest)
             speed = tokens / (seconds + costs.choosing * tokens)
             if speed > best:
                 best, n_best = speed, n
-        for _, seq in steps[: len(steps) - n_best]:
-            lengths[seq] -= 1
+        lengths = dict.fromkeys(self.reach, 0)
+        for _, seq in steps[:n_best]:
+            lengths[seq] += 1
         return lengths
-
-
-def _hopeful(curve: Curve, size: float) -> float:
-    return (curve.at(size) + curve.at_least(size)) / 2
