@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
             draft_sampler=options.draft_sampler,
             p_min=options.p_min,
             lengths=session.controller(),
-            prefix_caching=True,
+            prefix_cache="all",
         )
         with LM.of(generator) as lm, _interrupts():
             return _Chat(lm, session, options).run()

@@ -309,6 +309,31 @@ class Speculation:
             place = least
         return place
 
+    def reachable(self, seq: int, n: int) -> int:
+        """Return the greatest place, at most ``n``, that every role goes back to; 0: to none.
+
+        Recurrent layers have states of few places, and a sliding window has lost what lies far
+        behind it.
+        """
+        place = self.nearest(seq, n)
+        try:
+            for name in ("llm", *self.followers()):
+                if self.runners[name].lengths[seq] > place:
+                    self.runners[name].sequences.check_rewind(seq, place)
+        except CapacityError:
+            return 0
+        return place
+
+    def bytes_of(self, seqs: Collection[int]) -> int:
+        """Return the bytes that these sequences take in the memory of all roles, and no other."""
+        memories = [runner.memory for runner in self.runners.values()]
+        return sum(memory.bytes_of(seqs) for memory in memories if memory)
+
+    @property
+    def longest_rewind(self) -> int:
+        """How many of the newest tokens every role can take back, whatever happened before."""
+        return min(self.runners[name].longest_draft for name in ("llm", *self.followers()))
+
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
         followers = {"llm", *self.followers()}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from typing import Literal, Unpack
 
 from mtpcore.acts.guards import act
-from mtpcore.boundary.arguments import Flag, expect, offers, read
+from mtpcore.boundary.arguments import expect, offers
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions, complete_options
+from mtpcore.decoding.prefix_cache import PrefixCache, PrefixCacheSize
 from mtpcore.decoding.request import (
     Progress,
     Request,
@@ -55,9 +54,12 @@ class Generator:
         A draft less probable than this ends the drafts.
     lengths : LengthPolicy, optional
         Chooses the lengths for "auto"; default: a ``Controller`` that learns from the rounds.
-    prefix_caching : bool
-        Whether a finished request leaves its tokens in the KV cache, so that a later request whose
-        prompt begins with the same tokens processes only the others. The text is the same.
+    prefix_cache : int or "all" or None
+        Whether a request whose prompt begins with the same tokens as another text processes only
+        the others: it shares the memory of a text that is still written, or of one that is
+        finished. Finished texts are kept in sequences that nobody needs, in so many bytes of all
+        roles' memory together ("all": while there is room), and forgotten in the order in which
+        they were used last. The text is the same as without. Default: every request begins anew.
 
     Raises
     ------
@@ -76,7 +78,7 @@ class Generator:
         draft_sampler: DraftSampler = "coupled",
         p_min: float = 0.0,
         lengths: LengthPolicy | None = None,
-        prefix_caching: bool = False,
+        prefix_cache: PrefixCacheSize = None,
     ) -> None:
         if lengths is not None and not offers(lengths, "choose", "observe", "forget"):
             raise BatchError(
@@ -89,9 +91,6 @@ class Generator:
         check_sampling(self.sampling)
         self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
-        self.prefix_caching: bool = read(
-            prefix_caching, Flag, "prefix_caching is yes or no", where="Generator"
-        )
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
@@ -102,6 +101,7 @@ class Generator:
                 fix="make one: Generator(link(Context(model)))",
             )
         self.cross, self.guard = source, source.guard
+        self.prefixes = PrefixCache(source, prefix_cache)
         self.lengths = controller_for(source) if lengths is None else lengths
         self.stats = Stats()
         self._requests: list[Request] = []  # those that are not done, in the order of add()
@@ -298,7 +298,7 @@ class Generator:
             seq = self.cross.owners.find(request)  # also where an interrupt came before seq was set
             if seq is not None:
                 self._finished.append(seq)
-                if not self.prefix_caching:
+                if not self.prefixes.is_on:
                     self.cross.speculation.remove(seq)
                 self.cross.owners.release(seq)
             request.seq = None
@@ -320,7 +320,12 @@ class Generator:
             self.stats.note(self.lengths.observe(done))
 
     def _forget_finished(self) -> None:
-        """Let what chooses lengths forget the texts that ended, once it saw their last round."""
+        """Let what chooses lengths forget the texts that ended, once it saw their last round.
+
+        Of the texts themselves as many are kept as there may be.
+        """
+        if self._finished:
+            self.prefixes.trim()
         while self._finished:
             self.lengths.forget(self._finished[-1])
             self._finished.pop()
@@ -331,61 +336,18 @@ class Generator:
         for request in [request for request in self._requests if request.is_left]:
             self._cancel(request)
         self._forget_finished()
-        for request in list(self._requests):
-            if request.seq is None and not request.resting:
-                request.seq = self._find_sequence(request)
-                if request.seq is None:
-                    resting = [request for request in self._requests if request.resting]
-                    held = [request for request in resting if request.seq is not None]
-                    if not held:
-                        return
-                    self._cancel(held[0])
-                    request.seq = self._find_sequence(request)
-
-    def _find_sequence(self, request: Request) -> int | None:
-        """Claim a sequence for a request; None: none is free.
-
-        Of those that are free it is the one with which the fewest tokens are processed, or
-        forgotten that a later prompt may begin with.
-        """
-        owners, lengths = self.cross.owners, self.cross.llm.runner.lengths
-        prompt = request.prompt
-        seq = owners.find(request)  # where the call that claimed it was interrupted
-        if seq is None:
-            free = owners.free()
-            if not free:
-                return None
-            common = {s: self._count_common(s, prompt) for s in free}
-            seq = min(free, key=lambda s: lengths[s] - 2 * common[s])
-            owners.claim(seq, request)
-        request.begin_at(self._keep_prefix(seq, prompt))
-        return seq
-
-    def _count_common(self, seq: int, prompt: Sequence[int]) -> int:
-        """Return how many tokens a sequence and a prompt begin with alike."""
-        if not self.cross.llm.runner.lengths[seq]:
-            return 0
-        pairs = zip(self.cross.tokens(seq), prompt, strict=False)
-        equal = takewhile(lambda pair: pair[0] == pair[1], pairs)
-        return sum(1 for _ in equal)
-
-    def _keep_prefix(self, seq: int, prompt: Sequence[int]) -> int:
-        """Forget what a sequence holds beyond a prompt's first tokens; return how many stay.
-
-        The prompt's last token is always processed: its logits are needed.
-        """
-        n = min(self._count_common(seq, prompt), len(prompt) - 1)
-        if self.cross.llm.runner.lengths[seq] == 0:
-            return 0
-        with suppress(CapacityError):  # a sliding window keeps too little
-            if n:
-                with self.cross.transaction((seq,)):
-                    n = self.cross.speculation.nearest(seq, n)  # the rest belongs to the prompt
-                    self.cross.speculation.rollback(seq, n)
-                return n
-        with self.cross.transaction((seq,)):
-            self.cross.speculation.remove(seq)
-        return 0
+        running = [r for r in self._requests if r.seq is not None and not r.resting]
+        for request in [r for r in self._requests if r.seq is None and not r.resting]:
+            if self.prefixes.is_coming(request, running):
+                continue
+            request.seq = self.prefixes.claim(request)
+            if request.seq is None:
+                held = [r for r in self._requests if r.resting and r.seq is not None]
+                if not held:
+                    return
+                self._cancel(held[0])
+                request.seq = self.prefixes.claim(request)
+            running.append(request)
 
     def _check_waiting(self) -> None:
         """Raise CapacityError where requests wait that no round would ever bring further."""

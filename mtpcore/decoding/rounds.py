@@ -174,6 +174,7 @@ def _read(
     if request.n_prefilled == request.n_cached:
         stats.prompt_tokens += len(request.prompt)
         stats.cached_tokens += request.n_cached
+        stats.cached_prompts += request.n_cached > 0
     tokens: Sequence[int] = ()
     if _ends_prompt(request, n):
         tokens = (cross.speculation.states.choose(seq, request.sampling, logits),)

@@ -29,11 +29,11 @@ class Stats(msgspec.Struct):
     were no tokens; ``paused`` how often a sequence got no further draft because a hidden row was
     not finite or an embedding row stands in its text; ``tokens`` all tokens of the texts,
     ``passes`` the target's runs after the prompts. ``prompt_tokens`` are all tokens of the prompts;
-    ``cached_tokens`` of them were in the KV cache already and were not processed again. ``prompts``
-    are those whose own run gave a text its first token; one that is answered by an end-of-text
-    token gave none. ``verify_seconds`` is the target's runs, ``choose_seconds`` the choice of
-    tokens from their logits, ``commit_seconds`` what follows it, ``length_seconds`` the choice of
-    draft lengths. A drafter reads the prompt in ``draft_seconds``.
+    ``cached_tokens`` of them, in ``cached_prompts`` prompts, were in the KV cache already and were
+    not processed again. ``prompts`` are those whose own run gave a text its first token; one that
+    is answered by an end-of-text token gave none. ``verify_seconds`` is the target's runs,
+    ``choose_seconds`` the choice of tokens from their logits, ``commit_seconds`` what follows it,
+    ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
     ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
     in which nothing else was done; in all others prompts share a run with drafts.
@@ -46,6 +46,7 @@ class Stats(msgspec.Struct):
     prompt_tokens: int = 0
     prefill_tokens: int = 0
     cached_tokens: int = 0
+    cached_prompts: int = 0
     prompts: int = 0
     passes: int = 0
     verify_steps: int = 0

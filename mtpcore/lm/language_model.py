@@ -17,6 +17,7 @@ from mtpcore.cross import Cross
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding import Generator, Stats
+from mtpcore.decoding.prefix_cache import PrefixCacheSize
 from mtpcore.decoding.request import read_draft
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import BatchError, MtpcoreError, spell
@@ -72,6 +73,10 @@ class LM:
         Tokens of prompts that are processed at once.
     kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
+    prefix_cache : int or "all" or None
+        Bytes of memory that finished texts may take, so that a prompt that begins with the same
+        tokens processes only the others; "all": while there are sequences. None: no text shares
+        anything with another one. The text is the same.
     threads : int, optional
         Threads of the CPU; default: all that this process may use.
     backend : str or Backend
@@ -105,6 +110,7 @@ class LM:
         n_seq_max: int = 4,
         n_batch: int = 512,
         kv_dtype: str = "f16",
+        prefix_cache: PrefixCacheSize = "all",
         threads: int | None = None,
         backend: str | Backend = "cpu",
     ) -> None:
@@ -123,10 +129,11 @@ class LM:
                 threads=threads,
                 backend=backend,
             )
+            generator = Generator(cross, draft=draft, prefix_cache=prefix_cache)
         except BaseException:
             self._close_models()
             raise
-        self._engine = Engine(Generator(cross, draft=draft, prefix_caching=True))
+        self._engine = Engine(generator)
         self._sampling: Sampling | None = None
 
     @classmethod

@@ -94,6 +94,9 @@ class Memory(Protocol):
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` hold the same rows as ``seq``."""
 
+    def bytes_of(self, seqs: Collection[int]) -> int:
+        """Return how many bytes would be free if these sequences were removed."""
+
     def digest(self, seq: int) -> bytes:
         """Return a hash of the stored rows in the order of their places."""
 

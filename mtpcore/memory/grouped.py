@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mtpcore.errors import CapacityError
@@ -105,6 +105,10 @@ class GroupedKV:
         """Share all that ``seq`` holds with ``new``."""
         for part in self._parts:
             part.fork(seq, new)
+
+    def bytes_of(self, seqs: Collection[int]) -> int:
+        """Return the bytes that these sequences take in all parts, and no other."""
+        return sum(part.bytes_of(seqs) for part in self._parts)
 
     def digest(self, seq: int) -> bytes:
         """Hash the digests of all parts."""

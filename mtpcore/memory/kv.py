@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from mtpcore.errors import CapacityError, StateError
@@ -104,6 +104,10 @@ class PagedKV:
     def fork(self, seq: int, new: int) -> None:
         """Share all pages of ``seq`` with ``new``."""
         self.pages.fork(seq, new)
+
+    def bytes_of(self, seqs: Collection[int]) -> int:
+        """Return the bytes of the pages that these sequences need, and no other."""
+        return self.pages.n_alone(seqs) * PAGE * self.store.place_bytes
 
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the stored values in the order of their places."""

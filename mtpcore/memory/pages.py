@@ -6,7 +6,7 @@ of places, whatever their numbers. The rows themselves belong to a backend's sto
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,14 @@ class PageTables:
             for page in self.tables[seq][_entries(self.bounds, seq)].tolist()
         }
         return len(self.uses) - len(needed)
+
+    def n_alone(self, seqs: Collection[int]) -> int:
+        """Return how many pages these sequences need, and no other."""
+        own, others = set[int](), set[int]()
+        for seq in range(len(self.tables)):
+            pages = self.tables[seq][_entries(self.bounds, seq)].tolist()
+            (own if seq in seqs else others).update(pages)
+        return len(own - others)
 
     def save(self) -> NDArray[np.int32]:
         """Return what ``restore`` needs; what lies inside the bounds is kept from now on."""

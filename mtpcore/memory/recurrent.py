@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -428,6 +428,13 @@ class RecurrentMemory:
             data, least = data[n_bytes:], held.end
         if len(data):
             raise StateError("states of recurrent layers with further bytes", got=len(data))
+
+    def bytes_of(self, seqs: Collection[int]) -> int:
+        """Return the bytes of the slots that these sequences hold, and no other."""
+        own, others = set[int](), set[int]()
+        for seq, chain in enumerate(self._chains):
+            (own if seq in seqs else others).update(held.slot for held in chain.held)
+        return len(own - others) * (self.store.base_bytes + LOG * self.store.row_bytes)
 
     def digest(self, seq: int) -> bytes:
         """Hash first place, length and the states behind the newest row."""

@@ -129,9 +129,9 @@ def test_kept_prefixes_begin_at_checkpoints(family, draft):
     first = family.text(60).tolist()
     second = [*first[:50], *family.text(12, 1).tolist()]
     texts = []
-    for kept in (True, False):
+    for size in ("all", None):
         cross = family.link(N_CTX, n_batch=16)
-        generator = Generator(cross, draft=draft, sampling=SAMPLING, prefix_caching=kept)
+        generator = Generator(cross, draft=draft, sampling=SAMPLING, prefix_cache=size)
         texts.append(
             [
                 list(generator.generate(prompt, max_tokens=20, ignore_eos=True))

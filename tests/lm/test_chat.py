@@ -77,6 +77,14 @@ def test_a_grown_conversation_processes_what_is_new(lm, monkeypatch):
     assert (second.stats.cached_tokens, second.stats.prompt_tokens) == (common, len(ids))
 
 
+@pytest.mark.parametrize("size", [None, 0])
+def test_without_a_prefix_cache_every_turn_is_processed_whole(chat_model, size):
+    with LM(chat_model, n_ctx=400, draft=2, prefix_cache=size) as lm:
+        texts = [lm.chat(say("Tell me of the sea."), **OPTIONS) for _ in range(2)]
+    assert texts[0].tokens == texts[1].tokens
+    assert [text.stats.cached_tokens for text in texts] == [0, 0]
+
+
 @searching(25)
 @given(
     questions=st.lists(st.text("ab é漢\n", max_size=8), min_size=2, max_size=5),

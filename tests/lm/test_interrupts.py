@@ -22,7 +22,7 @@ def lm():
     texts = [[*prompt, *truth] for prompt, truth in zip(PROMPTS, TRUTHS, strict=True)]
     proposer = Scripted(SCRIPTS["right for three"], texts, None)
     cross, _ = cross_of(proposer, model=model, n_seq_max=2)
-    return LM.of(Generator(cross, sampling=WARM, draft=4, prefix_caching=True))
+    return LM.of(Generator(cross, sampling=WARM, draft=4, prefix_cache="all"))
 
 
 def interrupted(function, place):

@@ -26,7 +26,7 @@ def scripted_lm(draft=4, n_seq_max=2, script="right for three"):
     model.tokenizer = Letters()
     proposer = Scripted(SCRIPTS[script], [[*PROMPT, *TRUTH]], None)
     cross, _ = cross_of(proposer, model=model, n_seq_max=n_seq_max)
-    return LM.of(Generator(cross, sampling=WARM, draft=draft, prefix_caching=True))
+    return LM.of(Generator(cross, sampling=WARM, draft=draft, prefix_cache="all"))
 
 
 def held_lengths(lm):

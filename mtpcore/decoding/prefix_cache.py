@@ -1,0 +1,154 @@
+"""Prefix cache: requests begin behind tokens that other texts of the same Cross begin with, too."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from mtpcore.boundary.arguments import Length, read
+from mtpcore.cross import Cross
+from mtpcore.decoding.request import Request
+from mtpcore.memory import PAGE
+
+__all__ = ["PrefixCache", "PrefixCacheSize"]
+
+PrefixCacheSize: TypeAlias = int | Literal["all"] | None
+
+_SIZE = Annotated[Length | Literal["all"] | None, Meta(description=">= 0, 'all' or None")]
+
+
+class PrefixCache:
+    """Finds sequences for requests, and keeps the texts of those that are finished.
+
+    A request forks the sequence that has most in common with its prompt, whether its text is
+    finished or still written: both share the pages, and what recurrent layers keep. Where nothing
+    else is lost it goes on in that sequence itself. All of it is in sequences that nobody needs: a
+    request never waits for a finished text.
+
+    Parameters
+    ----------
+    cross : Cross
+    size : int or "all" or None
+        Bytes that texts which are finished may take in the memory of all roles, where no running
+        request shares them; "all": as many as there is room for. None: requests share nothing.
+
+    Raises
+    ------
+    BatchError
+        No such size.
+    """
+
+    def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
+        size = read(size, _SIZE, "prefix_cache is a number of bytes", where="Generator")
+        self.size: PrefixCacheSize = size
+        self._most = sys.maxsize if size == "all" else size
+        self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
+
+    @property
+    def is_on(self) -> bool:
+        """Whether requests share anything."""
+        return self._most is not None
+
+    def claim(self, request: Request) -> int | None:
+        """Claim a sequence for a request, with what its prompt has in common with other texts.
+
+        None: no sequence is free. Where an interrupt cuts it off, the next call goes on.
+        """
+        seq, prompt = self._owners.find(request), _array(request)
+        if seq is None:
+            seq = self._choose(prompt)
+            if seq is None:
+                return None
+            self._owners.claim(seq, request)
+        request.begin_at(self._fill(seq, prompt))
+        return seq
+
+    def _choose(self, prompt: NDArray[np.int32]) -> int | None:
+        """Return the free sequence that a prompt takes.
+
+        It is an empty one, or the one that was used longest ago. But what a prompt has most in
+        common with goes on itself, where that loses fewer tokens.
+        """
+        free, lengths = self._owners.free(), self._target.lengths
+        if not free:
+            return None
+        seq = min(free, key=lambda s: (lengths[s] > 0, self._owners.last_used(s)))
+        source, n = self._find(prompt, seq)
+        if source in free and lengths[source] - n <= lengths[seq]:
+            return source
+        return seq
+
+    def _fill(self, seq: int, prompt: NDArray[np.int32]) -> int:
+        """Let a sequence hold the most that can be had of a prompt, nothing else; return it."""
+        source, n = self._find(prompt, seq)
+        cross, speculation = self._cross, self._cross.speculation
+        if self._target.lengths[seq] and (source != seq or not n):
+            with cross.transaction((seq,)):
+                speculation.remove(seq)
+        if not n:
+            return 0
+        with cross.transaction((source, seq)):
+            if source != seq:
+                speculation.fork(source, seq, None)
+            speculation.rollback(seq, n)
+        self._owners.use(source)
+        return n
+
+    def _find(self, prompt: NDArray[np.int32], seq: int) -> tuple[int, int]:
+        """Return the sequence that has most in common with a prompt, and how many tokens.
+
+        Of equals it is ``seq``. The prompt's last token is always processed, for its logits.
+        """
+        if not self.is_on:
+            return seq, 0
+        states, reachable = self._cross.speculation.states, self._cross.speculation.reachable
+        common = {s: _count_common(states.known(s), prompt[:-1]) for s in self._owners.known()}
+        source, most = seq, 0
+        for s in sorted(common, key=lambda s: (common[s], s == seq), reverse=True):
+            if common[s] <= most:
+                break
+            n = reachable(s, common[s])
+            if n > most:
+                source, most = s, n
+        return source, most
+
+    def is_coming(self, request: Request, running: Iterable[Request]) -> bool:
+        """Say whether a running request is reading a page or more that this one would read, too."""
+        if not self.is_on:
+            return False
+        prompt, most = _array(request), self._cross.speculation.longest_rewind
+        found = self._find(prompt, -1)[1]
+        for other in running:
+            n = _count_common(_array(other), prompt[:-1])
+            is_kept = len(other.prompt) - n <= most  # until this one can have it
+            if is_kept and found <= other.n_prefilled < n and n - other.n_cached >= PAGE:
+                return True
+        return False
+
+    def trim(self) -> None:
+        """Forget finished texts, those used longest ago first, until the others are few enough."""
+        if self._most is None:
+            return
+        lengths, speculation = self._target.lengths, self._cross.speculation
+        kept = [seq for seq in self._owners.free() if lengths[seq]]
+        kept.sort(key=self._owners.last_used)
+        while kept and speculation.bytes_of(kept) > self._most:
+            with self._cross.transaction(kept[:1]):
+                speculation.remove(kept[0])
+            del kept[0]
+
+
+def _array(request: Request) -> NDArray[np.int32]:
+    return np.array(request.prompt, np.int32)
+
+
+def _count_common(tokens: NDArray[np.int32], prompt: NDArray[np.int32]) -> int:
+    """Return how many tokens both begin with."""
+    n = min(len(tokens), len(prompt))
+    differ = np.flatnonzero(tokens[:n] != prompt[:n])
+    return int(differ[0]) if len(differ) else n
