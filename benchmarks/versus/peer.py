@@ -21,6 +21,8 @@ __all__ = ["Peer", "PeerModel", "Setting", "quiet_logs"]
 Setting = tuple[bool, bool]
 """Weights repacked for the processor, flash attention."""
 
+KV_TYPES = {"f32": llama_cpp.GGML_TYPE_F32, "f16": llama_cpp.GGML_TYPE_F16}
+
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _silence(level: int, text: bytes, data: object) -> None:
@@ -33,13 +35,13 @@ def quiet_logs() -> None:
 
 
 class PeerModel:
-    """A file, repacked or as it is; without the blocks of a drafter."""
+    """A file, repacked or as it is; ``mtp``: with the blocks of a drafter."""
 
-    def __init__(self, path: Path, repack: bool) -> None:
+    def __init__(self, path: Path, repack: bool, *, mtp: bool = False) -> None:
         quiet_logs()
         llama_cpp.llama_backend_init()
         options = llama_cpp.llama_model_default_params()
-        options.use_extra_bufts, options.load_mtp = repack, False
+        options.use_extra_bufts, options.load_mtp = repack, mtp
         self.repack = repack
         self.handle = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
         if not self.handle:
@@ -50,11 +52,14 @@ class PeerModel:
 class Peer:
     """One sequence of a model, with one of the settings; see ``Engine``."""
 
-    def __init__(self, model: PeerModel, flash: bool, n_ctx: int, threads: int) -> None:
+    def __init__(
+        self, model: PeerModel, flash: bool, n_ctx: int, threads: int, kv_dtype: str = "f16"
+    ) -> None:
         settings: Any = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = n_ctx, 512, 512
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash)
+        settings.type_k = settings.type_v = KV_TYPES[kv_dtype]
         self.model, self.flash = model, flash
         self.name = name_of((model.repack, flash))
         self.context = llama_cpp.llama_init_from_model(model.handle, settings)

@@ -1,0 +1,64 @@
+"""llama.cpp as a witness: what it makes of a model file and a text, in a process of its own.
+
+A file that it cannot take may end the process, and its threads would spin beside ours.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+__all__ = ["Testimony", "hear", "needs_llama_cpp"]
+
+needs_llama_cpp = pytest.mark.skipif(
+    find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
+)
+PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "benchmarks")]
+
+
+class Testimony(NamedTuple):
+    """A text that llama.cpp wrote on: int32[n], and the logits f32[n, n_vocab] behind each token.
+
+    What was given was one batch, what follows single tokens.
+    """
+
+    text: np.ndarray
+    logits: np.ndarray
+
+
+def hear(path: Path, given: list[int], n_more: int, out: Path) -> Testimony:
+    """Return ``given`` with the ``n_more`` tokens that llama.cpp finds most probable behind it.
+
+    Its keys and values are float32. ``out`` is a file to write.
+    """
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {PATHS}; "
+               "from harness.witness import testify; testify()"]  # fmt: skip
+    asked = json.dumps({"path": str(path), "given": given, "n_more": n_more, "out": str(out)})
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(f"llama.cpp ended with {done.returncode}:\n{done.stderr}")
+    with np.load(out) as file:
+        return Testimony(file["text"], file["logits"])
+
+
+def testify() -> None:
+    """Answer what ``hear`` asks on the standard input."""
+    from versus.peer import Peer, PeerModel
+
+    asked = json.load(sys.stdin)
+    text, n_more = asked["given"], asked["n_more"]
+    model = PeerModel(Path(asked["path"]), repack=False, mtp=True)
+    peer = Peer(model, flash=False, n_ctx=512, threads=1, kv_dtype="f32")
+    logits = [peer.process(text, every=True).copy()]
+    for _ in range(n_more):
+        text.append(int(logits[-1][-1].argmax()))
+        logits.append(peer.process(text[-1:]).copy())
+    peer.close()
+    np.savez(asked["out"], text=np.array(text, np.int32), logits=np.concatenate(logits))
