@@ -67,7 +67,11 @@ static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32
 {
     for (int64_t t = 0; t < n; t++) {
         const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
-        memcpy(job->y + token * job->y_stride + row, out[t], row_bytes);
+        float *to = job->y + token * job->y_stride + row;
+        if (row_bytes == sizeof out[t]) /* a few moves; all but the last group */
+            memcpy(to, out[t], sizeof out[t]);
+        else
+            memcpy(to, out[t], row_bytes);
     }
 }
 
