@@ -48,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens of an answer; -1 (the default): until it ends or the context is full",
     )
+    shared.add_room_options(text)
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
     shared.add_context_options(parser)
@@ -89,6 +90,7 @@ class _Chat:
     def __init__(self, lm: LM, session: Session, options: argparse.Namespace) -> None:
         self._lm, self._session = lm, session
         self._max_tokens = None if options.predict < 0 else options.predict
+        self._when_full, self._n_keep = options.when_full, options.keep
         self._system = options.system
         self._has_colour = uses_colour(options.color, sys.stdout)
         self._is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -143,7 +145,15 @@ class _Chat:
         messages = [*self._messages, {"role": "user", "content": question}]
         written: list[Piece] = []
         try:
-            with self._lm.chat(messages, stream=True, max_tokens=self._max_tokens) as stream:
+            if self._when_full == "shift":
+                messages = self._leave_out_turns(messages)
+            with self._lm.chat(
+                messages,
+                stream=True,
+                max_tokens=self._max_tokens,
+                when_full=self._when_full,
+                n_keep=self._n_keep,
+            ) as stream:
                 with show_reading(self._lm.generator.cross.llm, stream.request):
                     first = list(islice(stream, 1))  # comes when the prompt was read
                 for piece in chain(first, stream):
@@ -161,6 +171,22 @@ class _Chat:
         if answer:
             self._messages = [*messages, {"role": "assistant", "content": answer}]
 
+    def _leave_out_turns(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        """Leave out the oldest turns of a conversation that takes three quarters of the context.
+
+        The others take half of it at most, so this is rare: they are processed anew, as they begin
+        with another turn than before.
+        """
+        n_ctx, begin = self._lm.n_ctx, len(self._begin())
+        if len(self._lm.encode_chat(messages)) <= n_ctx * 3 // 4:
+            return messages
+        left, n_turns = messages, 0
+        while len(left) - begin > 2 and len(self._lm.encode_chat(left)) > n_ctx // 2:
+            left, n_turns = [*left[:begin], *left[begin + 2 :]], n_turns + 1
+        if n_turns:
+            note(f"{n_turns} of the oldest turns left out, to make room in {n_ctx} tokens")
+        return left
+
     def _show(self, piece: Piece) -> None:
         text = harmless(piece) if sys.stdout.isatty() else str(piece)
         sys.stdout.write(paint(text, "green") if piece.drafted and self._has_colour else text)
@@ -171,7 +197,7 @@ class _Chat:
             print()
             note(
                 f"the context of {self._lm.n_ctx} tokens is full: /reset begins a new "
-                "conversation, -c N makes room for more"
+                "conversation, -c N makes room for more, --when-full shift drops old turns"
             )
 
     def _describe(self) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "add_kv_option",
     "add_model_options",
     "add_prompt_options",
+    "add_room_options",
     "add_sampling_options",
     "add_mtp_option",
     "add_type_options",
@@ -174,6 +175,31 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         metavar="NAME",
         help=f"{' or '.join(OFFERED)} (default: %(default)s)",
+    )
+
+
+def add_room_options(group: argparse._ArgumentGroup) -> None:
+    """Add what happens when the context is full."""
+    group.add_argument(
+        "--when-full",
+        choices=("stop", "shift"),
+        default="stop",
+        help="when the context is full the text ends, or half of what lies behind the first tokens "
+        "is dropped, the rest is processed again, and the text goes on (default: %(default)s)",
+    )
+    group.add_argument(
+        "--context-shift",
+        dest="when_full",
+        action="store_const",
+        const="shift",
+        help="the same as --when-full shift",
+    )
+    group.add_argument(
+        "--keep",
+        type=whole(0),
+        metavar="N",
+        help="first tokens that a shift never drops (default: the prompt, if it takes no more than "
+        "half of the context)",
     )
 
 

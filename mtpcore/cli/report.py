@@ -108,6 +108,8 @@ def _details(stats: Stats) -> list[str]:
     if stats.decisions:
         lengths = ", ".join(f"{k} in {n}" for k, n in sorted(stats.lengths.items()))
         lines.append(f"drafts for a round: {lengths}; lastly {stats.decisions[-1].reason}")
+    if stats.shifts:
+        lines.append(f"the context was full and was shifted: {_count(stats.shifts, 'time')}")
     if stats.invalid:
         lines.append(f"{_count(stats.invalid, 'drafted id')} stood for no token")
     parts = {
@@ -117,6 +119,8 @@ def _details(stats: Stats) -> list[str]:
         "sampling": stats.choose_seconds + stats.commit_seconds,
         "draft length": stats.length_seconds,
     }
+    if stats.shifts:
+        parts["context shift"] = stats.shift_seconds
     total = sum(parts.values())
     if total:
         split = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts.items())

@@ -54,7 +54,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="most tokens to generate; -1: until the context is full (default: %(default)s)",
+        help="most tokens to generate; -1: until the context is full, or until Ctrl-C where it is "
+        "shifted (default: %(default)s)",
     )
     text.add_argument(
         "--stop",
@@ -65,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop string: the text ends before it; repeatable",
     )
     text.add_argument("--ignore-eos", action="store_true", help="continue after end-of-text tokens")
+    shared.add_room_options(text)
     shared.add_draft_options(parser)
     shared.add_sampling_options(parser)
     shared.add_context_options(parser)
@@ -144,7 +146,7 @@ def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> i
                 fix=f"-c {n_prompt + max(options.predict, 1)}, or leave -c out",
             )
         room = n_ctx - n_prompt + 1  # the last token need not be processed
-        if options.predict > room:
+        if options.predict > room and options.when_full == "stop":
             note(f"-n {options.predict}: at most {room} tokens, as more do not fit into -c {n_ctx}")
     elif options.predict < 0:
         n_ctx = max(getattr(model.hparams, "n_ctx_train", 0), n_prompt + 1)
@@ -159,6 +161,8 @@ def _add(generator: Generator, prompt: list[int], options: argparse.Namespace) -
         max_tokens=None if options.predict < 0 else options.predict,
         stop=options.stop,
         ignore_eos=options.ignore_eos,
+        when_full=options.when_full,
+        n_keep=options.keep,
     )
 
 

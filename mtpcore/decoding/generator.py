@@ -10,18 +10,21 @@ from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect, offers
 from mtpcore.boundary.options import show_options
 from mtpcore.cross import Cross, DraftSampler
+from mtpcore.decoding.context_shift import check_shift, shift_full
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
 from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions, complete_options
-from mtpcore.decoding.prefix_cache import PrefixCache, PrefixCacheSize
+from mtpcore.decoding.prefix_cache import PrefixCache, PrefixCacheSize, read_prefix_cache
 from mtpcore.decoding.request import (
+    NO_LIMIT,
     Progress,
     Request,
     read_draft,
     read_draft_sampler,
     read_p_min,
+    read_when_full,
 )
-from mtpcore.decoding.rounds import RoundResult, run_round
+from mtpcore.decoding.rounds import RoundResult, check_sequences, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Tokens
@@ -91,6 +94,7 @@ class Generator:
         check_sampling(self.sampling)
         self.draft, self.draft_sampler = read_draft(draft), read_draft_sampler(draft_sampler)
         self.p_min = read_p_min(p_min)
+        prefix_cache = read_prefix_cache(prefix_cache)
         if isinstance(source, Context):
             owner = source.owner
             source = owner if isinstance(owner, Cross) else Cross(llm=source)
@@ -124,7 +128,8 @@ class Generator:
         prompt : sequence of int
             Token ids, one or more.
         max_tokens : int, optional
-            The longest text; None: until the context is full. Default: 128.
+            The longest text; None: until the context is full, or without end where it is shifted.
+            Default: 128.
         stop : str or sequence of str
             The text ends before the first of these.
         ignore_eos : bool
@@ -139,11 +144,20 @@ class Generator:
             for each token of the text, in order. It may change the logits in place, before bias,
             penalties and cuts. With drafts it gets the same calls as without. If it raises,
             ``step`` undoes the round and raises; the next round calls it again.
+        when_full : {"stop", "shift"}
+            What happens when the context is full. "stop", the default, ends the text. "shift" drops
+            half of the tokens behind the first ``n_keep``, processes the others again at their new
+            positions, and goes on: penalties and processors see what remains, and the noise is
+            not used a second time.
+        n_keep : int, optional
+            How many of the first tokens a shift never drops; default: the prompt, or as much of it
+            as half of the context holds.
 
         Raises
         ------
-        BatchError, CapacityError
-            A prompt that cannot be processed, or that fills the context.
+        BatchError, CapacityError, LinkError
+            A prompt that cannot be processed, or that fills the context; or a context that cannot
+            be shifted.
         SamplingError
             Settings that are none.
         TypeError
@@ -166,12 +180,13 @@ class Generator:
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError, TypeError
+        BatchError, CapacityError, LinkError, SamplingError, TypeError
             As ``add``.
         """
         llm = self.cross.llm
+        goes_on = read_when_full(options.get("when_full", "stop")) == "shift"
         own = RequestOptions(
-            max_tokens=llm.n_ctx,
+            max_tokens=NO_LIMIT if goes_on else llm.n_ctx,
             sampling=self.sampling,
             draft=self.draft,
             draft_sampler=self.draft_sampler,
@@ -192,6 +207,7 @@ class Generator:
                 got=len(request.prompt),
                 fix="make n_ctx= (-c) larger",
             )
+        check_shift(self.cross, request)
         return request
 
     @act
@@ -251,7 +267,7 @@ class Generator:
 
         Raises
         ------
-        BatchError, CapacityError, SamplingError, TypeError
+        BatchError, CapacityError, LinkError, SamplingError, TypeError
             As ``add``.
         """
         return Tokens(self, self.request(prompt, **options))
@@ -277,6 +293,8 @@ class Generator:
         if not running:
             self._check_waiting()
             return
+        check_sequences(self.cross, running)
+        shift_full(self.cross, running, self.stats)
         stats, watch = self.stats, Stopwatch()
         with self.cross.transaction(running, stats) as transaction:
             ran = run_round(self.cross, running, self.lengths, stats, watch)

@@ -24,6 +24,8 @@ class RequestOptions(TypedDict, total=False):
     p_min: float | None
     logprobs: int | None
     logits_processor: LogitsProcessor | None
+    when_full: Literal["stop", "shift"]
+    n_keep: int | None
 
 
 REQUEST_DEFAULTS = RequestOptions(
@@ -36,6 +38,8 @@ REQUEST_DEFAULTS = RequestOptions(
     p_min=None,
     logprobs=None,
     logits_processor=None,
+    when_full="stop",
+    n_keep=None,
 )
 """What an option is where it is left out. Where None is no value, it stands for the generator's."""
 

@@ -15,7 +15,7 @@ from mtpcore.cross import Cross
 from mtpcore.decoding.request import Request
 from mtpcore.memory import PAGE
 
-__all__ = ["PrefixCache", "PrefixCacheSize"]
+__all__ = ["PrefixCache", "PrefixCacheSize", "read_prefix_cache"]
 
 PrefixCacheSize: TypeAlias = int | Literal["all"] | None
 
@@ -36,16 +36,10 @@ class PrefixCache:
     size : int or "all" or None
         Bytes that texts which are finished may take in the memory of all roles, where no running
         request shares them; "all": as many as there is room for. None: requests share nothing.
-
-    Raises
-    ------
-    BatchError
-        No such size.
     """
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
-        size = read(size, _SIZE, "prefix_cache is a number of bytes", where="Generator")
-        self.size: PrefixCacheSize = size
+        self.size = size
         self._most = sys.maxsize if size == "all" else size
         self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
 
@@ -96,6 +90,7 @@ class PrefixCache:
             if source != seq:
                 speculation.fork(source, seq, None)
             speculation.rollback(seq, n)
+            speculation.states[seq].set_stream(None)  # the other text may have been shifted
         self._owners.use(source)
         return n
 
@@ -141,6 +136,12 @@ class PrefixCache:
             with self._cross.transaction(kept[:1]):
                 speculation.remove(kept[0])
             del kept[0]
+
+
+def read_prefix_cache(size: object) -> PrefixCacheSize:
+    """Return the size of a prefix cache; raise BatchError for anything else."""
+    what = "prefix_cache is a number of bytes"
+    return read(size, _SIZE, what, where="Generator")  # type: ignore[no-any-return]
 
 
 def _array(request: Request) -> NDArray[np.int32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -19,19 +19,29 @@ from mtpcore.gguf import TextStream, Tokenizer
 from mtpcore.sampling import check_sampling
 
 __all__ = [
+    "NO_LIMIT",
     "FinishReason",
     "Progress",
     "Request",
+    "WhenFull",
     "read_draft",
     "read_draft_sampler",
     "read_p_min",
+    "read_when_full",
 ]
 
 _DRAFT_SAMPLER = one_of("coupled", "argmax")
 
+_WHEN_FULL = one_of("stop", "shift")
+
+_KEEP = Annotated[Length | None, Meta(description=">= 0, or None")]
 _LOGPROBS = Annotated[Length | None, Meta(description=">= 0, or None")]
+NO_LIMIT: Final = 1 << 53
+"""A ``max_tokens`` that no text reaches."""
+
 _NO_TOKENS: frozenset[int] = frozenset()
 FinishReason = Literal["stop", "length", "end", "cancelled"]
+WhenFull: TypeAlias = Literal["stop", "shift"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +78,8 @@ class Request:
     characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.
     ``n_cached`` tokens of the prompt were in the KV cache already, ``n_prefilled`` are there now.
     ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
+    ``n_shifts`` times the context was full and was shifted; ``n_dropped`` tokens of prompt and text
+    went with it.
 
     Parameters
     ----------
@@ -100,6 +112,8 @@ class Request:
         self.ignore_eos: bool = read(options["ignore_eos"], Flag, "ignore_eos is yes or no")
         self.draft_sampler = read_draft_sampler(options["draft_sampler"])
         self.p_min = read_p_min(options["p_min"])
+        self.when_full = read_when_full(options["when_full"])
+        self.n_keep: int | None = read(options["n_keep"], _KEEP, "n_keep is a number of tokens")
         logprobs, processor = options["logprobs"], options["logits_processor"]
         self.n_logprobs: int | None = read(logprobs, _LOGPROBS, "logprobs is a number of tokens")
         if processor is not None and not callable(processor):
@@ -116,6 +130,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.seq: int | None = None
         self.n_cached = self.n_prefilled = self.n_passes = self.n_drafted = 0
+        self.n_dropped = self.n_shifts = 0
         self.resting = self.is_left = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream() if tokenizer else None
@@ -138,6 +153,11 @@ class Request:
         """The generated text; bytes of an unfinished character are held back until the end."""
         return self._text if self._cut is None else self._text[: self._cut]
 
+    @property
+    def n_held(self) -> int:
+        """How many tokens of prompt and text were not dropped, read or not."""
+        return len(self.prompt) + len(self.tokens) - self.n_dropped
+
     def settled_text(self) -> str:
         """Return the text that no later stop string can take back."""
         if self.done or not self.stop:
@@ -151,6 +171,10 @@ class Request:
     def begin_at(self, n: int) -> None:
         """Begin behind ``n`` tokens of the prompt, which are in the KV cache already."""
         self.n_cached = self.n_prefilled = n
+
+    def note_shift(self, n_dropped: int, n_shifts: int) -> None:
+        """Note that the context was shifted; these are the counts of all times."""
+        self.n_dropped, self.n_shifts = n_dropped, n_shifts
 
     def advance(
         self,
@@ -204,7 +228,7 @@ class Request:
             if begin + len(taken) >= self.max_tokens:
                 reason = "length"
                 break
-        if reason is None and is_full:
+        if reason is None and is_full and self.when_full == "stop":
             reason = "length"
         if reason is not None and cut is None and stream is not None:
             text += stream.flush()
@@ -287,3 +311,8 @@ def read_draft_sampler(kind: object) -> DraftSampler:
 def read_p_min(p_min: object) -> float:
     """Return a draft's least probability; raise BatchError for anything else."""
     return read(p_min, Probability, "p_min is a probability")  # type: ignore[no-any-return]
+
+
+def read_when_full(way: object) -> WhenFull:
+    """Return what happens when the context is full; raise BatchError for anything else."""
+    return read(way, _WHEN_FULL, "unknown when_full")  # type: ignore[no-any-return]

@@ -36,7 +36,7 @@ class RoundLogits:
     def _is_behind_the_end(self, tokens: NDArray[np.int32]) -> bool:
         """Say whether the text ends within the drafts of this round: no token follows then."""
         request = self._request
-        drafts = tokens[len(request.prompt) + len(request.tokens) :].tolist()
+        drafts = tokens[request.n_held :].tolist()
         return bool(drafts) and request.advance(drafts, 0).reason is not None
 
     def logprobs(self, tokens: Sequence[int]) -> list[TokenLogprobs]:

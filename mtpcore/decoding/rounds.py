@@ -17,7 +17,7 @@ from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.sampling import Sampling
 
-__all__ = ["RoundResult", "run_round"]
+__all__ = ["RoundResult", "check_sequences", "run_round"]
 
 Requests = Mapping[int, Request]
 
@@ -48,13 +48,7 @@ def run_round(
     """Run a round for these requests, by sequence; none of them is changed.
 
     What follows the target's choice is in the watch's next lap.
-
-    Raises
-    ------
-    LinkError
-        A sequence was changed by others.
     """
-    _check_sequences(cross, running)
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
@@ -101,11 +95,12 @@ def run_round(
     )
 
 
-def _check_sequences(cross: Cross, running: Requests) -> None:
-    """Refuse sequences that do not hold what their requests say."""
+def check_sequences(cross: Cross, running: Requests) -> None:
+    """Raise LinkError where a sequence does not hold what its request says."""
     held = cross.llm.runner.lengths
     for seq, request in running.items():
-        n = request.n_prefilled + max(len(request.tokens) - 1, 0)
+        is_read = request.n_prefilled == len(request.prompt)
+        n = request.n_held - 1 if is_read else request.n_prefilled
         if held[seq] != n:
             raise LinkError(
                 "the sequence of a running request was changed by others",
@@ -122,8 +117,8 @@ def _choose_lengths(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dic
     asked: dict[int, int] = {}
     limits: dict[int, int] = {}
     for seq, request in ready.items():
-        n = len(request.tokens)
-        left = max(min(request.max_tokens - n, room - len(request.prompt) - n) - 1, 0)
+        left = min(request.max_tokens - len(request.tokens), room - request.n_held)
+        left = max(left - 1, 0)
         if request.draft == "auto":
             limits[seq] = left
         else:

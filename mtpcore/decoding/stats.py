@@ -36,7 +36,8 @@ class Stats(msgspec.Struct):
     ``length_seconds`` the choice of draft lengths. A drafter reads the prompt in ``draft_seconds``.
 
     ``prefill_tokens`` are those tokens of prompts that were read in ``prefill_seconds``, the runs
-    in which nothing else was done; in all others prompts share a run with drafts.
+    in which nothing else was done; in all others prompts share a run with drafts. ``shifts`` times
+    a context was full and was shifted, in ``shift_seconds``.
 
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``decisions``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
@@ -48,6 +49,7 @@ class Stats(msgspec.Struct):
     cached_tokens: int = 0
     cached_prompts: int = 0
     prompts: int = 0
+    shifts: int = 0
     passes: int = 0
     verify_steps: int = 0
     drafted: int = 0
@@ -61,6 +63,7 @@ class Stats(msgspec.Struct):
     commit_seconds: float = 0.0
     length_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    shift_seconds: float = 0.0
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     decisions: list[LengthDecision] = msgspec.field(default_factory=list)
 
@@ -127,7 +130,7 @@ class Stats(msgspec.Struct):
     def tokens_per_second(self) -> float:
         """Committed tokens for each second after the prompt."""
         seconds = self.draft_seconds + self.verify_seconds + self.choose_seconds
-        seconds += self.commit_seconds + self.length_seconds
+        seconds += self.commit_seconds + self.length_seconds + self.shift_seconds
         return (self.tokens - self.prompts) / seconds if seconds else 0.0
 
     @property

@@ -245,7 +245,8 @@ class LM:
         prompt : str, token ids, or a list of prompts
             Many prompts share rounds; their texts are those of one call each.
         max_tokens : int, optional
-            The budget; default: until the model ends the text or the context is full.
+            The budget; default: until the model ends the text or the context is full. Without a
+            budget, and shifted, a text that the model does not end has no end.
         stop : str or sequence of str
             The text ends before any of these.
         ignore_eos : bool
@@ -266,6 +267,9 @@ class LM:
             Called with the tokens so far, int32[n_tokens], and the logits, float32[n_vocab], once
             for each token of the text, in order; it may change the logits in place, before
             ``logit_bias``, penalties and cuts. It does not call the LM.
+        when_full : {"stop", "shift"}
+            When the context is full the text ends, or a part of it is dropped and it goes on; so
+            does ``n_keep``, the number of first tokens that stay, as in ``Generator.add``.
         progress : bool, optional
             Whether a bar on standard error shows how many texts are finished; default: for many
             prompts, where that is a terminal.

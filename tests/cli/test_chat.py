@@ -94,6 +94,37 @@ def test_a_full_context_is_said_with_a_way_out(chat):
     assert "/reset" in err
 
 
+def test_old_turns_make_room(chat, model):
+    """Of a conversation that takes three quarters of the context, half of it stays."""
+    lines = "".join(f"question {i}\n" for i in range(9))
+    code, out, err = chat(lines, "-c", "128", "--system", "Be short.", "--when-full", "shift")
+    assert code == 0
+    assert "of the oldest turns left out, to make room in 128 tokens" in err
+    assert "is full" not in err
+    messages, said, n_left_out = [{"role": "system", "content": "Be short."}], [], 0
+    with mtpcore.LM(model, n_ctx=128, draft=0, threads=1) as lm:
+        for i in range(9):
+            messages.append({"role": "user", "content": f"question {i}"})
+            if len(lm.encode_chat(messages)) > 96:
+                while len(lm.encode_chat(messages)) > 64:
+                    del messages[1:3]
+                    n_left_out += 1
+            answer = lm.chat(
+                messages, max_tokens=12, temperature=0.8, seed=3, when_full="shift"
+            ).text
+            messages.append({"role": "assistant", "content": answer})
+            said.append(answer if answer.endswith("\n") else answer + "\n")
+    assert n_left_out > 1
+    assert out == "".join(said)
+
+
+def test_an_answer_goes_on_where_the_context_is_full(chat):
+    code, out, err = chat("hello\n", "-c", "40", "-n", "90", "--when-full", "shift")
+    assert code == 0
+    assert "is full" not in err
+    assert len(out) > 90
+
+
 def test_a_model_without_a_chat_template_says_what_to_do(command, glm):
     code, _, err = command("chat", glm)
     assert code == 1

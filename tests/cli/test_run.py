@@ -345,6 +345,20 @@ def test_until_the_context_is_full(command, glm):
     assert len(found["prompt_tokens"]) + len(found["tokens"]) in (40, 41)
 
 
+@pytest.mark.parametrize("way", [("--when-full", "shift"), ("--context-shift",)])
+def test_beyond_the_end_of_the_context(command, glm, way):
+    options = ("-n", 120, "-c", 40, "--ignore-eos", "--temp", 1, "--seed", 3, "--keep", 4)
+    code, out, err = command(
+        "run", glm, *PROMPT, *options, *way, "--draft", 2, "--compare", "--json", "-v"
+    )
+    found = json.loads(out)
+    assert (code, len(found["tokens"])) == (0, 120)
+    assert found["compare"]["equal"]
+    assert found["stats"]["shifts"] == 5  # 18 tokens each, of 126
+    assert "was shifted: 5 times" in err
+    assert "do not fit" not in err
+
+
 def test_backends_and_cache_types_are_options(command, glm):
     out = command(
         "run", glm, *PROMPT, "-n", 3, "--backend", "reference", "-ctk", "f32", "-t", 1, "--json"

@@ -45,8 +45,8 @@ def proposing(script):
     return Scripted(script, texts)
 
 
-def demo(family, **settings):
-    return family.link(96, n_seq_max=2, n_batch=8, threads=1, **settings)
+def demo(family, n_ctx=96):
+    return family.link(n_ctx, n_seq_max=2, n_batch=8, threads=1)
 
 
 @cache
@@ -71,6 +71,7 @@ def seeing():
 
 
 TEXTS = (([1, 2, 3, 4, 5, 6, 7, 8], WARM), ([3, 1, 4], GREEDY), ([5, 6], PENALISED))
+ALIKE = tuple(([*range(1, 11)] * 7 + last, WARM) for last in ([1], [2, 3], [1, 1]))
 ROLES = {
     "head": hashed,
     "tokenizer": lambda: hashed(model=lettered()),
@@ -83,6 +84,8 @@ ROLES = {
     "fused taps": lambda: demo(FUSING),
     "encoder": seeing,
     "auto": hashed,
+    "context shift": lambda: demo(FUSING, 14),
+    "prefix cache": hashed,
 }
 """Ways to make a Cross, by the role that they are there for."""
 
@@ -92,18 +95,26 @@ class Situation:
 
     def __init__(self, role):
         self.role, self.cross = role, ROLES[role]()
-        draft, most = ("auto", 30) if role == "auto" else (3, 7)
-        self.generator = Generator(self.cross, sampling=WARM, draft=draft)
-        stop = ("bc",) if role == "tokenizer" else ()
+        draft = "auto" if role == "auto" else 3
+        most = {"auto": 30, "context shift": 20}.get(role, 7)
+        caching = 0 if role == "prefix cache" else None
+        self.generator = Generator(self.cross, sampling=WARM, draft=draft, prefix_cache=caching)
+        options = {
+            "stop": ("bc",) if role == "tokenizer" else (),
+            "when_full": "shift" if role == "context shift" else "stop",
+        }
         self.requests = [
-            self.generator.add(prompt, sampling=sampling, max_tokens=most - i, stop=stop)
-            for i, (prompt, sampling) in enumerate(TEXTS)
+            self.generator.add(prompt, sampling=sampling, max_tokens=most - i, **options)
+            for i, (prompt, sampling) in enumerate(ALIKE if role == "prefix cache" else TEXTS)
         ]
 
     def look(self):
-        """Where all requests stand; how much is drafted by "auto" depends on the time it takes."""
+        """Where all requests stand; how much is drafted by "auto" depends on the time it takes.
+
+        What a request has of another one when it begins is there before its first round.
+        """
         return tuple(
-            (tuple(r.tokens), r.text, r.finish_reason, r.n_prefilled)
+            (tuple(r.tokens), r.text, r.finish_reason, max(r.n_prefilled - r.n_cached, 0))
             + (() if self.role == "auto" else (tuple(r.drafted),))
             for r in self.requests
         )
@@ -120,7 +131,10 @@ class Situation:
             if seq is None:
                 continue
             text, tokens = [*request.prompt, *request.tokens], self.cross.tokens(seq)
-            assert tokens == text[: request.n_prefilled + max(len(request.tokens) - 1, 0)]
+            keep = min(len(request.prompt), self.cross.llm.n_ctx // 2)
+            del text[keep : keep + request.n_dropped]
+            n_read = request.n_held - 1 if request.tokens else request.n_prefilled
+            assert tokens == text[:n_read]
             fresh = ROLES[self.role]()
             if tokens:
                 fresh.llm.process(Batch.of(tokens, seq=seq))
