@@ -307,7 +307,7 @@ class Generator:
     def _publish(self, progress: Sequence[tuple[Request, Progress]]) -> None:
         """Give requests what a round brought, and free the sequences of those that end with it.
 
-        Twice is once.
+        Of finished texts as many stay as there may be. Twice is once.
         """
         for request, now in progress:
             request.take(now)
@@ -320,6 +320,7 @@ class Generator:
                     self.cross.speculation.remove(seq)
                 self.cross.owners.release(seq)
             request.seq = None
+            self.prefixes.trim()
         self._requests = [request for request in self._requests if not request.done]
 
     def _learn(self, ran: RoundResult, running: Mapping[int, Request], seconds: float) -> None:
@@ -338,12 +339,7 @@ class Generator:
             self.stats.note(self.lengths.observe(done))
 
     def _forget_finished(self) -> None:
-        """Let what chooses lengths forget the texts that ended, once it saw their last round.
-
-        Of the texts themselves as many are kept as there may be.
-        """
-        if self._finished:
-            self.prefixes.trim()
+        """Let what chooses lengths forget the texts that ended, once it saw their last round."""
         while self._finished:
             self.lengths.forget(self._finished[-1])
             self._finished.pop()

@@ -68,14 +68,19 @@ class PrefixCache:
         It is an empty one, or the one that was used longest ago. But what a prompt has most in
         common with goes on itself, where that loses fewer tokens.
         """
-        free, lengths = self._owners.free(), self._target.lengths
+        free, lengths = self._free(), self._target.lengths
         if not free:
             return None
-        seq = min(free, key=lambda s: (lengths[s] > 0, self._owners.last_used(s)))
+        seq = free[0]
         source, n = self._find(prompt, seq)
         if source in free and lengths[source] - n <= lengths[seq]:
             return source
         return seq
+
+    def _free(self) -> list[int]:
+        """Return the sequences that nobody needs: empty ones, then those used longest ago."""
+        lengths, last_used = self._target.lengths, self._owners.last_used
+        return sorted(self._owners.free(), key=lambda seq: (lengths[seq] > 0, last_used(seq)))
 
     def _fill(self, seq: int, prompt: NDArray[np.int32]) -> int:
         """Let a sequence hold the most that can be had of a prompt, nothing else; return it."""
@@ -126,16 +131,18 @@ class PrefixCache:
         return False
 
     def trim(self) -> None:
-        """Forget finished texts, those used longest ago first, until the others are few enough."""
+        """Forget finished texts, those used longest ago first, until the others are few enough.
+
+        It is part of what a commit does: no transaction is around it, and twice is once.
+        """
         if self._most is None:
             return
         lengths, speculation = self._target.lengths, self._cross.speculation
-        kept = [seq for seq in self._owners.free() if lengths[seq]]
-        kept.sort(key=self._owners.last_used)
+        kept = self._free()
+        while kept and not lengths[kept[0]]:
+            speculation.remove(kept.pop(0))  # it may have been cut off
         while kept and speculation.bytes_of(kept) > self._most:
-            with self._cross.transaction(kept[:1]):
-                speculation.remove(kept[0])
-            del kept[0]
+            speculation.remove(kept.pop(0))
 
 
 def read_prefix_cache(size: object) -> PrefixCacheSize:
