@@ -19,7 +19,7 @@ from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import ModelFile, Tensor, read_tokenizer
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.graph import GraphType, Program
-from mtpcore.memory import PAGE, bytes_of_place, pages_for, slots_for
+from mtpcore.memory import PAGE, bytes_of_place, checkpoints_in, pages_for, slots_for
 from mtpcore.runtime.fit import block_of
 from mtpcore.runtime.model import Model
 
@@ -50,7 +50,12 @@ def role_of(tensor: str, n_layers: int | None) -> str:
 
 
 def describe_model(
-    model: Model, draft_model: Model | None = None, *, n_ctx: int, kv_dtype: str
+    model: Model,
+    draft_model: Model | None = None,
+    *,
+    n_ctx: int,
+    kv_dtype: str,
+    checkpoint_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Return everything that ``mtpcore inspect`` says.
 
@@ -83,7 +88,7 @@ def describe_model(
             }
             for beside in model.sidecars
         ],
-        "plan": _plan(models, n_ctx, kv_dtype),
+        "plan": _plan(models, n_ctx, kv_dtype, checkpoint_bytes),
         **_machine(),
     }
 
@@ -244,7 +249,9 @@ def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:
     return [drafter_program(model, spec.name, graph)]
 
 
-def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
+def _plan(
+    models: Sequence[Model], n_ctx: int, kv_dtype: str, checkpoint_bytes: int | None
+) -> dict[str, Any]:
     """Return the bytes that the CPU needs: weights as packed, what is kept of a sequence.
 
     That is keys and values, and of recurrent layers slots of a state and its log.
@@ -262,7 +269,7 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
             parts.append({"role": name, "error": str(error)})
             continue
         layers = [layer for program in programs for layer in program.memory]
-        slot = sum(slot_bytes_of(program.states) for program in programs)
+        slots = [slot_bytes_of(program.states) for program in programs]
         values = [(layer, bytes_of_place(layer, kv_dtype)) for layer in layers]
         places = {tensor: _place(model, tensor) for tensor in weights}
         parts.append(
@@ -280,12 +287,21 @@ def _plan(models: Sequence[Model], n_ctx: int, kv_dtype: str) -> dict[str, Any]:
                     pages_for(layer.window, 1, n_ctx, min(n_ctx, _N_BATCH)) * PAGE * n
                     for layer, n in values
                 ),
-                "slot": slot,
-                "states_per_sequence": slots_for(1) * slot,
+                "slot": sum(slots),
+                "states_per_sequence": sum(
+                    slots_for(1, checkpoints_in(checkpoint_bytes, slot, 1)) * slot
+                    for slot in slots
+                    if slot
+                ),
             }
         )
         counted |= set(places.values())
-    return {"n_ctx": n_ctx, "kv_dtype": kv_dtype, "parts": parts}
+    return {
+        "n_ctx": n_ctx,
+        "kv_dtype": kv_dtype,
+        "checkpoint_bytes": checkpoint_bytes,
+        "parts": parts,
+    }
 
 
 def _place(model: Model, tensor: str) -> tuple[Path, str]:

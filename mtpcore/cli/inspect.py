@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"tokens of a sequence (default: as the model was trained, at most {_LONGEST})",
     )
-    shared.add_kv_option(plan)
+    shared.add_memory_options(plan)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -87,7 +87,13 @@ def _describe(options: argparse.Namespace) -> dict[str, Any]:
     with _models(options) as (model, draft_model):
         trained = getattr(model.hparams, "n_ctx_train", _LONGEST)
         n_ctx = options.ctx_size or min(trained, _LONGEST)
-        return describe_model(model, draft_model, n_ctx=n_ctx, kv_dtype=options.kv_dtype)
+        return describe_model(
+            model,
+            draft_model,
+            n_ctx=n_ctx,
+            kv_dtype=options.kv_dtype,
+            checkpoint_bytes=options.checkpoint_bytes,
+        )
 
 
 def _look_at(options: argparse.Namespace, error: MtpcoreError) -> dict[str, Any]:

@@ -21,7 +21,7 @@ __all__ = [
     "PROMPTS",
     "add_context_options",
     "add_draft_options",
-    "add_kv_option",
+    "add_memory_options",
     "add_model_options",
     "add_prompt_options",
     "add_room_options",
@@ -39,18 +39,19 @@ __all__ = [
 
 PROMPTS = "PROMPT, -p TEXT, -f FILE or --prompt-tokens IDS"
 _MOST = 1 << 31
+_MOST_BYTES = 1 << 53
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from ``least`` on."""
+def whole(least: int, end: int = _MOST) -> Callable[[str], int]:
+    """Return a reader of whole numbers from ``least`` on, below ``end``."""
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if not least <= value < _MOST:
-            most = f" and < {_MOST}" if value >= _MOST else ""
+        if not least <= value < end:
+            most = f" and < {end}" if value >= end else ""
             raise argparse.ArgumentTypeError(
                 f"wanted a whole number >= {least}{most}, got {text!r}"
             )
@@ -168,7 +169,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="threads that compute (default: as many as the machine grants this process)",
     )
-    add_kv_option(group)
+    add_memory_options(group)
     group.add_argument(
         "--backend",
         type=backend_name,
@@ -203,8 +204,8 @@ def add_room_options(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_kv_option(group: argparse._ArgumentGroup) -> None:
-    """Add the type of keys and values."""
+def add_memory_options(group: argparse._ArgumentGroup) -> None:
+    """Add the type of keys and values, and what checkpoints may take."""
     group.add_argument(
         "-ctk",
         "--cache-type-k",
@@ -213,6 +214,13 @@ def add_kv_option(group: argparse._ArgumentGroup) -> None:
         choices=KV_DTYPES,
         default="f16",
         help="type of stored keys and values (default: %(default)s)",
+    )
+    group.add_argument(
+        "--checkpoint-bytes",
+        type=whole(0, _MOST_BYTES),
+        metavar="N",
+        help="bytes that checkpoints of recurrent layers may take; 0: no checkpoints (default: "
+        "as many as four of them)",
     )
 
 

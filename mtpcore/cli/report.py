@@ -35,6 +35,7 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
         "n_batch": llm.n_batch,
         "threads": llm.threads,
         "kv_dtype": llm.kv_dtype,
+        "checkpoint_bytes": llm.checkpoint_bytes,
         "backend": llm.backend.name,
         "guarantee": llm.guarantee,
     }

@@ -126,6 +126,7 @@ def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Conte
         n_ctx,
         n_batch=options.batch_size,
         kv_dtype=options.kv_dtype,
+        checkpoint_bytes=options.checkpoint_bytes,
         threads=options.threads,
         backend=options.backend,
     )

@@ -461,9 +461,9 @@ class Cross:
     def load(self, seq: int, source: StateSource) -> Sampling | None:
         """Let an empty sequence go on where a saved one was, in every role.
 
-        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch`` and threads, and sequences in
-        their numbers: with the settings that are returned the text that follows, drafts included,
-        is the one that would have been written.
+        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch``, ``checkpoint_bytes`` and
+        threads, and sequences in their numbers: with the settings that are returned the text that
+        follows, drafts included, is the one that would have been written.
 
         Parameters
         ----------

@@ -269,6 +269,7 @@ def _contexts(
             n_seq_max=llm.n_seq_max,
             n_batch=max(llm.n_batch, n_heads(spec)),  # a head reads all drafts before its own
             kv_dtype=llm.kv_dtype,
+            checkpoint_bytes=llm.checkpoint_bytes,
             threads=llm.threads,
             backend=llm.backend,
             drafter=spec,

@@ -73,6 +73,9 @@ class LM:
         Tokens of prompts that are processed at once.
     kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
+    checkpoint_bytes : int, optional
+        Bytes that checkpoints of recurrent layers may take, those of all texts together; 0: no
+        checkpoints; default: those of four for each text. The text is the same.
     prefix_cache : int or "all" or None
         Bytes of memory that finished texts may take, so that a prompt that begins with the same
         tokens processes only the others; "all": while there are sequences. None: no text shares
@@ -110,6 +113,7 @@ class LM:
         n_seq_max: int = 4,
         n_batch: int = 512,
         kv_dtype: str = "f16",
+        checkpoint_bytes: int | None = None,
         prefix_cache: PrefixCacheSize = "all",
         threads: int | None = None,
         backend: str | Backend = "cpu",
@@ -126,6 +130,7 @@ class LM:
                 n_seq_max=n_seq_max,
                 n_batch=n_batch,
                 kv_dtype=kv_dtype,
+                checkpoint_bytes=checkpoint_bytes,
                 threads=threads,
                 backend=backend,
             )

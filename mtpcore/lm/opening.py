@@ -30,6 +30,7 @@ def open_cross(
     n_seq_max: int,
     n_batch: int,
     kv_dtype: str,
+    checkpoint_bytes: int | None,
     threads: int | None,
     backend: str | Backend,
 ) -> Cross:
@@ -48,6 +49,7 @@ def open_cross(
             n_seq_max=n_seq_max,
             n_batch=n_batch,
             kv_dtype=kv_dtype,
+            checkpoint_bytes=checkpoint_bytes,
             threads=threads,
             backend=backend,
         )

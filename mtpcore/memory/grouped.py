@@ -10,7 +10,7 @@ from mtpcore.errors import CapacityError
 from mtpcore.graph.program import MemoryLayer, StateLayer
 from mtpcore.memory.base import Portable, StateStore, Store
 from mtpcore.memory.kv import PagedKV
-from mtpcore.memory.recurrent import RecurrentMemory, slots_for
+from mtpcore.memory.recurrent import RecurrentMemory, checkpoints_in, slots_for
 from mtpcore.memory.windowed import WindowedKV, pages_for
 
 __all__ = ["GroupedKV", "make_memory"]
@@ -125,6 +125,7 @@ def make_memory(
     n_batch: int,
     states: Sequence[StateLayer] = (),
     make_state_store: Callable[[Sequence[StateLayer], int], StateStore] | None = None,
+    checkpoint_bytes: int | None = None,
 ) -> PagedKV | GroupedKV:
     """Return memory for these layers: a group for each window, layers without one first.
 
@@ -136,6 +137,9 @@ def make_memory(
         Rows that are reserved at once, of all sequences together.
     states, make_state_store
         Recurrent layers, and ``make_state_store(states, n_slots)`` that makes their store.
+    checkpoint_bytes : int, optional
+        The most that checkpoints of recurrent layers take, of all sequences together; None: a few
+        of each sequence.
     """
     groups = []
     for window in sorted({layer.window for layer in layers} or {0}):
@@ -147,6 +151,8 @@ def make_memory(
             else PagedKV(store, n_seq, n_ctx, n_pages)
         )
     if states and make_state_store:
-        n_slots = slots_for(n_seq)
-        return GroupedKV(groups, RecurrentMemory(make_state_store(states, n_slots), n_seq, n_slots))
+        slot_bytes = make_state_store(states, 1).n_bytes
+        n_checkpoints = checkpoints_in(checkpoint_bytes, slot_bytes, n_seq)
+        state_store = make_state_store(states, slots_for(n_seq, n_checkpoints))
+        return GroupedKV(groups, RecurrentMemory(state_store, n_seq, n_checkpoints))
     return groups[0] if len(groups) == 1 else GroupedKV(groups)

@@ -4,8 +4,9 @@ A recurrent state is overwritten by every row, so going back needs more than cut
 *slot* holds a base, the states of all layers at some place, and a log of the rows behind it. A
 sequence holds slots in ascending order of their bases. A pass goes on from the newest: it reads the
 base, replays the rows of the log, and logs its own there, or in another slot that it opens: then it
-writes the base of that one on its way. To go back is to cut a log, or to return to an earlier slot:
-these are the *checkpoints*.
+writes the base of that one on its way. To go back is to cut a log, or to return to an earlier slot.
+A sequence always has its two newest slots; those before them are *checkpoints*, and one rule for
+all sequences says which of them stay (``RecurrentMemory._thin``).
 
 Nothing that anybody holds is ever written a second time: a row is logged where no sequence, and
 nothing that can be restored, has one. So a sequence is a tuple of numbers. ``save`` and ``fork``
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,16 @@ from numpy.typing import NDArray
 from mtpcore.errors import CapacityError, StateError
 from mtpcore.memory.base import LOG, StateStore
 
-__all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "slots_for"]
+__all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "checkpoints_in", "slots_for"]
 
 CHECKPOINTS: Final = 4
-"""Slots that a sequence keeps behind the two newest, to go back to."""
+"""Checkpoints that each sequence keeps where nothing is said of their bytes."""
+
+_MOST: Final = 64
+"""Checkpoints of each sequence on average, however many bytes they may take.
+
+Every pass looks through all of them, and so many are close enough to each other.
+"""
 
 _DUMPED: Final = 2
 """Newest slots that are saved: what the rows of the newest pass can be taken back to."""
@@ -37,7 +44,7 @@ _DUMPED: Final = 2
 _SEQUENCE, _HELD = struct.Struct("<2Q"), struct.Struct("<3Q")
 """Of a sequence its first place and its slots; of a slot the base's place, rows, ``is_prompt``."""
 
-_WORKING: Final = 3  # what an act can be restored to, what a pass reads, and what it writes
+_WORKING: Final = 4  # the two newest of a sequence, and those that an act can be restored to
 
 _REPLAYED: Final = 1
 """Rows of a log behind which a pass still goes on in it, replaying them, and opens no slot.
@@ -51,9 +58,17 @@ NO_SLOT: Final = -1
 """In place of a slot: the state before the first row, zeros; or nothing is written."""
 
 
-def slots_for(n_seq: int) -> int:
-    """Return how many slots memory of so many sequences has."""
-    return n_seq * (_WORKING + CHECKPOINTS)
+def checkpoints_in(n_bytes: int | None, slot_bytes: int, n_seq: int) -> int | None:
+    """Return how many checkpoints all sequences keep together in so many bytes; None: in any."""
+    return None if n_bytes is None else min(n_bytes // slot_bytes, n_seq * _MOST)
+
+
+def slots_for(n_seq: int, n_checkpoints: int | None = None) -> int:
+    """Return how many slots memory of so many sequences has, with their checkpoints.
+
+    ``n_checkpoints`` is of all together; None: ``CHECKPOINTS`` of each sequence.
+    """
+    return n_seq * _WORKING + (n_seq * CHECKPOINTS if n_checkpoints is None else n_checkpoints)
 
 
 class Held(NamedTuple):
@@ -114,9 +129,12 @@ class RecurrentMemory:
     Parameters
     ----------
     store : StateStore
-        Holds states and logged rows; made by the backend that reads them.
-    n_seq, n_slots : int
-        ``slots_for`` tells how many slots are enough.
+        Holds states and logged rows in ``slots_for(n_seq, n_checkpoints)`` slots; made by the
+        backend that reads them.
+    n_seq : int
+    n_checkpoints : int, optional
+        The most slots that are checkpoints, of all sequences together, at any time; None:
+        ``CHECKPOINTS`` of each sequence.
 
     Attributes
     ----------
@@ -127,12 +145,17 @@ class RecurrentMemory:
         read, of the places behind its base. Compiled code reads it in place.
     """
 
-    def __init__(self, store: StateStore, n_seq: int, n_slots: int) -> None:
-        self.store, self.n_slots = store, n_slots
+    def __init__(self, store: StateStore, n_seq: int, n_checkpoints: int | None = None) -> None:
+        self.store, self.n_slots = store, slots_for(n_seq, n_checkpoints)
         self.table: NDArray[np.int32] = np.full((n_seq, 6 + LOG), NO_SLOT, np.int32)
+        self._shares = (  # how many checkpoints which sequences keep together
+            [(range(seq, seq + 1), CHECKPOINTS) for seq in range(n_seq)]
+            if n_checkpoints is None
+            else [(range(n_seq), n_checkpoints)]
+        )
         self._chains = [_EMPTY] * n_seq
-        self._saved: list[Chain] = []
-        self._paths: dict[int, tuple[int, tuple[int, ...], Chain]] = {}  # kept since then
+        self._saved = [_EMPTY] * n_seq
+        self._paths: dict[int, tuple[int, tuple[int, ...], Held]] = {}  # kept since then
 
     @property
     def longest_rewind(self) -> int:
@@ -162,31 +185,43 @@ class RecurrentMemory:
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Decide where rows ``[begin, end)`` of each sequence are logged, and open slots for them.
 
-        Never refuses: where no slot is free a checkpoint is given up.
+        Never refuses: checkpoints are given up for slots that are opened.
         """
-        logged = self._logged()
+        logged, opening = self._logged(), []
         for seq, (begin, end) in rows.items():
-            if begin < end:
-                self._reserve(seq, begin, end, logged)
+            if begin < end and not self._log_behind(seq, begin, end, logged):
+                opening.append(seq)
+        if opening:
+            self._thin(opening)
+            free = self._free()
+            for seq in opening:
+                self._open(seq, *rows[seq], next(free))
 
-    def _reserve(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> None:
-        chain = self._chains[seq]
-        newest = chain.held[-1] if chain.held else None
+    def _log_behind(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> bool:
+        """Log rows behind those of the newest slot, and say so; False: another is to be opened."""
+        held = self._chains[seq].held
+        behind = _rows_behind(held[-1], end - begin, logged[held[-1].slot]) if held else ()
+        if not behind:
+            return False
+        newest = held[-1]._replace(rows=(*held[-1].rows, *behind))
+        self._chains[seq] = self._chains[seq]._replace(held=(*held[:-1], newest))
+        logged[newest.slot].update(behind)
+        self._tell(seq, newest, NO_SLOT, begin, (begin, end))
+        return True
+
+    def _open(self, seq: int, begin: int, end: int, slot: int) -> None:
+        """Log rows in a slot that nobody holds."""
+        chain, base = self._chains[seq], max(begin, end - LOG)
+        held = Held(slot, base, tuple(range(end - base)), is_prompt=base > begin)
+        read = chain.held[-1] if chain.held else Held(NO_SLOT, begin, ())
+        self._chains[seq] = Chain(chain.start if chain.held else begin, (*chain.held, held))
+        self._tell(seq, read, slot, base, (begin, end))
+
+    def _tell(self, seq: int, read: Held, opened: int, base: int, rows: tuple[int, int]) -> None:
+        """Write into the table which slot is read, which is opened, and for which rows."""
         entry = self.table[seq]
-        if newest and (behind := _rows_behind(newest, end - begin, logged[newest.slot])):
-            held = newest._replace(rows=(*newest.rows, *behind))
-            self._chains[seq] = chain._replace(held=(*chain.held[:-1], held))
-            opened, base = NO_SLOT, begin
-        else:
-            opened, base = self._open(logged), max(begin, end - LOG)
-            held = Held(opened, base, tuple(range(end - base)), is_prompt=base > begin)
-            start = chain.start if newest else begin
-            self._chains[seq] = Chain(start, self._thin(seq, (*chain.held, held)))
-        logged[held.slot].update(held.rows)
-        read = newest or Held(NO_SLOT, begin, ())
-        rows = held.rows if opened == NO_SLOT else read.rows
-        entry[:6] = read.slot, read.place, opened, base, begin, end
-        entry[6 : 6 + len(rows)] = rows
+        entry[:6] = read.slot, read.place, opened, base, *rows
+        entry[6 : 6 + len(read.rows)] = read.rows
 
     def _logged(self) -> dict[int, set[int]]:
         """Return the rows that are logged in each slot which anybody holds."""
@@ -196,57 +231,61 @@ class RecurrentMemory:
                 logged.setdefault(held.slot, set()).update(held.rows)
         return logged
 
-    def _open(self, logged: dict[int, set[int]]) -> int:
-        """Return a slot that nobody holds; where there is none, give up the oldest checkpoint."""
-        while True:
-            for slot in range(self.n_slots):
-                if slot not in logged:
-                    logged[slot] = set()
-                    return slot
-            self._give_up()
-            logged.clear()
-            logged.update(self._logged())
+    def _free(self) -> Iterator[int]:
+        """Yield the slots that nobody holds now."""
+        held = _slots((*self._chains, *self._saved))
+        return (slot for slot in range(self.n_slots) if slot not in held)
 
-    def _give_up(self) -> None:
-        """Let nobody hold the slot any more that has the oldest base among all checkpoints."""
-        needed = self._needed()
-        slots = {
-            held.place: held.slot
-            for chain in (*self._chains, *self._saved)
-            for held in chain.held
-            if held.slot not in needed
-        }
-        lost = slots[min(slots)]
-        for chains in (self._chains, self._saved):
-            for seq, chain in enumerate(chains):
-                if any(held.slot == lost for held in chain.held):
-                    kept = tuple(held for held in chain.held if held.slot != lost)
-                    chains[seq] = chain._replace(held=kept)
+    # Checkpoints
 
-    def _needed(self) -> set[int]:
+    def _thin(self, opening: Collection[int] = ()) -> None:
+        """Give up checkpoints until there are few enough, those of prompts last.
+
+        Of equals, of all sequences together, the one goes whose neighbours are closest to each
+        other for their age. The slots before the newest of sequences that are ``opening`` one
+        count as checkpoints already.
+        """
+        needed = self._needed(opening)
+        for seqs, most in self._shares:
+            while len(found := _slots(self._chains_of(seqs)) - needed) > most:
+                losses = self._losses(seqs)
+                self._give_up(min(sorted(found), key=losses.__getitem__), seqs)
+
+    def _needed(self, opening: Collection[int]) -> set[int]:
         """Return the slots that are no checkpoints.
 
         A sequence goes on in its newest slot; the one before it is read by a pass that has opened
-        the newest; and an act goes back to what was the newest one before it.
+        the newest, and takes back its rows; and an act goes back to what was held before it.
         """
-        newest = {held.slot for chain in self._saved for held in chain.held[-1:]}
-        return newest | {held.slot for chain in self._chains for held in chain.held[-2:]}
+        needed = {held.slot for chain in self._saved for held in chain.held[-2:]}
+        for seq, chain in enumerate(self._chains):
+            needed.update(held.slot for held in chain.held[-1 if seq in opening else -2 :])
+        return needed
 
-    def _thin(self, seq: int, held: tuple[Held, ...]) -> tuple[Held, ...]:
-        """Leave out checkpoints until there are few, those of prompts last.
+    def _chains_of(self, seqs: Iterable[int]) -> list[Chain]:
+        """Return what these sequences hold, and what they can be restored to."""
+        return [chains[seq] for chains in (self._chains, self._saved) for seq in seqs]
 
-        Of equals the one goes whose neighbours are closest to each other for their age.
-        """
-        restored = {one.slot for one in self._saved[seq].held[-1:]} if self._saved else set()
-        while len(held) > CHECKPOINTS + 2:
-            places = [0, *(one.place for one in held)]
+    def _losses(self, seqs: Iterable[int]) -> dict[int, tuple[bool, float]]:
+        """Return by slot what these sequences lose without it, the most that one of them does."""
+        losses: dict[int, tuple[bool, float]] = {}
+        for chain in self._chains_of(seqs):
+            places = [0, *(held.place for held in chain.held), chain.end]
+            for i, held in enumerate(chain.held):
+                gap, age = places[i + 2] - places[i], places[-1] - places[i]
+                loss = held.is_prompt, gap / (age + 1)
+                losses[held.slot] = max(losses.get(held.slot, loss), loss)
+        return losses
 
-            def loss(i: int, held: tuple[Held, ...] = held, at: list[int] = places) -> Any:
-                return held[i].is_prompt, (at[i + 2] - at[i]) / (at[-1] - at[i] + 1)
+    def _give_up(self, slot: int, seqs: Iterable[int]) -> None:
+        """Let none of these sequences hold a slot any more, nor get it back."""
+        for chains in (self._chains, self._saved):
+            for seq in seqs:
+                if any(held.slot == slot for held in chains[seq].held):
+                    kept = tuple(held for held in chains[seq].held if held.slot != slot)
+                    chains[seq] = chains[seq]._replace(held=kept)
 
-            lost = min((i for i in range(len(held) - 2) if held[i].slot not in restored), key=loss)
-            held = (*held[:lost], *held[lost + 1 :])
-        return held
+    # Rows that run
 
     def passes(
         self,
@@ -347,13 +386,15 @@ class RecurrentMemory:
             self._chains[seq] = _EMPTY
         elif length < chain.end:
             self._chains[seq] = chain._replace(held=_cut(chain.held, length))
+        if len(self._chains[seq].held) < len(chain.held):
+            self._thin()  # others may hold as checkpoints what this one has let go
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
         """Keep of the rows behind ``begin`` those of a path, in this order, and no others."""
         if sorted(set(path)) != path or (path and path[0] < 0):
             raise CapacityError("a path ascends", where=f"sequence {seq}", got=path)
         chain, steps = self._chains[seq], tuple(path)
-        if (begin, steps, chain) == self._paths.get(seq):
+        if chain.held and (begin, steps, chain.held[-1]) == self._paths.get(seq):
             return  # it was cut off behind that
         if steps == tuple(range(len(steps))):
             self.rewind(seq, begin + len(steps))
@@ -361,9 +402,9 @@ class RecurrentMemory:
         newest = chain.held[-1]
         n = begin - newest.place
         rows = (*newest.rows[:n], *(newest.rows[n + step] for step in steps))
-        kept = chain._replace(held=(*chain.held[:-1], newest._replace(rows=rows)))
+        kept = newest._replace(rows=rows)
         self._paths[seq] = begin, steps, kept
-        self._chains[seq] = kept
+        self._chains[seq] = chain._replace(held=(*chain.held[:-1], kept))
 
     # Sequences
 
@@ -375,12 +416,14 @@ class RecurrentMemory:
         """Return what ``restore`` needs; what it names is not written from now on."""
         self._paths = {}
         self._saved = self._chains.copy()
+        self._thin()
         return self._saved
 
     def restore(self, saved: list[Chain]) -> None:
-        """Hold what was held at the last ``save``."""
+        """Hold what was held at the last ``save``, but checkpoints that were given up since."""
         self._paths = {}
         self._chains = saved.copy()
+        self._thin()
 
     def snapshot(self, seq: int) -> bytes:
         """Return nothing: what is held is never written over."""
@@ -413,13 +456,13 @@ class RecurrentMemory:
         data, n_base, n_row = data[_SEQUENCE.size :], self.store.base_bytes, self.store.row_bytes
         if n_slots > _DUMPED or (start and not n_slots):
             raise StateError("impossible states of recurrent layers", got=f"{n_slots} slots")
-        least = start
+        least, free = start, self._free()
         for _ in range(n_slots):
             place, n_rows, is_prompt = _read_held(data, least)
             data, n_bytes = data[_HELD.size :], n_base + n_rows * n_row
             if len(data) < n_bytes:
                 raise StateError("the states of recurrent layers are cut short")
-            held = Held(self._open(self._logged()), place, tuple(range(n_rows)), is_prompt)
+            held = Held(next(free), place, tuple(range(n_rows)), is_prompt)
             self._chains[seq] = Chain(start, (*self._chains[seq].held, held))
             self.store.write_base(held.slot, data[:n_base])
             for row in held.rows:
@@ -431,9 +474,8 @@ class RecurrentMemory:
 
     def bytes_of(self, seqs: Collection[int]) -> int:
         """Return the bytes of the slots that these sequences hold, and no other."""
-        own, others = set[int](), set[int]()
-        for seq, chain in enumerate(self._chains):
-            (own if seq in seqs else others).update(held.slot for held in chain.held)
+        own = _slots(self._chains[seq] for seq in seqs)
+        others = _slots(chain for seq, chain in enumerate(self._chains) if seq not in seqs)
         return len(own - others) * (self.store.base_bytes + LOG * self.store.row_bytes)
 
     def digest(self, seq: int) -> bytes:
@@ -443,6 +485,11 @@ class RecurrentMemory:
         if chain.held:
             hashed.update(self.store.settle(chain.held[-1].slot, chain.held[-1].rows))
         return hashed.digest()
+
+
+def _slots(chains: Iterable[Chain]) -> set[int]:
+    """Return the slots that sequences hold."""
+    return {held.slot for chain in chains for held in chain.held}
 
 
 def _read_held(data: memoryview, least: int) -> tuple[int, int, bool]:

@@ -78,6 +78,10 @@ class Context:
         Rows that run at once; larger batches are split inside.
     kv_dtype : {"f16", "f32", "q8_0"}
         Type of stored keys and values.
+    checkpoint_bytes : int, optional
+        Bytes that checkpoints of recurrent layers may take, those of all sequences together:
+        earlier states, from which rollbacks and shared prefixes go on. 0: no checkpoints; default:
+        those of four for each sequence. A graph without recurrent layers has none.
     threads : int, optional
         Threads of the CPU; default: the processors that this process may use, at most its cgroup
         CPU quota.
@@ -108,6 +112,7 @@ class Context:
         n_seq_max: int = 1,
         n_batch: int = 512,
         kv_dtype: str = "f16",
+        checkpoint_bytes: int | None = None,
         threads: int | None = None,
         backend: str | Backend = "cpu",
         taps: Sequence[str | Tap] = (),
@@ -124,7 +129,12 @@ class Context:
                 fix="load it: Context(load_model(path))",
             )
         sizes = read_sizes(
-            n_ctx, n_seq_max, n_batch, default_threads() if threads is None else threads, kv_dtype
+            n_ctx,
+            n_seq_max,
+            n_batch,
+            default_threads() if threads is None else threads,
+            kv_dtype,
+            checkpoint_bytes,
         )
         kind = GraphType(graph_type)
         self.backend = select_backend(backend)
@@ -142,6 +152,7 @@ class Context:
         self.model, self.graph_type = model, kind
         self.n_ctx, self.n_seq_max, self.n_batch = sizes.n_ctx, sizes.n_seq_max, sizes.n_batch
         self.threads, self.kv_dtype = sizes.threads, sizes.kv_dtype
+        self.checkpoint_bytes = sizes.checkpoint_bytes
         self.guard, self.journal = Guard(), Journal()
         self.owner: Owner | None = None
 
@@ -377,8 +388,8 @@ class Context:
     def load(self, seq: int, source: StateSource) -> None:
         """Let an empty sequence go on where a saved one was.
 
-        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch``, threads and taps, and
-        sequences in their numbers: what follows is the same, to the last bit.
+        Contexts may differ in ``n_ctx``, ``n_seq_max``, ``n_batch``, ``checkpoint_bytes``, threads
+        and taps, and sequences in their numbers: what follows is the same, to the last bit.
 
         Parameters
         ----------

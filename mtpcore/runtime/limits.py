@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from mtpcore.boundary.arguments import one_of, read
+from mtpcore.boundary.arguments import Length, one_of, read
 from mtpcore.errors import CapacityError
 from mtpcore.memory.types import KV_DTYPES
 
@@ -14,16 +14,27 @@ __all__ = ["Sizes", "read_sizes"]
 
 
 class Sizes(Struct, frozen=True):
-    """Places of a sequence, sequences, rows that run at once, threads, type of keys and values."""
+    """Places of a sequence, sequences, rows that run at once, threads, type of keys and values.
+
+    ``checkpoint_bytes`` of recurrent layers, of all sequences together; None: a few of each.
+    """
 
     n_ctx: int
     n_seq_max: int
     n_batch: int
     threads: int
     kv_dtype: str
+    checkpoint_bytes: int | None
 
 
-def read_sizes(n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype: str) -> Sizes:
+def read_sizes(
+    n_ctx: int,
+    n_seq_max: int,
+    n_batch: int,
+    threads: int,
+    kv_dtype: str,
+    checkpoint_bytes: int | None,
+) -> Sizes:
     """Return sizes of a context; raise CapacityError, naming it, where one is none."""
     return Sizes(
         _read("n_ctx", n_ctx, _upto(1 << 24)),
@@ -31,7 +42,11 @@ def read_sizes(n_ctx: int, n_seq_max: int, n_batch: int, threads: int, kv_dtype:
         _read("n_batch", n_batch, _upto(1 << 16)),
         _read("threads", threads, _upto(1024)),
         _read("kv_dtype", kv_dtype, one_of(*KV_DTYPES), "unknown type of keys and values"),
+        _read("checkpoint_bytes", checkpoint_bytes, _BYTES),
     )
+
+
+_BYTES = Annotated[Length | None, Meta(description="a number of bytes, or None")]
 
 
 def _upto(most: int) -> Any:

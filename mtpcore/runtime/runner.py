@@ -95,6 +95,7 @@ class GraphRunner:
                 n_batch=sizes.n_batch,
                 states=self.program.states,
                 make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
+                checkpoint_bytes=sizes.checkpoint_bytes,
             )
         self.sequences = Sequences(sizes.n_seq_max, self.memory)
         self.lengths = self.sequences.lengths

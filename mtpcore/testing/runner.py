@@ -40,6 +40,7 @@ class Runner:
         A model, or ``Weights``.
     n_seq, n_ctx, n_batch, threads : int
     kv_dtype : str
+    checkpoint_bytes : int, optional
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Runner:
         n_batch: int = 512,
         threads: int = 1,
         kv_dtype: str = "f32",
+        checkpoint_bytes: int | None = None,
     ) -> None:
         self.memory = make_memory(
             program.memory,
@@ -62,6 +64,7 @@ class Runner:
             n_batch=n_batch,
             states=program.states,
             make_state_store=backend.state_store,
+            checkpoint_bytes=checkpoint_bytes,
         )
         recurrent = self.memory.recurrent
         self.plan = backend.plan(

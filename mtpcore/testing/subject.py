@@ -33,6 +33,7 @@ class ContextOptions(TypedDict, total=False):
     n_seq_max: int
     n_batch: int
     kv_dtype: str
+    checkpoint_bytes: int | None
     threads: int | None
     backend: str | Backend
     taps: Sequence[str | Tap]

@@ -88,6 +88,12 @@ def test_the_memory_plan_counts_states(tmp_path):
         store = cross.contexts[role].runner.memory.recurrent.store
         assert parts[name]["slot"] == store.slot_bytes > 0
         assert parts[name]["states_per_sequence"] == store.n_bytes
+        for n_bytes in (0, 3 * store.slot_bytes):
+            few = describe_model(model, n_ctx=100, kv_dtype="f16", checkpoint_bytes=n_bytes)
+            part = next(one for one in few["plan"]["parts"] if one["role"] == name)
+            budgeted = mtpcore.link(mtpcore.Context(model, 100, checkpoint_bytes=n_bytes))
+            store = budgeted.contexts[role].runner.memory.recurrent.store
+            assert part["states_per_sequence"] == store.n_bytes
     lines = "\n".join(inspect._plan(described))
     assert f"recurrent states up to {spell_bytes(parts['llm']['states_per_sequence'])}" in lines
     kept = ("weights", "kv_per_sequence", "states_per_sequence")

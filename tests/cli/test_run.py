@@ -371,6 +371,24 @@ def test_backends_and_cache_types_are_options(command, glm):
     )
 
 
+def test_checkpoints_have_a_budget_where_a_model_has_none(command, glm):
+    """Without recurrent layers it is accepted and does nothing."""
+    texts = []
+    for words in ((), ("--checkpoint-bytes", 0), ("--checkpoint-bytes", 1 << 40)):
+        out = command("run", glm, *PROMPT, "-n", 5, "--temp", 0, *words, "--json")[1]
+        found = json.loads(out)
+        assert found["settings"]["checkpoint_bytes"] == (words[1] if words else None)
+        texts.append(found["text"])
+    assert texts == texts[:1] * 3
+
+
+@pytest.mark.parametrize("n_bytes", ["-1", "64M", 1 << 53])
+def test_a_budget_is_a_whole_number(command, glm, n_bytes):
+    code, out, err = command("run", glm, "x", "--checkpoint-bytes", n_bytes)
+    assert (code, out) == (2, "")
+    assert "wanted a whole number >= 0" in err
+
+
 def test_cuda_is_not_offered_and_is_refused_with_a_reason(command, glm):
     for words in (("run", "--help"), ("run", glm, "x", "--backend", "vulkan")):
         _, out, err = command(*words)

@@ -4,11 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 from harness import hybrid_family
+from harness.checkpoints import watch
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Batch, Generator
+from mtpcore.backends.cpu.states import slot_bytes_of
 from mtpcore.declarations.spec import TreeShape
 from mtpcore.errors import CapacityError
 from mtpcore.sampling import Sampling
@@ -63,19 +65,40 @@ def test_texts_do_not_depend_on_trees(family):
         check_texts(family, Texts(k=4, sampling=sampling, n_batch=n_batch), spec)
 
 
+def slot_bytes(family):
+    """Bytes of a slot, in the role whose slots are the larger ones."""
+    programs = [one.program for one in family.link(N_CTX).contexts.values()]
+    return max(slot_bytes_of(program.states) for program in programs)
+
+
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_a_rejected_draft_leaves_no_trace(family, backend):
+@pytest.mark.parametrize(
+    ("backend", "n_checkpoints"), [("cpu", None), ("reference", None), ("cpu", 0), ("cpu", 2)]
+)
+def test_a_rejected_draft_leaves_no_trace(family, backend, n_checkpoints):
+    n_bytes = None if n_checkpoints is None else n_checkpoints * slot_bytes(family)
+
+    class Machine(machine_of(family, backend=backend, checkpoint_bytes=n_bytes)):
+        def make(self, interrupter):
+            cross = super().make(interrupter)
+            for context in cross.contexts.values():
+                most = (
+                    n_bytes if n_bytes is None else n_bytes // slot_bytes_of(context.program.states)
+                )
+                watch(context.runner.memory, context.n_seq_max, most)
+            return cross
+
     few = searching(12, stateful_step_count=20, suppress_health_check=list(HealthCheck))
-    run_state_machine_as_test(machine_of(family, backend=backend), settings=few)
+    run_state_machine_as_test(Machine, settings=few)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_rollback_to_any_place(family, backend):
+@pytest.mark.parametrize(("backend", "n_bytes"), [("cpu", None), ("reference", None), ("cpu", 0)])
+def test_rollback_to_any_place(family, backend, n_bytes):
     """Near ones are cut, others computed again from a checkpoint; drafts and texts are the same."""
     tokens = family.text(71).tolist()
     for n in (70, 69, 60, 54, 53, 52, 40, 39, 24, 23, 22, 5, 1, 0):
-        cross, fresh = (family.link(N_CTX, backend=backend) for _ in range(2))
+        cross = family.link(N_CTX, backend=backend, checkpoint_bytes=n_bytes)
+        fresh = family.link(N_CTX, backend=backend)
         for begin, end in ((0, 40), (40, 70)):
             cross.llm.process(Batch.of(tokens[begin:end], pos=begin))
         cross.pending(0, SAMPLING)
@@ -123,14 +146,38 @@ def test_embedding_rows_cannot_be_computed_again(family):
     assert cross.llm.length(0) == 45
 
 
+@pytest.mark.parametrize(("n_checkpoints", "nearest"), [(0, 0), (1, 0), (8, 29)])
+def test_a_budget_decides_how_far_back_states_are_kept(family, n_checkpoints, nearest):
+    """A Cross goes back to any place; a context alone refuses those without a state."""
+    tokens, n_bytes = family.text(110).tolist(), n_checkpoints * slot_bytes(family)
+    cross = family.link(N_CTX, checkpoint_bytes=n_bytes)
+    alone = family.context(N_CTX, checkpoint_bytes=n_bytes)
+    for begin in range(0, 110, 10):
+        for one in (cross.llm, alone):
+            one.process(Batch.of(tokens[begin : begin + 10], pos=begin))
+    fresh = family.link(N_CTX)
+    fresh.llm.process(Batch.of(tokens[:29]))
+    assert cross.speculation.nearest(0, 29) == nearest
+    cross.rollback(0, 29)
+    assert cross.digest(0) == fresh.digest(0)
+    before = alone.digest(0)
+    if nearest < 29:
+        with pytest.raises(CapacityError, match="wanted the whole sequence"):
+            alone.rewind(0, 29)
+        assert alone.digest(0) == before
+    else:
+        alone.rewind(0, 29)
+        assert alone.digest(0) == fresh.llm.digest(0)
+
+
 @pytest.mark.parametrize("draft", [0, 3])
 def test_kept_prefixes_begin_at_checkpoints(family, draft):
     """A second prompt that shares its beginning with the first goes on from the nearest state."""
     first = family.text(60).tolist()
     second = [*first[:50], *family.text(12, 1).tolist()]
-    texts = []
-    for size in ("all", None):
-        cross = family.link(N_CTX, n_batch=16)
+    texts, cached = [], []
+    for size, n_bytes in ((None, None), ("all", None), ("all", 0), ("all", 1 << 20)):
+        cross = family.link(N_CTX, n_batch=16, checkpoint_bytes=n_bytes)
         generator = Generator(cross, draft=draft, sampling=SAMPLING, prefix_cache=size)
         texts.append(
             [
@@ -138,4 +185,17 @@ def test_kept_prefixes_begin_at_checkpoints(family, draft):
                 for prompt in (first, second)
             ]
         )
-    assert texts[0] == texts[1]
+        cached.append(generator.stats.cached_tokens)
+    assert texts == [texts[0]] * 4
+    assert cached[0] == cached[2] == 0 < cached[1] <= cached[3]
+
+
+def test_a_drafter_has_its_targets_budget(family):
+    cross = family.link(N_CTX, checkpoint_bytes=12345)
+    assert {one.checkpoint_bytes for one in cross.contexts.values()} == {12345}
+
+
+@pytest.mark.parametrize("n_bytes", [-1, 1.5, "some", True, 1 << 54])
+def test_a_budget_is_a_number_of_bytes(family, n_bytes):
+    with pytest.raises(CapacityError, match="checkpoint_bytes"):
+        family.context(N_CTX, checkpoint_bytes=n_bytes)

@@ -57,6 +57,13 @@ def test_repr_says_what_it_is():
         assert "draft=0, drafter=None)" in repr(lm)
 
 
+def test_a_budget_of_checkpoints_reaches_model_and_drafter():
+    with LM("demo", n_ctx=60, draft=2, checkpoint_bytes=1 << 20) as lm:
+        contexts = lm.generator.cross.contexts.values()
+        assert [one.checkpoint_bytes for one in contexts] == [1 << 20] * 2
+        assert lm.generate(PROMPT, **OPTIONS).text
+
+
 def test_as_many_tokens_fit_as_the_model_was_trained_on():
     with LM("demo") as lm:
         assert lm.n_ctx == lm.model.hparams.n_ctx_train == 512

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from harness.checkpoints import checkpoints_of, watch
 from harness.hybrids import N_VOCAB, hybrid
 from harness.search import searching
 from hypothesis import strategies as st
@@ -21,6 +22,14 @@ ALONE, BESIDE = hybrid(attends=False), hybrid(layers=2)
 
 def runner(backend, program=ALONE, **sizes):
     return Runner(backend, *program, n_seq=N_SEQ, n_ctx=N_CTX, n_batch=N_BATCH, **sizes)
+
+
+def budgeted(backend, n_checkpoints, program=ALONE):
+    """Return a runner whose checkpoints take the bytes of so many slots, and not quite one more."""
+    if n_checkpoints is None:
+        return runner(backend, program)
+    slot_bytes = backend.state_store(program[0].states, 1).n_bytes
+    return runner(backend, program, checkpoint_bytes=(n_checkpoints + 1) * slot_bytes - 1)
 
 
 def feed(one, tokens, seq=0, n_batch=N_BATCH, place=0):
@@ -60,12 +69,13 @@ def text(n, seed=0):
 class Machine(RuleBasedStateMachine):
     """Sequences are lists of tokens; digests must be those of a fresh memory."""
 
-    program, backend = ALONE, ReferenceBackend()
+    program, backend, n_checkpoints = ALONE, ReferenceBackend(), None
 
     def __init__(self):
         super().__init__()
-        self.one = runner(self.backend, self.program)
+        self.one = budgeted(self.backend, self.n_checkpoints, self.program)
         self.memory = self.one.memory
+        watch(self.memory, N_SEQ, self.n_checkpoints)
         self.texts = [[] for _ in range(N_SEQ)]
         self.starts = [0] * N_SEQ
         self.stamp = 0
@@ -84,13 +94,13 @@ class Machine(RuleBasedStateMachine):
         begin = self.end(seq)
         return self.one.feed(tokens, seq=seq, place=begin, **options)["hidden"]
 
-    @rule(seq=seqs, n=st.integers(1, N_BATCH), start=st.integers(0, 2))
+    @rule(seq=seqs, n=st.integers(1, 3 * N_BATCH), start=st.integers(0, 2))
     def prefill(self, seq, n, start):
         if not self.texts[seq]:
             self.starts[seq] = start
         if self.fits(seq, n):
             tokens = self.draw_text(n)
-            self.append(seq, tokens)
+            feed(self.one, tokens, seq, place=self.starts[seq])
             self.texts[seq] += tokens
         elif not self.texts[seq]:
             self.starts[seq] = 0
@@ -127,11 +137,19 @@ class Machine(RuleBasedStateMachine):
             self.memory.keep(seq, begin, path)
         self.texts[seq] += [tokens[row] for row in path]
 
-    @rule(seq=seqs, n=st.integers(1, N_BATCH), cut=st.integers(0, 30), again=st.booleans())
-    def fail(self, seq, n, cut, again):
-        """Rows are taken back, others come in their place, and all of it is undone."""
+    @rule(
+        seq=seqs, n=st.integers(1, N_BATCH), cut=st.integers(0, 30), again=st.booleans(), new=seqs
+    )
+    def fail(self, seq, n, cut, again, new):
+        """Rows are taken back, others come in their place, and all of it is undone.
+
+        A fork that goes back to a checkpoint of the sequence is undone, too.
+        """
         if not self.fits(seq, n):
             return
+        if not self.texts[new] and new != seq:
+            self.memory.fork(seq, new)
+            self.memory.rewind(new, self.memory.recurrent.nearest(new, self.end(seq) // 2))
         cut = 0 if self.program[0].memory else cut  # pages are written again at once
         if self.memory.recurrent.nearest(seq, max(self.end(seq) - cut, 0)) == self.end(seq) - cut:
             self.memory.rewind(seq, self.end(seq) - cut)
@@ -200,6 +218,14 @@ class Machine(RuleBasedStateMachine):
         self.saved = self.memory.save()
 
     @invariant()
+    def holds_so_many_bytes(self):
+        """Where an act begins: two slots of each sequence, and checkpoints."""
+        recurrent = self.memory.recurrent
+        most = N_SEQ * CHECKPOINTS if self.n_checkpoints is None else self.n_checkpoints
+        n_bytes = recurrent.store.base_bytes + LOG * recurrent.store.row_bytes
+        assert recurrent.bytes_of(range(N_SEQ)) <= (2 * sum(map(bool, self.texts)) + most) * n_bytes
+
+    @invariant()
     def equals_fresh(self):
         fresh = runner(self.backend, self.program)
         for seq in range(N_SEQ):
@@ -218,6 +244,18 @@ class OnCpu(Machine):
     backend = CpuBackend()
 
 
+class WithoutCheckpoints(Machine):
+    n_checkpoints = 0
+
+
+class WithFewCheckpoints(OnCpu):
+    n_checkpoints = 2
+
+
+class WithCheckpointsBesideAttention(BesideAttention):
+    n_checkpoints = 9
+
+
 class BesideAttentionOnCpu(BesideAttention):
     backend = CpuBackend()
 
@@ -226,7 +264,11 @@ TestReference = Machine.TestCase
 TestBesideAttention = BesideAttention.TestCase
 TestOnCpu = OnCpu.TestCase
 TestBesideAttentionOnCpu = BesideAttentionOnCpu.TestCase
+TestWithoutCheckpoints = WithoutCheckpoints.TestCase
+TestWithFewCheckpoints = WithFewCheckpoints.TestCase
+TestWithCheckpointsBesideAttention = WithCheckpointsBesideAttention.TestCase
 TestReference.settings = TestBesideAttention.settings = searching(20)
+TestWithoutCheckpoints.settings = TestWithCheckpointsBesideAttention.settings = searching(20)
 
 
 def test_the_newest_pass_can_be_taken_back_whole():
@@ -254,6 +296,7 @@ def test_checkpoints_lie_behind_prompts_and_become_rarer():
     for token in tokens[100:]:
         recurrent.save()
         one.feed([token])
+    recurrent.save()
     reached = np.array([recurrent.nearest(0, n) == n for n in range(N_CTX + 1)])
     begins = np.flatnonzero(reached[1:] & ~reached[:-1]) + 1
     assert reached[100 - LOG : 101].all()
@@ -317,8 +360,7 @@ def test_a_full_memory_gives_up_checkpoints_only():
 
 def test_slots_that_a_batch_reads_are_no_checkpoints():
     """All slots are taken; the oldest base is the one that the batch goes on from."""
-    one = runner(ReferenceBackend())
-    one.memory.recurrent.n_slots = 4 * N_SEQ
+    one = budgeted(ReferenceBackend(), 0)
     texts = {seq: text(20, seq) for seq in range(N_SEQ)}
     for _ in range(10):
         for seq in range(1, N_SEQ):
@@ -333,6 +375,94 @@ def test_slots_that_a_batch_reads_are_no_checkpoints():
     for seq in range(N_SEQ):
         feed(fresh, texts[seq] + more[seq], seq)
         assert one.memory.digest(seq) == fresh.memory.digest(seq)
+
+
+def test_checkpoints_are_given_up_by_one_rule_for_all_sequences():
+    """The ends of prompts stay longest; of several in one text those nearer to its end do."""
+    one = budgeted(ReferenceBackend(), 4)
+    recurrent = one.memory.recurrent
+    for seq, n_parts in enumerate((1, 3)):
+        feed(one, text(n_parts * N_BATCH, seq), seq)
+        for token in text(30, seq):
+            recurrent.save()
+            one.feed([token], seq=seq)
+    recurrent.save()
+    assert len(checkpoints_of(recurrent, range(N_SEQ))) == 4
+    places = [[held.place for held in chain.held[:-2]] for chain in recurrent._chains]
+    assert places == [[40 - LOG], [40 - LOG, 80 - LOG, 120 - LOG], []]
+    feed(one, text(N_BATCH, 2), 2)
+    for token in text(30, 2):
+        recurrent.save()
+        one.feed([token], seq=2)
+    recurrent.save()
+    places = [[held.place for held in chain.held[:-2]] for chain in recurrent._chains]
+    assert places == [[40 - LOG], [80 - LOG, 120 - LOG], [40 - LOG]]
+
+
+@pytest.mark.parametrize("n_checkpoints", [0, 1, 2, 5, 40])
+def test_a_budget_is_used_up(n_checkpoints):
+    """However many bytes there are: of one sequence alone, with a slot for every second token."""
+    one = budgeted(ReferenceBackend(), n_checkpoints)
+    for token in text(150):
+        one.memory.save()
+        one.feed([token])
+    one.memory.save()
+    recurrent = one.memory.recurrent
+    assert len(checkpoints_of(recurrent, range(N_SEQ))) == n_checkpoints
+    slot_bytes = recurrent.store.base_bytes + LOG * recurrent.store.row_bytes
+    assert recurrent.bytes_of([0]) == (n_checkpoints + 2) * slot_bytes
+
+
+def test_what_one_sequence_lets_go_may_be_a_checkpoint_of_another():
+    """Both were made in one act: nothing of it is needed to take that act back."""
+    one = budgeted(ReferenceBackend(), 1)
+    watch(one.memory, N_SEQ, 1)
+    one.memory.save()
+    feed(one, text(2 * N_BATCH))
+    one.memory.fork(0, 1)
+    feed(one, text(2 * N_BATCH, 1), 1)
+    one.memory.rewind(0, 0)
+    assert len(one.memory.recurrent._chains[1].held) == 3
+
+
+def test_any_number_of_bytes_is_a_budget():
+    """More checkpoints than help are never kept, nor is there memory for them."""
+    one = runner(CpuBackend(), checkpoint_bytes=1 << 53)
+    feed(one, text(300), n_batch=1)
+    one.memory.save()
+    assert one.memory.recurrent.store.n_slots == N_SEQ * (4 + 64)
+    assert all(one.memory.recurrent.nearest(0, n) == n for n in range(300))
+
+
+def test_a_failed_act_leaves_what_takes_back_the_newest_rows():
+    """Their pass opened the newest slot; without it they are in the one before."""
+    one, fresh = budgeted(ReferenceBackend(), 0), runner(ReferenceBackend())
+    feed(one, text(60))
+    one.feed(text(5), seq=0)
+    saved = one.memory.save()
+    feed(one, text(3 * N_BATCH, 1))
+    one.memory.restore(saved)
+    one.memory.rewind(0, 60)
+    feed(fresh, text(60))
+    assert one.memory.digest(0) == fresh.memory.digest(0)
+
+
+def test_what_a_failed_act_gave_up_does_not_come_back():
+    """A long prompt takes the slots of checkpoints; behind it the act is taken back."""
+    one = budgeted(ReferenceBackend(), 2)
+    feed(one, text(4 * N_BATCH))
+    before, saved = one.memory.digest(0), one.memory.save()
+    feed(one, text(5 * N_BATCH, 1))
+    one.memory.restore(saved)
+    assert one.memory.digest(0) == before
+    fresh = runner(ReferenceBackend())
+    feed(fresh, text(4 * N_BATCH)[:-5])
+    one.memory.rewind(0, 4 * N_BATCH - 5)
+    assert one.memory.digest(0) == fresh.memory.digest(0)
+    one.memory.rewind(0, 3 * N_BATCH)
+    fresh.memory.rewind(0, 0)
+    feed(fresh, text(4 * N_BATCH)[: 3 * N_BATCH])
+    assert one.memory.digest(0) == fresh.memory.digest(0)
 
 
 def test_the_newest_rows_can_be_taken_back_after_a_load():
