@@ -62,12 +62,16 @@ typedef struct {
     const int32_t *out_rows;
 } job;
 
+static float *result_of(const job *job, int64_t token, int64_t row)
+{
+    return job->y + (job->out_rows ? job->out_rows[token] : token) * job->y_stride + row;
+}
+
 static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32], int64_t row,
                        size_t row_bytes)
 {
     for (int64_t t = 0; t < n; t++) {
-        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
-        float *to = job->y + token * job->y_stride + row;
+        float *to = result_of(job, first + t, row);
         if (row_bytes == sizeof out[t]) /* a few moves; all but the last group */
             memcpy(to, out[t], sizeof out[t]);
         else
@@ -75,12 +79,23 @@ static void store_rows(const job *job, int64_t first, int64_t n, float (*out)[32
     }
 }
 
+/* The same, and one NaN for all, as the kernels have it. */
+static void store_sums(const job *job, int64_t first, int64_t n, float (*sums)[32], int64_t row,
+                       size_t row_bytes)
+{
+    for (int64_t t = 0; t < n; t++) {
+        _Alignas(64) float out[1][MTP_GROUP_ROWS];
+        for (int r = 0; r < MTP_GROUP_ROWS; r++)
+            out[0][r] = sums[t][r] == sums[t][r] ? sums[t][r] : mtp_float_from_bits(0x7fc00000u);
+        store_rows(job, first + t, 1, out, row, row_bytes);
+    }
+}
+
 /* Ask for the lines of results before they are made: they lie a row apart, so nothing else does. */
 static void expect_rows(const job *job, int64_t first, int64_t n, int64_t row)
 {
     for (int64_t t = 0; t < n; t++) {
-        const int64_t token = job->out_rows ? job->out_rows[first + t] : first + t;
-        const char *out = (const char *)(job->y + token * job->y_stride + row);
+        const float *out = result_of(job, first + t, row);
         __builtin_prefetch(out, 1);
         __builtin_prefetch(out + 16, 1);
     }
@@ -123,10 +138,7 @@ static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const ch
                                     half < 2 ? packed : NULL);
         }
     }
-    for (int64_t t = 0; t < end - begin; t++) /* one NaN for all, as the kernels have it */
-        for (int r = 0; r < MTP_GROUP_ROWS; r++)
-            sums[t][r] = sums[t][r] == sums[t][r] ? sums[t][r] : mtp_float_from_bits(0x7fc00000u);
-    store_rows(job, begin, end - begin, sums, row, row_bytes);
+    store_sums(job, begin, end - begin, sums, row, row_bytes);
 }
 
 mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
