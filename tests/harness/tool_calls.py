@@ -168,7 +168,7 @@ class Agents:
         self.generator = Generator(
             self.cross,
             draft_sampler=choose(("coupled", "argmax")),
-            prefix_cache=choose(("all", "all", 300_000)),
+            prefix_cache=choose(("all", "all", 1_500_000)),
         )
         self.known = KnownTexts(seed)
         if family == "qwen35":
@@ -216,7 +216,7 @@ class Agents:
         while self.generator.active:
             self.generator.step()
             running = [request for request, _ in made if request.seq is not None]
-            if running and rng.random() < 0.1:
+            if running and len(made) < 2 * n_requests and rng.random() < 0.1:
                 text = [*(branched := rng.choice(running)).prompt, *branched.tokens]
                 if len(text) + N_MORE < N_CTX:
                     made.append(self._ask([*text, rng.randrange(self.model.hparams.n_vocab)]))
