@@ -16,10 +16,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Reader", "Sample", "alternate", "bandwidth", "choose", "once"]
+__all__ = ["Reader", "Sample", "Undone", "alternate", "bandwidth", "choose", "once"]
 
 SAMPLE_BYTES = 1 << 28  # read to find the faster way
 
@@ -37,8 +38,24 @@ class Sample(list[float]):
         return statistics.median(self)
 
 
+class Undone(NamedTuple):
+    """A call, and one that puts everything back behind it, which is not timed."""
+
+    run: Callable[[], object]
+    undo: Callable[[], object]
+
+    def __call__(self) -> None:
+        """Run both."""
+        self.run()
+        self.undo()
+
+
 def once(run: Callable[[], object]) -> float:
-    """Return the seconds that one call takes."""
+    """Return the seconds that one call takes, or that of an ``Undone`` which is timed."""
+    if isinstance(run, Undone):
+        seconds = once(run.run)
+        run.undo()
+        return seconds
     begin = perf_counter()
     run()
     return perf_counter() - begin

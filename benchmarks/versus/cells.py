@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from timing import Reader, Sample, alternate, choose
+from timing import Reader, Sample, Undone, alternate, choose
 
 import mtpcore
 from versus.hold import Hold
@@ -28,12 +28,25 @@ Run = Callable[[Engine], object]
 
 
 class Task(NamedTuple):
-    """What engines do: the cell, its tokens, what tells the best setting, and what is timed."""
+    """What engines do: the cell, its tokens, what tells the best setting, and what is timed.
+
+    ``undo`` puts an engine back behind either, and is not timed: llama.cpp copies what recurrent
+    layers held, which would cost it a part of what a token costs.
+    """
 
     cell: str
     n_tokens: int
     trial: Run
     run: Run
+    undo: Run
+
+    def trial_of(self, engine: Engine) -> Undone:
+        """Return the trial on an engine."""
+        return Undone(partial(self.trial, engine), partial(self.undo, engine))
+
+    def run_of(self, engine: Engine) -> Undone:
+        """Return what is timed on an engine."""
+        return Undone(partial(self.run, engine), partial(self.undo, engine))
 
 
 class Arena:
@@ -68,18 +81,17 @@ class Arena:
     def fill(self) -> None:
         """Let all engines hold the text up to the depth, if they do not yet."""
         text = self.text[: self.depth]
-        if self.ours.depth != self.depth:
-            self.ours.rewind(0)
-            self.ours.process(text)
+        if self.ours.filled != self.depth:
+            self.ours.fill(text)
         for flash in (True, False):
             alike = [one for one in self.theirs.values() if one.flash == flash]
             for one in alike:
-                if one.depth != self.depth:
-                    one.rewind(0)
-                    if alike[0].depth == self.depth:
+                if one.filled != self.depth:
+                    if alike[0].filled == self.depth:
+                        one.rewind(0)
                         one.copy(alike[0])
                     else:
-                        one.process(text)
+                        one.fill(text)
 
     def close(self) -> None:
         """Free what llama.cpp holds."""
@@ -97,11 +109,11 @@ class Arena:
         turns: list[Callable[[], object]] = []
         best = []
         for task in tasks:
-            turns.append(partial(task.run, self.ours))
+            turns.append(task.run_of(self.ours))
             if self.theirs:
-                trials = {name: partial(task.trial, one) for name, one in self.theirs.items()}
+                trials = {name: task.trial_of(one) for name, one in self.theirs.items()}
                 best.append(choose(trials, hold=self.hold))
-                turns.append(partial(task.run, self.theirs[best[-1]]))
+                turns.append(task.run_of(self.theirs[best[-1]]))
         samples = iter(alternate([*turns, *others], pairs, warm, hold=self.hold))
         found = []
         for i, task in enumerate(tasks):
@@ -123,27 +135,32 @@ def measure(arena: Arena, cell: str, pairs: int, read: Reader) -> list[Found]:
     def decode(engine: Engine, n: int = DECODED) -> None:
         for token in text[depth : depth + n]:
             engine.process([token])
-        engine.rewind(depth)
 
     def prefill(engine: Engine, n: int = depth) -> None:
-        engine.rewind(0)
         engine.process(text[:n])
 
     def verify(engine: Engine, n: int) -> None:
         engine.process(text[depth : depth + n], every=True)
+
+    def back(engine: Engine) -> None:
         engine.rewind(depth)
 
+    def empty(engine: Engine) -> None:
+        engine.rewind(0)
+
     if cell == "prefill":
-        task = Task(cell, depth, partial(prefill, n=depth // 4), prefill)
+        for engine in arena.engines:
+            empty(engine)
+        task = Task(cell, depth, partial(prefill, n=depth // 4), prefill, empty)
         (found,) = arena.compare([task], pairs)
         found.more = {"gmacs": work.macs * depth / found.seconds / 1e9}
         return [found]
     arena.fill()
     if cell == "verify":
         runs = {n: partial(verify, n=n) for n in ROWS}
-        tasks = [Task(f"verify-{n}", n, run, run) for n, run in runs.items()]
+        tasks = [Task(f"verify-{n}", n, run, run, back) for n, run in runs.items()]
         return arena.compare(tasks, pairs, warm=1)
-    task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode)
+    task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode, back)
     (found,), (seconds,) = arena.compare_beside([task], pairs, 0, [read])
     bounds = [one * work.n_bytes(1) / read.n_bytes * DECODED for one in seconds]
     speed = read.n_bytes / statistics.median(seconds)

@@ -21,6 +21,7 @@ __all__ = ["Peer", "PeerModel", "Setting", "quiet_logs"]
 Setting = tuple[bool, bool]
 """Weights repacked for the processor, flash attention."""
 
+RECURRENT = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 KV_TYPES = {"f32": llama_cpp.GGML_TYPE_F32, "f16": llama_cpp.GGML_TYPE_F16}
 
 
@@ -47,6 +48,7 @@ class PeerModel:
         if not self.handle:
             raise RuntimeError(f"llama.cpp does not load {path}")
         self.n_vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.handle))
+        self.is_hybrid = llama_cpp.llama_model_is_hybrid(self.handle)
 
 
 class Peer:
@@ -67,7 +69,8 @@ class Peer:
             raise RuntimeError("llama.cpp made no context")
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.batch = llama_cpp.llama_batch_init(512, 0, 1)
-        self.depth = 0
+        self.depth, self.filled = 0, 0
+        self._states: ctypes.Array[ctypes.c_uint8] | None = None
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
         """Run tokens behind those there are; return logits f32[n, n_vocab] of all, or the last."""
@@ -83,6 +86,12 @@ class Peer:
         first = llama_cpp.llama_get_logits_ith(self.context, 0 if every else n - 1)
         return np.ctypeslib.as_array(first, shape=(n if every else 1, self.model.n_vocab))
 
+    def fill(self, tokens: Sequence[int]) -> None:
+        """Hold these tokens and no others."""
+        self.rewind(0)
+        self.process(tokens)
+        self._keep()
+
     def copy(self, other: Peer) -> None:
         """Hold the same tokens as another; only for contexts with the same flash setting."""
         size = llama_cpp.llama_state_seq_get_size(other.context, 0)
@@ -91,12 +100,23 @@ class Peer:
         if not llama_cpp.llama_state_seq_set_data(self.context, state, size, 0):
             raise RuntimeError("llama.cpp did not take a state")
         self.depth = other.depth
+        self._keep()
+
+    def _keep(self) -> None:
+        """Copy what recurrent layers hold: they cannot go back by themselves."""
+        self.filled = self.depth
+        if self.model.is_hybrid:
+            size = llama_cpp.llama_state_seq_get_size_ext(self.context, 0, RECURRENT)
+            self._states = (ctypes.c_uint8 * size)()
+            llama_cpp.llama_state_seq_get_data_ext(self.context, self._states, size, 0, RECURRENT)
 
     def rewind(self, depth: int) -> None:
-        """Forget what lies behind ``depth`` tokens."""
+        """Forget what lies behind ``depth`` tokens: none, or those that were filled in."""
+        if depth and (kept := self._states) is not None:
+            llama_cpp.llama_state_seq_set_data_ext(self.context, kept, len(kept), 0, RECURRENT)
         if not llama_cpp.llama_memory_seq_rm(self.memory, 0, depth, -1):
             raise RuntimeError("llama.cpp did not remove a tail")
-        self.depth = depth
+        self.depth, self.filled = depth, min(depth, self.filled)
 
     def close(self) -> None:
         """Free the context."""

@@ -72,38 +72,58 @@ def test_rows_are_repeated_and_nothing_else_is(folder):
 BOTH = """
 import sys
 from pathlib import Path
+import msgspec
 import numpy as np
 from files import generate
 from shapes import SHAPES, scaled_down
 from timing import Reader
 from versus.cells import Arena, measure
-SHAPES["glm-moe-1b"] = scaled_down(SHAPES["glm-moe-1b"], 2, 512, 1)
+shape = sys.argv[1].rsplit("-", 1)[0]
+SHAPES[shape] = scaled_down(SHAPES[shape], 2, 512, 1)
+if "qwen35" in shape:  # one layer of each kind: llama.cpp aborts where none is of attention
+    SHAPES[shape] = msgspec.structs.replace(SHAPES[shape], interval=2)
+if "moe" in shape:
+    SHAPES[shape] = msgspec.structs.replace(SHAPES[shape], n_experts=8, n_used=2)
 arena = Arena("tiny", generate(sys.argv[1], Path(sys.argv[2])), 1)
-ours = arena.ours.process([3, 4, 5], every=True)
+text = [*range(3, 15)]
+ours = arena.ours.process(text, every=True)
 print("mtpcore ran", file=sys.stderr, flush=True)
-theirs = [one.process([3, 4, 5], every=True).copy() for one in arena.theirs.values()]
+theirs = [one.process(text, every=True).copy() for one in arena.theirs.values()]
 arena.depth = 8
-for cell in ("prefill", "decode"):  # after the first the engines hold texts of various lengths
+for cell in ("prefill", "decode", "verify"):
     measure(arena, cell, 1, Reader(1, 1 << 20))
-    assert cell == "prefill" or {engine.depth for engine in arena.engines} == {8}
-print(len(theirs), *(np.abs(logits - ours).max() / ours.std() for logits in theirs))
+    assert {engine.depth for engine in arena.engines} == {0 if cell == "prefill" else 8}
+print(len(theirs), *(np.median(np.abs(one - ours).max(1)) / ours.std() for one in theirs))
+every = [engine.process(arena.text[8:12], every=True).copy() for engine in arena.engines]
+for engine in arena.engines:
+    engine.rewind(0)
+fresh = [engine.process(arena.text[:12], every=True)[8:] for engine in arena.engines]
+print(*(np.median(np.abs(a - b).max(1)) / b.std() for a, b in zip(every, fresh)))
 arena.close()
 """
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_k_m"])
-def test_llama_cpp_runs_the_same_file(kind, tmp_path):
+@pytest.mark.parametrize(
+    "name", ["glm-moe-1b-q8_0", "glm-moe-1b-q4_k_m", "qwen35-0.8b-q8_0", "qwen35moe-1b-q4_0"]
+)
+def test_llama_cpp_runs_the_same_file(name, tmp_path):
+    """And after all cells both go on from the text that they were given."""
     if not find_spec("llama_cpp"):
         pytest.skip("llama-cpp-python is not installed")
-    command = [sys.executable, "-c", BOTH, f"glm-moe-1b-{kind}", str(tmp_path)]
+    command = [sys.executable, "-c", BOTH, name, str(tmp_path)]
     folder = Path(files.__file__).parent
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode < 0 and "mtpcore ran" in done.stderr:
         pytest.skip(f"llama-cpp-python as built here ends by signal {-done.returncode}")
     assert done.returncode == 0, done.stderr
-    n_settings, *errors = done.stdout.split()
-    assert int(n_settings) == len(errors) == 4
-    assert max(map(float, errors)) < 0.2  # both round activations to eight bits, at other places
+    first, gone_on = done.stdout.splitlines()
+    n_settings, *errors = map(float, first.split())
+    assert n_settings == len(errors) == 4
+    # Both round activations to eight bits, at other places: a row may meet another expert.
+    assert max(errors) < 0.2
+    ours, *theirs = map(float, gone_on.split())
+    assert ours == 0
+    assert max(theirs) < 0.1  # llama.cpp's bits depend on the batch
 
 
 def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
@@ -120,10 +140,12 @@ def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
     assert work.macs == 2 * attention + dense + router + shared + expert * shape.n_used
 
 
-def test_cells_leave_the_text_at_its_depth(folder):
-    arena = Arena("tiny", generate("llama-100m-q8_0", folder, by="mtpcore"), 1, peer=False)
+@pytest.mark.parametrize("name", ["llama-100m-q8_0", "qwen35-0.8b-q8_0"])
+def test_cells_leave_the_text_at_its_depth(name, folder):
+    arena = Arena("tiny", generate(name, folder, by="mtpcore"), 1, peer=False)
     for cell in ("prefill", "decode", "verify"):
         for found in measure(arena, cell, 1, Reader(1, 1 << 20)):
             assert len(found.ours) == 1
             assert found.cell.startswith(cell)
-        assert arena.ours.depth == arena.ours.context.length(0) == arena.depth
+        depth = 0 if cell == "prefill" else arena.depth
+        assert arena.ours.depth == arena.ours.context.length(0) == depth
