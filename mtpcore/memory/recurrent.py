@@ -423,7 +423,6 @@ class RecurrentMemory:
         """Hold what was held at the last ``save``, but checkpoints that were given up since."""
         self._paths = {}
         self._chains = saved.copy()
-        self._thin()
 
     def snapshot(self, seq: int) -> bytes:
         """Return nothing: what is held is never written over."""

@@ -425,6 +425,15 @@ def test_what_one_sequence_lets_go_may_be_a_checkpoint_of_another():
     assert len(one.memory.recurrent._chains[1].held) == 3
 
 
+def test_a_long_prompt_holds_so_many_bytes():
+    """It opens a slot for each of its parts, all in one act."""
+    one = budgeted(ReferenceBackend(), 1)
+    watch(one.memory, N_SEQ, 1)
+    one.memory.save()
+    feed(one, text(6 * N_BATCH))
+    assert len(one.memory.recurrent._chains[0].held) == 3
+
+
 def test_any_number_of_bytes_is_a_budget():
     """More checkpoints than help are never kept, nor is there memory for them."""
     one = runner(CpuBackend(), checkpoint_bytes=1 << 53)

@@ -22,5 +22,6 @@ void *zeros(size_t n_bytes); /* 64-byte aligned; the program ends where there is
 void compare_matmuls(void);
 void compare_choices(void);
 void compare_operations(void);
+void compare_recurrent(void);
 
 #endif

@@ -82,6 +82,7 @@ static void compare_all(void *argument, int thread, int n_threads)
     compare_matmuls();
     compare_choices();
     compare_operations();
+    compare_recurrent();
 }
 
 /* Arguments name instruction sets that the machine must have. */

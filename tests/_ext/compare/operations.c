@@ -3,57 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "batch.h"
 #include "compare.h"
 #include "core/lanes_math.h"
-#include "plan/plan.h"
 
-enum { ROWS = 3, MOST_VALUES = 4096, PLACES = 1100, MOST_BYTES = 8 << 20 };
-
-/* Operations on rows [first, first + n) of one sequence, which read buffers 0 to 2. */
-typedef struct {
-    const mtp_op *ops;
-    int64_t n_ops, first, n;
-    float *buffers[6];
-    mtp_memory memory;
-} batch;
-
-static void run_batch(const batch *b)
-{
-    static int32_t zero[PLACES], place[PLACES], base[PLACES], depth[PLACES], is_tree[PLACES];
-    static int32_t before[PLACES], next[PLACES], first_rows[PLACES], tiles[PLACES + 1];
-    static _Alignas(64) char memory[MOST_BYTES];
-    char *scratch[1] = {memory};
-    for (int64_t t = 0; t < b->n; t++)
-        place[t] = (int32_t)(b->first + t);
-    mtp_memory memories[1] = {b->memory};
-    mtp_run run = {.n_rows = {b->n, b->n},
-                   .tokens = zero,
-                   .positions = place,
-                   .seq = zero,
-                   .place = place,
-                   .outputs = zero,
-                   .n_axes = 1,
-                   .buffers = (void **)b->buffers,
-                   .memory = memories,
-                   .base = base,
-                   .depth = depth,
-                   .is_tree = is_tree,
-                   .before = before,
-                   .next = next,
-                   .first_rows = first_rows,
-                   .tiles = tiles,
-                   .scratch = scratch};
-    for (int64_t i = 0; i < b->n_ops; i++)
-        if (mtp_scratch_bytes(&b->ops[i]) > sizeof memory)
-            abort();
-    const mtp_plan plan = {.ops = b->ops, .n_ops = b->n_ops, .n_threads = 1};
-    mtp_plan_run(&plan, &run);
-}
-
-static mtp_view view(int32_t buffer, int32_t n_heads, int64_t width)
-{
-    return (mtp_view){buffer, n_heads, 0, n_heads * width, width, width};
-}
+enum { ROWS = 3, MOST_VALUES = 4096 };
 
 /* Buffer 3 of a batch of ROWS rows, then buffer 4. */
 static void compute_rows(const void *of, void *results)
