@@ -329,11 +329,6 @@ class Speculation:
         memories = [runner.memory for runner in self.runners.values()]
         return sum(memory.bytes_of(seqs) for memory in memories if memory)
 
-    @property
-    def longest_rewind(self) -> int:
-        """How many of the newest tokens every role can take back, whatever happened before."""
-        return min(self.runners[name].longest_draft for name in ("llm", *self.followers()))
-
     def _rewind(self, seq: int, n: int) -> None:
         """Take every role back to ``n`` tokens; the one place where rewinding happens."""
         followers = {"llm", *self.followers()}
@@ -415,6 +410,11 @@ class Speculation:
         drafter = self._drafter_of.get(id(runner))
         if drafter is not None:
             drafter.settle(seq, self.states.known(seq))
+
+    def settle_all(self, seq: int) -> None:
+        """Let every drafter's graphs hold exactly the entries of the tokens that were processed."""
+        for runner in self.runners.values():
+            self.settle(runner, seq)
 
 
 class Overwritten:

@@ -59,7 +59,11 @@ class PrefixCache:
             if seq is None:
                 return None
             self._owners.claim(seq, request)
-        request.begin_at(self._fill(seq, prompt))
+        most = max(self._common(prompt).values(), default=0)
+        n = self._fill(seq, prompt)
+        if most - n >= PAGE:  # no state is kept where the texts part: the next one finds it there
+            request.stops.add(most)
+        request.begin_at(n)
         return seq
 
     def _choose(self, prompt: NDArray[np.int32]) -> int | None:
@@ -106,8 +110,7 @@ class PrefixCache:
         """
         if not self.is_on:
             return seq, 0
-        states, reachable = self._cross.speculation.states, self._cross.speculation.reachable
-        common = {s: _count_common(states.known(s), prompt[:-1]) for s in self._owners.known()}
+        reachable, common = self._cross.speculation.reachable, self._common(prompt)
         source, most = seq, 0
         for s in sorted(common, key=lambda s: (common[s], s == seq), reverse=True):
             if common[s] <= most:
@@ -118,17 +121,28 @@ class PrefixCache:
         return source, most
 
     def is_coming(self, request: Request, running: Iterable[Request]) -> bool:
-        """Say whether a running request is reading a page or more that this one would read, too."""
+        """Say whether a running request is reading a page or more that this one would read, too.
+
+        That one makes a stop where their prompts part: this one goes on from there, even where a
+        sliding window or a recurrent layer would keep nothing of it a few tokens later.
+        """
         if not self.is_on:
             return False
-        prompt, most = _array(request), self._cross.speculation.longest_rewind
+        prompt = _array(request)
         found = self._find(prompt, -1)[1]
         for other in running:
             n = _count_common(_array(other), prompt[:-1])
-            is_kept = len(other.prompt) - n <= most  # until this one can have it
-            if is_kept and found <= other.n_prefilled < n and n - other.n_cached >= PAGE:
+            if found <= other.n_prefilled < n and n - other.n_cached >= PAGE:
+                other.stops.add(n)
                 return True
         return False
+
+    def _common(self, prompt: NDArray[np.int32]) -> dict[int, int]:
+        """Return how many tokens each sequence has in common with a prompt, but for its last."""
+        if not self.is_on:
+            return {}
+        known = self._cross.speculation.states.known
+        return {seq: _count_common(known(seq), prompt[:-1]) for seq in self._owners.known()}
 
     def trim(self) -> None:
         """Forget finished texts, those used longest ago first, until the others are few enough.

@@ -78,6 +78,7 @@ class Request:
     characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.
     ``n_cached`` tokens of the prompt were in the KV cache already, ``n_prefilled`` are there now.
     ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
+    A pass ends at each of the ``stops`` in the prompt, where another one parts from it.
     ``n_shifts`` times the context was full and was shifted; ``n_dropped`` tokens of prompt and text
     went with it.
 
@@ -131,6 +132,7 @@ class Request:
         self.seq: int | None = None
         self.n_cached = self.n_prefilled = self.n_passes = self.n_drafted = 0
         self.n_dropped = self.n_shifts = 0
+        self.stops: set[int] = set()
         self.resting = self.is_left = False
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream() if tokenizer else None

@@ -70,6 +70,9 @@ def run_round(
         (running[seq], _read(cross, seq, running[seq], len(tokens), seen.get(seq), stats))
         for seq, tokens in prefill.items()
     ]
+    for seq in prefill:
+        if cross.llm.runner.lengths[seq] in running[seq].stops:
+            cross.speculation.settle_all(seq)  # who goes on from there shares drafters' memory, too
     n_prompt = sum(map(len, prefill.values()))
     stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
@@ -150,7 +153,9 @@ def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int]]
     room = max(cross.llm.n_batch - taken, 1)
     chunks = {}
     for seq, request in running.items():
-        tokens = request.prompt[request.n_prefilled : request.n_prefilled + room]
+        begin = request.n_prefilled
+        end = min([begin + room, *(stop for stop in request.stops if stop > begin)])
+        tokens = request.prompt[begin:end]
         if tokens and room > 0:
             chunks[seq] = tokens
             room -= len(tokens)

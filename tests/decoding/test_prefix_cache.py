@@ -1,6 +1,7 @@
 """The prefix cache: what a prompt has in common with other texts is not processed again."""
 
 import pytest
+from harness import hybrid_family
 from harness.hashed import N_VOCAB, Planted
 from harness.scripted import cross_of, plain, run, settings
 from harness.search import searching
@@ -270,18 +271,38 @@ def test_pages_that_a_running_text_needs_do_not_count():
     assert kept_bytes(generator.cross) == 2 * PAGE * 64
 
 
-@pytest.mark.parametrize(("name", "waits"), [("demo", True), ("demo:mimo2", False)])
-def test_nobody_waits_for_what_cannot_be_shared(name, waits):
-    """A window has lost the common tokens where the first prompt has been read to its end."""
-    generator = Generator(
-        link(Context(load_model(name), 400, n_seq_max=2, n_batch=64)), prefix_cache="all"
-    )
-    first = generator.add([*range(5, 305)], max_tokens=4)
-    second = generator.add([*range(5, 105), 7], max_tokens=4)
-    generator.step()
-    assert (first.seq, second.seq) == (0, None if waits else 1)
-    run(generator)
-    assert second.n_cached == (100 if waits else 0)
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory):
+    """Recurrent layers keep states of few places."""
+    return hybrid_family.subject(tmp_path_factory.mktemp("hybrid")).model
+
+
+@pytest.mark.parametrize("name", ["demo", "demo:mimo2", "hybrid"])
+def test_prompts_part_where_the_first_one_stops(name, hybrid):
+    """The first one is read as far as it is shared before it goes on, whatever memory there is."""
+    model = hybrid if name == "hybrid" else load_model(name)
+    text, texts = [n % model.hparams.n_vocab for n in range(5, 305)], {}
+    prompts = [text, [*text[:100], 7], [*text[:170], 7, *text[:20]]]
+    for size in ("all", None):
+        cross = link(Context(model, 400, n_seq_max=3, n_batch=64))
+        generator = Generator(cross, sampling=WARM, draft=2, prefix_cache=size)
+        requests = [generator.add(prompt, max_tokens=9, ignore_eos=True) for prompt in prompts]
+        generator.step()
+        if size:
+            assert [one.seq for one in requests] == [0, None, None]
+        run(generator)
+        texts[size] = [one.tokens for one in requests]
+        assert [one.n_cached for one in requests] == ([0, 100, 170] if size else [0, 0, 0])
+    assert texts["all"] == texts[None]
+
+
+def test_the_third_text_finds_a_state_where_the_second_one_parted(hybrid):
+    """The second one finds none there: the first was read in one pass."""
+    cross = link(Context(hybrid, 400, n_seq_max=3))
+    generator = Generator(cross, sampling=WARM, draft=2, prefix_cache="all")
+    text = [n % hybrid.hparams.n_vocab for n in range(5, 305)]
+    found = [write(generator, [*text[:200], n, *text[:90]]).n_cached for n in range(5)]
+    assert found == [0, 0, 200, 200, 200]
 
 
 @pytest.mark.parametrize(("name", "kept"), [("demo", 20), ("demo:mimo2", 0)])
