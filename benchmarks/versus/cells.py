@@ -14,6 +14,7 @@ from timing import Reader, Sample, Undone, alternate, choose
 import mtpcore
 from versus.hold import Hold
 from versus.ours import Engine, Ours
+from versus.recurrence import memory_kept, without_recurrence
 from versus.results import Found, Ratio
 from versus.work import Work
 
@@ -61,6 +62,8 @@ class Arena:
         self.depth = min(DEPTH, limit - DECODED - max(ROWS))
         n_ctx = min(limit, 2 * DEPTH)
         self.ours = Ours(self.model, n_ctx, threads)
+        self.kept = memory_kept(self.ours.context)
+        self.bare = without_recurrence(path, n_ctx, threads) if self.kept else None
         self.theirs: dict[str, Peer] = {}
         if peer:
             from versus.peer import Peer, PeerModel
@@ -81,8 +84,9 @@ class Arena:
     def fill(self) -> None:
         """Let all engines hold the text up to the depth, if they do not yet."""
         text = self.text[: self.depth]
-        if self.ours.filled != self.depth:
-            self.ours.fill(text)
+        for mine in (self.ours, self.bare):
+            if mine and mine.filled != self.depth:
+                mine.fill(text)
         for flash in (True, False):
             alike = [one for one in self.theirs.values() if one.flash == flash]
             for one in alike:
@@ -161,8 +165,11 @@ def measure(arena: Arena, cell: str, pairs: int, read: Reader) -> list[Found]:
         tasks = [Task(f"verify-{n}", n, run, run, back) for n, run in runs.items()]
         return arena.compare(tasks, pairs, warm=1)
     task = Task(cell, DECODED, partial(decode, n=DECODED // 8), decode, back)
-    (found,), (seconds,) = arena.compare_beside([task], pairs, 0, [read])
+    others = [read] if arena.bare is None else [read, task.run_of(arena.bare)]
+    (found,), (seconds, *bare) = arena.compare_beside([task], pairs, 0, others)
     bounds = [one * work.n_bytes(1) / read.n_bytes * DECODED for one in seconds]
     speed = read.n_bytes / statistics.median(seconds)
-    found.more = {"bandwidth": speed, "share": Ratio.of(bounds, found.ours).median}
+    found.more = {"bandwidth": speed, "share": Ratio.of(bounds, found.ours).median, **arena.kept}
+    if bare:
+        found.more["recurrence"] = 1 - Ratio.of(bare[0], found.ours).median
     return [found]

@@ -63,7 +63,7 @@ def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: H
     plain, drafted = (Writer(model, prompt, known, draft, threads) for draft in (0, DRAFT))
     engine = Ours(model, DEPTH + 8, threads)
     tokens = np.random.default_rng(5).integers(3, model.hparams.n_vocab, DEPTH + 4).tolist()
-    engine.process(tokens[:DEPTH])
+    engine.fill(tokens[:DEPTH])
 
     def verify(n: int) -> None:
         engine.process(tokens[DEPTH : DEPTH + n], every=True)

@@ -42,6 +42,8 @@ of each cell. A `✗` marks a figure that misses its target.
 | --- | --- |
 | share | speed of reading weights over the speed at which the same threads read memory |
 | ms | of one token |
+| recurrence | share of a token that convolutions and delta rules take: two runs, with and without |
+| checkpoint_mib, log_row_mib | a state of all recurrent layers, and a row of its log |
 | cost, llama.cpp cost | time of n tokens over the time of one |
 | gmacs | 10^9 multiply-accumulates a second |
 | length | tokens a pass |
@@ -52,6 +54,10 @@ of each cell. A `✗` marks a figure that misses its target.
 
 Measured on:"""
 RUNS = "Runs: date, commit, system load, CPU time that the host took, memory bandwidth, command."
+FURTHER = (
+    *("share", "recurrence", "checkpoint_mib", "log_row_mib", "gmacs"),
+    *("length", "by_costs", "by_bytes", "touch", "at_hand"),
+)
 ORDER = (
     *("decode", "verify", "prefill", "depth", "sequences"),
     *("speculation", "load", "load mapped", "accuracy"),
@@ -129,7 +135,7 @@ def _figures(results: Results, found: Found) -> Iterator[tuple[str, float]]:
         yield "seconds", found.seconds
     if found.file == "demo" and found.cell == "decode":
         yield "ms", 1e3 * found.seconds / found.n_tokens
-    for name in ("share", "gmacs", "length", "by_costs", "by_bytes", "touch", "at_hand"):
+    for name in FURTHER:
         if name in found.more:
             yield name, found.more[name]
 

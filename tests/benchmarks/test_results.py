@@ -1,7 +1,8 @@
 import json
+import time
 
 import pytest
-from timing import Reader, Sample, alternate, choose
+from timing import Reader, Sample, Undone, alternate, choose
 from versus.hold import Hold
 from versus.results import Found, Ratio, Results
 from versus.table import render
@@ -85,6 +86,28 @@ def test_calls_take_turns_and_warm_turns_do_not_count():
     first, second = alternate([lambda: order.append(1), lambda: order.append(2)], 2, 1, rest=0)
     assert order == [1, 2] * 3
     assert len(first) == len(second) == 2
+
+
+def test_what_puts_things_back_is_not_timed():
+    order = []
+    turn = Undone(lambda: order.append("run"), lambda: time.sleep(0.2) or order.append("back"))
+    (sample,) = alternate([turn], 2, 1, rest=0)
+    assert order == ["run", "back"] * 3
+    assert max(sample) < 0.1
+
+
+def test_a_hybrid_has_targets_of_its_own():
+    more = {"share": 0.7, "recurrence": 0.2, "checkpoint_mib": 19.3, "log_row_mib": 0.7}
+    decode = Found("qwen35-2b-q4_0", "decode", 64, [1.0], {"fa on": [1.1]}, more)
+    one, four = (
+        Found("qwen35-2b-q4_0", f"verify-{n}", n, [seconds], {"fa on": [2.0]})
+        for n, seconds in ((1, 1.0), (4, 1.15))
+    )
+    found = rows(results(decode, one, four))
+    said = "share 0.7 recurrence 0.2 checkpoint_mib 19.3 log_row_mib 0.7"
+    assert said in found[decode.file, "decode"]
+    assert found[decode.file, "decode"][-1].strip(" |") == ""
+    assert found[decode.file, "verify-4"][-1].strip(" |") == "✗"  # 1.74 times as fast
 
 
 def test_the_setting_with_the_best_time_is_chosen(monkeypatch):

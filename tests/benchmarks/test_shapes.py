@@ -10,6 +10,8 @@ from files import generate
 from shapes import SHAPES, byte_letters, scaled_down
 from timing import Reader
 from versus.cells import Arena, measure
+from versus.ours import Ours
+from versus.recurrence import memory_kept, without_recurrence
 from versus.work import Work
 
 import mtpcore
@@ -140,6 +142,24 @@ def test_a_row_of_a_mixture_reads_its_share_of_the_experts(folder):
     assert work.macs == 2 * attention + dense + router + shared + expert * shape.n_used
 
 
+def test_only_the_recurrence_is_left_out(folder):
+    """All matrices are read; no state is kept, whose sizes are those of the shape."""
+    shape = SHAPES["qwen35-0.8b"]
+    path = generate("qwen35-0.8b-q8_0", folder, by="mtpcore")
+    whole, bare = Ours(mtpcore.load_model(path), 16, 1), without_recurrence(path, 16, 1)
+    kept = memory_kept(whole.context)
+    n, width = shape.n_linear_values, shape.linear_width
+    channels = 2 * shape.n_linear_keys * width + n * width
+    assert kept["checkpoint_mib"] == 2 * 4 * (n * width**2 + 3 * channels) / 2**20
+    assert kept["log_row_mib"] >= 2 * 4 * channels / 2**20
+    assert memory_kept(bare.context) == {}
+    programs = [one.context.runner.program for one in (whole, bare)]
+    names = [[node.op for node in program.nodes] for program in programs]
+    assert {"delta_rule", "causal_conv"} < {*names[0]}
+    assert {"delta_rule", "causal_conv"}.isdisjoint(names[1])
+    assert names[0].count("matmul") == names[1].count("matmul")
+
+
 @pytest.mark.parametrize("name", ["llama-100m-q8_0", "qwen35-0.8b-q8_0"])
 def test_cells_leave_the_text_at_its_depth(name, folder):
     arena = Arena("tiny", generate(name, folder, by="mtpcore"), 1, peer=False)
@@ -147,5 +167,6 @@ def test_cells_leave_the_text_at_its_depth(name, folder):
         for found in measure(arena, cell, 1, Reader(1, 1 << 20)):
             assert len(found.ours) == 1
             assert found.cell.startswith(cell)
+            assert ("recurrence" in found.more) == (cell == "decode" and "qwen35" in name)
         depth = 0 if cell == "prefill" else arena.depth
         assert arena.ours.depth == arena.ours.context.length(0) == depth
