@@ -9,9 +9,12 @@ import json
 import logging
 import sys
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from harness import hybrid_family
 from harness.confined import WATCHED, confined
 from harness.damaged_states import damage
 from harness.families import FAMILIES
@@ -80,7 +83,14 @@ def use(data, cross, alone):
 def main(begin, end):
     logging.disable()
     np.seterr(all="ignore")
+    with TemporaryDirectory() as folder:
+        run(folder, int(begin), int(end))
+
+
+def run(folder, begin, end):
+    """Damage states of keys and values, of sliding windows, and of recurrent layers in turn."""
     subjects = [one for one in FAMILIES if one.name in ("demo", "demo:mimo2")]
+    subjects.append(hybrid_family.subject(Path(folder)))
     states = [sound_states(subject) for subject in subjects]
     receivers = [(linked(one), one.context(N_CTX, n_seq_max=2, threads=1)) for one in subjects]
     for cross, alone in receivers:
@@ -90,9 +100,10 @@ def main(begin, end):
         for data in sound:  # what every child would import is there
             how, _ = confined(partial(use, data, *receiver))
             assert how == "ran", how
-    for seed in range(int(begin), int(end)):
-        data = damage(states[seed % 2], states[1 - seed % 2], seed)
-        how, peak = confined(partial(use, data, *receivers[seed % 2]), SECONDS)
+    for seed in range(begin, end):
+        which = seed % len(subjects)
+        data = damage(states[which], states[which - 1], seed)
+        how, peak = confined(partial(use, data, *receivers[which]), SECONDS)
         if peak > 1 << 30 and not WATCHED:
             how = f"{peak >> 20} MB; {how}"
         print(json.dumps({"seed": seed, "how": how}), flush=True)
