@@ -18,12 +18,6 @@ typedef struct {
     __m512i scale[2], pair;
 } chunk_scales;
 
-MTP_ALWAYS_INLINE __m512i pair_of(__m512i even, __m512i odd)
-{
-    const __mmask32 odd_lanes = 0xaaaaaaaa;
-    return _mm512_mask_mov_epi16(even, odd_lanes, _mm512_slli_epi32(odd, 16));
-}
-
 /* Numbers of six bits, a byte each: 16 rows of four sub-blocks, of chunks 0 and 1 or 2 and 3. */
 typedef struct {
     __m512i scale[2], min[2];
@@ -90,7 +84,7 @@ MTP_ALWAYS_INLINE chunk_scales unpack_scales(const int type, const void *block, 
     const __m128i *sub_scale = (const __m128i *)((const mtp_iq4_xs_block *)block)->sub_scale;
     const __m512i scale0 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c));
     const __m512i scale1 = _mm512_cvtepi8_epi32(_mm_load_si128(sub_scale + 2 * c + 1));
-    return (chunk_scales){{scale0, scale1}, pair_of(scale0, scale1)};
+    return (chunk_scales){{scale0, scale1}, mtp_pair(scale0, scale1)};
 }
 
 /* Unsigned codes of line j of the first sub-block and of the second. */
@@ -200,13 +194,13 @@ MTP_KERNELS_4(q5_k, avx512)
 MTP_HALVES(iq4_xs, MTP_IQ4_XS, chunks_half)
 MTP_KERNELS_4(iq4_xs, avx512)
 
-/* A pair of scales times what the products of unpacked codes lack: 8 or 16, or that the values of a
- * table are offset by 128. */
+/* A pair of scales times what the products of unpacked codes lack: 8, or that the values of a table
+ * are offset by 128. */
 MTP_ALWAYS_INLINE __m512i missing(const int type, __m512i scales)
 {
-    if (type == MTP_IQ4_XS)
-        return _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(scales, 7));
-    return _mm512_slli_epi16(scales, type == MTP_Q4_K ? 3 : 4);
+    if (type == MTP_Q4_K)
+        return _mm512_slli_epi16(scales, 3);
+    return _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(scales, 7));
 }
 
 MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
@@ -223,8 +217,9 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
             const mtp_chunk chunk = mtp_chunk_of(type, block, c);
             _mm512_store_si512(out->sub_scale[2 * c] + row, scales.scale[0]);
             _mm512_store_si512(out->sub_scale[2 * c + 1] + row, scales.scale[1]);
-            _mm512_store_si512(out->missing[c] + row,
-                               missing(type, pair_of(scales.scale[0], scales.scale[1])));
+            if (type != MTP_Q5_K)
+                _mm512_store_si512(out->missing[c] + row,
+                                   missing(type, mtp_pair(scales.scale[0], scales.scale[1])));
             if (mtp_block256_has_min(type))
                 _mm512_store_si512(out->sub_min[c] + row, scales.pair);
             MTP_UNROLL

@@ -83,8 +83,8 @@ static inline __m512 mtp_take_mins(__m512 sum, __m512i mins, __m512 min, __m512 
     return _mm512_fnmadd_ps(_mm512_cvtepi32_ps(mins), _mm512_mul_ps(min, x_scale), sum);
 }
 
-/* What unsigned codes are taken to be too large by. To types of chunks it is added again, for a
- * whole block at a time. */
+/* What unsigned codes are taken to be too large by. To those of Q4_K it is added again, for a whole
+ * block at a time. */
 MTP_ALWAYS_INLINE int mtp_too_large(const int type)
 {
     switch (type) {
@@ -92,8 +92,6 @@ MTP_ALWAYS_INLINE int mtp_too_large(const int type)
         return 4;
     case MTP_Q4_K:
         return 8;
-    case MTP_Q5_K:
-        return 16;
     case MTP_Q6_K:
         return 32;
     default:
@@ -128,6 +126,13 @@ static inline __m512i mtp_add_scaled(const int fits_int16, __m512i total, __m512
     if (fits_int16)
         return _mm512_dpwssd_epi32(total, integers, scale);
     return _mm512_add_epi32(total, _mm512_mullo_epi32(integers, scale));
+}
+
+/* Numbers that fit int16, as pairs: `even` in the lower half of each, `odd` in the upper. */
+static inline __m512i mtp_pair(__m512i even, __m512i odd)
+{
+    const __mmask32 odd_lanes = 0xaaaaaaaa;
+    return _mm512_mask_mov_epi16(even, odd_lanes, _mm512_slli_epi32(odd, 16));
 }
 
 /* `half(type, n_tokens, block, n_blocks, row, words, out)` for both halves of a group. */

@@ -163,6 +163,18 @@ MTP_KERNELS_4(q3_k, avx512)
 MTP_HALVES(q6_k, MTP_Q6_K, quarters_half)
 MTP_KERNELS_4(q6_k, avx512)
 
+/* Sub-scales and sub-mins of Q2_K, as pairs. */
+MTP_ALWAYS_INLINE void unpack_sub_pairs(const mtp_q2_k_block *block, int row, mtp_unpacked *out)
+{
+    for (int i = 0; i < 8; i++) {
+        const __m512i scales = mtp_pair(load_sub_scale(MTP_Q2_K, block, 2 * i),
+                                        load_sub_scale(MTP_Q2_K, block, 2 * i + 1));
+        const __m512i mins = mtp_pair(load_sub_min(block, 2 * i), load_sub_min(block, 2 * i + 1));
+        _mm512_store_si512(out->sub_scale[i] + row, scales);
+        _mm512_store_si512(out->sub_min[i] + row, mins);
+    }
+}
+
 MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_blocks, int64_t b,
                               mtp_unpacked *out)
 {
@@ -179,11 +191,11 @@ MTP_ALWAYS_INLINE void unpack(const int type, const void *group, int64_t n_block
                     _mm512_store_si512(out->code[32 * h + 8 * q + j] + row, quarter[q]);
             }
         }
-        for (int sub = 0; sub < 16; sub++) {
-            _mm512_store_si512(out->sub_scale[sub] + row, load_sub_scale(type, block, sub));
-            if (type == MTP_Q2_K)
-                _mm512_store_si512(out->sub_min[sub] + row, load_sub_min((const void *)block, sub));
-        }
+        if (type == MTP_Q2_K)
+            unpack_sub_pairs((const void *)block, row, out);
+        else
+            for (int sub = 0; sub < 16; sub++)
+                _mm512_store_si512(out->sub_scale[sub] + row, load_sub_scale(type, block, sub));
         mtp_unpack_scales(type, block, row, out);
     }
 }

@@ -11,9 +11,9 @@
  * IQ4_XS with AVX2: column 4j + i at [j][row][i]. */
 typedef struct {
     uint8_t code[64][32][4];
-    int32_t sub_scale[16][32]; /* types of chunks have 8 */
-    int32_t sub_min[16][32];   /* or fewer pairs of int16; all that is times sums of activations */
-    int32_t missing[4][32];    /* AVX-512, types of chunks: pairs of int16 for those sums, too */
+    int32_t sub_scale[16][32]; /* types of chunks have 8; Q2_K with AVX-512: 8 pairs of int16 */
+    int32_t sub_min[8][32];    /* pairs of int16, times sums of activations; of chunks 4 */
+    int32_t missing[4][32];    /* Q4_K and IQ4_XS with AVX-512: pairs for those sums, too */
     float scale[32], min[32];
 } mtp_unpacked;
 

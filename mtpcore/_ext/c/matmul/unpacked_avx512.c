@@ -39,27 +39,40 @@ MTP_ALWAYS_INLINE void add_pairs(const int n_tokens, const int n, const int32_t 
     }
 }
 
-/* Words of four columns that are summed before they are scaled: as many as have one sub-scale, if
- * the sums fit what scales them. */
-MTP_ALWAYS_INLINE int words_summed(const int type)
+/* The sums of 16 activations, as pairs of int16. */
+MTP_ALWAYS_INLINE void pair_sums_of_16(const int n_tokens, const int32_t *words, int32_t *pairs)
 {
-    return type == MTP_Q4_K || type == MTP_IQ4_XS ? 8 : 4;
+    const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
+    for (int i = 0; i < 8; i++, minus_sums += 2 * n_tokens)
+        for (int t = 0; t < n_tokens; t++) {
+            const uint32_t even = (uint16_t)-minus_sums[t];
+            pairs[i * n_tokens + t] = (int32_t)((uint32_t)-minus_sums[n_tokens + t] << 16 | even);
+        }
 }
 
+/* Words of four columns that are summed before they are scaled: as many as have one sub-scale. */
+MTP_ALWAYS_INLINE int words_summed(const int type) { return is_of_chunks(type) ? 8 : 4; }
+
 /* Whether int16 holds those sums: taken around zero, they are at most 127 times 32 * 8 (Q4_K), 16 *
- * 16 (Q5_K), 16 * 4 (Q3_K), and 16 * 3 (Q2_K). */
-MTP_ALWAYS_INLINE int fits_int16(const int type) { return type != MTP_Q6_K && type != MTP_IQ4_XS; }
+ * 4 (Q3_K), and 16 * 3 (Q2_K). Halves of those of Q5_K would fit, but a 32-bit multiplication of the
+ * whole costs AMD's processors less than two of 16 bits, and needs no correction for the centre. */
+MTP_ALWAYS_INLINE int fits_int16(const int type)
+{
+    return type == MTP_Q2_K || type == MTP_Q3_K || type == MTP_Q4_K;
+}
 
 MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_unpacked *block,
                                 const int32_t *words, float (*sum)[32], const char *packed)
 {
     const int n_words = words_summed(type), fits = fits_int16(type);
     const int part_bytes = (int)mtp_block256_bytes(type) * n_words / 32;
-    const int32_t *minus_sums = words + MTP_ACT256_MINUS_SUM * n_tokens;
     const int32_t *pair_sums = words + MTP_ACT256_PAIR_SUM * n_tokens;
     __m512i total0[4], total1[4], mins0[4], mins1[4];
     int32_t first[16 * 4];
     mtp_first_sums(type, n_words, n_tokens, words, first);
+    int32_t pairs_of_16[8 * 4];
+    if (type == MTP_Q2_K)
+        pair_sums_of_16(n_tokens, words, pairs_of_16);
     MTP_UNROLL
     for (int t = 0; t < n_tokens; t++)
         total0[t] = total1[t] = mins0[t] = mins1[t] = _mm512_setzero_si512();
@@ -85,6 +98,18 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
                 sum1[p][t] = _mm512_dpbusd_epi32(sum1[p][t], w1, value);
             }
         }
+        if (type == MTP_Q2_K) { /* both with one multiplication */
+            const __m512i scale0 = _mm512_load_si512(block->sub_scale[k / 2]);
+            const __m512i scale1 = _mm512_load_si512(block->sub_scale[k / 2] + 16);
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
+                const __m512i pair0 = mtp_pair(sum0[0][t], sum0[1][t]);
+                const __m512i pair1 = mtp_pair(sum1[0][t], sum1[1][t]);
+                total0[t] = _mm512_dpwssd_epi32(total0[t], pair0, scale0);
+                total1[t] = _mm512_dpwssd_epi32(total1[t], pair1, scale1);
+            }
+            continue;
+        }
         MTP_UNROLL
         for (int p = 0; p < 2; p++) {
             const int sub = (k + p) * n_words / (is_of_chunks(type) ? 8 : 4);
@@ -97,19 +122,15 @@ MTP_ALWAYS_INLINE void multiply(const int type, const int n_tokens, const mtp_un
             }
         }
     }
-    if (is_of_chunks(type))
+    if (type == MTP_Q4_K || type == MTP_IQ4_XS)
         add_pairs(n_tokens, 4, block->missing, pair_sums, total0, total1);
-    if (type == MTP_Q2_K) /* the upper half of a min is zero */
-        add_pairs(n_tokens, 16, block->sub_min, minus_sums, mins0, mins1);
+    if (type == MTP_Q2_K)
+        add_pairs(n_tokens, 8, block->sub_min, pairs_of_16, mins0, mins1);
     else if (mtp_block256_has_min(type))
         add_pairs(n_tokens, 4, block->sub_min, pair_sums, mins0, mins1);
     MTP_UNROLL
     for (int t = 0; t < n_tokens; t++) {
         const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT256_SCALE * n_tokens + t);
-        if (type == MTP_Q2_K) { /* the sums came negative */
-            mins0[t] = _mm512_sub_epi32(_mm512_setzero_si512(), mins0[t]);
-            mins1[t] = _mm512_sub_epi32(_mm512_setzero_si512(), mins1[t]);
-        }
         add_block(type, block, 0, total0[t], mins0[t], x_scale, sum[t]);
         add_block(type, block, 16, total1[t], mins1[t], x_scale, sum[t]);
     }
