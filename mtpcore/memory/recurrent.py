@@ -241,15 +241,17 @@ class RecurrentMemory:
     def _thin(self, opening: Collection[int] = ()) -> None:
         """Give up checkpoints until there are few enough, those of prompts last.
 
-        Of equals, of all sequences together, the one goes whose neighbours are closest to each
-        other for their age. The slots before the newest of sequences that are ``opening`` one
+        Of equals, of all sequences together, those go whose neighbours are closest to each other
+        for their age. The slots before the newest of sequences that are ``opening`` one
         count as checkpoints already.
         """
         needed = self._needed(opening)
         for seqs, most in self._shares:
-            while len(found := _slots(self._chains_of(seqs)) - needed) > most:
+            found = _slots(self._chains_of(seqs)) - needed
+            if len(found) > most:
                 losses = self._losses(seqs)
-                self._give_up(min(sorted(found), key=losses.__getitem__), seqs)
+                found_by_loss = sorted(found, key=lambda slot: (losses[slot], slot))
+                self._give_up(set(found_by_loss[: len(found) - most]), seqs)
 
     def _needed(self, opening: Collection[int]) -> set[int]:
         """Return the slots that are no checkpoints.
@@ -277,13 +279,12 @@ class RecurrentMemory:
                 losses[held.slot] = max(losses.get(held.slot, loss), loss)
         return losses
 
-    def _give_up(self, slot: int, seqs: Iterable[int]) -> None:
-        """Let none of these sequences hold a slot any more, nor get it back."""
+    def _give_up(self, slots: set[int], seqs: Iterable[int]) -> None:
+        """Let none of these sequences hold these slots any more, nor get them back."""
         for chains in (self._chains, self._saved):
             for seq in seqs:
-                if any(held.slot == slot for held in chains[seq].held):
-                    kept = tuple(held for held in chains[seq].held if held.slot != slot)
-                    chains[seq] = chains[seq]._replace(held=kept)
+                kept = tuple(held for held in chains[seq].held if held.slot not in slots)
+                chains[seq] = chains[seq]._replace(held=kept)
 
     # Rows that run
 
