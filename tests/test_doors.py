@@ -12,12 +12,16 @@ FIRST = os.environ.get("MTPCORE_DOORS_FIRST", "0")
 
 
 @pytest.fixture(scope="module")
-def said():
-    """Return what ``harness.calls`` prints, in a process that holds nothing else."""
-    path = os.pathsep.join(part for part in sys.path if part)
+def said(tmp_path_factory):
+    """Return what ``harness.calls`` prints, in a process that holds nothing else.
+
+    Some calls write files with names of their own.
+    """
+    path = os.pathsep.join(os.path.abspath(part) for part in sys.path if part)
     done = subprocess.run(
         [sys.executable, "-m", "harness.calls", SHARE, FIRST],
         env={**os.environ, "PYTHONPATH": path},
+        cwd=tmp_path_factory.mktemp("doors"),
         capture_output=True,
         text=True,
     )
