@@ -8,7 +8,7 @@ Cells: ``decode`` (64 tokens after 512), ``verify`` (1 to 8 rows of one sequence
 logits, then removed), ``prefill`` (512 tokens), ``accuracy`` (logits against exact weights in
 float64, on few layers of the same types), ``load`` (file to first token, weights packed and left
 in the file), ``speculation`` (three drafts, 2.8 tokens a round by simulated acceptance, against
-mtpcore without drafts; only files with a head).
+mtpcore without drafts; only files with a head; of hybrids also what llama.cpp gains with its own).
 
 llama.cpp (``llama-cpp-python``) runs at the best of {weights repacked or not} x {flash attention or
 not}, determined for every cell. Without the package mtpcore is measured alone.
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from files import FILES, OURS, default_folder, generate
-from shapes import SHAPES
+from shapes import SHAPES, HybridShape
 from timing import Reader, bandwidth
 from versus import apart
 from versus.accuracy import measure_error
@@ -148,7 +148,8 @@ def _cells(
             yield from measure(arena, cell, pairs, read)
         arena.close()
     if "speculation" in cells:
-        yield measure_speculation(name, path, threads, pairs, hold)
+        has_mtp = peer and isinstance(SHAPES[name.rsplit("-", 1)[0]], HybridShape)
+        yield measure_speculation(name, path, threads, pairs, hold, peer=has_mtp)
     if "load" in cells:
         yield from measure_loading(name, path, threads, pairs, hold, peer=peer)
     if "accuracy" in cells:

@@ -16,7 +16,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-__all__ = ["Peer", "PeerModel", "Setting", "quiet_logs"]
+__all__ = ["Peer", "PeerModel", "Setting", "name_of", "quiet_logs"]
 
 Setting = tuple[bool, bool]
 """Weights repacked for the processor, flash attention."""
@@ -52,16 +52,31 @@ class PeerModel:
 
 
 class Peer:
-    """One sequence of a model, with one of the settings; see ``Engine``."""
+    """One sequence of a model, with one of the settings; see ``Engine``.
+
+    ``snapshots`` is how many rows recurrent layers can take back by themselves; ``head_of`` makes
+    it the context of the model's MTP head, beside that of the target.
+    """
 
     def __init__(
-        self, model: PeerModel, flash: bool, n_ctx: int, threads: int, kv_dtype: str = "f16"
+        self,
+        model: PeerModel,
+        flash: bool,
+        n_ctx: int,
+        threads: int,
+        kv_dtype: str = "f16",
+        snapshots: int = 0,
+        head_of: Peer | None = None,
     ) -> None:
         settings: Any = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_ubatch = n_ctx, 512, 512
         settings.n_threads = settings.n_threads_batch = threads
         settings.flash_attn_type = int(flash)
         settings.type_k = settings.type_v = KV_TYPES[kv_dtype]
+        settings.n_rs_seq = snapshots
+        if head_of is not None:
+            settings.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
+            settings.ctx_other = head_of.context
         self.model, self.flash = model, flash
         self.name = name_of((model.repack, flash))
         self.context = llama_cpp.llama_init_from_model(model.handle, settings)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from timing import alternate
+from timing import alternate, choose
 
 import mtpcore
 from mtpcore.decoding import SimulatedAcceptance
 from versus.hold import Hold
 from versus.ours import Ours
-from versus.results import Found
+from versus.results import Found, Ratio
 from versus.work import Work
+
+if TYPE_CHECKING:
+    from versus.peer_speculation import PeerWriter
 
 __all__ = ["measure_speculation"]
 
@@ -46,11 +51,14 @@ class Writer:
         assert not self.request.done
 
 
-def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: Hold) -> Found:
+def measure_speculation(
+    name: str, path: Path, threads: int, pairs: int, hold: Hold, *, peer: bool = False
+) -> Found:
     """Return ``speculation``, seconds of a token at the mean length, beside plain ones' (``more``).
 
     Times of rounds do not depend on how many drafts are accepted but by a row or two of the head,
-    so the simulated length is taken out: a token's time is a round's over the length.
+    so the simulated length is taken out: a token's time is a round's over the length. ``peer``:
+    what llama.cpp gains with its MTP drafts is measured in the same turns.
     """
     model = mtpcore.load_model(path)
     n_plain = round(ROUNDS * LENGTH)
@@ -75,10 +83,13 @@ def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: H
         lambda: verify(1),
         lambda: verify(DRAFT + 1),
     ]
+    theirs = _peer(path, model.hparams.n_vocab, room, threads, hold) if peer else None
+    if theirs is not None:
+        runs += [lambda: theirs.decode(n_plain), lambda: theirs.draft(ROUNDS)]
     times = alternate(runs, pairs, hold=hold)
     alone = [seconds / n_plain for seconds in times[0]]
     each = [seconds / ROUNDS / LENGTH for seconds in times[1]]
-    one, four = (statistics.median(sample) for sample in times[2:])
+    one, four = (statistics.median(sample) for sample in times[2:4])
     stats = drafted.generator.stats
     n_rounds = stats.passes
     drafts = stats.draft_seconds / n_rounds
@@ -93,4 +104,32 @@ def measure_speculation(name: str, path: Path, threads: int, pairs: int, hold: H
         "choose_seconds": stats.choose_seconds / n_rounds,
         "commit_seconds": stats.commit_seconds / n_rounds,
     }
+    if theirs is not None:
+        plain_round = [seconds / n_plain * LENGTH * ROUNDS for seconds in times[4]]
+        more["llama.cpp gain"] = Ratio.of(plain_round, times[5]).median
+        theirs.close()
     return Found(name, "speculation", n_plain, each, {"plain, ours": alone}, more)
+
+
+def _peer(path: Path, n_vocab: int, room: int, threads: int, hold: Hold) -> PeerWriter | None:
+    """Return llama.cpp, weights repacked or not, as it drafts faster; with flash attention.
+
+    None where it exports too little.
+    """
+    from versus.peer_speculation import PeerWriter
+
+    text = np.random.default_rng(3).integers(3, n_vocab, DEPTH + 2 * room).tolist()
+    writers = {}
+    for repack in (True, False):
+        try:
+            one = PeerWriter(path, text, DEPTH, threads, (repack, True))
+        except AttributeError as error:
+            print(f"no drafts by llama.cpp: {error}")
+            return None
+        writers[one.name] = one
+    trials = {name: partial(one.draft, 2) for name, one in writers.items()}
+    best = choose(trials, 2, hold=hold)
+    for name, one in writers.items():
+        if name != best:
+            one.close()
+    return writers[best]

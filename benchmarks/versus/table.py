@@ -49,6 +49,7 @@ of each cell. A `✗` marks a figure that misses its target.
 | length | tokens a pass |
 | by_costs | the speed-up that the measured costs of passes and drafts allow |
 | by_bytes | the speed-up that the bytes read allow |
+| llama.cpp gain | llama.cpp's speed-up by its own MTP drafts, at the same simulated acceptance |
 | touch | seconds in which the threads write one byte to each page of as much new memory |
 | at_hand | seconds of a load that finds free memory, which a process has just released |
 
@@ -56,7 +57,7 @@ Measured on:"""
 RUNS = "Runs: date, commit, system load, CPU time that the host took, memory bandwidth, command."
 FURTHER = (
     *("share", "recurrence", "checkpoint_mib", "log_row_mib", "gmacs"),
-    *("length", "by_costs", "by_bytes", "touch", "at_hand"),
+    *("length", "by_costs", "by_bytes", "llama.cpp gain", "touch", "at_hand"),
 )
 ORDER = (
     *("decode", "verify", "prefill", "depth", "sequences"),
