@@ -15,7 +15,7 @@ from mtpcore.backends.cpu.states import CpuStateStore
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights as CpuWeights
 from mtpcore.backends.reference import ReferenceBackend
-from mtpcore.errors import BackendError, MtpcoreError
+from mtpcore.errors import BackendError, CapacityError, MtpcoreError
 from mtpcore.memory import LOG
 from mtpcore.testing import Runner
 
@@ -199,3 +199,9 @@ def test_memory_of_another_backend_is_refused(wide):
         )
     store = CpuBackend().state_store(program.states, 2)
     assert store.n_bytes == 2 * store.slot_bytes
+
+
+def test_no_memory_for_states_says_which_sizes_to_lower(wide):
+    with pytest.raises(CapacityError, match="states of recurrent layers") as caught:
+        CpuBackend().state_store(wide[0].states, 1 << 44)
+    assert "n_seq_max or checkpoint_bytes" in caught.value.fix

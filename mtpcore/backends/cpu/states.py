@@ -42,7 +42,9 @@ class CpuStateStore:
         self._places, self.slot_bytes = _lay_out(layers)
         self.n_slots = n_slots
         self.data = zeros_on_a_line(
-            n_slots * self.slot_bytes, "the states of recurrent layers", "make n_seq_max smaller"
+            n_slots * self.slot_bytes,
+            "the states of recurrent layers",
+            "make n_seq_max or checkpoint_bytes smaller",
         )
 
     @property
