@@ -6,78 +6,47 @@
  */
 #include "matmul/kernels_avx512.h"
 
-/* Sums and integers of the tokens of a tile, in the lower and upper 16 rows of a group. */
-typedef struct {
-    __m512 sum0[MTP_TILE], sum1[MTP_TILE];
-    __m512i integers0[MTP_TILE], integers1[MTP_TILE];
-} q8_0_state;
-
-/* Else gcc keeps the lines of one half of a tile for the other, on the stack. */
-static inline void load_again(void) { __asm__ volatile("" ::: "memory"); }
-
-/* Add the products of four columns and tokens [begin, end), whose words of them are `words`. */
-MTP_ALWAYS_INLINE void add_line(const int begin, const int end, const uint8_t (*code)[4],
-                                const int32_t *words, q8_0_state *state)
-{
-    const __m512i w0 = mtp_load_line(code), w1 = mtp_load_line(code + 16);
-    MTP_UNROLL
-    for (int t = begin; t < end; t++) {
-        const __m512i x = mtp_broadcast(words + t);
-        state->integers0[t] = _mm512_dpbusd_epi32(state->integers0[t], w0, x);
-        state->integers1[t] = _mm512_dpbusd_epi32(state->integers1[t], w1, x);
-    }
-}
-
-MTP_ALWAYS_INLINE void add_blocks(const int begin, const int end, const uint16_t *scales,
-                                  const int32_t *x_scales, q8_0_state *state)
-{
-    const __m512 scale0 = mtp_load_halves(scales), scale1 = mtp_load_halves(scales + 16);
-    MTP_UNROLL
-    for (int t = begin; t < end; t++) {
-        const __m512 x_scale = mtp_broadcast_float(x_scales + t);
-        state->sum0[t] = mtp_add_block(state->sum0[t], state->integers0[t], scale0, x_scale);
-        state->sum1[t] = mtp_add_block(state->sum1[t], state->integers1[t], scale1, x_scale);
-    }
-}
-
-/* Tokens from the fifth on lag behind by half a block: while the sums of one half of a tile are
- * scaled, products of the other keep the units busy. */
 MTP_ALWAYS_INLINE void q8_0(const int n_tokens, const void *group, int64_t n_blocks,
                             const void *tile, float (*out)[32])
 {
-    const int half = n_tokens < 4 ? n_tokens : 4, lag = n_tokens > 4 ? 4 : 0;
     const mtp_q8_0_block *block = group;
     const int32_t *words = tile;
-    q8_0_state state;
+    __m512 sum0[MTP_TILE], sum1[MTP_TILE];
     MTP_UNROLL
     for (int t = 0; t < n_tokens; t++)
-        state.sum0[t] = state.sum1[t] = _mm512_setzero_ps();
+        sum0[t] = sum1[t] = _mm512_setzero_ps();
     for (int64_t b = 0; b < n_blocks; b++, block++, words += MTP_ACT32_WORDS * n_tokens) {
-        const int32_t *x_scales = words + MTP_ACT32_SCALE * n_tokens;
+        __m512i integers0[MTP_TILE], integers1[MTP_TILE];
         mtp_fetch_ahead(block, sizeof *block);
         MTP_UNROLL
         for (int t = 0; t < n_tokens; t++) {
             const int32_t *minus_sum = words + MTP_ACT32_MINUS_SUM * n_tokens + t;
-            state.integers0[t] = state.integers1[t] =
-                _mm512_slli_epi32(mtp_broadcast(minus_sum), 7);
+            integers0[t] = integers1[t] = _mm512_slli_epi32(mtp_broadcast(minus_sum), 7);
         }
-        _Pragma("GCC unroll 12") for (int j = 0; j < 8 + lag; j++)
-        {
-            const int late = j - lag;
-            if (j < 8)
-                add_line(0, half, block->code[j], words + j * n_tokens, &state);
-            load_again();
-            if (late >= 0)
-                add_line(half, n_tokens, block->code[late], words + late * n_tokens, &state);
-            if (j == 7)
-                add_blocks(0, half, block->scale, x_scales, &state);
+        MTP_UNROLL
+        for (int j = 0; j < 8; j++) {
+            const __m512i w0 = mtp_load_line(block->code[j]);
+            const __m512i w1 = mtp_load_line(block->code[j] + 16);
+            MTP_UNROLL
+            for (int t = 0; t < n_tokens; t++) {
+                const __m512i x = mtp_broadcast(words + j * n_tokens + t);
+                integers0[t] = _mm512_dpbusd_epi32(integers0[t], w0, x);
+                integers1[t] = _mm512_dpbusd_epi32(integers1[t], w1, x);
+            }
         }
-        add_blocks(half, n_tokens, block->scale, x_scales, &state);
+        const __m512 scale0 = mtp_load_halves(block->scale);
+        const __m512 scale1 = mtp_load_halves(block->scale + 16);
+        MTP_UNROLL
+        for (int t = 0; t < n_tokens; t++) {
+            const __m512 x_scale = mtp_broadcast_float(words + MTP_ACT32_SCALE * n_tokens + t);
+            sum0[t] = mtp_add_block(sum0[t], integers0[t], scale0, x_scale);
+            sum1[t] = mtp_add_block(sum1[t], integers1[t], scale1, x_scale);
+        }
     }
     MTP_UNROLL
     for (int t = 0; t < n_tokens; t++) {
-        mtp_store_rows(out[t], state.sum0[t]);
-        mtp_store_rows(out[t] + 16, state.sum1[t]);
+        mtp_store_rows(out[t], sum0[t]);
+        mtp_store_rows(out[t] + 16, sum1[t]);
     }
 }
 MTP_KERNELS_8(q8_0, avx512)
@@ -121,8 +90,8 @@ MTP_ALWAYS_INLINE void unpack_codes(const int type, mtp_nibbles lines, const int
     }
 }
 
-/* Tokens that a block is multiplied with at a time: half a tile, as above, unless there is
- * too much to unpack twice or to keep. */
+/* Tokens that a block is multiplied with at a time: half a tile, so that products of one half keep
+ * the units busy while sums of the other are scaled, unless there is too much to unpack twice. */
 MTP_ALWAYS_INLINE int tokens_at_once(const int type)
 {
     return type == MTP_Q4_0 || type == MTP_IQ4_NL || type == MTP_MXFP4 ? 4 : 8;
