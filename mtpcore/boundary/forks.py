@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from itertools import count
+from weakref import ref
 
 __all__ = ["give_lock"]
 
-_given: WeakKeyDictionary[object, tuple[str, Callable[[], object]]] = WeakKeyDictionary()
+_given: dict[int, tuple[ref[object], str, Callable[[], object]]] = {}
+"""No dictionary with weak keys: it runs Python where an owner ends, and a Ctrl-C there is lost."""
+
+_numbers = count()
 
 
 def give_lock(owner: object, name: str, make: Callable[[], object]) -> None:
@@ -17,12 +21,16 @@ def give_lock(owner: object, name: str, make: Callable[[], object]) -> None:
     Only the thread that forked goes on there; what others had locked would stay so for ever.
     """
     setattr(owner, name, make())
-    _given[owner] = name, make
+    _given[next(_numbers)] = ref(owner), name, make
+    for number in [number for number, (one, *_) in list(_given.items()) if one() is None]:
+        _given.pop(number, None)  # another thread may have been here
 
 
 def _renew() -> None:
-    for owner, (name, make) in list(_given.items()):
-        setattr(owner, name, make())
+    for one, name, make in list(_given.values()):
+        owner = one()
+        if owner is not None:
+            setattr(owner, name, make())
 
 
 os.register_at_fork(after_in_child=_renew)
