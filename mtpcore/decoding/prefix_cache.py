@@ -39,7 +39,6 @@ class PrefixCache:
     """
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
-        self.size = size
         self._most = sys.maxsize if size == "all" else size
         self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
 
