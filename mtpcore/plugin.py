@@ -36,7 +36,7 @@ from mtpcore.models.blocks import (
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
 from mtpcore.models.hparams import Experts, Hparams
-from mtpcore.models.mixed import MixedHparams
+from mtpcore.models.mixed import LayerKind, MixedHparams
 from mtpcore.models.mla import Mla, mla_block
 from mtpcore.models.nextn import (
     NEXTN_TENSORS,
@@ -100,6 +100,7 @@ __all__ = [
     "INTERLEAVED_BIASES",
     "Inputs",
     "Key",
+    "LayerKind",
     "Link",
     "Mla",
     "MixedHparams",

@@ -288,7 +288,7 @@ cdef class Executor:
                     for one in matrices):
                 raise BackendError("not as many equal matrices as are used", wanted=wanted,
                                    got=len(matrices))
-            wanted = op.matrices[0].n_rows
+            wanted = op.matrices[0].n_rows * len(matrices)
         elif op.kind == MTP_ROUTE:
             wanted = op.inputs[0].width
         elif op.kind in (MTP_ATTENTION, MTP_MERGE):

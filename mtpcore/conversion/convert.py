@@ -35,7 +35,7 @@ from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor
 from mtpcore.gguf.header import Value
-from mtpcore.gguf.types import PLAIN
+from mtpcore.gguf.types import PLAIN, block_type
 from mtpcore.gguf.writer import encode
 
 __all__ = ["convert"]
@@ -202,9 +202,11 @@ def _tokenizer(
 def _streamed(
     planned: PlannedTensor, plan: Plan, config: Config, choice: TypeChoice
 ) -> StreamedTensor:
-    """Choose the type of a tensor; integers keep theirs."""
+    """Choose the type of a tensor; integers keep theirs, and blocks that were made."""
     dtype = planned.dtype.newbyteorder("<")
-    if dtype.kind == "f":
+    if (made := block_type(planned.rename.blocks)) is not None:
+        kind = made
+    elif dtype.kind == "f":
         kind = choice.choose(planned.name, planned.shape)
     elif dtype in _TYPE_OF:
         kind = _TYPE_OF[dtype]

@@ -15,7 +15,8 @@ from mtpcore.conversion.family import Family, pattern
 from mtpcore.conversion.parts import MTP, left_out_of
 from mtpcore.conversion.published import PublishedTensor, convert_json
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Rename
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, PluginError
+from mtpcore.gguf.types import BLOCKS, block_type
 
 __all__ = ["Plan", "PlannedTensor", "make_plan"]
 
@@ -47,6 +48,8 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
         Whether its first axis counts experts.
     made : array, optional
         The values, where they follow from the configuration.
+    also : PublishedTensor, optional
+        What the change gets as well.
     """
 
     name: str
@@ -57,6 +60,7 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     stacked: bool = False
     made: np.ndarray | None = None
+    also: PublishedTensor | None = None
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -71,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class _Wish(msgspec.Struct, frozen=True):
-    """A tensor that a table asks for, with the names of its sources."""
+    """A tensor that a table asks for, with the names of its sources, further ones last."""
 
     tensor: str
     names: tuple[str, ...]
@@ -163,8 +167,9 @@ def _wishes(
 ) -> Iterator[_Wish]:
     n_names = 0
     for rename in table.tensors:
+        also = (rename.also,) if rename.also else ()
         if "{n}" not in rename.tensor:
-            yield _Wish(rename.tensor, (rename.source,), rename, None, in_head)
+            yield _Wish(rename.tensor, (rename.source, *also), rename, None, in_head)
             continue
         for i, n in enumerate(_layers(rename, config, blocks)):
             name = rename.source.replace("{n}", str(n)).replace("{i}", str(i))
@@ -177,8 +182,10 @@ def _wishes(
                     wanted=f"at most {_MOST_NAMES} for all layers and experts",
                     got=f"{n_experts} experts, {config.n_layers} layers",
                 )
-            names = tuple(name.replace("{e}", str(e)) for e in experts)
-            yield _Wish(rename.tensor.replace("{n}", str(n)), names, rename, n, in_head)
+            names = [name.replace("{e}", str(e)) for e in experts]
+            names += [one.replace("{n}", str(n)).replace("{i}", str(i)) for one in also]
+            tensor = rename.tensor.replace("{n}", str(n))
+            yield _Wish(tensor, tuple(names), rename, n, in_head)
 
 
 def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
@@ -233,6 +240,8 @@ def _spelt(name: str) -> str:
 
 def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
     sources = tuple(tensors[name] for name in wish.names)
+    also = sources[-1] if wish.rename.also else None
+    sources = sources[:-1] if also else sources
     shapes = {source.shape for source in sources}
     if len(shapes) > 1:
         raise ModelFileError("experts of different shapes", where=wish.tensor, got=sorted(shapes))
@@ -245,28 +254,57 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
             got=list(shape),
         )
     n_stacked = shape[0] if wish.rename.is_stack and shape else len(sources)
-    trial = _trial(sources[0], wish.rename, config)
+    trial = _trial(sources[0], also, wish.rename, config)
+    shape = _shape_of_values(trial, wish.rename, sources[0])
     stacked = wish.rename.is_stack or "{e}" in wish.rename.source
     return PlannedTensor(
         name=wish.tensor,
-        shape=(n_stacked, *trial.shape) if stacked else trial.shape,
+        shape=(n_stacked, *shape) if stacked else shape,
         dtype=trial.dtype,
         sources=sources,
         rename=wish.rename,
         n=wish.n,
         stacked=stacked,
+        also=also,
     )
 
 
-def _trial(source: PublishedTensor, rename: Rename, config: Config) -> np.ndarray:
+def _trial(
+    source: PublishedTensor, also: PublishedTensor | None, rename: Rename, config: Config
+) -> np.ndarray:
     """Apply a change to integers, or to zeros that take no memory, to learn shape and type."""
-    zeros = np.broadcast_to(np.float32(0), source.shape)
-    values = source.rows() if source.is_integer else zeros
-    one = values[0] if rename.is_stack and values.ndim else values
-    return apply_change(rename, one, config, source.name)
+
+    def one_of(tensor: PublishedTensor) -> np.ndarray:
+        is_read = tensor.is_integer and not rename.blocks
+        zero = np.uint8(0) if tensor.is_integer else np.float32(0)
+        values = tensor.rows() if is_read else np.broadcast_to(zero, tensor.shape)
+        return values[0] if rename.is_stack and values.ndim else values
+
+    further = [one_of(also)] if also else []
+    return apply_change(rename, one_of(source), config, source.name, *further)
 
 
-def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) -> np.ndarray:
+def _shape_of_values(made: np.ndarray, rename: Rename, source: PublishedTensor) -> tuple[int, ...]:
+    """Return the shape of the values that an array stands for: itself, or blocks."""
+    if not rename.blocks:
+        return made.shape
+    kind = block_type(rename.blocks)
+    if kind is None:
+        raise PluginError("unknown type of blocks", where=rename.tensor, got=rename.blocks)
+    n_values, n_bytes = BLOCKS[kind]
+    if made.dtype != np.uint8 or not made.ndim or made.shape[-1] % n_bytes:
+        raise ModelFileError(
+            "no blocks are made of the tensor",
+            where=f"{source.file}: tensor {source.name!r}",
+            wanted=f"uint8 rows of {n_bytes} bytes a block",
+            got=f"{made.dtype}{list(made.shape)}",
+        )
+    return (*made.shape[:-1], made.shape[-1] // n_bytes * n_values)
+
+
+def apply_change(
+    rename: Rename, values: np.ndarray, config: Config, name: str, *also: np.ndarray
+) -> np.ndarray:
     """Apply a rename's change.
 
     Raises
@@ -281,6 +319,7 @@ def apply_change(rename: Rename, values: np.ndarray, config: Config, name: str) 
             rename.change,
             values,
             config,
+            *also,
             what=f"cannot make {rename.tensor} of it, of shape {list(values.shape)}",
             where=f"{config.file}: tensor {name}",
         )

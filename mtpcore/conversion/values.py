@@ -14,6 +14,7 @@ from mtpcore.conversion.plan import Plan, PlannedTensor, apply_change
 from mtpcore.conversion.published import PublishedTensor
 from mtpcore.declarations.checkpoint import Config
 from mtpcore.errors import ModelFileError
+from mtpcore.gguf.types import BLOCKS, block_type
 
 __all__ = ["check_scales", "read_values"]
 
@@ -77,13 +78,15 @@ def read_values(planned: PlannedTensor, plan: Plan, config: Config) -> Iterator[
         yield planned.made
         return
     wanted = planned.shape[1:] if planned.stacked else planned.shape
+    if planned.rename.blocks:
+        wanted = (*wanted[:-1], _bytes_of(wanted[-1], planned.rename.blocks))
     for source in planned.sources:
         scales = plan.scales.get(source.name)
         if planned.rename.change is None and (scales is None or planned.rename.shards is None):
             yield from _pieces(source, scales, config)
             continue
-        for values in _items(planned, source, scales, config):
-            values = apply_change(planned.rename, values, config, source.name)
+        for item in _items(planned, source, scales, config):
+            values = apply_change(planned.rename, item[0], config, source.name, *item[1:])
             if values.shape != wanted:
                 raise ModelFileError(
                     "the change returned another shape than for zeros",
@@ -99,12 +102,34 @@ def _items(
     source: PublishedTensor,
     scales: PublishedTensor | None,
     config: Config,
-) -> Iterator[np.ndarray]:
-    """Yield what a change gets: each expert of a stack, or the source as it is."""
-    if planned.rename.is_stack:
-        yield from (source.rows(i, i + 1)[0] for i in range(source.n_rows))
-    else:
-        yield _whole(planned, source, scales, config)
+) -> Iterator[list[np.ndarray]]:
+    """Yield what a change gets: each expert of a stack, or the source as it is; what it gets also.
+
+    Raises
+    ------
+    ModelFileError
+        The other tensor holds another number of experts.
+    """
+    also = planned.also
+    if not planned.rename.is_stack:
+        yield [_whole(planned, source, scales, config), *([also.rows()] if also else [])]
+        return
+    tensors = [source, *([also] if also else [])]
+    if also and also.n_rows != source.n_rows:
+        raise ModelFileError(
+            "another number of experts",
+            where=f"{also.file}: tensor {also.name!r}",
+            wanted=source.n_rows,
+            got=also.n_rows,
+        )
+    for i in range(source.n_rows):
+        yield [tensor.rows(i, i + 1)[0] for tensor in tensors]
+
+
+def _bytes_of(n_values: int, kind: str) -> int:
+    """Return the bytes of a row of blocks."""
+    per_block, n_bytes = BLOCKS[block_type(kind) or 0]
+    return int(n_values // per_block * n_bytes)
 
 
 def _pieces(

@@ -166,6 +166,12 @@ class Rename(msgspec.Struct, frozen=True):
     shards : Shards, optional
     is_stack : bool
         Whether the source holds several experts, along its first axis.
+    also : str
+        Another tensor of the checkpoint, named like the source, which the change gets as well:
+        ``change(values, config, also)``. Of a stack it holds as many experts.
+    blocks : str
+        The type of tensor whose blocks, uint8[..., bytes of a row], the change makes of integers:
+        weights that are published quantised keep their bits, whatever type was asked for.
     """
 
     source: str
@@ -176,6 +182,8 @@ class Rename(msgspec.Struct, frozen=True):
     copy_of: str = ""
     shards: Shards | None = None
     is_stack: bool = False
+    also: str = ""
+    blocks: str = ""
 
 
 Tokens = tuple[tuple[str, str], ...]

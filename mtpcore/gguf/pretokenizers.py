@@ -74,6 +74,14 @@ _DEEPSEEK_3 = Pretokenizer(
         rf"""|{_LINES_AND_SPACES}""",
     )
 )
+_CAPITALS, _SMALL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_GPT_4O = Pretokenizer(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALL}+{_ENGLISH_ENDINGS}?"
+        rf"|[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALL}*{_ENGLISH_ENDINGS}?"
+        rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES_AND_SPACES}",
+    )
+)
 _BY_NAME = {
     "default": _GPT_2,
     "gpt-2": _GPT_2,
@@ -86,6 +94,7 @@ _BY_NAME = {
     "chatglm-bpe": _GLM_4,
     "glm4": _GLM_4,
     "deepseek-v3": _DEEPSEEK_3,
+    "gpt-4o": _GPT_4O,
 }
 
 
@@ -107,7 +116,7 @@ def name_pretokenizer(patterns: tuple[str, ...], whole_words: bool) -> str | Non
     An empty pattern stands for GPT-2's.
     """
     patterns = tuple(pattern or _GPT_2.patterns[0] for pattern in patterns)
-    for name in ("qwen2", "llama-bpe", "glm4", "deepseek-v3", "qwen35", "gpt-2"):
+    for name in ("qwen2", "llama-bpe", "glm4", "deepseek-v3", "qwen35", "gpt-4o", "gpt-2"):
         known = _BY_NAME[name]
         if (known.patterns, known.whole_words) == (patterns, whole_words):
             return name

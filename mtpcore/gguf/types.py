@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-__all__ = ["BLOCKS", "F16", "F32", "PLAIN", "dequantize", "type_name"]
+__all__ = ["BLOCKS", "F16", "F32", "PLAIN", "block_type", "dequantize", "type_name"]
 
 BLOCKS = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
 """Type id -> (values per block, bytes per block)."""
@@ -30,6 +30,12 @@ PLAIN = {
 def type_name(kind: int) -> str:
     """Name a type id, as in ``"Q8_0"``; one without a name is ``"type 99"``."""
     return str(GGMLQuantizationType(kind).name) if kind in BLOCKS else f"type {kind}"
+
+
+def block_type(name: str) -> int | None:
+    """Return the id of a type by its name, as ``"MXFP4"``; None where there is none."""
+    kind = GGMLQuantizationType.__members__.get(name)
+    return None if kind is None else int(kind)
 
 
 def dequantize(blocks: np.ndarray, kind: int) -> np.ndarray | None:

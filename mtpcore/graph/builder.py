@@ -248,14 +248,40 @@ class GraphBuilder:
         return self.add_node("shift_by", [x], [weight], name=name or self._stem(weight))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
-        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid, tanh, softplus."""
+        """Apply a ``kind`` of function: silu, gelu, gelu_tanh, relu, sigmoid, tanh, softplus.
+
+        ``gelu_sigmoid`` is x sigmoid(1.702 x), an approximation of GELU.
+        """
         return self.add_node("activation", [x], name=name, kind=kind)[0]
 
     def gated(
-        self, gate: Value, up: Value, kind: str = "silu", *, name: str | None = None
+        self,
+        gate: Value,
+        up: Value,
+        kind: str = "silu",
+        *,
+        limit: float = 0.0,
+        offset: int = 0,
+        name: str | None = None,
     ) -> Value:
-        """Return kind(gate) * up."""
-        return self.add_node("gated", [gate, up], name=name, kind=kind)[0]
+        """Return kind(gate) * (up + offset).
+
+        Parameters
+        ----------
+        gate, up : Value
+            Of one shape.
+        kind : str
+            As in ``activation``.
+        limit : float
+            The largest ``gate``, and the largest magnitude of ``up``; larger ones are cut to it
+            before anything else (0: none are).
+        offset : int
+            0 or 1.
+        """
+        limit = float(limit)
+        return self.add_node("gated", [gate, up], name=name, kind=kind, limit=limit, offset=offset)[
+            0
+        ]
 
     def concat(self, *parts: Value, name: str | None = None) -> Value:
         """Join ``parts`` along the last axis, in the order given."""
@@ -476,6 +502,8 @@ class GraphBuilder:
         weight: str,
         correction: str | None = None,
         *,
+        bias: str | None = None,
+        factors: str | None = None,
         n_used: int,
         gate: str = "sigmoid",
         normalise: bool = True,
@@ -495,6 +523,10 @@ class GraphBuilder:
             The router, [experts, width].
         correction : str, optional
             A tensor [experts], added where experts are chosen and not where they are weighted.
+        bias, factors : str, optional
+            Tensors [experts]: what is added to the router's logits, and by what the weights of the
+            chosen ones are multiplied in the end. Like the correction, one that the file lacks is
+            left out.
         n_used : int
             Experts of a token.
         gate : str
@@ -507,7 +539,10 @@ class GraphBuilder:
             Experts lie in groups, of which the best are used; a group is judged by its one or two
             best experts.
         """
-        weights = [weight, correction] if correction and self.has(correction) else [weight]
+        further = [one if one and self.has(one) else None for one in (correction, bias, factors)]
+        while further and further[-1] is None:
+            further.pop()
+        weights = [weight, *further]
         ids, shares = self.add_node(
             "route",
             [x],
@@ -523,11 +558,21 @@ class GraphBuilder:
         )
         return ids, shares
 
-    def expert_matmul(self, x: Value, ids: Value, weight: str, *, name: str | None = None) -> Value:
-        """Multiply each row by the matrices of its experts, ``ids``: -> [T, n_used, outputs]."""
-        return self.add_node("expert_matmul", [x, ids], [weight], name=name or self._stem(weight))[
-            0
-        ]
+    def expert_matmul(
+        self,
+        x: Value,
+        ids: Value,
+        weight: str,
+        bias: str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Value:
+        """Multiply each row by the matrices of its experts, ``ids``: -> [T, n_used, outputs].
+
+        ``bias`` [experts, outputs] is added; an absent one is left out.
+        """
+        weights = [weight, bias] if bias and self.has(bias) else [weight]
+        return self.add_node("expert_matmul", [x, ids], weights, name=name or self._stem(weight))[0]
 
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
         """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""

@@ -15,7 +15,16 @@ from mtpcore.graph.program import OUTPUTS, TOKENS, Shape
 
 __all__ = ["OPS", "ACTIVATIONS", "Signatures", "Mismatch", "OpRule", "Weights"]
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "softplus")
+ACTIVATIONS = (
+    "silu",
+    "gelu",
+    "gelu_tanh",
+    "relu",
+    "sigmoid",
+    "tanh",
+    "softplus",
+    "gelu_sigmoid",
+)
 
 Signatures = tuple[tuple[Shape, str], ...]
 Weights = Sequence[tuple[int, ...] | None]
@@ -108,6 +117,12 @@ def _same(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
 def _activation(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(a["kind"] in ACTIVATIONS, "unknown activation", ", ".join(ACTIVATIONS), a["kind"])
     return _same(x, w, a)
+
+
+def _gated(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    _want(0 <= a["limit"] < float("inf"), "no limit of gates", "0 (none) or more", a["limit"])
+    _want(a["offset"] in (0, 1), "what is added to up", "0, 1", a["offset"])
+    return _activation(x, w, a)
 
 
 def _concat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
@@ -247,8 +262,9 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     wanted = (x[0][0], matrix[1])  # tokens, or those whose outputs are wanted
     _want(x[0] == wanted, "rows do not fit the router", wanted, x[0])
     n = matrix[0]
-    if len(w) > 1 and w[1] is not None:
-        _want(w[1] == (n,), "one correction an expert", (n,), w[1])
+    for what, weight in zip(("correction", "bias", "factor"), w[1:], strict=False):
+        if weight is not None:
+            _want(weight == (n,), f"one {what} an expert", (n,), weight)
     _want(1 <= a["n_used"] <= n, "experts used", f"1..{n}", a["n_used"])
     _want(a["gate"] in ("sigmoid", "softmax"), "unknown gate", "sigmoid, softmax", a["gate"])
     _want(
@@ -267,7 +283,7 @@ def _route(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
 
 
 def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
-    stack, ids = w[0], x[1]
+    stack, ids, bias = w[0], x[1], w[1] if len(w) > 1 else None
     assert stack is not None
     _want(len(stack) == 3, "expert matrices are stacked", "[experts, outputs, inputs]", stack)
     _want(len(ids) == 2, "ids are of rows and ranks", "[rows, used]", ids)
@@ -275,6 +291,8 @@ def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatu
     _want(
         fits, "rows do not fit the experts", f"[rows, {stack[2]}] or [rows, used, {stack[2]}]", x[0]
     )
+    if bias is not None:
+        _want(bias == tuple(stack[:2]), "biases do not fit the experts", tuple(stack[:2]), bias)
     return _f32(ids[0], ids[1], stack[1])
 
 
@@ -324,7 +342,14 @@ OPS: dict[str, OpRule] = {
     "scale_by": _rule(1, 1, "", _by_weight, "w * x, one factor for each value of the last axis"),
     "shift_by": _rule(1, 1, "", _by_weight, "w + x, one term for each value of the last axis"),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
-    "gated": _rule(2, 0, "kind", _activation, "kind(gate) * up"),
+    "gated": _rule(
+        2,
+        0,
+        "kind limit offset",
+        _gated,
+        "kind(gate) * (up + offset); where limit is not 0, gate is at most limit, and up is cut to "
+        "-limit .. limit, before that",
+    ),
     "concat": _rule((2, 8), 0, "", _concat, "join along the last axis"),
     "slice": _rule(1, 0, "start stop", _slice, "x[..., start:stop]"),
     "split_heads": _rule(1, 0, "n_heads", _split_heads, "[T, H * D] seen as [T, H, D]"),
@@ -374,20 +399,23 @@ OPS: dict[str, OpRule] = {
     ),
     "route": _rule(
         1,
-        (1, 2),
+        (1, 4),
         "n_used gate normalise scale n_groups n_groups_used n_best_of_group",
         _route,
-        "expert ids and weights: the n_used best of gate(w x) + correction (lowest id first "
+        "expert ids and weights, of w, correction, bias and factors: the n_used best of "
+        "gate(w x + bias) + correction (lowest id first "
         "among equals, NaN last) within the n_groups_used groups whose n_best_of_group (1 or 2) "
         "best experts sum highest; weighted by the gate without the correction, divided by (their "
-        "sum + 1e-20) if normalise, times scale; w x is in floating point whatever the type of w",
+        "sum + 1e-20) if normalise, times scale, times the expert's factor; w x is in floating "
+        "point whatever the type of w",
     ),
     "expert_matmul": _rule(
         2,
-        1,
+        (1, 2),
         "",
         _expert_matmul,
-        "w[ids[t, r]] x[t] (or x[t, r]); the ids choose among as many experts as w has",
+        "w[ids[t, r]] x[t] (or x[t, r]) + bias[ids[t, r]]; the ids choose among as many experts as "
+        "w has",
         (1,),
         (1,),
     ),

@@ -6,6 +6,8 @@ out (biases, q/k norms, a shared expert) is left out of the graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mtpcore.declarations.spec import Tie, first_of
 from mtpcore.graph import GraphBuilder, Outputs, Value
 from mtpcore.models.hparams import Experts, Hparams
@@ -148,28 +150,56 @@ def apply_rope(
     )
 
 
-def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "") -> Value:
-    """Return down(silu(gate x) * up x); tensors ``ffn_gate<suffix>`` and so on."""
+def swiglu(g: GraphBuilder, x: Value, layer: int, suffix: str = "", *, kind: str = "silu") -> Value:
+    """Return down(silu(gate x) * up x); tensors ``ffn_gate<suffix>`` and so on.
+
+    ``kind`` is the activation, where it is another one than SiLU.
+    """
 
     def matmul(rows: Value, name: str) -> Value:
         name = f"blk.{layer}.{name}{suffix}"
         return g.matmul(rows, f"{name}.weight", f"{name}.bias")
 
-    return matmul(g.gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up")), "ffn_down")
+    return matmul(g.gated(matmul(x, "ffn_gate"), matmul(x, "ffn_up"), kind), "ffn_down")
 
 
-def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
+def moe(
+    g: GraphBuilder,
+    x: Value,
+    layer: int,
+    experts: Experts,
+    *,
+    routed: Value | None = None,
+    gated: Callable[[Value, Value], Value] | None = None,
+) -> Value:
     """Return the weighted sum of the chosen experts' SwiGLU, plus the shared expert's if any.
 
     Tensors: ``ffn_gate_inp`` (router), ``exp_probs_b.bias`` (correction, optional),
     ``ffn_{gate,up,down}_exps`` or ``ffn_gate_up_exps``, ``ffn_{gate,up,down}_shexp``, and
-    ``ffn_gate_inp_shexp``, whose sigmoid is the shared expert's weight (without it, 1).
+    ``ffn_gate_inp_shexp``, whose sigmoid is the shared expert's weight (without it, 1). Router and
+    experts have a bias, and ``ffn_down_exps.scale`` multiplies the experts' weights, where the
+    file has them.
+
+    Parameters
+    ----------
+    routed : Value, optional
+        f32[n_tokens, width], the rows that the router reads, where it does not read x.
+    gated : callable, optional
+        ``gated(gate, up)``, where experts have another activation than SwiGLU's.
     """
     block = f"blk.{layer}"
+    gated = gated or g.gated
+
+    def multiply(rows: Value, name: str) -> Value:
+        name = f"{block}.{name}"
+        return g.expert_matmul(rows, ids, f"{name}.weight", f"{name}.bias")
+
     ids, shares = g.route(
-        x,
+        x if routed is None else routed,
         f"{block}.ffn_gate_inp.weight",
         f"{block}.exp_probs_b.bias",
+        bias=f"{block}.ffn_gate_inp.bias",
+        factors=f"{block}.ffn_down_exps.scale",
         n_used=experts.n_used,
         gate=experts.gate,
         normalise=experts.normalise,
@@ -179,14 +209,12 @@ def moe(g: GraphBuilder, x: Value, layer: int, experts: Experts) -> Value:
         n_best_of_group=experts.n_best_of_group,
     )
     if g.has(f"{block}.ffn_gate_up_exps.weight"):
-        fused = g.expert_matmul(x, ids, f"{block}.ffn_gate_up_exps.weight")
+        fused = multiply(x, "ffn_gate_up_exps")
         width = int(fused.shape[2]) // 2
         gate, up = g.slice(fused, 0, width), g.slice(fused, width, 2 * width)
     else:
-        gate = g.expert_matmul(x, ids, f"{block}.ffn_gate_exps.weight")
-        up = g.expert_matmul(x, ids, f"{block}.ffn_up_exps.weight")
-    rows = g.expert_matmul(g.gated(gate, up), ids, f"{block}.ffn_down_exps.weight")
-    y = g.mix(rows, shares)
+        gate, up = multiply(x, "ffn_gate_exps"), multiply(x, "ffn_up_exps")
+    y = g.mix(multiply(gated(gate, up), "ffn_down_exps"), shares)
     if g.has(f"{block}.ffn_gate_shexp.weight"):
         shared = swiglu(g, x, layer, "_shexp")
         if g.has(f"{block}.ffn_gate_inp_shexp.weight"):

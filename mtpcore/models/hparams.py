@@ -64,7 +64,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    rope_style, interleaves_axes
+    rope_style, interleaves_axes, rounds_ramp
         How files of the family mean the rotation; see ``Rope.read``.
     n_vocab, n_layers, n_drafter_blocks, rope
         Found from tensors and several keys by ``read``: vocabulary, layers of the trunk alone,
@@ -80,6 +80,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
 
     rope_style: ClassVar[Style] = "halves"
     interleaves_axes: ClassVar[bool] = False
+    rounds_ramp: ClassVar[bool] = True
 
     width: Count = msgspec.field(name="embedding_length")
     n_blocks: Depth = msgspec.field(name="block_count")
@@ -133,7 +134,11 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
             n_layers=n_layers,
             n_drafter_blocks=n_drafter_blocks,
             rope=Rope.read(
-                fields, hparams.head_width, cls.rope_style, interleaved=cls.interleaves_axes
+                fields,
+                hparams.head_width,
+                cls.rope_style,
+                interleaved=cls.interleaves_axes,
+                rounds_ramp=cls.rounds_ramp,
             ),
             **cls.read_more(fields),
         )

@@ -31,6 +31,12 @@ class LayerKind(msgspec.Struct, frozen=True):
         Blocks of ``{arch}.attention.sliding_window_pattern`` have a window, and RoPE with the base
         ``{arch}.rope.freq_base_swa``.
 
+        Parameters
+        ----------
+        fields : Fields
+        style : str
+            As in ``Rope.read``.
+
         Raises
         ------
         ModelFileError

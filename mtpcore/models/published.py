@@ -46,6 +46,8 @@ def block_renames(
     copy_of: str = "",
     shards: Shards | None = None,
     is_stack: bool = False,
+    also: str = "",
+    blocks: str = "",
 ) -> tuple[Rename, ...]:
     """Return renames of ``model.layers.{n}.<source>`` to ``blk.{n}.<tensor>``.
 
@@ -53,8 +55,8 @@ def block_renames(
     ----------
     names : mapping of str to str
         Both names with ``.weight`` or ``.bias``.
-    change, optional, copy_of, shards, is_stack
-        As in each ``Rename``.
+    change, optional, copy_of, shards, is_stack, also, blocks
+        As in each ``Rename``; ``also`` without ``model.layers.{n}.``, too.
     """
     return tuple(
         Rename(
@@ -65,6 +67,8 @@ def block_renames(
             copy_of=copy_of,
             shards=shards,
             is_stack=is_stack,
+            also=also and f"model.layers.{{n}}.{also}",
+            blocks=blocks,
         )
         for source, tensor in names.items()
     )

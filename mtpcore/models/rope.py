@@ -44,6 +44,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         base_key: str = "freq_base",
         *,
         interleaved: bool = False,
+        rounds_ramp: bool = True,
     ) -> Rope:
         """Read base, scaling and sections from ``{arch}.rope.*``.
 
@@ -59,6 +60,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         interleaved : bool
             Whether the axes of a position take turns (``interleaved_axes``) or each has pairs side
             by side (``section_axes``).
+        rounds_ramp : bool
+            Whether YaRN's ramp begins and ends at whole pairs; see ``yarn``.
 
         Raises
         ------
@@ -89,6 +92,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 fields.require(prefix + "scaling.original_context_length", Count),
                 fields.get(prefix + "scaling.yarn_beta_fast", Factor, 32.0),
                 fields.get(prefix + "scaling.yarn_beta_slow", Factor, 1.0),
+                rounds_ramp=rounds_ramp,
             )
             # With a multiplier the rise is the scores', not the rotation's (see ``Mla.read``).
             if not fields.get(prefix + "scaling.yarn_log_multiplier", float, 0.0):
@@ -118,12 +122,15 @@ def yarn(
     n_ctx_original: int,
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
+    *,
+    rounds_ramp: bool = True,
 ) -> tuple[tuple[float, ...], float]:
     """Return frequencies and magnitude for a context ``factor`` times longer than trained.
 
     Pairs that rotate more than ``beta_fast`` times within the original context keep their
     frequency, those with less than ``beta_slow`` rotations are divided by ``factor``, with a ramp
-    between (Peng et al., YaRN, 2023).
+    between (Peng et al., YaRN, 2023). ``rounds_ramp`` lets the ramp begin and end at whole
+    pairs, as most models were trained.
     """
     width = 2 * len(frequencies)
 
@@ -138,8 +145,10 @@ def yarn(
             wanted="a base above 1 and an original context length of 1 or more",
             got=(base, n_ctx_original),
         )
-    low = max(0.0, math.floor(pair_turning(beta_fast)))
-    high = min(width - 1.0, math.ceil(pair_turning(beta_slow)))
+    low, high = pair_turning(beta_fast), pair_turning(beta_slow)
+    if rounds_ramp:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0.0, low), min(width - 1.0, high)
     scaled = []
     for i, frequency in enumerate(frequencies):
         slow = min(1.0, max(0.0, (i - low) / max(0.001, high - low)))

@@ -196,6 +196,8 @@ def test_values_one_by_one(data, isa, width, n):
             "shift_by": g.shift_by(a, "w.weight"),
             **{kind: g.activation(a, kind) for kind in ACTIVATIONS},
             **{"gated " + kind: g.gated(a, b, kind) for kind in ACTIVATIONS},
+            "limited": g.gated(a, b, "gelu_sigmoid", limit=1.5, offset=1),
+            "shifted": g.gated(a, b, offset=1),
         }
 
     compare(isa, make, tensors, {name: data.draw(values(n, width)) for name in "ab"})
@@ -273,7 +275,7 @@ def test_products(kind, data, isa, n_outputs, n):
     tensors = {
         "w.weight": matrix(rng, kind, n_outputs, columns),
         "e.weight": matrix(rng, kind, 3, n_outputs, columns),
-        **random_tensors(4, b=(n_outputs,), r=(3, columns)),
+        **random_tensors(4, b=(n_outputs,), r=(3, columns), eb=(3, n_outputs)),
     }
 
     def make(g):
@@ -283,6 +285,7 @@ def test_products(kind, data, isa, n_outputs, n):
             "matmul": g.matmul(a, "w.weight"),
             "bias": g.matmul(a, "w.weight", "b.weight"),
             "expert_matmul": g.merge_heads(g.expert_matmul(a, ids, "e.weight")),
+            "experts' biases": g.merge_heads(g.expert_matmul(a, ids, "e.weight", "eb.weight")),
             "head_matmul": g.merge_heads(
                 g.head_matmul(g.split_heads(g.concat(a, b, a), 3), "e.weight")
             ),
@@ -318,11 +321,14 @@ def test_experts(data, isa, n, options, n_used):
     tensors = random_tensors(5, r=(12, 20), up=(12, 35, 20))
     correction = data.draw(values(12) | st.just(np.zeros(12)))  # else it may decide for all rows
     tensors["c.weight"] = Tensor(correction)
+    tensors["bias.weight"], tensors["f.weight"] = (Tensor(data.draw(values(12))) for _ in range(2))
+    more = {"bias": "bias.weight", "factors": "f.weight"} if data.draw(st.booleans()) else {}
     if data.draw(st.booleans()):
         tensors["r.weight"] = Tensor(np.repeat(tensors["r.weight"].array()[:4], 3, axis=0))  # ties
 
     def make(g):
-        ids, shares = g.route(g.inputs["a"], "r.weight", "c.weight", n_used=n_used, **options)
+        route = {"n_used": n_used, **options, **more}
+        ids, shares = g.route(g.inputs["a"], "r.weight", "c.weight", **route)
         up = g.expert_matmul(g.inputs["a"], ids, "up.weight")
         return {"route": shares, "expert_matmul": g.merge_heads(up), "mix": g.mix(up, shares)}
 

@@ -55,15 +55,19 @@ def test_norms_take_each_head_alone(rng):
         ("sigmoid", 0.7310585786, 0.1192029220),
         ("tanh", 0.7615941560, -0.9640275801),
         ("softplus", 1.3132616875, 0.1269280110),
+        ("gelu_sigmoid", 0.8457957659, -0.0643413769),
     ],
 )
 def test_activations(kind, at_one, at_minus_two):
     """Values from tables of the normal distribution and of tanh."""
     x = np.array([1.0, -2.0])
     assert formulas.activation(x, kind=kind) == pytest.approx([at_one, at_minus_two], abs=1e-9)
-    assert formulas.gated(x, np.array([3.0, 5.0]), kind=kind) == pytest.approx(
-        [3 * at_one, 5 * at_minus_two], abs=1e-8
-    )
+    up, plain = np.array([3.0, 5.0]), {"limit": 0.0, "offset": 0}
+    found = formulas.gated(x, up, kind=kind, **plain)
+    assert found == pytest.approx([3 * at_one, 5 * at_minus_two], abs=1e-8)
+    cut = {"limit": 1.0, "offset": 1}
+    found = formulas.gated(np.array([4.0, -2.0]), np.array([3.0, -5.0]), kind=kind, **cut)
+    assert found == pytest.approx([2 * at_one, 0], abs=1e-8)
 
 
 def test_a_weight_for_each_value(rng):

@@ -44,7 +44,7 @@ def test_tokens_equal_those_of_the_source(name):
         assert made.decode(wanted) == text
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "glm4", "deepseek-v3", "gpt-2"])
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "glm4", "deepseek-v3", "gpt-4o", "gpt-2"])
 def test_pre_tokenizers_are_known_by_their_patterns(tmp_path, name):
     known = find_pretokenizer(name)
     steps = [{"type": "Split", "pattern": {"Regex": pattern}} for pattern in known.patterns]

@@ -139,6 +139,7 @@ SPLITS = {
     "glm4": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
     "qwen2": ["I", "'ll", " don", "'T", " ", *"12345", *REST],
     "deepseek-v3": ["I", "'ll", " don", "'T", " ", "123", "45", *REST],
+    "gpt-4o": ["I'll", " don'T", " ", "123", "45", *REST],
 }
 
 
@@ -160,6 +161,7 @@ def test_pretokenizers_differ_where_published_ones_do():
     assert cut("qwen2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!\n\n", "x"]
     assert cut("qwen2", "ខ្មែរ") == ["ខ", "្ម", "ែរ"]
     assert cut("qwen35", "ខ្មែរ") == ["ខ្មែរ"]
+    assert cut("gpt-4o", "aPath/\n/x ABCd") == ["a", "Path", "/\n/", "x", " ABCd"]
     assert cut("gpt-2", "1漢字a#!\n\nx") == ["1", "漢字a", "#!", "\n", "\n", "x"]
 
 

@@ -50,7 +50,15 @@ def bf16(values: np.ndarray) -> Raw:
 
 def save_tensors(path: Path, tensors: dict[str, np.ndarray | Raw]) -> None:
     """Write a ``.safetensors`` file: the length of a JSON header, the header, the bytes."""
-    kinds = {"f4": "F32", "f2": "F16", "f8": "F64", "i8": "I64", "i4": "I32", "b1": "BOOL"}
+    kinds = {
+        "f4": "F32",
+        "f2": "F16",
+        "f8": "F64",
+        "i8": "I64",
+        "i4": "I32",
+        "b1": "BOOL",
+        "u1": "U8",
+    }
     header, data = {}, b""
     for name, one in tensors.items():
         raw = one if isinstance(one, Raw) else Raw(kinds[one.dtype.str[1:]], one)

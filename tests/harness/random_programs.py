@@ -21,6 +21,7 @@ few = st.integers(1, 3)
 odd_widths = st.integers(1, 70)
 widths = odd_widths | st.sampled_from([32, 64, 96, 256])
 head_widths = st.integers(1, 40) | st.sampled_from([32, 64])
+LIMITS = st.sampled_from([0.0, 0.0, 0.7])
 
 
 class Drawn(NamedTuple):
@@ -109,7 +110,8 @@ class Writer:
         if how == "shift_by":
             return self.g.shift_by(other, self.vector(other.shape[-1], around=0.0))
         if how == "gated":
-            return self.g.gated(x, other, self.draw(st.sampled_from(ACTIVATIONS)))
+            kind, limit = self.draw(st.sampled_from(ACTIVATIONS)), self.draw(LIMITS)
+            return self.g.gated(x, other, kind, limit=limit, offset=self.draw(st.integers(0, 1)))
         return getattr(self.g, how)(x, other)
 
     def scale_by(self, x):
@@ -217,6 +219,8 @@ class Writer:
             x,
             self.vector(n_experts, x.shape[1]),
             self.maybe(n_experts),
+            bias=self.maybe(n_experts),
+            factors=self.maybe(n_experts),
             n_used=n_used,
             gate=self.draw(st.sampled_from(["sigmoid", "softmax"])),
             normalise=self.draw(st.booleans()),
@@ -226,7 +230,10 @@ class Writer:
         )
         width = self.draw(widths)
         gate, up = (
-            g.expert_matmul(x, ids, self.matrix(n_experts, width, x.shape[1])) for _ in range(2)
+            g.expert_matmul(
+                x, ids, self.matrix(n_experts, width, x.shape[1]), self.maybe(n_experts, width)
+            )
+            for _ in range(2)
         )
         down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
         return g.add(x, g.mix(down, shares))

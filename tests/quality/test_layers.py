@@ -42,7 +42,8 @@ STOREYS = [
 FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
 
 ARCHITECTURE = re.compile(
-    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral", re.I
+    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss",
+    re.I,
 )
 FORMAT_CONSTANTS = {
     "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",

@@ -188,8 +188,9 @@ class Lowering:
     def _lower_elementwise(self, node: Node) -> None:
         inputs = self._in(node)
         kind = node.attrs.get("kind")
-        ints = [] if kind is None else [ACTIVATIONS.index(kind)]
-        self._add(node, node.op, inputs, ints=ints, f=node.attrs.get("factor", 0.0))
+        ints = [] if kind is None else [ACTIVATIONS.index(kind), node.attrs.get("offset", 0)]
+        number = node.attrs.get("factor", node.attrs.get("limit", 0.0))
+        self._add(node, node.op, inputs, ints=ints, f=number)
         width = self._views[node.outputs[0]].width
         step, axis = self.steps[-1], self._axis(node.outputs[0])
         if all(view.has_contiguous_heads for view in (*inputs, *step.outputs)) and width % _LANES:
@@ -250,9 +251,10 @@ class Lowering:
     def _lower_route(self, node: Node) -> None:
         weight, attrs = node.weights[0], node.attrs
         assert weight is not None
-        correction = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
+        further = [self.weights.vector(one) for one in node.weights[1:]]
+        correction, bias, factors = (*further, None, None, None)[:3]
         logits = self._new(weight.shape[0])
-        self._product(node, self.weights.exact_matrix(weight), None, logits)
+        self._product(node, self.weights.exact_matrix(weight), bias, logits)
         outs = [self._make(i) for i in node.outputs]
         ints = [
             attrs["n_used"],
@@ -264,7 +266,15 @@ class Lowering:
         ]
         axis = self._axis(node.inputs[0])
         self.steps.append(
-            Step("route", axis, [logits], outs, weights=[correction], ints=ints, f=attrs["scale"])
+            Step(
+                "route",
+                axis,
+                [logits],
+                outs,
+                weights=[correction, factors],
+                ints=ints,
+                f=attrs["scale"],
+            )
         )
 
     def _lower_expert_matmul(self, node: Node) -> None:
@@ -282,7 +292,8 @@ class Lowering:
             return lists
 
         lists = self._cached(("lists", ids, n_experts), sort)
-        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+        bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
+        self._products_by_lists(node, x, lists, self.weights.stack(weight), bias)
 
     def _lower_head_matmul(self, node: Node) -> None:
         """Multiply as if head h were an expert that each row uses at rank h."""
@@ -301,9 +312,12 @@ class Lowering:
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _products_by_lists(
-        self, node: Node, x: View, lists: View, matrices: list[PackedMatrix]
+        self, node: Node, x: View, lists: View, matrices: list[PackedMatrix], bias: Any = None
     ) -> None:
-        """Multiply the rows that each matrix has in ``lists``, one row a rank or one for all."""
+        """Multiply the rows that each matrix has in ``lists``, one row a rank or one for all.
+
+        ``bias`` has a row for each matrix.
+        """
         n_matrices, n_used, kind = len(matrices), lists.width, matrices[0].activation
 
         def prepare() -> View:
@@ -317,7 +331,15 @@ class Lowering:
             return activations
 
         prepared = self._cached(("by expert", x, lists, kind), prepare)
-        self._add(node, "expert_matmul", [prepared, lists], matrices=matrices, ints=[n_matrices])
+        weights = [None if bias is None else bias.reshape(-1)]
+        self._add(
+            node,
+            "expert_matmul",
+            [prepared, lists],
+            matrices=matrices,
+            weights=weights,
+            ints=[n_matrices],
+        )
 
     def _is_by_rank(self, node: Node) -> bool:
         """Say whether each rank has a row of its own, or all of them the same."""

@@ -117,6 +117,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "sigmoid": sigmoid,
     "tanh": np.tanh,
     "softplus": lambda x: np.logaddexp(x, 0),
+    "gelu_sigmoid": lambda x: x * sigmoid(1.702 * x),
 }
 
 
@@ -125,9 +126,11 @@ def activation(x: Array, *, kind: str) -> Array:
     return np.asarray(ACTIVATIONS[kind](x))
 
 
-def gated(gate: Array, up: Array, *, kind: str) -> Array:
-    """Return kind(gate) up."""
-    return activation(gate, kind=kind) * up
+def gated(gate: Array, up: Array, *, kind: str, limit: float, offset: int) -> Array:
+    """Return kind(gate) (up + offset), both cut at the limit first."""
+    if limit:
+        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return np.asarray(activation(gate, kind=kind) * (up + offset if offset else up))
 
 
 def concat(*parts: Array) -> Array:
@@ -211,6 +214,8 @@ def route(
     x: Array,
     w: Array,
     correction: Array | None = None,
+    bias: Array | None = None,
+    factors: Array | None = None,
     *,
     n_used: int,
     gate: str,
@@ -222,11 +227,12 @@ def route(
 ) -> tuple[NDArray[np.int32], Array]:
     """Return the ids of the n_used best experts, best first, and their weights.
 
-    Experts are compared by gate(w x) + correction, lowest id first among equals, NaN last; only
-    those of the n_groups_used best groups take part, a group being worth the sum of its
-    n_best_of_group best experts. The weights are the gates without the correction.
+    Experts are compared by gate(w x + bias) + correction, lowest id first among equals, NaN last;
+    only those of the n_groups_used best groups take part, a group being worth the sum of its
+    n_best_of_group best experts. The weights are the gates without the correction, in the end times
+    the experts' factors.
     """
-    z = w @ x
+    z = matmul(x, w, bias)
     gates = sigmoid(z) if gate == "sigmoid" else softmax(z)
     score = gates if correction is None else gates + correction
     score = np.where(np.isnan(score), -np.inf, score)
@@ -242,7 +248,8 @@ def route(
     shares = gates[ids]
     if normalise:
         shares = shares / (shares.sum() + SMALLEST_SUM)
-    return ids.astype(np.int32), shares * scale
+    shares = shares * scale
+    return ids.astype(np.int32), shares if factors is None else shares * factors[ids]
 
 
 def best_first(score: Array, allowed: NDArray[np.bool_] | None = None) -> NDArray[np.intp]:
@@ -257,10 +264,11 @@ def softmax(z: Array) -> Array:
     return np.asarray(e / e.sum())
 
 
-def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any) -> Array:
-    """Return w[id] x for each id, where x is one row for all or one row for each."""
+def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any, bias: Array | None = None) -> Array:
+    """Return w[id] x + bias[id] for each id, where x is one row for all or one row for each."""
     each = x if x.ndim == 2 else [x] * len(ids)
-    return np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
+    y = np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
+    return y if bias is None else y + bias[ids]
 
 
 def head_matmul(x: Array, w: Any) -> Array:

@@ -5,7 +5,16 @@
 #include "core/lanes.h"
 
 /* Order of mtpcore.graph.ops.ACTIVATIONS. */
-enum { MTP_SILU, MTP_GELU, MTP_GELU_TANH, MTP_RELU, MTP_SIGMOID, MTP_TANH, MTP_SOFTPLUS };
+enum {
+    MTP_SILU,
+    MTP_GELU,
+    MTP_GELU_TANH,
+    MTP_RELU,
+    MTP_SIGMOID,
+    MTP_TANH,
+    MTP_SOFTPLUS,
+    MTP_GELU_SIGMOID
+};
 
 #define POLYNOMIAL(x, ...)                                                                         \
     lanes_polynomial(x, (const float[]){__VA_ARGS__},                                              \
@@ -106,6 +115,8 @@ INLINE lanes lanes_activation(int64_t kind, lanes x)
         return lanes_sigmoid(x);
     case MTP_TANH:
         return lanes_tanh(x);
+    case MTP_GELU_SIGMOID:
+        return lanes_mul(x, lanes_sigmoid(lanes_mul(lanes_all(1.702f), x)));
     default:
         return lanes_softplus(x);
     }

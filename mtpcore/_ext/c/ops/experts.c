@@ -81,7 +81,18 @@ void mtp_op_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, 
     }
 }
 
-/* Where the experts' columns are shared out, each thread has its part of every expert; else all
+/* Add an expert's bias to its rows. */
+static void add_bias(const float *bias, float *y, int64_t stride, const int32_t *slots, int64_t n,
+                     int64_t begin, int64_t end)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = begin; j < end; j++)
+            y[slots[i] * stride + j] += bias[j];
+}
+
+/* weights[0] holds the biases of all experts, one's after the other's.
+ *
+ * Where the experts' columns are shared out, each thread has its part of every expert; else all
  * groups of outputs of the experts in use, one expert's after the other's, are cut in equal
  * parts. */
 void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
@@ -111,6 +122,9 @@ void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int 
                        op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
                        fetch.way, run->interrupt);
             mtp_fetch_end(&fetch, &op->matrices[e], end - begin, n_threads);
+            if (op->weights[0])
+                add_bias(op->weights[0] + e * n_outputs, mtp_row(run, &op->out[0], 0, 0),
+                         op->out[0].head_stride, lists.slots + at, n, begin, end);
         }
         prepared += mtp_whole_lines(mtp_activation_bytes(activation, n, op->matrices->n_cols));
         unit += units;

@@ -25,9 +25,16 @@ def activation(x: F32, *, kind: str) -> F32:
     return ACTIVATIONS[kind](x)
 
 
-def gated(gate: F32, up: F32, *, kind: str) -> F32:
-    """Return kind(gate) up: the activation is rounded before it is multiplied."""
-    return np.asarray(ACTIVATIONS[kind](gate) * up)
+def gated(gate: F32, up: F32, *, kind: str, limit: float, offset: int) -> F32:
+    """Return kind(gate) (up + offset): activation and sum are rounded before they are multiplied.
+
+    What is cut at the limit stays where it is not a number.
+    """
+    most = np.float32(limit)
+    if most > 0:
+        gate, up = np.where(most < gate, most, gate), np.where(most < up, most, up)
+        up = np.where(up < -most, -most, up)
+    return np.asarray(ACTIVATIONS[kind](gate) * (up + np.float32(offset) if offset else up))
 
 
 def inverse_size(x: F32, n: int, eps: float) -> F32:

@@ -63,6 +63,8 @@ def route(
     x: F32,
     w: Matrix,
     correction: F32 | None = None,
+    bias: F32 | None = None,
+    factors: F32 | None = None,
     *,
     n_used: int,
     gate: str,
@@ -75,9 +77,9 @@ def route(
     """Return ids and weights of each row's experts, best first.
 
     The matrix is float32 whatever the file's type. The gates chosen are summed in the order of
-    their ranks; each is divided by the sum, then multiplied by the scale.
+    their ranks; each is divided by the sum, then multiplied by the scale, then by the factor.
     """
-    z = w.times(x)
+    z = w.times(x) if bias is None else w.times(x) + bias
     gates = sigmoid(z) if gate == "sigmoid" else softmax(z)
     scores = gates if correction is None else gates + correction
     scores = np.where(np.isnan(scores), np.float32(-np.inf), scores)
@@ -94,7 +96,8 @@ def route(
             for share in shares[t]:
                 total += share
             shares[t] = shares[t] / (total + SMALLEST_SUM)
-    return ids, shares * np.float32(scale)
+    shares = shares * np.float32(scale)
+    return ids, shares if factors is None else shares * factors[ids]
 
 
 def head_matmul(x: F32, w: list[Matrix]) -> F32:
@@ -102,13 +105,16 @@ def head_matmul(x: F32, w: list[Matrix]) -> F32:
     return np.stack([matrix.times(x[:, head]) for head, matrix in enumerate(w)], axis=1)
 
 
-def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix]) -> F32:
-    """Return the products of each row (or each rank's row) with the matrices of its experts."""
+def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix], bias: F32 | None = None) -> F32:
+    """Return the products of each row (or each rank's row) with the matrices of its experts.
+
+    The sum with an expert's bias is a rounding of its own.
+    """
     rows = x if x.ndim == 3 else np.repeat(x[:, None], ids.shape[1], axis=1)
     y = np.zeros((*ids.shape, w[0].n_outputs), np.float32)
     for expert in np.unique(ids):
         y[ids == expert] = w[expert].times(rows[ids == expert])
-    return y
+    return y if bias is None else y + bias[ids]
 
 
 def mix(x: F32, shares: F32) -> F32:

@@ -110,6 +110,11 @@ def softplus(x: F32) -> F32:
     return np.where(x > 0, x, _f(0)) + (s + s) * polynomial(s * s, *ATANH_SERIES)
 
 
+def gelu_sigmoid(x: F32) -> F32:
+    """Return x sigmoid(1.702 x), the product with 1.702 rounded."""
+    return np.asarray(x * sigmoid(_f(1.702) * x))
+
+
 ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": gelu,
@@ -118,4 +123,5 @@ ACTIVATIONS: dict[str, Callable[[F32], F32]] = {
     "sigmoid": sigmoid,
     "tanh": tanh,
     "softplus": softplus,
+    "gelu_sigmoid": gelu_sigmoid,
 }

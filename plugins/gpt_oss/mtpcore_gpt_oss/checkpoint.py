@@ -1,0 +1,127 @@
+"""How gpt-oss is published, and what its model files call it."""
+
+from typing import Literal
+
+from mtpcore.plugin import (
+    ATTENTION,
+    BIASES,
+    DECODER,
+    ROPE_KEYS,
+    TABLES,
+    Checkpoint,
+    Config,
+    Rename,
+    block_renames,
+    optional,
+)
+from mtpcore_gpt_oss.values import (
+    MXFP4,
+    blocks,
+    even_blocks,
+    even_columns,
+    even_values,
+    odd_blocks,
+    odd_columns,
+    odd_values,
+    transposed,
+)
+
+ACTIVATION = (1.702, 7.0)
+
+
+def window(config: Config) -> int:
+    """Return the window of even layers.
+
+    Raises
+    ------
+    ValueError
+        Of what model files of the family do not say, the checkpoint has something else than they
+        mean: which layers have the window, the activation of experts, where YaRN's ramp begins.
+    """
+    kinds = config.get(
+        "layer_types", type=list[Literal["sliding_attention", "full_attention"]], default=[]
+    )
+    wanted = ["full_attention" if n % 2 else "sliding_attention" for n in range(len(kinds))]
+    if kinds != wanted:
+        raise ValueError("layer_types do not alternate, a sliding window first")
+    given = tuple(
+        config.get(name, default=value, type=float)
+        for name, value in zip(("swiglu_alpha", "swiglu_limit"), ACTIVATION, strict=True)
+    )
+    if given != ACTIVATION:
+        raise ValueError(f"swiglu_alpha and swiglu_limit are {given}, not {ACTIVATION}")
+    scaling = config.get("rope_parameters", "rope_scaling", default={}, type=dict)
+    is_yarn = "yarn" in (scaling.get("rope_type"), scaling.get("type"))
+    if is_yarn and scaling.get("truncate", True):
+        raise ValueError("YaRN's ramp begins at a whole pair (rope_scaling.truncate)")
+    return int(config.require("sliding_window", int))
+
+
+EXPERTS = "mlp.experts."
+PACKED: tuple[Rename, ...] = (
+    *block_renames(
+        {EXPERTS + "gate_up_proj_blocks": "ffn_gate_exps.weight"},
+        change=even_blocks,
+        is_stack=True,
+        also=EXPERTS + "gate_up_proj_scales",
+        blocks=MXFP4,
+    ),
+    *block_renames(
+        {EXPERTS + "gate_up_proj_blocks": "ffn_up_exps.weight"},
+        change=odd_blocks,
+        is_stack=True,
+        also=EXPERTS + "gate_up_proj_scales",
+        blocks=MXFP4,
+    ),
+    *block_renames(
+        {EXPERTS + "down_proj_blocks": "ffn_down_exps.weight"},
+        change=blocks,
+        is_stack=True,
+        also=EXPERTS + "down_proj_scales",
+        blocks=MXFP4,
+    ),
+)
+"""Experts as published: blocks of four-bit floats, scales apart."""
+
+PLAIN: tuple[Rename, ...] = (
+    *block_renames(
+        {EXPERTS + "gate_up_proj": "ffn_gate_exps.weight"}, change=even_columns, is_stack=True
+    ),
+    *block_renames(
+        {EXPERTS + "gate_up_proj": "ffn_up_exps.weight"}, change=odd_columns, is_stack=True
+    ),
+    *block_renames(
+        {EXPERTS + "down_proj": "ffn_down_exps.weight"}, change=transposed, is_stack=True
+    ),
+)
+"""Experts as fine-tunes have them: plain numbers, inputs first."""
+
+CHECKPOINT = Checkpoint(
+    architectures=frozenset({"GptOssForCausalLM"}),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *BIASES,
+        *block_renames(
+            {
+                "self_attn.o_proj.bias": "attn_output.bias",
+                "self_attn.sinks": "attn_sinks.weight",
+                "post_attention_layernorm.weight": "post_attention_norm.weight",
+                "mlp.router.weight": "ffn_gate_inp.weight",
+                "mlp.router.bias": "ffn_gate_inp.bias",
+                EXPERTS + "down_proj_bias": "ffn_down_exps.bias",
+            }
+        ),
+        *block_renames({EXPERTS + "gate_up_proj_bias": "ffn_gate_exps.bias"}, change=even_values),
+        *block_renames({EXPERTS + "gate_up_proj_bias": "ffn_up_exps.bias"}, change=odd_values),
+        *optional(True, PACKED, PLAIN),  # one or the other; the graph needs them
+    ),
+    metadata=(
+        *DECODER,
+        *ROPE_KEYS,
+        ("{arch}.attention.sliding_window", window),
+        ("{arch}.expert_count", "num_local_experts"),
+        ("{arch}.expert_used_count", "num_experts_per_tok"),
+        ("{arch}.expert_feed_forward_length", "intermediate_size"),
+    ),
+)

@@ -1,0 +1,61 @@
+"""The graph of gpt-oss: attention with sinks, every other layer in a window; experts everywhere."""
+
+from typing import ClassVar
+
+import msgspec
+
+from mtpcore.plugin import (
+    Count,
+    Experts,
+    Fields,
+    GraphBuilder,
+    Hparams,
+    Inputs,
+    LayerKind,
+    Outputs,
+    Value,
+    attention_block,
+    decoder,
+    moe,
+)
+
+LIMIT = 7.0
+"""Gates are cut above it, what they multiply beyond plus and minus it."""
+
+
+class GptOssHparams(Hparams, frozen=True, kw_only=True):
+    """What gpt-oss adds: the window of even layers, and experts."""
+
+    rounds_ramp: ClassVar[bool] = False  # "truncate": false in the published configurations
+
+    window: Count = msgspec.field(name="attention.sliding_window")
+    experts: Experts = Experts(n_used=1, gate="softmax", normalise=True)
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, object]:
+        """Read how experts are routed: a softmax over the logits of those that are chosen."""
+        experts = Experts.read(fields, gate="softmax", normalise=True)
+        if experts is None:
+            raise fields.error("{arch}.expert_count", "no experts", wanted="1 or more", got=0)
+        return {"experts": experts}
+
+    def kind(self, n: int) -> LayerKind:
+        """Return how layer n attends."""
+        return LayerKind(self.n_kv_heads, self.rope, 0 if n % 2 else self.window)
+
+
+def layer(g: GraphBuilder, x: Value, positions: Value, n: int, h: GptOssHparams) -> Value:
+    """Add attention and experts of layer n to the residual stream."""
+    sinks = f"blk.{n}.attn_sinks.weight"
+    x = g.add(x, attention_block(g, x, positions, n, h, kind=h.kind(n), sinks=sinks))
+    f = g.rms_norm(x, f"blk.{n}.post_attention_norm.weight", h.norm_eps)
+
+    def gated(gate: Value, up: Value) -> Value:
+        return g.gated(gate, up, "gelu_sigmoid", limit=LIMIT, offset=1)
+
+    return g.add(x, moe(g, f, n, h.experts, gated=gated))
+
+
+def trunk(g: GraphBuilder, inputs: Inputs, h: GptOssHparams) -> Outputs:
+    """Build the trunk."""
+    return decoder(g, inputs, h, layer)
