@@ -43,15 +43,7 @@ def _is_text(text: str) -> bool:
 
 
 def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
-    pairs = [pair.partition(" ") for pair in vocabulary.merges]
-    merges = [
-        (left, right)
-        for left, _, right in pairs
-        if left and right and left + right in ids and left in ids and right in ids
-    ]
-    if len(merges) < len(pairs):
-        n_bad = len(pairs) - len(merges)
-        log.warning("%d merges of the tokenizer name no tokens: they are left out", n_bad)
+    merges = _ranked_merges(vocabulary, ids)
     missing = [
         byte for char, byte in byte_alphabet().items() if char not in ids and byte in _IN_UTF_8
     ]
@@ -64,12 +56,28 @@ def _byte_level(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
     return encoder
 
 
+def _ranked_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return the merges that the file has, as far as they name tokens."""
+    pairs = [pair.partition(" ") for pair in vocabulary.merges]
+    merges = [
+        (left, right)
+        for left, _, right in pairs
+        if left and right and left + right in ids and left in ids and right in ids
+    ]
+    if len(merges) < len(pairs):
+        n_bad = len(pairs) - len(merges)
+        log.warning("%d merges of the tokenizer name no tokens: they are left out", n_bad)
+    return merges
+
+
 def _pieces(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
     unknown = vocabulary.tokens[vocabulary.unknown] if vocabulary.unknown is not None else None
     encoder = Tokenizer(
         models.BPE(
             vocab=ids,
-            merges=_merges_by_score(vocabulary, ids),
+            merges=_ranked_merges(vocabulary, ids)
+            if vocabulary.merges
+            else _merges_by_score(vocabulary, ids),
             unk_token=unknown if unknown in ids else None,
             fuse_unk=True,
             byte_fallback=True,

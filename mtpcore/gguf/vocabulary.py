@@ -83,15 +83,15 @@ class Vocabulary:
     Attributes
     ----------
     kind : "bytes" or "pieces"
-        Byte-level BPE with ranked merges, or SentencePiece-like with scores.
+        Byte-level BPE, or SentencePiece-like with tokens for single bytes.
     tokens : list of str
         As stored; bytes that are not UTF-8 as surrogate escapes.
     types : list of int
         One of NORMAL .. BYTE for each token.
     scores : list of float
-        Empty for ``bytes``.
+        Empty where there are merges.
     merges : list of str
-        Pairs, joined by a space, best first; empty for ``pieces``.
+        Pairs, joined by a space, best first; empty where pieces have scores.
     pretokenizer : Pretokenizer
     bos, eos, unknown : int or None
     ends : frozenset of int
@@ -141,10 +141,10 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     model = fields.get(_key("model"), str, "none")
     if model in ("none", "no_vocab"):
         return None
-    if model not in ("gpt2", "llama"):
+    if model not in ("gpt2", "llama", "gemma4"):
         log.warning("%s: tokenizer %r is not supported: give token ids", file, model[:80])
         return None
-    is_bytes = model == "gpt2"
+    is_bytes, has_merges = model == "gpt2", model != "llama"
     tokens = fields.require(_key("tokens"), list[str])
     if not tokens:
         raise fields.error(_key("tokens"), "an empty vocabulary")
@@ -156,8 +156,8 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         kind="bytes" if is_bytes else "pieces",
         tokens=tokens,
         types=types,
-        scores=[] if is_bytes else _one_a_token(fields, "scores", len(tokens), float, None),
-        merges=fields.require(_key("merges"), list[str]) if is_bytes else [],
+        scores=[] if has_merges else _one_a_token(fields, "scores", len(tokens), float, None),
+        merges=fields.require(_key("merges"), list[str]) if has_merges else [],
         pretokenizer=pretokenizer,
         bos=_token_id(fields, "bos", len(tokens)),
         eos=_token_id(fields, "eos", len(tokens)),

@@ -194,14 +194,42 @@ class GraphBuilder:
     # Verbs
 
     def embed(
-        self, tokens: Value, table: str, *, embeddings: bool = False, name: str | None = None
+        self,
+        tokens: Value,
+        table: str,
+        *,
+        embeddings: bool = False,
+        scale: float = 1.0,
+        absent: int = -1,
+        name: str | None = None,
     ) -> Value:
-        """Look tokens up: [T] -> [T, width]; ``embeddings=True`` also takes embedding rows."""
+        """Look tokens up: [T] -> [T, width].
+
+        Parameters
+        ----------
+        tokens : Value
+            i32[T]
+        table : str
+            [n_vocab, width]
+        embeddings : bool
+            Whether embedding rows may stand in place of tokens.
+        scale : float
+            What rows of the table are multiplied by; embedding rows are not.
+        absent : int
+            For a second table: the token whose row an embedding row gets (-1: none).
+        """
         inputs = [tokens]
         if embeddings:
             width = self._weight(table, name or "embed").shape[-1]
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
-        return self.add_node("embed", inputs, [table], name=name or self._stem(table))[0]
+        return self.add_node(
+            "embed",
+            inputs,
+            [table],
+            name=name or self._stem(table),
+            scale=float(scale),
+            absent=absent,
+        )[0]
 
     def matmul(
         self, x: Value, weight: str, bias: str | None = None, *, name: str | None = None
@@ -240,11 +268,11 @@ class GraphBuilder:
         return self.add_node("scale", [x], name=name, factor=float(factor))[0]
 
     def scale_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
-        """Multiply each value of the last axis by its factor, ``weight``: [width]."""
+        """Multiply each value of the last axis by its factor, ``weight``: [width], or all: [1]."""
         return self.add_node("scale_by", [x], [weight], name=name or self._stem(weight))[0]
 
     def shift_by(self, x: Value, weight: str, *, name: str | None = None) -> Value:
-        """Add to each value of the last axis its term, ``weight``: [width]."""
+        """Add to each value of the last axis its term, ``weight``: [width], or to all: [1]."""
         return self.add_node("shift_by", [x], [weight], name=name or self._stem(weight))[0]
 
     def activation(self, x: Value, kind: str, *, name: str | None = None) -> Value:
@@ -402,6 +430,64 @@ class GraphBuilder:
         self._memory[layer] = MemoryLayer(
             layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
         )
+        return attended
+
+    def attend(
+        self,
+        q: Value,
+        *,
+        layer: int,
+        scale: float,
+        mask: str = "causal",
+        window: int = 0,
+        sinks: str | None = None,
+        name: str | None = None,
+    ) -> Value:
+        """Attend to what another layer stored, and store nothing: [T, H, Dk] -> [T, H, Dv].
+
+        Parameters
+        ----------
+        q : Value
+            [T, H, Dk]
+        layer : int
+            Of the KV cache: one that an ``attention`` before this node has written.
+        scale, mask, window, sinks
+            As in ``attention``; no wider a window than that layer keeps.
+
+        Raises
+        ------
+        GraphError
+            Nothing has written the layer, or shapes do not fit.
+        """
+        stored = self._memory.get(layer)
+        if stored is None:
+            raise GraphError(
+                "no attention before this one stores the layer",
+                where=name or f"attention to layer {layer}",
+                wanted=", ".join(map(str, self._memory)) or "an attention with keys and values",
+                got=layer,
+            )
+        attended = self.add_node(
+            "attention",
+            [q],
+            [sinks] if sinks else [],
+            name=name,
+            layer=layer,
+            scale=float(scale),
+            mask=mask,
+            window=window,
+            v_width=stored.v_width,
+        )[0]
+        fits = q.shape[2] == stored.k_width and int(q.shape[1]) % stored.n_heads == 0
+        sees = not stored.window or 0 < window <= stored.window
+        if not (fits and sees):
+            raise GraphError(
+                "queries do not fit what the layer stores",
+                where=self._nodes[-1].name,
+                wanted=f"heads of {stored.k_width}, a multiple of {stored.n_heads} of them, "
+                f"and a window of at most {stored.window or 'any number of'} tokens",
+                got=f"{q.shape[1]} heads of {q.shape[2]}, window {window}",
+            )
         return attended
 
     def causal_conv(

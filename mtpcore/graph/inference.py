@@ -144,11 +144,11 @@ def _check_embeddings(program: Program) -> None:
     if rows is None:
         return
     for node in program.nodes:
-        if node.op == "embed" and len(node.inputs) < 2:
+        if node.op == "embed" and len(node.inputs) < 2 and node.attrs["absent"] < 0:
             raise GraphError(
                 "a token may be -1, for an embedding row stands in its place",
                 where=node.name,
-                wanted="embed(..., embeddings=True), as elsewhere in this graph",
+                wanted="embed(..., embeddings=True), or absent=, as elsewhere in this graph",
             )
         if rows in node.inputs and node.op != "embed":
             raise GraphError(

@@ -72,6 +72,8 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 1, "a row of the table is looked up for each token", "[rows]", x[0])
     if len(x) == 2:
         _want(x[1][-1] == table[1], "embedding rows do not fit the table", table[1], x[1][-1])
+    fits = -1 <= a["absent"] < table[0] and (a["absent"] < 0 or len(x) == 1)
+    _want(fits, "one row for what is no token", f"-1 (none)..{table[0] - 1}", a["absent"])
     return _f32(x[0][0], table[1])
 
 
@@ -104,7 +106,8 @@ def _layer_norm(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures
 
 
 def _by_weight(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
-    _want(w[0] == (x[0][-1],), "not a weight for each value of a row", (x[0][-1],), w[0])
+    fits = w[0] in ((x[0][-1],), (1,))
+    _want(fits, "not a weight for each value of a row, or one for all", (x[0][-1],), w[0])
     return _f32(*x[0])
 
 
@@ -195,6 +198,8 @@ def _repeat(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
 
 
 def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    if len(x) == 1:
+        return _attention_to_others(x[0], w, a)
     q, k = x[:2]
     if len(x) == 2:
         _want(len(k) == 3, "k is rows of heads", "[rows, heads, width]", k)
@@ -216,11 +221,24 @@ def _attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
         f"a multiple of {k[1]}",
         q[1],
     )
+    _check_sight(q, w, a)
+    return _f32(q[0], q[1], v[2])
+
+
+def _attention_to_others(q: Shape, w: Weights, a: dict[str, Any]) -> Signatures:
+    """Return the shape where another node stores keys and values."""
+    fits = len(q) == 3 and q[0] == TOKENS
+    _want(fits, "q has all rows of the batch, as heads", f"[{TOKENS}, heads, width]", q)
+    _want(a["v_width"] > 0, "how wide the stored values are", "1 or more", a["v_width"])
+    _check_sight(q, w, a)
+    return _f32(q[0], q[1], a["v_width"])
+
+
+def _check_sight(q: Shape, w: Weights, a: dict[str, Any]) -> None:
     _want(a["mask"] in ("causal", "block"), "unknown mask", "causal, block", a["mask"])
     _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
         _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
-    return _f32(q[0], q[1], v[2])
 
 
 def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
@@ -323,9 +341,10 @@ OPS: dict[str, OpRule] = {
     "embed": _rule(
         (1, 2),
         1,
-        "",
+        "scale absent",
         _embed,
-        "table[tokens[t]]; where tokens[t] is -1, row t of the second input",
+        "scale * table[tokens[t]]; where tokens[t] is -1, row t of the second input as it is, or "
+        "that of token `absent`",
         (0,),
     ),
     "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),
@@ -339,8 +358,12 @@ OPS: dict[str, OpRule] = {
     "add": _rule(2, 0, "", _same, "a + b"),
     "mul": _rule(2, 0, "", _same, "a * b"),
     "scale": _rule(1, 0, "factor", _same, "factor * x"),
-    "scale_by": _rule(1, 1, "", _by_weight, "w * x, one factor for each value of the last axis"),
-    "shift_by": _rule(1, 1, "", _by_weight, "w + x, one term for each value of the last axis"),
+    "scale_by": _rule(
+        1, 1, "", _by_weight, "w * x, one factor for each value of the last axis or one for all"
+    ),
+    "shift_by": _rule(
+        1, 1, "", _by_weight, "w + x, one term for each value of the last axis or one for all"
+    ),
     "activation": _rule(1, 0, "kind", _activation, "kind(x)"),
     "gated": _rule(
         2,
@@ -366,12 +389,13 @@ OPS: dict[str, OpRule] = {
         (1,),
     ),
     "attention": _rule(
-        (2, 3),
+        (1, 3),
         (0, 1),
         "layer scale mask window v_width",
         _attention,
         "store k, v at (seq, place); softmax(scale q.k) v over the visible places; without v only "
-        "k is stored, and the first v_width entries of each of its heads are the value",
+        "k is stored, and the first v_width entries of each of its heads are the value; without k, "
+        "what another node stores in the layer, values of v_width",
     ),
     "cross_attention": _rule(
         3,

@@ -43,6 +43,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         style: Style,
         base_key: str = "freq_base",
         *,
+        width_key: str = "dimension_count",
         interleaved: bool = False,
         rounds_ramp: bool = True,
     ) -> Rope:
@@ -57,6 +58,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             ``halves`` or ``pairs``; see ``GraphBuilder.rope``.
         base_key : str
             The key of the base, without ``{arch}.rope.``.
+        width_key : str
+            That of how much of a head is rotated.
         interleaved : bool
             Whether the axes of a position take turns (``interleaved_axes``) or each has pairs side
             by side (``section_axes``).
@@ -69,10 +72,10 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
             A value is out of range, or the kind of scaling is not known.
         """
         prefix = "{arch}.rope."
-        width = fields.get(prefix + "dimension_count", Count, head_width)
+        width = fields.get(prefix + width_key, Count, head_width)
         if width % 2 or not 0 < width <= head_width:
             raise fields.error(
-                prefix + "dimension_count",
+                prefix + width_key,
                 "not the rotated part of a head",
                 wanted=f"an even number up to {head_width}",
                 got=width,

@@ -266,6 +266,17 @@ def join_by_score(text, tokens, scores):
 SCORED = {prefix: read_tokenizer(pieces(add_space_prefix=prefix)) for prefix in (True, False)}
 
 
+def test_pieces_are_joined_by_ranked_merges():
+    """As in Gemma 4's files: the merges decide, whatever scores a file has beside them."""
+    merges = ["b c", "a b", "a bc"]
+    given = pieces(model="gemma4", merges=merges, add_space_prefix=False)
+    tokenizer, tokens = read_tokenizer(given), given["tokenizer.ggml.tokens"]
+    for text, parts in (("abc", ["abc"]), ("ab ca", ["ab", "▁", "c", "a"]), ("é", ["é"])):
+        found = tokenizer.encode(text, add_special=False)
+        assert [tokens[token] for token in found] == parts
+        assert tokenizer.decode(found) == text
+
+
 @pytest.mark.parametrize("prefix", [True, False])
 @bounded
 @given(text=st.text("abc é漢", max_size=30) | st.text(max_size=8))

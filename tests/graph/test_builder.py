@@ -317,7 +317,7 @@ def test_printed_program():
         "program toy",
         "  input tokens = %0:i32[n_tokens]",
         "  input positions = %1:i32[n_tokens, 1]",
-        "  %2:f32[n_tokens, 12] = embed(%0, embd.weight)  # embd",
+        "  %2:f32[n_tokens, 12] = embed(%0, embd.weight, scale=1.0, absent=-1)  # embd",
         "  %3:f32[n_outputs, 12] = outputs(%2)  # outputs_1",
         "  %4:f32[n_outputs, 20] = matmul(%3, embd.weight)  # embd",
         "  output logits = %4",

@@ -44,6 +44,7 @@ class Writer:
     def __init__(self, draw):
         self.draw, self.rng = draw, np.random.default_rng(draw(seeds))
         self.tensors, self.layer, self.state, self.sees_batch = {}, 0, 0, False
+        self.stored = []
         self.slots = draw(st.dictionaries(st.sampled_from(["a", "b"]), odd_widths))
         self.n_axes = draw(few)
         self.g = GraphBuilder("random", self.tensors, slots=self.slots, axes=self.n_axes)
@@ -115,7 +116,8 @@ class Writer:
         return getattr(self.g, how)(x, other)
 
     def scale_by(self, x):
-        return self.g.scale_by(x, self.vector(x.shape[-1], around=1.0))
+        width = 1 if self.draw(st.integers(0, 3)) == 0 else x.shape[-1]
+        return self.g.scale_by(x, self.vector(width, around=1.0))
 
     def feed_forward(self, x):
         """Norm, gate and up, down, residual: what a backend may fuse."""
@@ -183,7 +185,20 @@ class Writer:
                 window=self.draw(st.integers(1, 70)) if kind == "window" else 0,
                 sinks=self.maybe(n_queries),
             )
+            self.stored.append((self.layer, n_heads, k_width, kind == "window"))
             self.layer += 1
+        return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
+
+    def attend_again(self, x):
+        """Attend to what an earlier layer stored."""
+        if not self.stored:
+            return self.attend(x)
+        g = self.g
+        layer, n_heads, k_width, is_near = self.draw(st.sampled_from(self.stored))
+        n_queries = n_heads * self.draw(st.sampled_from([1, 2, 5]))
+        q = self.rope(self.heads(x, n_queries, k_width))
+        window = self.draw(st.integers(1, 70)) if not is_near else 1
+        made = g.attend(q, layer=layer, scale=0.2, window=window, sinks=self.maybe(n_queries))
         return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
 
     def recur(self, x):
@@ -245,8 +260,8 @@ class Writer:
         return self.g.merge_heads(self.g.head_matmul(made, stack))
 
     UNITS = (
-        norm, project, combine, feed_forward, views, attend, attend, recur, experts,
-        multiply_heads,
+        norm, project, combine, feed_forward, views, attend, attend, attend_again, recur,
+        experts, multiply_heads,
     )  # fmt: skip
 
     # The whole
@@ -255,7 +270,11 @@ class Writer:
         g, draw = self.g, self.draw
         has_embeddings = draw(st.booleans())
         table = self.matrix(N_VOCAB, draw(widths))
-        values = [g.embed(g.inputs.tokens, table, embeddings=has_embeddings)]
+        scale = draw(st.sampled_from([1.0, 3.7]))
+        values = [g.embed(g.inputs.tokens, table, embeddings=has_embeddings, scale=scale)]
+        if draw(st.booleans()):
+            second, absent = self.matrix(N_VOCAB, draw(widths)), draw(st.integers(0, N_VOCAB - 1))
+            values.append(g.embed(g.inputs.tokens, second, scale=0.3, absent=absent))
         values += [g.inputs[slot] for slot in self.slots]
         unread = list(values)
         for unit in draw(st.lists(st.sampled_from(self.UNITS), min_size=1, max_size=6)):

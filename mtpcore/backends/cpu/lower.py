@@ -52,6 +52,7 @@ class Lowering:
         self.program, self.weights, self.n_batch = program, weights, n_batch
         self.stores, self.states = stores, states
         self._n_ranges = -(-n_ctx // RANGE)
+        self._n_stored_heads = {layer.layer: layer.n_heads for layer in program.memory}
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}
@@ -206,8 +207,11 @@ class Lowering:
     _lower_rms_norm = _lower_layer_norm = _lower_l2_norm = _lower_norm
 
     def _lower_by_weight(self, node: Node) -> None:
-        weights = [self.weights.vector(weight) for weight in node.weights]
-        self._add(node, node.op, self._in(node), weights=weights)
+        width = int(self._shape(node.outputs[0])[-1])
+        weight = self.weights.vector(node.weights[0])
+        assert weight is not None
+        each = weight if len(weight) == width else np.repeat(weight, width)
+        self._add(node, node.op, self._in(node), weights=[each])
 
     _lower_scale_by = _lower_shift_by = _lower_by_weight
 
@@ -220,7 +224,9 @@ class Lowering:
         weight = node.weights[0]
         assert weight is not None
         rows = [self._views[i] for i in node.inputs[1:]]
-        self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)])
+        matrix, attrs = self.weights.matrix(weight), node.attrs
+        ints = [attrs["absent"] + 1, int(attrs["scale"] != 1)]
+        self._add(node, "embed", rows, matrices=[matrix], ints=ints, f=attrs["scale"])
 
     def _prepared(self, view: View, axis: int, matrix: PackedMatrix) -> View:
         """Return activations as the matrix takes them, computed once for all of its kind."""
@@ -378,22 +384,24 @@ class Lowering:
         if not held:
             raise BackendError("attention needs memory", where=node.name)
         k_offset, v_offset = self.stores[held[0]].offsets(attrs["layer"])
-        self.steps.append(
-            Step(
-                "remember",
-                0,
-                remembered,
-                [],
-                ints=[k_offset, v_offset],
-                writes={layer},
-                memory=held[0],
+        if remembered:
+            self.steps.append(
+                Step(
+                    "remember",
+                    0,
+                    remembered,
+                    [],
+                    ints=[k_offset, v_offset],
+                    writes={layer},
+                    memory=held[0],
+                )
             )
-        )
+        n_heads = self._n_stored_heads[attrs["layer"]]
         is_block = int(attrs["mask"] == "block")
         settings: dict[str, Any] = {
             "weights": [self.weights.vector(node.weights[0]) if node.weights else None],
             "ints": [
-                *(k_offset, v_offset, remembered[0].n_heads, attrs["window"], is_block),
+                *(k_offset, v_offset, n_heads, attrs["window"], is_block),
                 self._n_ranges,
             ],
             "memory": held[0],

@@ -23,16 +23,15 @@ def attention(
 ) -> tuple[Array, ...]:
     """Store k and v of all rows at (seq, place); then each row attends to what it sees.
 
-    Without v the store's values are the first entries of its keys.
+    Without v the store's values are the first entries of its keys; without k nothing is stored.
     """
-    q, k = inputs[:2]
+    q, *stored = inputs
     batch, layer = run.batch, attrs["layer"]
     memory, store = group_of(run, layer)
     for t in range(len(q)):
         place = _where(memory, int(batch.seq[t]), batch.place[t : t + 1])
-        store.keys[layer][place] = k[t]
-        if len(inputs) == 3:
-            store.values[layer][place] = inputs[2][t]
+        for kept, given in zip((store.keys, store.values), stored, strict=False):
+            kept[layer][place] = given[t]
     sinks = weights[0] if weights else None
     return (
         np.stack(

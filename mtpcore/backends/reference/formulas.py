@@ -48,10 +48,16 @@ SMALLEST_SUM = 1e-20
 """Added to the sum of chosen gates, which may be zero."""
 
 
-def embed(token: int, *given: Array) -> Array:
-    """Return the token's row of the table, which comes last, or the row given in its place."""
+def embed(token: int, *given: Array, scale: float, absent: int) -> Array:
+    """Return the token's row of the table, which comes last, times the scale; or the row given.
+
+    Where no token stands and no row is given, the row is that of the token ``absent``.
+    """
     *row, table = given
-    return table[token] if token >= 0 else row[0]
+    if token < 0 and row:
+        return row[0]
+    found: Array = table[token if token >= 0 else absent]
+    return found if scale == 1 else np.asarray(found * found.dtype.type(scale))
 
 
 def matmul(x: Array, w: Any, bias: Array | None = None) -> Array:

@@ -12,14 +12,22 @@ static void copy_row(const mtp_run *run, const mtp_view *from, int64_t from_row,
                (size_t)(own.end - own.begin) * sizeof(float));
 }
 
+/* out = the token's row of the matrix, times f where n[1]; for no token row n[0] - 1, or where that
+ * is below 0 the row of in[0] as it is. */
 void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
-    for (int64_t t = rows.begin; t < rows.end; t++)
-        if (run->tokens[t] >= 0)
-            mtp_matrix_row(op->matrices, run->tokens[t], mtp_row(run, &op->out[0], t, 0));
-        else
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int64_t token = run->tokens[t] >= 0 ? run->tokens[t] : op->n[0] - 1;
+        if (token < 0) {
             copy_row(run, &op->in[0], t, &op->out[0], t, (mtp_range){0, op->out[0].width});
+            continue;
+        }
+        float *y = mtp_row(run, &op->out[0], t, 0);
+        mtp_matrix_row(op->matrices, token, y);
+        for (int64_t i = 0; op->n[1] && i < op->out[0].width; i++)
+            y[i] *= op->f;
+    }
 }
 
 void mtp_op_copy(const mtp_op *op, const mtp_run *run, int thread, int n_threads)

@@ -121,6 +121,8 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
     case MTP_EMBED:
         if (bounds->n_vocab < 1 || w->n_rows < bounds->n_vocab)
             return "a table without a row for each token";
+        if (op->n[0] < 0 || op->n[0] > w->n_rows || (op->n[0] > 0 && in->n_heads > 0))
+            return "no row for what is no token";
         return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
                    ? NULL
                    : "rows of another width than the table's";

@@ -1,0 +1,277 @@
+"""How Gemma 4 is published, and what its model files call it."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from mtpcore.plugin import (
+    DECODER,
+    HEAD_NORMS,
+    SWIGLU,
+    Checkpoint,
+    Config,
+    Count,
+    Rename,
+    block_renames,
+    number,
+    on_layers,
+    optional,
+)
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+NEVER = np.float32(1e30)
+"""Divides the frequency of pairs that are not rotated, as llama.cpp writes it."""
+
+
+# Layers
+
+
+def kinds(config: Config) -> list[str]:
+    """Return the kind of each layer.
+
+    Raises
+    ------
+    ValueError
+        They are another number, or the activation or the mask is none that files can hold.
+    """
+    found = config.require("layer_types", list[Literal["sliding_attention", "full_attention"]])
+    if len(found) != config.n_layers:
+        raise ValueError(f"layer_types has {len(found)} entries, not {config.n_layers}")
+    activation = config.get("hidden_activation", default="gelu_pytorch_tanh")
+    if activation != "gelu_pytorch_tanh":
+        raise ValueError(f"hidden_activation is {activation!r}, not 'gelu_pytorch_tanh'")
+    if config.get("use_bidirectional_attention") == "all":
+        raise ValueError("tokens see those behind them (use_bidirectional_attention)")
+    return [*found]
+
+
+def n_storing(config: Config) -> int:
+    """Return how many layers store keys and values, the first ones."""
+    n_sharing = config.get("num_kv_shared_layers", default=0, type=int)
+    if not 0 <= n_sharing <= config.n_layers:
+        raise ValueError(f"num_kv_shared_layers is {n_sharing} of {config.n_layers} layers")
+    return config.n_layers - n_sharing
+
+
+def storing(config: Config) -> range:
+    """Return the layers that store keys and values."""
+    return range(n_storing(config))
+
+
+def with_values(config: Config) -> list[int]:
+    """Return those with a matrix for values; others take those of keys."""
+    shares = config.get("attention_k_eq_v", default=False)
+    found = kinds(config)
+    return [n for n in storing(config) if not shares or found[n] == SLIDING]
+
+
+def with_experts(config: Config) -> range:
+    """Return the layers that have experts beside their dense part."""
+    return range(config.n_layers if config.get("enable_moe_block", default=False) else 0)
+
+
+def with_embeddings(config: Config) -> range:
+    """Return the layers that have embeddings of their own."""
+    return range(config.n_layers if width_by_layer(config) else 0)
+
+
+# Tensors
+
+LAYER = (
+    *block_renames(
+        {
+            "input_layernorm.weight": "attn_norm.weight",
+            "self_attn.q_proj.weight": "attn_q.weight",
+            "self_attn.q_norm.weight": "attn_q_norm.weight",
+            "self_attn.o_proj.weight": "attn_output.weight",
+            "post_attention_layernorm.weight": "post_attention_norm.weight",
+            "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+            "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+        }
+    ),
+    *SWIGLU,
+    *block_renames({"layer_scalar": "layer_output_scale.weight"}, optional=True),
+)
+"""What trunk and assistant have in every layer."""
+
+STORED = (
+    *block_renames({"self_attn.k_proj.weight": "attn_k.weight"}),
+    *(rename for rename in HEAD_NORMS if "k_norm" in rename.source),
+)
+EXPERTS = (
+    *block_renames(
+        {
+            "router.proj.weight": "ffn_gate_inp.weight",
+            "router.scale": "ffn_gate_inp.scale",
+            "router.per_expert_scale": "ffn_down_exps.scale",
+            "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+            "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+            "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+        }
+    ),
+    *block_renames({"experts.gate_up_proj": "ffn_gate_up_exps.weight"}, is_stack=True),
+    *block_renames({"experts.down_proj": "ffn_down_exps.weight"}, is_stack=True),
+)
+EMBEDDINGS = block_renames(
+    {
+        "per_layer_input_gate.weight": "inp_gate.weight",
+        "per_layer_projection.weight": "proj.weight",
+        "post_per_layer_input_norm.weight": "post_norm.weight",
+    }
+)
+
+
+def frequency_divisors(config: Config) -> np.ndarray:
+    """Return the divisors of rotary frequencies of layers that see all, float32[width / 2].
+
+    Raises
+    ------
+    ValueError
+        The rotation is none that files can hold.
+    """
+    at = f"rope_parameters.{FULL}."
+    kind = config.get(at + "rope_type", default="proportional")
+    if kind != "proportional" or config.get(at + "factor", default=1.0, type=float) != 1:
+        raise ValueError(f"layers that see all have another rotation ({kind})")
+    share = config.get(at + "partial_rotary_factor", default=0.25, type=float)
+    width = wide_head(config)
+    n = int(share * width // 2)
+    return np.where(np.arange(width // 2) < n, np.float32(1), NEVER)
+
+
+# Metadata
+
+
+def of_full(config: Config, name: str) -> int | None:
+    """Return what layers that see all have in place of ``name``."""
+    if (given := config.get(f"global_{name}", f"num_global_{name}", type=Count)) is not None:
+        return int(given)
+    found = kinds(config)
+    at = found.index(FULL) if FULL in found else 0
+    paths = [f"per_layer_config.{key}.{name}" for key in (FULL, at)]
+    given = config.get(*paths, f"per_layer_config.{at}.num_{name}", type=Count)
+    return None if given is None else int(given)
+
+
+def wide_head(config: Config) -> int:
+    """Return the width of heads of layers that see all."""
+    return of_full(config, "head_dim") or 512
+
+
+def kv_heads(config: Config) -> list[int]:
+    """Return each layer's key and value heads."""
+    near = config.require("num_key_value_heads", Count)
+    wide = of_full(config, "key_value_heads") if config.get("attention_k_eq_v") else None
+    return [near if kind == SLIDING else wide or near for kind in kinds(config)]
+
+
+def n_ff(config: Config) -> int | list[int]:
+    """Return the width of dense feed-forward parts; layers that share may have twice of it."""
+    width, n = config.require("intermediate_size", Count), n_storing(config)
+    if not config.get("use_double_wide_mlp", default=False):
+        return int(width)
+    return [width if i < n else 2 * width for i in range(config.n_layers)]
+
+
+def near_rotation(config: Config) -> float:
+    """Return the base of the rotation of layers with a window.
+
+    Raises
+    ------
+    ValueError
+        It is none that files can hold.
+    """
+    at = f"rope_parameters.{SLIDING}."
+    kind = config.get(at + "rope_type", default="default")
+    if kind != "default" or config.get(at + "partial_rotary_factor", default=1.0) != 1:
+        raise ValueError(f"layers with a window have another rotation ({kind})")
+    return float(config.get(at + "rope_theta", default=10_000.0, type=float))
+
+
+def width_by_layer(config: Config) -> int:
+    """Return the width of the embedding that each layer has of each token."""
+    return int(config.get("hidden_size_per_layer_input", default=0, type=int))
+
+
+def of_experts(name: str) -> Callable[[Config], int | None]:
+    """Return a source of metadata: a value that a model with experts has."""
+    return lambda config: config.require(name, Count) if with_experts(config) else None
+
+
+SIZES = (
+    *(
+        (key, source)
+        for key, source in DECODER
+        if key.partition(".")[2]
+        not in (
+            "feed_forward_length",
+            "attention.head_count_kv",
+            "attention.key_length",
+            "attention.value_length",
+        )
+    ),
+    ("{arch}.feed_forward_length", n_ff),
+    ("{arch}.attention.head_count_kv", kv_heads),
+    ("{arch}.attention.key_length", wide_head),
+    ("{arch}.attention.value_length", wide_head),
+    ("{arch}.attention.key_length_swa", "head_dim"),
+    ("{arch}.attention.value_length_swa", "head_dim"),
+    ("{arch}.attention.sliding_window", "sliding_window"),
+    (
+        "{arch}.attention.sliding_window_pattern",
+        lambda config: [kind == SLIDING for kind in kinds(config)],
+    ),
+    ("{arch}.attention.shared_kv_layers", lambda config: config.n_layers - n_storing(config)),
+    ("{arch}.rope.freq_base", number(f"rope_parameters.{FULL}.rope_theta", default=1_000_000.0)),
+    ("{arch}.rope.freq_base_swa", near_rotation),
+    ("{arch}.rope.dimension_count", wide_head),
+    ("{arch}.rope.dimension_count_swa", "head_dim"),
+    ("{arch}.embedding_length_per_layer_input", width_by_layer),
+)
+"""Keys of trunk and assistant."""
+
+CHECKPOINT = Checkpoint(
+    architectures=frozenset({"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"}),
+    tensors=(
+        Rename("model.embed_tokens.weight", "token_embd.weight"),
+        Rename("model.norm.weight", "output_norm.weight"),
+        Rename(
+            "lm_head.weight", "output.weight", optional=True, copy_of="model.embed_tokens.weight"
+        ),
+        *LAYER,
+        *on_layers(storing, STORED),
+        *on_layers(with_values, block_renames({"self_attn.v_proj.weight": "attn_v.weight"})),
+        *on_layers(with_experts, EXPERTS),
+        *on_layers(with_embeddings, EMBEDDINGS),
+        *optional(
+            lambda config: not width_by_layer(config),
+            (
+                Rename("model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
+                Rename("model.per_layer_model_projection.weight", "per_layer_model_proj.weight"),
+                Rename("model.per_layer_projection_norm.weight", "per_layer_proj_norm.weight"),
+            ),
+        ),
+    ),
+    dropped=(
+        # Of layers that share; the model does not read them.
+        "model.layers.{n}.self_attn.k_proj.weight",
+        "model.layers.{n}.self_attn.v_proj.weight",
+        "model.layers.{n}.self_attn.k_norm.weight",
+        "model.vision_tower.*",
+        "model.audio_tower.*",
+        "model.embed_vision.*",
+        "model.embed_audio.*",
+    ),
+    made=(("rope_freqs.weight", frequency_divisors),),
+    metadata=(
+        *SIZES,
+        # 0 is none; without the key llama.cpp takes 30.
+        ("{arch}.final_logit_softcapping", number("final_logit_softcapping", default=0.0)),
+        ("{arch}.expert_count", of_experts("num_experts")),
+        ("{arch}.expert_used_count", of_experts("top_k_experts")),
+        ("{arch}.expert_feed_forward_length", of_experts("moe_intermediate_size")),
+    ),
+    prefixes=(("model.language_model.", "model."),),
+    nested=("text_config",),
+)

@@ -1,0 +1,65 @@
+"""Compute what transformers makes of the small models of ``tests/harness/gemma4.py``.
+
+    python tools/gemma4_references.py tests/data/gemma4
+
+Needs torch and transformers 5. ``refs.npz`` gets for each shape, of one text and float32 weights,
+``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from harness import gemma4
+
+SEED = 0
+
+
+def trunk(s: gemma4.Shape) -> Any:
+    """Return transformers' model of a shape."""
+    config = Gemma4TextConfig(**gemma4.text_config(s))
+    config._attn_implementation, config._experts_implementation = "eager", "eager"
+    model = Gemma4ForCausalLM(config).eval().float()
+    assign(model, gemma4.weights(s, SEED))
+    return model
+
+
+def assign(model: Any, made: dict[str, np.ndarray]) -> None:
+    """Set all parameters and buffers of a model that a checkpoint has."""
+    found = {name: torch.from_numpy(values) for name, values in made.items()}
+    found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    model.load_state_dict(found, strict=True)
+
+
+def compute(s: gemma4.Shape) -> dict[str, np.ndarray]:
+    """Return the references of a shape."""
+    text = torch.from_numpy(gemma4.tokens()).long()[None]
+    out = trunk(s)(text, use_cache=False, output_hidden_states=True)
+    *layers, hidden = out.hidden_states
+    found = {"logits": out.logits[0], "hidden": hidden[0], "layers": torch.stack(layers)[:, 0]}
+    return {name: rows.numpy() for name, rows in found.items()}
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.no_grad():
+        found = {name: compute(shape) for name, shape in gemma4.SHAPES.items()}
+    arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}
+    np.savez_compressed(folder / "refs.npz", **arrays)
+
+
+if __name__ == "__main__":
+    main()
