@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from gguf import GGUFWriter, SpecialVocab
 
 from mtpcore.conversion.published import check_small_files, convert_json, read_json
+from mtpcore.conversion.tokenizer_json import Step, TokenId, TokenizerFile
+from mtpcore.conversion.unigram import (
+    Unigram,
+    unigram_metadata,
+    unigram_of_json,
+    unigram_of_sentencepiece,
+)
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.pretokenizers import name_pretokenizer
@@ -27,55 +33,11 @@ _KINDS = {"unknown": "unk", "padding": "pad"}
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>", re.DOTALL)
 _SPACE_BYTE = "\u0120"  # spells a space in byte-level vocabularies
 
-_Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
-
-
-class _Added(msgspec.Struct):
-    """A token beside the vocabulary."""
-
-    id: _Token
-    content: str
-    special: bool | None = False
-
-
-class _Pattern(msgspec.Struct):
-    """What a step looks for."""
-
-    regex: str | None = msgspec.field(name="Regex", default=None)
-
-
-class _Step(msgspec.Struct):
-    """A step of a normalizer or a pre-tokenizer, or several."""
-
-    type: str | None = None
-    pattern: _Pattern | None = None
-    prepend: str | None = None
-    add_prefix_space: bool | None = None
-    use_regex: bool | None = True
-    prepend_scheme: str | None = "always"
-    pretokenizers: list[_Step] | None = None
-    normalizers: list[_Step] | None = None
-
-    @property
-    def parts(self) -> Sequence[_Step]:
-        """The steps of which this one consists, or itself."""
-        inner = self.pretokenizers if self.normalizers is None else self.normalizers
-        return (self,) if inner is None else inner
-
-
-class _Source(msgspec.Struct):
-    """What ``tokenizer.json`` says, as far as model files hold it."""
-
-    model: dict[str, Any] | None = None
-    added_tokens: list[_Added] | None = None
-    normalizer: _Step | None = None
-    pre_tokenizer: _Step | None = None
-
 
 class _Pairs(msgspec.Struct):
     """Byte-pair encoding: ``model`` in that file."""
 
-    vocab: dict[str, _Token] | None = None
+    vocab: dict[str, TokenId] | None = None
     merges: list[str | tuple[str, str]] | None = None
     byte_fallback: bool | None = False
     ignore_merges: bool | None = False
@@ -102,18 +64,27 @@ def tokenizer_metadata(
     ModelFileError
         The tokenizer is missing, malformed, or of a kind that model files cannot hold.
     """
-    path = folder / "tokenizer.json"
+    path, pieces_path = folder / "tokenizer.json", folder / "spiece.model"
     if not os.path.lexists(path):
+        if os.path.lexists(pieces_path):
+            check_small_files(folder)
+            unigram = unigram_of_sentencepiece(pieces_path)
+            return _with_special(unigram, folder, pieces_path, n_vocab, special_tokens)
         raise ModelFileError(
             "no tokenizer",
             where=str(path),
             fix="write it with transformers: AutoTokenizer, from_pretrained, then save_pretrained",
         )
     check_small_files(folder)
-    source = read_json(path, _Source)
+    source = read_json(path, TokenizerFile)
     kind = (source.model or {}).get("type")
+    if kind == "Unigram":
+        unigram = unigram_of_json(source, path)
+        return _with_special(unigram, folder, path, n_vocab, special_tokens)
     if kind != "BPE":
-        raise _error(path, "no byte-pair encoding", "model.type BPE", repr(kind)[:80])
+        raise _error(
+            path, "no byte-pair encoding or unigram model", "BPE, Unigram", repr(kind)[:80]
+        )
     model = convert_json(source.model, _Pairs, f"{path}: model")
     affix = model.continuing_subword_prefix or model.end_of_word_suffix
     if affix:
@@ -138,11 +109,34 @@ def tokenizer_metadata(
         metadata[f"{_KEY}add_space_prefix"] = _adds_space(source)
     ids = {text: token for token, text in texts.items()}
     special = _find_special(folder, path, n_tokens, load_merges=not (pieces or pairs))
+    _name_special(special, special_tokens, ids)
+    if not pieces:
+        special.merges = _spell(pairs or _split(special.merges, model, path), path)
+    return metadata | _stored(special, path)
+
+
+def _name_special(
+    special: SpecialVocab, special_tokens: Iterable[tuple[str, str]], ids: Mapping[str, int]
+) -> None:
+    """Add ids of special tokens that the checkpoint itself does not say."""
     for kind, text in special_tokens:
         if text in ids:
             special.special_token_ids.setdefault(_KINDS.get(kind, kind), ids[text])
-    if not pieces:
-        special.merges = _spell(pairs or _split(special.merges, model, path), path)
+
+
+def _with_special(
+    unigram: Unigram,
+    folder: Path,
+    path: Path,
+    n_vocab: int | None,
+    special_tokens: Iterable[tuple[str, str]],
+) -> dict[str, Value]:
+    """Return the metadata of a unigram vocabulary, special ids and chat template included."""
+    metadata = unigram_metadata(unigram, n_vocab, path)
+    n_tokens = len(unigram.texts) if n_vocab is None else n_vocab
+    special = _find_special(folder, path, n_tokens, load_merges=False)
+    ids = {text: token for token, text in enumerate(unigram.texts)}
+    _name_special(special, special_tokens, ids)
     return metadata | _stored(special, path)
 
 
@@ -152,7 +146,9 @@ def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError
     )
 
 
-def _texts(source: _Source, model: _Pairs, path: Path) -> tuple[dict[int, str], dict[int, bool]]:
+def _texts(
+    source: TokenizerFile, model: _Pairs, path: Path
+) -> tuple[dict[int, str], dict[int, bool]]:
     """Return token texts by id, and which are added ones, with whether they are special."""
     vocab, entries = model.vocab or {}, source.added_tokens or []
     plain = {token: text for text, token in vocab.items()}
@@ -186,9 +182,9 @@ def _type(
     return NORMAL
 
 
-def _pretokenizer(source: _Source, model: _Pairs, path: Path) -> str:
+def _pretokenizer(source: TokenizerFile, model: _Pairs, path: Path) -> str:
     """Name how text is cut into words."""
-    parts = (source.pre_tokenizer or _Step()).parts
+    parts = (source.pre_tokenizer or Step()).parts
     patterns: list[str] = []
     for part in parts:
         kind = part.type
@@ -242,7 +238,7 @@ def _scores(tokens: list[str], merges: list[tuple[str, str]]) -> np.ndarray:
     return np.array([-float(ranks.get(text, len(merges))) for text in tokens], np.float32)
 
 
-def _adds_space(source: _Source) -> bool:
+def _adds_space(source: TokenizerFile) -> bool:
     """Say whether a text gets a space in front."""
     steps = source.normalizer.parts if source.normalizer is not None else ()
     if any(step.type == "Prepend" and step.prepend == SPACE for step in steps):

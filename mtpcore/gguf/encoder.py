@@ -3,35 +3,80 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers
 
-from mtpcore.gguf.vocabulary import ADDED, BYTE, SPACE, SPECIAL, Vocabulary, byte_alphabet
+from mtpcore.gguf.vocabulary import (
+    ADDED,
+    BYTE,
+    NORMAL,
+    SPACE,
+    SPECIAL,
+    Vocabulary,
+    byte_alphabet,
+)
 
-__all__ = ["build_encoder"]
+__all__ = ["Encoder", "build_encoder"]
 
 log = logging.getLogger("mtpcore")
 
 _IN_UTF_8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
+_NO_PIECE = "\U0010ffff"  # a character that no text has: what is unknown stands for itself
 _LONGEST_PIECE = 256  # characters; finding how a piece is merged takes the square of its length
 
 
-def build_encoder(vocabulary: Vocabulary) -> Tokenizer:
+class Encoder:
+    """A tokenizer of the library, with the vocabulary's ids.
+
+    Parameters
+    ----------
+    tokenizer : tokenizers.Tokenizer
+    ids : sequence of int, optional
+        The vocabulary's token of each of the library's, where they differ.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ids: Sequence[int] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._ids = None if ids is None else np.array(ids, np.int64)
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """Return the tokens of a text; special ones in it only where they are to be parsed."""
+        self._tokenizer.encode_special_tokens = not parse_special
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids if self._ids is None else self._ids[ids].tolist()
+
+
+def build_encoder(vocabulary: Vocabulary) -> Encoder:
     """Build the encoder; special tokens are known to it, BOS and EOS are not added by it."""
     tokens = vocabulary.tokens
     ids = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # first wins
     if not _is_text("".join(tokens)):
         # The library holds text only; other tokens can be decoded all the same.
         ids = {text: token for text, token in ids.items() if _is_text(text)}
-    build = _byte_level if vocabulary.kind == "bytes" else _pieces
-    encoder = build(vocabulary, ids)
-    added = [
-        AddedToken(text, special=vocabulary.types[token] in SPECIAL, normalized=False)
-        for text, token in ids.items()
-        if vocabulary.types[token] in ADDED and text
-    ]
-    encoder.add_tokens(added)
-    return encoder
+    added = {
+        text: token for text, token in ids.items() if vocabulary.types[token] in ADDED and text
+    }
+    own_ids = None
+    if vocabulary.kind == "unigram":
+        plain = {
+            text: token
+            for text, token in ids.items()
+            if vocabulary.types[token] in (NORMAL, BYTE) and text
+        }
+        encoder = _unigram(vocabulary, plain)
+        unknown = 0 if vocabulary.unknown is None else vocabulary.unknown
+        own_ids = [unknown, *plain.values(), *added.values()]
+    else:
+        encoder = (_byte_level if vocabulary.kind == "bytes" else _pieces)(vocabulary, ids)
+    encoder.add_tokens(
+        [
+            AddedToken(text, special=vocabulary.types[token] in SPECIAL, normalized=False)
+            for text, token in added.items()
+        ]
+    )
+    return Encoder(encoder, own_ids)
 
 
 def _is_text(text: str) -> bool:
@@ -86,6 +131,30 @@ def _pieces(vocabulary: Vocabulary, ids: dict[str, int]) -> Tokenizer:
     spaces = normalizers.Replace(" ", SPACE)
     prefix = [normalizers.Prepend(SPACE)] if vocabulary.add_space_prefix else []
     encoder.normalizer = normalizers.Sequence([*prefix, spaces])
+    return encoder
+
+
+def _unigram(vocabulary: Vocabulary, plain: dict[str, int]) -> Tokenizer:
+    """Make the pieces that are likeliest together, as SentencePiece's unigram model does.
+
+    The library numbers the pieces that a text may become, one for what is unknown before them.
+    """
+    scores = [vocabulary.scores[token] for token in plain.values()]
+    encoder = Tokenizer(
+        models.Unigram(
+            [(_NO_PIECE, min(scores, default=0.0)), *zip(plain, scores, strict=True)],
+            unk_id=0,
+            byte_fallback=BYTE in vocabulary.types,
+        )
+    )
+    steps: list[normalizers.Normalizer] = []
+    if vocabulary.charsmap:
+        steps.append(normalizers.Precompiled(vocabulary.charsmap))
+    if vocabulary.joins_spaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if vocabulary.add_space_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    encoder.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     return encoder
 
 

@@ -8,12 +8,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property
 
-import tokenizers
-
 from mtpcore.boundary.arguments import Flag, Whole64, read, read_below
 from mtpcore.boundary.forks import give_lock
 from mtpcore.errors import ModelFileError, MtpcoreError, spell
-from mtpcore.gguf.encoder import build_encoder
+from mtpcore.gguf.encoder import Encoder, build_encoder
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.vocabulary import ADDED, SPECIAL, Vocabulary, read_vocabulary
 
@@ -29,7 +27,8 @@ class Tokenizer:
     """Encodes text and decodes tokens, byte for byte.
 
     ``decode_bytes(encode(text))`` is ``text`` in UTF-8 for every text that is valid Unicode
-    (vocabularies of the SentencePiece kind turn U+2581 into a space, as they spell spaces so).
+    (vocabularies of the SentencePiece kind turn U+2581 into a space, as they spell spaces so), but
+    for a unigram vocabulary, which normalises text and knows some characters only.
     Safe to use from several threads.
 
     Attributes
@@ -54,7 +53,7 @@ class Tokenizer:
         return f"Tokenizer({self.vocabulary.kind}, n_vocab={self.n_vocab})"
 
     @cached_property
-    def _encoder(self) -> tokenizers.Tokenizer:
+    def _encoder(self) -> Encoder:
         # Built on first use: it takes longer than the rest of loading a model.
         try:
             return build_encoder(self.vocabulary)
@@ -87,8 +86,7 @@ class Tokenizer:
             raise MtpcoreError("text is not valid Unicode", where="encode", got=error) from None
         add_special, parse_special = _flag(add_special), _flag(parse_special)
         with self._lock:
-            self._encoder.encode_special_tokens = not parse_special
-            tokens: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+            tokens = self._encoder.encode(text, parse_special=parse_special)
         if add_special and self.vocabulary.add_bos and self.bos is not None:
             tokens.insert(0, self.bos)
         if add_special and self.vocabulary.add_eos and self.eos is not None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mtpcore.gguf.charsmap import fault_of
 from mtpcore.gguf.header import Metadata
 from mtpcore.gguf.metadata import Fields
 from mtpcore.gguf.pretokenizers import Pretokenizer, find_pretokenizer
@@ -33,6 +34,13 @@ log = logging.getLogger("mtpcore")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPECIAL = (UNKNOWN, CONTROL)  # parsed in text only on request, not shown as text
 ADDED = (*SPECIAL, USER_DEFINED)  # stored as plain text, matched before the text is cut
+_KINDS: dict[str, Literal["bytes", "pieces", "unigram"]] = {
+    "gpt2": "bytes",
+    "llama": "pieces",
+    "gemma4": "pieces",
+    "t5": "unigram",
+}
+_SCORED = ("llama", "t5")  # the others have merges
 SPACE = "\u2581"  # spells a space in vocabularies of the SentencePiece kind
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -82,8 +90,9 @@ class Vocabulary:
 
     Attributes
     ----------
-    kind : "bytes" or "pieces"
-        Byte-level BPE, or SentencePiece-like with tokens for single bytes.
+    kind : "bytes", "pieces" or "unigram"
+        Byte-level BPE; SentencePiece-like BPE with tokens for single bytes; or SentencePiece's
+        unigram model.
     tokens : list of str
         As stored; bytes that are not UTF-8 as surrogate escapes.
     types : list of int
@@ -97,9 +106,13 @@ class Vocabulary:
     ends : frozenset of int
         Every token that ends a generation.
     add_bos, add_eos, add_space_prefix : bool
+    charsmap : bytes
+        How characters are normalised, of ``unigram``; empty: not at all.
+    joins_spaces : bool
+        Whether spaces at both ends are dropped, and several in a row are one; of ``unigram``.
     """
 
-    kind: Literal["bytes", "pieces"]
+    kind: Literal["bytes", "pieces", "unigram"]
     tokens: list[str]
     types: list[int]
     scores: list[float]
@@ -112,6 +125,8 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    charsmap: bytes = b""
+    joins_spaces: bool = False
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -141,10 +156,11 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     model = fields.get(_key("model"), str, "none")
     if model in ("none", "no_vocab"):
         return None
-    if model not in ("gpt2", "llama", "gemma4"):
+    if model not in _KINDS:
         log.warning("%s: tokenizer %r is not supported: give token ids", file, model[:80])
         return None
-    is_bytes, has_merges = model == "gpt2", model != "llama"
+    kind = _KINDS[model]
+    is_bytes, has_merges = kind == "bytes", model not in _SCORED
     tokens = fields.require(_key("tokens"), list[str])
     if not tokens:
         raise fields.error(_key("tokens"), "an empty vocabulary")
@@ -152,8 +168,10 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
     pretokenizer = find_pretokenizer(
         fields.get(_key("pre"), str, "default") if is_bytes else "gpt-2"
     )
+    adds = {"bytes": (pretokenizer.add_bos, False), "pieces": (True, False)}
+    add_bos, add_eos = adds.get(kind, (False, True))
     return Vocabulary(
-        kind="bytes" if is_bytes else "pieces",
+        kind=kind,
         tokens=tokens,
         types=types,
         scores=[] if has_merges else _one_a_token(fields, "scores", len(tokens), float, None),
@@ -163,10 +181,24 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         eos=_token_id(fields, "eos", len(tokens)),
         unknown=_token_id(fields, "unknown", len(tokens)),
         ends=_ends(fields, tokens, types),
-        add_bos=fields.get(_key("add_bos_token"), bool, pretokenizer.add_bos if is_bytes else True),
-        add_eos=fields.get(_key("add_eos_token"), bool, False),
+        add_bos=fields.get(_key("add_bos_token"), bool, add_bos),
+        add_eos=fields.get(_key("add_eos_token"), bool, add_eos),
         add_space_prefix=not is_bytes and fields.get(_key("add_space_prefix"), bool, True),
+        charsmap=_charsmap(fields) if kind == "unigram" else b"",
+        joins_spaces=kind == "unigram"
+        and fields.get(_key("remove_extra_whitespaces"), bool, False),
     )
+
+
+def _charsmap(fields: Fields) -> bytes:
+    """Read how characters are normalised; bytes are stored with or without a sign."""
+    values = fields.get(_key("precompiled_charsmap"), list[int], [])
+    if values and not (min(values) >= -128 and max(values) <= 255):
+        raise fields.error(_key("precompiled_charsmap"), "not a list of bytes")
+    charsmap = bytes(value & 0xFF for value in values)
+    if charsmap and (fault := fault_of(charsmap)):
+        raise fields.error(_key("precompiled_charsmap"), f"no map of characters: {fault}")
+    return charsmap
 
 
 def _key(name: str) -> str:
