@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mtpcore.boundary.sizes import Count
+from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
@@ -82,6 +82,7 @@ __all__ = [
     "Config",
     "Count",
     "DECODER",
+    "Depth",
     "DraftTree",
     "DrafterSpec",
     "EXPERTS",

@@ -89,17 +89,28 @@ class Peer:
 
     def process(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
         """Run tokens behind those there are; return logits f32[n, n_vocab] of all, or the last."""
-        batch, n = self.batch, len(tokens)
-        batch.n_tokens = n
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, self.depth + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = every or i == n - 1
-        if llama_cpp.llama_decode(self.context, batch) != 0:
+        n = len(tokens)
+        self._write(tokens, self.depth, every)
+        if llama_cpp.llama_decode(self.context, self.batch) != 0:
             raise RuntimeError("llama.cpp did not decode")
         self.depth += n
         first = llama_cpp.llama_get_logits_ith(self.context, 0 if every else n - 1)
         return np.ctypeslib.as_array(first, shape=(n if every else 1, self.model.n_vocab))
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Let the model's encoder read a prompt of up to 512 tokens."""
+        self._write(tokens, 0, True)
+        if llama_cpp.llama_encode(self.context, self.batch) != 0:
+            raise RuntimeError("llama.cpp did not encode")
+
+    def _write(self, tokens: Sequence[int], begin: int, every: bool) -> None:
+        """Write a batch from position ``begin`` on; all tokens have logits, or the last."""
+        batch, n = self.batch, len(tokens)
+        batch.n_tokens = n
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i] = token, begin + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = every or i == n - 1
 
     def fill(self, tokens: Sequence[int]) -> None:
         """Hold these tokens and no others."""

@@ -175,8 +175,11 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
 cdef int check_places(mtp_draft *loop, Executor only, pages) except -1:
     """Check that there are places for the rows of the plan that is repeated."""
     cdef int32s tables, length
-    cdef int64_t i, step, n_pages, newest
-    for group, n_pages in zip(pages, only.n_pages):
+    cdef int64_t i, number, step, n_pages, newest
+    for number, group in enumerate(pages):
+        if only.is_source(number):
+            continue
+        n_pages = only.n_pages[number]
         tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
         for i in range(loop.n_sequences):
             newest = only.run_state.outputs[i]

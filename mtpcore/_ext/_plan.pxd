@@ -44,7 +44,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
-    mtp_kind MTP_ANGLES, MTP_CAUSAL_CONV
+    mtp_kind MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER
     mtp_kind MTP_KINDS
     const char *mtp_kind_name(mtp_kind kind)
     const char *mtp_kind_sharing(mtp_kind kind)
@@ -69,7 +69,7 @@ cdef extern from "plan/plan.h" nogil:
         const float *weights[2]
         const double *numbers
         const int32_t *axes
-        int64_t[6] n
+        int64_t[7] n
         float f
         int32_t memory
         int32_t fetch
@@ -142,6 +142,7 @@ cdef extern from "plan/plan.h" nogil:
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
     int MTP_RANGE
     int MTP_LOG
+    int64_t mtp_bias_width(int64_t max_distance)
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)
 
@@ -268,6 +269,8 @@ cdef class Executor:
     cdef int32_t *own_rows  # tokens, sequences and parents of a batch, n_batch of each
     cdef int64_t n_vocab
     cdef list n_pages       # of each group of memory
+    cdef set remembered     # groups of memory that rows are stored in
+    cdef set attended       # groups that rows attend to
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
     cdef mtp_interrupt interrupt
@@ -280,6 +283,7 @@ cdef class Executor:
     cdef int choose_fetches(self, int64_t worth_prefetching) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
+    cdef bint is_source(self, int64_t group)
     cdef int take_sampling(self, object wanted, int32_t logits, object written) except -1
     cdef char *reserve(self, size_t size) except NULL
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,

@@ -161,6 +161,7 @@ cdef class Executor:
                 mtp_poison_behind_copies(self.run_state.buffers[i], self.capacities[i], copies[i],
                                          n_threads)
         self.n_pages = [store.n_pages for store in stores]
+        self.remembered, self.attended = set(), set()
         for i, store in enumerate(stores):
             pages = memory_of(store.data)
             refuse_unless(store.page_bytes >= 0 and store.n_pages >= 0
@@ -243,8 +244,8 @@ cdef class Executor:
         refuse_unless(sharing in (MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS),
                       "unknown way to share work", "0 to 2", sharing)
         refuse_unless(len(inputs) <= 5 and len(outputs) <= 2 and len(weights) <= 2
-                      and len(ints) <= 6, "more than an operation has room for",
-                      "5 inputs, 2 outputs, 2 weights, 6 numbers",
+                      and len(ints) <= 7, "more than an operation has room for",
+                      "5 inputs, 2 outputs, 2 weights, 7 numbers",
                       (len(inputs), len(outputs), len(weights), len(ints)))
         refuse_unless(sharing != MTP_BY_COLUMNS or n_units >= 1,
                       "columns are cut in one part at least", ">= 1", n_units)
@@ -275,6 +276,10 @@ cdef class Executor:
                 found[i] = (<PackedMatrix?> matrix).matrix
         self.check_lengths(op, matrices, weights, numbers, axes)
         self.kept.append((matrices, weights, numbers, axes))
+        if op.kind == MTP_REMEMBER:
+            self.remembered.add(memory)
+        elif op.kind == MTP_ATTENTION:
+            self.attended.add(memory)
         self.plan.n_ops += 1
 
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1:
@@ -293,9 +298,12 @@ cdef class Executor:
             wanted = op.inputs[0].width
         elif op.kind in (MTP_ATTENTION, MTP_MERGE):
             wanted = op.out[0].n_heads
+            refuse_unless(0 <= op.n[6] < MOST, "impossible distance", f"0 to {MOST - 1}", op.n[6])
         elif op.kind == MTP_CAUSAL_CONV:
             wanted *= max(op.n[3], 0)
-        for array in weights:
+        for i, array in enumerate(weights):
+            if i == 1 and op.kind in (MTP_ATTENTION, MTP_MERGE):  # a bias for each distance
+                wanted *= mtp_bias_width(op.n[6])
             if array is not None and len(array) != wanted:
                 raise BackendError("not a weight for each value", wanted=wanted, got=len(array))
         if op.kind == MTP_ANGLES:
@@ -385,6 +393,10 @@ cdef class Executor:
                 0 <= tables.data[seq * tables.width + place // MTP_PAGE] < n_pages):
             raise BatchError("place has no page", where=f"row {row}", got=place)
         return 0
+
+    cdef bint is_source(self, int64_t group):
+        """Say whether rows attend to a group without being stored there."""
+        return group in self.attended and group not in self.remembered
 
     cdef int check_sequence(self, const int32s *tables, const int32s *first, const int32s *length,
                             int64_t n_pages, int64_t seq) except -1:
@@ -476,6 +488,7 @@ cdef class Executor:
         cdef int32s place = int32s_of(rows.place, 1), outputs = int32s_of(rows.outputs, 1)
         cdef int32s positions = int32s_of(rows.positions, 2), parent, tables, first, length
         cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
+        cdef bint is_source
         cdef int32_t least = 0 if rows.embeddings is None else -1
         cdef mtp_memory *memory
         refuse_unless(self.is_finished, "a plan that is not finished", "finish()", "run")
@@ -527,10 +540,15 @@ cdef class Executor:
         for i, group in enumerate(pages):
             tables, first = int32s_of(group.tables, 2), int32s_of(group.first, 1)
             length, n_pages = int32s_of(group.length, 1), self.n_pages[i]
+            is_source = self.is_source(i)
             for t in range(n):
-                self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)
+                if not is_source:
+                    self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)
                 if t == 0 or seq.data[t] != seq.data[t - 1]:
                     self.check_sequence(&tables, &first, &length, n_pages, seq.data[t])
+                    if is_source and first.data[seq.data[t]] >= length.data[seq.data[t]]:
+                        raise BatchError("nothing to attend to", where=f"sequence {seq.data[t]}",
+                                         wanted="rows of its source")
             memory = &self.run_state.memory[i]
             memory.tables, memory.first, memory.length = tables.data, first.data, length.data
             memory.pages_of_seq = tables.width

@@ -16,7 +16,7 @@ from mtpcore.cli.prompts import BUILT_IN, encode, read_prompt
 from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import harmless, note
-from mtpcore.cross import Cross
+from mtpcore.cross import link
 from mtpcore.decoding import Controller, Generator, SimulatedAcceptance, Stats
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.model import Model
@@ -131,7 +131,7 @@ def _arms(
     text to text as in a process that runs on.
     """
     llm = make_context(options, session.model, session.llm.n_ctx)
-    plain = Cross(llm=llm)
+    plain = link(llm, [])
     arms: dict[str, Callable[[], Generator]] = {
         "plain": lambda: Generator(plain, sampling=sampling)
     }
@@ -159,7 +159,7 @@ def _simulate(options: argparse.Namespace, session: Session) -> SimulatedAccepta
     length = options.synthetic_length
     if length is None:
         return None
-    if not isinstance(session.source, Cross) or session.drafter is None:
+    if session.drafter is None:
         note("--synthetic-length: there is no drafter whose drafts could be accepted")
         return None
     try:

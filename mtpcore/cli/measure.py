@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from mtpcore.cli.session import Session
-from mtpcore.cross import Cross, draft_batch
+from mtpcore.cross import draft_batch
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
@@ -90,13 +90,16 @@ def measure_costs(
     context : Context
         One like the session's target, of its own; passes are measured with it.
     """
-    if isinstance(session.source, Cross):
-        context.add_taps(session.llm.taps)
+    context.add_taps(session.llm.taps)
     shape = session.drafter.tree if session.drafter else None
     n_nodes = max(shape.n_nodes, sum(map(len, shape.paths))) if shape else 0
     widest = max(*ROWS, session.draft + 1, n_nodes + 1)
     depth = max(min(context.n_batch, context.n_ctx - widest), 1)
     text = np.resize(np.asarray(tokens, np.int32), depth + widest)
+
+    if (slot := context.program.whole_slot) is not None:
+        width = context.program.values[context.program.inputs[slot]].shape[1]
+        context.receive(slot, 0, np.zeros((len(tokens), int(width)), np.float32))
 
     def process(batch: Batch) -> None:
         context.rewind(0, int(batch.pos[0]))
@@ -112,9 +115,11 @@ def measure_costs(
     rows = sorted({*ROWS, session.draft + 1})
     runs: list[Callable[[], float]] = [prefill, *(partial(verify, n_rows) for n_rows in rows)]
     lengths = range(1, session.draft + 1)
-    cross = session.source if isinstance(session.source, Cross) else None
+    cross = session.source if session.drafter else None
     trees: dict[int, Batch] = {}
     if cross is not None:
+        if cross.encoder is not None:
+            cross.encode({0: tokens})
         cross.llm.process(Batch.of(text[:depth]))
         draft = cross.draft
         if shape:

@@ -136,6 +136,8 @@ def _report(options: argparse.Namespace, session: Session, generator: Generator)
 
 
 def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> int:
+    """Return the context's size: for prompt and text together, even where an encoder reads."""
+    has_encoder = model.spec is not None and bool(model.spec.encoder)
     if options.ctx_size is not None:
         n_ctx: int = options.ctx_size
         if n_prompt > n_ctx:
@@ -145,7 +147,8 @@ def _count_places(options: argparse.Namespace, model: Model, n_prompt: int) -> i
                 got=n_prompt,
                 fix=f"-c {n_prompt + max(options.predict, 1)}, or leave -c out",
             )
-        room = n_ctx - n_prompt + 1  # the last token need not be processed
+        n_before = 1 if has_encoder else n_prompt
+        room = n_ctx - n_before + 1  # the last token need not be processed
         if options.predict > room and options.when_full == "stop":
             note(f"-n {options.predict}: at most {room} tokens, as more do not fit into -c {n_ctx}")
     elif options.predict < 0:
@@ -174,7 +177,7 @@ def _write(
     if not options.json:
         colour = uses_colour(options.color, sys.stdout)
         live = LiveText(request, session.model.tokenizer, sys.stdout, colour)
-        if sys.stdout.isatty() and options.prompt and not options.chat:
+        if sys.stdout.isatty() and options.prompt and not (options.chat or request.source):
             sys.stdout.write(paint(options.prompt, "bold") if colour else options.prompt)
     interrupted = False
     try:
@@ -192,7 +195,7 @@ def _describe(request: Request, generator: Generator, session: Session) -> dict[
     return {
         "text": request.text,
         "tokens": request.tokens,
-        "prompt_tokens": request.prompt,
+        "prompt_tokens": request.given,
         "finish_reason": request.finish_reason,
         "stats": plain_stats(generator.stats),
         "settings": describe_settings(session, generator),
@@ -210,7 +213,7 @@ def _compare(
     """Also decode without drafts; return whether the guarantee was broken."""
     llm = make_context(options, session.model, session.llm.n_ctx)
     plain = Generator(llm, sampling=sampling)
-    again = _add(plain, request.prompt, options)
+    again = _add(plain, request.given, options)
     finish(plain, again)
     difference = first_difference(request.tokens, again.tokens)
     note(compare(difference, generator.stats, plain.stats, llm.guarantee))

@@ -38,7 +38,7 @@ class Session(msgspec.Struct, frozen=True):
     """
 
     model: Model
-    source: Cross | Context
+    source: Cross
     drafter: DrafterSpec | None
     draft: int
     auto: bool = False
@@ -46,11 +46,11 @@ class Session(msgspec.Struct, frozen=True):
     @property
     def llm(self) -> Context:
         """The target's context."""
-        return self.source.llm if isinstance(self.source, Cross) else self.source
+        return self.source.llm
 
     def controller(self) -> Controller | None:
         """Return something new that chooses lengths; None where the length is fixed."""
-        if not self.auto or not isinstance(self.source, Cross):
+        if not self.auto:
             return None
         return controller_for(self.source, self.drafter)
 
@@ -87,7 +87,7 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     draft_model = open_draft_model(options, model) if options.draft else None
     drafter = _choose(options, model, draft_model)
     if drafter is None:
-        return Session(model, make_context(options, model, n_ctx), None, 0)
+        return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
     for beside in model.sidecars:
         if beside.used:
             note(f"{drafter.name} is in {beside.path}")
@@ -109,7 +109,7 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
         if _insists(options) or options.draft_vocabulary:
             raise
         note(f"decoding without drafts, as the drafter cannot be used: {error}")
-        return Session(model, make_context(options, model, n_ctx), None, 0)
+        return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
     return Session(model, cross, drafter, min(length, drafter.limit), options.draft == "auto")
 
 
@@ -132,9 +132,9 @@ def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Conte
     )
 
 
-def _prepare(source: Cross | Context) -> None:
+def _prepare(source: Cross) -> None:
     """Make the plans, with a progress bar while weights are packed."""
-    contexts = source.contexts.values() if isinstance(source, Cross) else [source]
+    contexts = source.contexts.values()
     sizes: dict[tuple[Model, str], int] = {}
     for model, program in [(context.model, context.program) for context in contexts]:
         own_tensors = model.tensors if model.repack else {}

@@ -88,7 +88,7 @@ class LiveText:
         self, request: Request, tokenizer: Tokenizer | None, out: TextIO, colour: bool
     ) -> None:
         self._request, self._out, self._colour = request, out, colour
-        self._decoder = tokenizer.stream() if tokenizer else None
+        self._decoder = tokenizer.stream(start=bool(request.source)) if tokenizer else None
         self._n_tokens = self._written = 0
         self._pieces: list[tuple[str, bool]] = []
         self._at_line_start = True

@@ -152,7 +152,7 @@ def open_config(
         inner = Config(values).get(name)
         if isinstance(inner, Mapping):
             merged.update({k: v for k, v in inner.items() if merged.get(k) is None})
-    return Config(merged, str(folder / "config.json"), **fields)
+    return Config(merged, str(folder / "config.json"), layers=checkpoint.layers, **fields)
 
 
 def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:

@@ -43,8 +43,9 @@ class Cross:
     """Contexts in named roles and the rows that pass between them.
 
     ``Cross(llm=a, draft=b)`` takes contexts and Proposers; the role ``llm`` is the target. A
-    context belongs to one Cross. ``connect`` adds links; a drafter context's links stand in its
-    plugin's declaration and are made at once. All acts touch all roles or none.
+    context belongs to one Cross. ``connect`` adds links; those that stand in a declaration are made
+    at once: a drafter context's, and from a further graph of the target's family that has the role
+    of its type, as ``encoder``. All acts touch all roles or none.
 
     One call at a time runs on a Cross, its contexts and its generators; another one meanwhile, of
     another thread or of something that the first calls back, is a BusyError and changes nothing.
@@ -79,6 +80,7 @@ class Cross:
         graphs = {n: r.runner if isinstance(r, Context) else r for n, r in roles.items()}
         runners = {name: context.runner for name, context in contexts.items()}
         self.links = Links(runners)
+        self.links.declare_target()
         drafters = make_drafters(graphs, self.links)
         self.speculation = Speculation(runners, self.links, drafters)
         self.owners = Owners(self.llm.runner)
@@ -255,6 +257,31 @@ class Cross:
         seq = self.llm.check_seq(seq)
         with self.transaction((seq,)):
             self.speculation.accept(seq, n)
+
+    @property
+    def encoder(self) -> Context | None:
+        """The context that reads prompts, where it is not the target; None where there is none."""
+        spec = self.llm.model.spec
+        return self.contexts.get(spec.encoder) if spec is not None and spec.encoder else None
+
+    @act
+    def encode(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Let the encoder read prompts, for the target to attend to.
+
+        Parameters
+        ----------
+        prompts : mapping of seq to token ids
+            Of sequences that hold nothing yet.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            There is no encoder, ids that are no tokens, a sequence that was begun, or no room;
+            nothing changed.
+        """
+        given = read_ids(prompts, "prompts")
+        with self.transaction(given):
+            self.speculation.encode(given)
 
     @act
     def connect(self, link: Link) -> None:

@@ -46,13 +46,16 @@ def link(
 ) -> Cross:
     """Make the drafter's contexts, connect them, and return the Cross.
 
+    So are the contexts of graphs that feed the target itself, as its declaration says: an encoder.
+
     Parameters
     ----------
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
     drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
         "auto" takes the model's drafter; if it has none, the Cross decodes without drafts and a
-        log line says so. Of several, the first that proposes anything drafts.
+        log line says so. Of several, the first that proposes anything drafts; an empty list: no
+        drafter.
     draft_model : Model, optional
         The drafter's own model file, if it has one; default: the one that ``load_model`` found
         beside the model.
@@ -161,7 +164,7 @@ def _roles(
     tokens: NDArray[np.int32] | None,
 ) -> dict[str, Context | Proposer]:
     """Return the target and what drafts for it, by role."""
-    roles: dict[str, Context | Proposer] = {"llm": llm}
+    roles: dict[str, Context | Proposer] = {"llm": llm, **_feeding_contexts(llm)}
     source = draft_model or llm.model
     for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
@@ -179,6 +182,30 @@ def _roles(
             draft_model.borrow_from(llm.model)
         roles |= _contexts(llm, source, spec, role, tokens)
     return roles
+
+
+def _feeding_contexts(llm: Context) -> dict[str, Context]:
+    """Make a context for each further graph of the target's declaration that feeds the target.
+
+    Where the graph's rows see each other a sequence is one batch.
+    """
+    spec = llm.model.spec
+    feeds = spec.feeds if spec is not None and llm.drafter is None else ()
+    names = dict.fromkeys(feed.src for feed in feeds if feed.src != "target")
+    return {
+        name: Context(
+            llm.model,
+            llm.n_ctx,
+            graph_type=GraphType(name),
+            n_seq_max=llm.n_seq_max,
+            n_batch=max(llm.n_batch, llm.n_ctx),
+            kv_dtype=llm.kv_dtype,
+            checkpoint_bytes=llm.checkpoint_bytes,
+            threads=llm.threads,
+            backend=llm.backend,
+        )
+        for name in names
+    }
 
 
 def _find(source: Model, drafter: str | DrafterSpec, tree: TreeShape | None) -> DrafterSpec:

@@ -92,6 +92,29 @@ class Speculation:
         for drafter, n in zip(self.drafters.values(), paused, strict=True):
             drafter.paused = n
 
+    # Reading
+
+    @property
+    def encoder(self) -> GraphRunner | None:
+        """What reads prompts, where it is not the target."""
+        spec = self.target.model.spec
+        return self.runners.get(spec.encoder) if spec is not None and spec.encoder else None
+
+    def encode(self, prompts: Mapping[int, Sequence[int]]) -> None:
+        """Let the encoder read prompts of empty sequences; see ``Cross.encode``."""
+        if not prompts:
+            return
+        encoder = self.encoder
+        if encoder is None:
+            raise LinkError(
+                "no role reads prompts for the target",
+                got=", ".join(self.runners),
+                fix="link(Context(model)) makes an encoder's context where the model has one",
+            )
+        seq = [seq for seq, ids in prompts.items() for _ in ids]
+        tokens = [token for ids in prompts.values() for token in ids]
+        encoder.process(Batch(tokens, seq=seq, outputs="none"))
+
     # Drafting
 
     def draft(
@@ -382,7 +405,7 @@ class Speculation:
             drafter.remove(new)
         for name, runner in self._others.items():
             if name != "llm":
-                runner.rewind(new, 0)
+                runner.remove(new)
             runner.fork(seq, new)
         for drafter in self.drafters.values():
             drafter.fork(seq, new)
@@ -393,7 +416,7 @@ class Speculation:
     def remove(self, seq: int) -> None:
         """Forget a whole sequence, in every role; an empty one stays empty."""
         for _, runner in self._others.items():
-            runner.rewind(seq, 0)
+            runner.remove(seq)
         for drafter in self.drafters.values():
             drafter.remove(seq)
         self.links.remove(seq)

@@ -51,6 +51,8 @@ class Config:
         Blocks of heads that the file gets behind them; 0 where heads are left out.
     target : Config or None
         The target's, for a drafter in a file of its own.
+    layers : str
+        The path that says how many layers there are.
     """
 
     def __init__(
@@ -60,14 +62,15 @@ class Config:
         *,
         n_drafter_blocks: int = 0,
         target: Config | None = None,
+        layers: str = "num_hidden_layers",
     ) -> None:
         self.values, self.file = values, file
-        self.n_drafter_blocks, self.target = n_drafter_blocks, target
+        self.n_drafter_blocks, self.target, self.layers = n_drafter_blocks, target, layers
 
     @property
     def n_layers(self) -> int:
         """Layers of the trunk, or of a drafter in a file of its own."""
-        return int(self.require("num_hidden_layers", Depth))
+        return int(self.require(self.layers, Depth))
 
     @property
     def n_blocks(self) -> int:
@@ -203,6 +206,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     requires : tuple of str
         Paths that the configuration must have besides; of several declarations that match the one
         that requires most is taken.
+    layers : str
+        The path in the configuration that says how many layers there are.
     tensors : tuple of Rename
     dropped : tuple of str
         Names (``{n}``, ``{i}`` and ``{e}`` are any numbers, ``*`` is anything) that are knowingly
@@ -235,6 +240,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: frozenset[str]
     requires: tuple[str, ...] = ()
+    layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()
     made: tuple[tuple[str, Callable[[Config], Array | None]], ...] = ()

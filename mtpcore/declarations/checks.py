@@ -44,8 +44,8 @@ def check_spec(spec: ModelSpec | DrafterSpec) -> None:
         _check_feeds(spec)
         if isinstance(spec, DrafterSpec):
             _check_drafter(spec)
-        elif not spec.fit.architectures:
-            raise PluginError("a trunk names its architectures", where="fit.architectures")
+        else:
+            _check_trunk(spec)
     except PluginError as error:
         raise error.at(spell(spec.name)) from None
 
@@ -177,8 +177,35 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
                 Tap.parse(tap)
 
 
+def _check_trunk(spec: ModelSpec) -> None:
+    if not spec.fit.architectures:
+        raise PluginError("a trunk names its architectures", where="fit.architectures")
+    for feed in spec.feeds:
+        if feed.graph or feed.src == _main(spec):
+            raise PluginError(
+                "the graph that writes texts reads further graphs, and none of them reads it",
+                where=f"feed of slot {feed.slot!r}",
+                got=f"src={feed.src!r}, graph={feed.graph!r}",
+            )
+    if spec.encoder and spec.encoder not in dict(spec.graphs):
+        raise PluginError(
+            "prompts are read by a graph that is declared",
+            where="encoder",
+            wanted=", ".join(name for name, _ in spec.graphs) or "one in graphs",
+            got=repr(spec.encoder),
+        )
+
+
 def _check_drafter(spec: DrafterSpec) -> None:
     check_shape(spec)
+    for feed in spec.feeds:
+        if feed.pairing == "whole-sequence":
+            raise PluginError(
+                "only trunks are fed whole sequences",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="next-token, same-token",
+                got=repr(feed.pairing),
+            )
     for pattern in spec.fit.sidecars:
         if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
             raise PluginError(

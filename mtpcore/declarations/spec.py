@@ -41,11 +41,13 @@ __all__ = [
     "read_taps",
 ]
 
-Pairing = Literal["next-token", "same-token"]
+Pairing = Literal["next-token", "same-token", "whole-sequence"]
 """Which hidden row meets which token row.
 
 ``next-token``: token p with the source's row p - 1 (the row that predicted it); the first token of
 a sequence has none, so the head does not read it. ``same-token``: token p with row p.
+``whole-sequence``: every token with all rows of the sequence, by cross attention. They are
+delivered together, before the first token, and what the graph makes of them alone is kept.
 Keys and values are stored at the position of the token, p. Some engines store the same pairs at the
 position of the hidden row, which rotates all keys and queries by one step less and so changes no
 attention score.
@@ -55,8 +57,8 @@ attention score.
 class ModelSizes(Protocol):
     """The hyper-parameters that every family has.
 
-    A draft model also has ``target_width``, the width of the target's taps. ``rotary_axes``, the
-    axes of a position, are 1 if they are left out.
+    A trunk with an encoder also has ``start_token``, a draft model ``target_width``, the width of
+    the target's taps. ``rotary_axes``, the axes of a position, are 1 if they are left out.
     """
 
     @property
@@ -147,7 +149,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
 
     ``taps`` are concatenated in order along the last axis; ``layer_input:`` with a metadata key
     instead of a number stands for one tap for each layer listed there. ``src`` has the taps: the
-    ``target`` or one of the drafter's own graphs, by the name of its type. ``graph`` has the slot
+    ``target``, or one of the declaration's own graphs by the name of its type. In a trunk's
+    declaration ``target`` is any context that a user links; of its own graphs ``link`` makes the
+    contexts. ``graph`` has the slot
     (empty: the graph that drafts). ``recycle`` names the graph output that feeds the slot in later
     draft steps; None: nothing is recycled. ``evidence`` is the source for tap and pairing.
     """
@@ -250,6 +254,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         Further graphs by the name of their type (an encoder), built alike.
     feeds : tuple of Feed
         Slots that the graphs read, where another context feeds them.
+    encoder : str
+        The further graph that reads prompts, where it is not ``build``; the hyper-parameters then
+        have ``start_token``, with which each text begins.
     ties : tuple of Tie
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
@@ -265,6 +272,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     build: Builder
     graphs: tuple[tuple[str, Builder], ...] = ()
     feeds: tuple[Feed, ...] = ()
+    encoder: str = ""
     ties: tuple[Tie, ...] = ()
     min_types: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None

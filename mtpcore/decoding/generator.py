@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect, offers
 from mtpcore.boundary.options import show_options
-from mtpcore.cross import Cross, DraftSampler
+from mtpcore.cross import Cross, DraftSampler, link
 from mtpcore.decoding.context_shift import check_shift, shift_full
 from mtpcore.decoding.lengths.length import controller_for
 from mtpcore.decoding.lengths.policy import LengthPolicy, Round
@@ -97,7 +97,7 @@ class Generator:
         prefix_cache = read_prefix_cache(prefix_cache)
         if isinstance(source, Context):
             owner = source.owner
-            source = owner if isinstance(owner, Cross) else Cross(llm=source)
+            source = owner if isinstance(owner, Cross) else link(source, [])
         if not isinstance(source, Cross):
             raise LinkError(
                 "a generator runs on a Cross or an LLM context",
@@ -192,19 +192,25 @@ class Generator:
             draft_sampler=self.draft_sampler,
             p_min=self.p_min,
         )
-        tokenizer = llm.model.tokenizer
-        request = Request(prompt, complete_options(options, own), tokenizer=tokenizer)
+        reader = self.cross.encoder or llm
+        request = Request(
+            prompt,
+            complete_options(options, own),
+            tokenizer=llm.model.tokenizer,
+            start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
+        )
         n_vocab = llm.model.hparams.n_vocab
-        bad = [t for t in request.prompt if not 0 <= t < n_vocab]
+        bad = [t for t in request.given if not 0 <= t < n_vocab]
         if bad:
             raise BatchError(
                 "no such token", where="prompt", wanted=f"0..{n_vocab - 1}", got=bad[0]
             )
-        if len(request.prompt) > llm.n_ctx:
+        n_ctx = min(reader.n_ctx, llm.n_ctx)
+        if len(request.given) > n_ctx:
             raise CapacityError(
                 "the prompt is longer than the context",
-                wanted=llm.n_ctx,
-                got=len(request.prompt),
+                wanted=n_ctx,
+                got=len(request.given),
                 fix="make n_ctx= (-c) larger",
             )
         check_shift(self.cross, request)

@@ -40,6 +40,8 @@ class PrefixCache:
 
     def __init__(self, cross: Cross, size: PrefixCacheSize) -> None:
         self._most = sys.maxsize if size == "all" else size
+        if cross.speculation.encoder is not None:  # texts begin alike and go on from other prompts
+            self._most = None
         self._cross, self._owners, self._target = cross, cross.owners, cross.llm.runner
 
     @property

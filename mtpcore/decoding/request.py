@@ -69,6 +69,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class Request:
     """A prompt, its settings, and what was generated so far.
 
+    ``given`` is the prompt, and ``prompt`` what the target reads of it: all, or the token with
+    which texts begin where an encoder reads it. ``source`` is then the encoder's, else empty.
+
     ``tokens`` are the generated ids without the end-of-text token; ``text`` is their text, cut
     before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
     ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
@@ -90,6 +93,8 @@ class Request:
         All of those that ``Generator.add`` takes, which makes requests.
     tokenizer : Tokenizer or None
         The model's.
+    start_token : int, optional
+        With which a text begins, where an encoder reads the prompt.
 
     Raises
     ------
@@ -98,9 +103,17 @@ class Request:
     """
 
     def __init__(
-        self, prompt: Sequence[int], options: RequestOptions, *, tokenizer: Tokenizer | None
+        self,
+        prompt: Sequence[int],
+        options: RequestOptions,
+        *,
+        tokenizer: Tokenizer | None,
+        start_token: int | None = None,
     ) -> None:
-        self.prompt = _read_prompt(prompt)
+        self.given = self.prompt = _read_prompt(prompt)
+        self.source: list[int] = []
+        if start_token is not None:
+            self.source, self.prompt = self.given, [start_token]
         self.draft = read_draft(options["draft"])
         max_tokens = options["max_tokens"]
         self.max_tokens: int = read(max_tokens, Length, "max_tokens is a number of tokens")
@@ -135,13 +148,13 @@ class Request:
         self.stops: set[int] = set()
         self.resting = self.is_left = False
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream() if tokenizer else None
+        self._stream = tokenizer.stream(start=bool(self.source)) if tokenizer else None
         self._text = ""
         self._cut: int | None = None
 
     def __repr__(self) -> str:
         return (
-            f"Request({len(self.prompt)} prompt tokens, {len(self.tokens)} tokens, "
+            f"Request({len(self.given)} prompt tokens, {len(self.tokens)} tokens, "
             f"finish_reason={self.finish_reason!r})"
         )
 

@@ -59,6 +59,7 @@ def run_round(
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
     seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
+    n_encoded = _encode(cross, running, prefill)
     verdicts = cross.speculation.verify(drafts, samplings, prefill, going_on, seen)
     pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
@@ -73,7 +74,7 @@ def run_round(
     for seq in prefill:
         if cross.llm.runner.lengths[seq] in running[seq].stops:
             cross.speculation.settle_all(seq)  # who goes on from there shares drafters' memory, too
-    n_prompt = sum(map(len, prefill.values()))
+    n_prompt = sum(map(len, prefill.values())) + n_encoded
     stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
@@ -162,6 +163,17 @@ def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int]]
     return chunks
 
 
+def _encode(cross: Cross, running: Requests, prefill: Mapping[int, Sequence[int]]) -> int:
+    """Let the encoder read the prompts of texts that begin; return how many tokens it read."""
+    sources = {
+        seq: running[seq].source
+        for seq in prefill
+        if running[seq].source and not running[seq].n_prefilled
+    }
+    cross.speculation.encode(sources)
+    return sum(map(len, sources.values()))
+
+
 def _ends_prompt(request: Request, n: int) -> bool:
     """Say whether n further tokens are all that is left of a prompt."""
     return request.n_prefilled + n == len(request.prompt)
@@ -172,7 +184,7 @@ def _read(
 ) -> Progress:
     """Return where a chunk of its prompt brings a request: its end brings the first token."""
     if request.n_prefilled == request.n_cached:
-        stats.prompt_tokens += len(request.prompt)
+        stats.prompt_tokens += len(request.given)
         stats.cached_tokens += request.n_cached
         stats.cached_prompts += request.n_cached > 0
     tokens: Sequence[int] = ()

@@ -5,6 +5,7 @@ from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
     OUTPUTS,
+    SOURCES,
     TOKENS,
     ConvLayer,
     DeltaLayer,
@@ -16,10 +17,12 @@ from mtpcore.graph.program import (
     Weight,
 )
 from mtpcore.graph.slicing import slice_output
+from mtpcore.graph.splitting import split_sources
 from mtpcore.graph.types import GraphType
 
 __all__ = [
     "OUTPUTS",
+    "SOURCES",
     "TOKENS",
     "ConvLayer",
     "DeltaLayer",
@@ -34,6 +37,7 @@ __all__ = [
     "Value",
     "Weight",
     "slice_output",
+    "split_sources",
     "to_dot",
     "to_mermaid",
 ]

@@ -6,7 +6,7 @@ Weight names may hold ``{n}``, the head's block; ties decide which tensor a name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
@@ -15,6 +15,7 @@ from mtpcore.graph.inference import check, infer
 from mtpcore.graph.inputs import Inputs, Outputs
 from mtpcore.graph.program import (
     OUTPUTS,
+    SOURCES,
     TOKENS,
     ConvLayer,
     DeltaLayer,
@@ -63,6 +64,8 @@ class GraphBuilder:
         The head's block, put in place of ``{n}`` in names.
     axes : int
         Axes of a position (1, or more for multi-axis RoPE).
+    whole : collection of str
+        Slots that are fed whole sequences.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class GraphBuilder:
         taps: Sequence[Tap] = (),
         n: int | None = None,
         axes: int = 1,
+        whole: Collection[str] = (),
     ) -> None:
         self.name, self.n, self.tensors = name, n, tensors
         self._wanted_taps = frozenset(taps)
@@ -83,10 +87,11 @@ class GraphBuilder:
         self._nodes: list[Node] = []
         self._inputs: dict[str, int] = {}
         self._memory: dict[int, MemoryLayer] = {}
+        self._delivered: dict[int, MemoryLayer] = {}
         self._states: dict[tuple[type[StateLayer], int], StateLayer] = {}
         self._taps: dict[str, Value] = {}
         self._offered: list[str] = []
-        self.inputs = Inputs(self.add_input, dict(slots or {}), axes)
+        self.inputs = Inputs(self.add_input, dict(slots or {}), axes, whole)
 
     # Weights
 
@@ -388,6 +393,8 @@ class GraphBuilder:
         mask: str = "causal",
         window: int = 0,
         sinks: str | None = None,
+        bias: str | None = None,
+        max_distance: int = 128,
         name: str | None = None,
     ) -> Value:
         """Store k and v in layer ``layer`` of the KV cache and attend: [T, H, Dk] -> [T, H, Dv].
@@ -407,6 +414,12 @@ class GraphBuilder:
             How many tokens a row sees at most, itself included (0: all).
         sinks : str, optional
             A tensor: one more score for each head in the softmax, with a value of zeros.
+        bias : str, optional
+            A tensor [buckets, H]: a term of each score, by the distance in places between key and
+            row (a relative position bias; ``mtpcore.graph.buckets``). With the mask ``block`` half
+            of the buckets are for keys behind the row.
+        max_distance : int
+            From this distance on all keys share a bucket of the bias.
 
         Raises
         ------
@@ -417,16 +430,16 @@ class GraphBuilder:
         attended = self.add_node(
             "attention",
             [q, k] if isinstance(v, int) else [q, k, v],
-            [sinks] if sinks else [],
+            [sinks, bias] if bias else [sinks] if sinks else [],
             name=name,
             layer=layer,
             scale=float(scale),
             mask=mask,
             window=window,
             v_width=v if isinstance(v, int) else 0,
+            max_distance=max_distance if bias else 0,
         )[0]
-        if layer in self._memory:
-            raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
+        self._check_layer(layer)
         self._memory[layer] = MemoryLayer(
             layer, int(k.shape[1]), int(k.shape[2]), int(attended.shape[2]), window, latent
         )
@@ -477,6 +490,7 @@ class GraphBuilder:
             mask=mask,
             window=window,
             v_width=stored.v_width,
+            max_distance=0,
         )[0]
         fits = q.shape[2] == stored.k_width and int(q.shape[1]) % stored.n_heads == 0
         sees = not stored.window or 0 < window <= stored.window
@@ -489,6 +503,58 @@ class GraphBuilder:
                 got=f"{q.shape[1]} heads of {q.shape[2]}, window {window}",
             )
         return attended
+
+    def _check_layer(self, layer: int) -> None:
+        if layer in self._memory or layer in self._delivered:
+            raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
+
+    def cross_attention(
+        self, q: Value, k: Value, v: Value, *, layer: int, scale: float, name: str | None = None
+    ) -> Value:
+        """Attend to the rows of a whole sequence of another graph: [T, H, Dk] -> [T, H, Dv].
+
+        What k and v are made of is computed once, when the sequence is delivered, and kept.
+
+        Parameters
+        ----------
+        q : Value
+            [T, H, Dk]
+        k, v : Value
+            [S, Hk, Dk] and [S, Hk, Dv], of rows of a slot that is fed whole sequences.
+        layer : int
+            Layer of the KV cache; each is written once.
+        scale : float
+            Factor of the products of q and k.
+
+        Raises
+        ------
+        GraphError
+            A layer is written twice, rows of a batch as k or v, or shapes do not fit.
+        """
+        self.add_node("remember", [k, v], name=name, layer=layer)
+        where = self._nodes[-1].name
+        if k.shape[0] != SOURCES:
+            raise GraphError(
+                "keys and values are of a whole sequence",
+                where=where,
+                wanted=f"[{SOURCES}, heads, width]",
+                got=k.shape,
+                fix='feed the slot with pairing="whole-sequence"',
+            )
+        if q.shape[2:] != k.shape[2:]:
+            raise GraphError("q and k widths differ", where=where, wanted=k.shape, got=q.shape)
+        self._check_layer(layer)
+        heads, k_width, v_width = int(k.shape[1]), int(k.shape[2]), int(v.shape[2])
+        self._delivered[layer] = MemoryLayer(layer, heads, k_width, v_width)
+        return self.add_node(
+            "cross_attention",
+            [q],
+            name=name,
+            layer=layer,
+            scale=float(scale),
+            n_heads=heads,
+            v_width=v_width,
+        )[0]
 
     def causal_conv(
         self, x: Value, weight: str, *, layer: int, kind: str = "silu", name: str | None = None
@@ -711,6 +777,13 @@ class GraphBuilder:
                     wanted="f32",
                     got=f"{self._values[i].name}, {self._values[i].dtype}",
                 )
+            if self._values[i].shape[0] == SOURCES:
+                raise GraphError(
+                    f"the output {name!r} has rows of another graph",
+                    where=self.name,
+                    wanted=TOKENS,
+                    got=self._values[i].name,
+                )
         program = Program(
             self.name,
             tuple(self._values),
@@ -720,6 +793,7 @@ class GraphBuilder:
             tuple(self._memory[i] for i in sorted(self._memory)),
             tuple(dict.fromkeys(self._offered)),
             tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
+            tuple(self._delivered[i] for i in sorted(self._delivered)),
         )
         check(program)
         return program

@@ -7,7 +7,7 @@ from typing import Any
 
 from mtpcore.errors import GraphError
 from mtpcore.graph.ops import OPS, Mismatch, OpRule, Weights
-from mtpcore.graph.program import TOKENS, Program, Shape, Value
+from mtpcore.graph.program import SOURCES, TOKENS, Program, Shape, Value
 
 __all__ = ["check", "infer"]
 
@@ -98,6 +98,11 @@ def check(program: Program) -> None:
     """
     for name, i in program.inputs.items():
         _check_input(name, program.values[i])
+    whole = [name for name, i in program.inputs.items() if program.values[i].shape[0] == SOURCES]
+    if len(whole) > 1:
+        raise GraphError(
+            "one slot of a graph is fed whole sequences", where=program.name, got=", ".join(whole)
+        )
     known = set(program.inputs.values())
     for node in program.nodes:
         missing = [i for i in node.inputs if i not in known]
@@ -128,8 +133,10 @@ def _check_input(name: str, value: Value) -> None:
     """Refuse an input that is neither tokens, positions nor float32 rows."""
     dtype, n_axes = {"tokens": ("i32", 1), "positions": ("i32", 2)}.get(name, ("f32", 2))
     fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
-    widths = value.shape[1:]
-    if not fits or value.shape[0] != TOKENS or not all(isinstance(n, int) for n in widths):
+    rows, *widths = value.shape
+    is_slot = name not in ("tokens", "positions", "embeddings")
+    counts = rows == TOKENS or (is_slot and rows == SOURCES)
+    if not fits or not counts or not all(isinstance(n, int) for n in widths):
         raise GraphError(
             "an input that no batch has",
             where=name,

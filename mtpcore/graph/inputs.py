@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from mtpcore.errors import GraphError
-from mtpcore.graph.program import TOKENS, Value
+from mtpcore.graph.program import SOURCES, TOKENS, Value
 
 __all__ = ["Inputs", "Outputs"]
 
@@ -14,7 +14,7 @@ class Inputs:
     """Inputs of a graph.
 
     ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
-    of that name, f32[n_tokens, width].
+    of that name, f32[n_tokens, width], or of whole sequences f32[n_sources, width].
 
     Parameters
     ----------
@@ -24,10 +24,18 @@ class Inputs:
         Declared slots and their widths.
     axes : int
         Of a position.
+    whole : collection of str
+        Slots that are fed whole sequences.
     """
 
-    def __init__(self, add: Callable[..., Value], slots: Mapping[str, int], axes: int) -> None:
-        self._add, self._slots = add, slots
+    def __init__(
+        self,
+        add: Callable[..., Value],
+        slots: Mapping[str, int],
+        axes: int,
+        whole: Collection[str] = (),
+    ) -> None:
+        self._add, self._slots, self._whole = add, slots, whole
         self.tokens = add("tokens", (TOKENS,), "i32")
         self.positions = add("positions", (TOKENS, axes), "i32")
 
@@ -39,7 +47,8 @@ class Inputs:
                 where=f"slot {slot!r}",
                 wanted=", ".join(self._slots) or "a feed in the declaration",
             )
-        return self._add(slot, (TOKENS, self._slots[slot]))
+        rows = SOURCES if slot in self._whole else TOKENS
+        return self._add(slot, (rows, self._slots[slot]))
 
 
 class Outputs:

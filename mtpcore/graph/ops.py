@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mtpcore.graph.program import OUTPUTS, TOKENS, Shape
+from mtpcore.graph.program import OUTPUTS, SOURCES, TOKENS, Shape
 
 __all__ = ["OPS", "ACTIVATIONS", "Signatures", "Mismatch", "OpRule", "Weights"]
+
+MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
+"""How many places a relative position bias may tell apart at most, and in how many buckets."""
 
 ACTIVATIONS = (
     "silu",
@@ -239,10 +242,46 @@ def _check_sight(q: Shape, w: Weights, a: dict[str, Any]) -> None:
     _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
         _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
+    _check_bias(q, w[1] if len(w) > 1 else None, a)
+
+
+def _check_bias(q: Shape, bias: tuple[int, ...] | None, a: dict[str, Any]) -> None:
+    furthest = a["max_distance"]
+    if bias is None:
+        _want(furthest == 0, "distances count where there is a bias", 0, furthest)
+        return
+    n_distinct = len(bias) == 2 and (bias[0] // 2 if a["mask"] == "block" else bias[0]) // 2
+    fits = len(bias) == 2 and bias[1] == q[1] and n_distinct and bias[0] <= MAX_BUCKETS
+    _want(bool(fits), "a bias for each bucket and head", f"[buckets, {q[1]}]", bias)
+    _want(
+        n_distinct < furthest <= MAX_DISTANCE,
+        "distances beyond those that have a bucket each",
+        f"{n_distinct + 1}..{MAX_DISTANCE}",
+        furthest,
+    )
+
+
+def _remember(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    k, v = x
+    for name, s in (("k", k), ("v", v)):
+        _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
+    _want(k[0] in (SOURCES, TOKENS), "rows of a sequence are kept", SOURCES, k[0])
+    _want(k[:2] == v[:2], "k and v heads differ", k[:2], v[:2])
+    return ()
 
 
 def _cross_attention(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
-    return _attention(x, w, {**a, "mask": "block", "window": 0, "v_width": 0})
+    q = x[0]
+    _want(len(q) == 3, "q is rows of heads", "[rows, heads, width]", q)
+    _want(q[0] == TOKENS, "q has all rows of the batch", TOKENS, q[0])
+    fits = a["n_heads"] > 0 and int(q[1]) % a["n_heads"] == 0 and a["v_width"] > 0
+    _want(
+        fits,
+        "query heads do not share key heads evenly",
+        f"a multiple of {a['n_heads']} heads",
+        q[1],
+    )
+    return _f32(q[0], q[1], a["v_width"])
 
 
 def _causal_conv(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
@@ -390,19 +429,22 @@ OPS: dict[str, OpRule] = {
     ),
     "attention": _rule(
         (1, 3),
-        (0, 1),
-        "layer scale mask window v_width",
+        (0, 2),
+        "layer scale mask window v_width max_distance",
         _attention,
-        "store k, v at (seq, place); softmax(scale q.k) v over the visible places; without v only "
-        "k is stored, and the first v_width entries of each of its heads are the value; without k, "
-        "what another node stores in the layer, values of v_width",
+        "store k, v at (seq, place); softmax(scale q.k + bias) v over the visible places; without "
+        "v only k is stored, and the first v_width entries of each of its heads are the value; "
+        "without k, what another node stores in the layer, values of v_width; the bias of head h "
+        "is w[bucket, h], 0 without w, with the bucket of the key's place less the row's "
+        "(graph/buckets.py)",
     ),
+    "remember": _rule(2, 0, "layer", _remember, "store k, v at (seq, place)"),
     "cross_attention": _rule(
-        3,
+        1,
         0,
-        "scale",
+        "layer scale n_heads v_width",
         _cross_attention,
-        "softmax(scale q.k) v over the batch's rows of the same sequence",
+        "softmax(scale q.k) v over all that was delivered of the row's sequence",
     ),
     "causal_conv": _rule(
         1,

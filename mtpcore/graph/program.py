@@ -1,7 +1,8 @@
 """Program: a graph as plain data, which backends lower.
 
 A ``Program`` has symbolic row counts: ``TOKENS`` rows of the batch, ``OUTPUTS`` rows of it that
-were asked for. It names weights but holds none, and declares the memory that its attention needs.
+were asked for, ``SOURCES`` rows of a whole sequence that another graph delivers. It names weights
+but holds none, and declares the memory that its attention needs.
 Its parts refer to nothing that refers back, so the garbage collector need not visit them
 (``gc=False``).
 """
@@ -14,6 +15,7 @@ import msgspec
 
 __all__ = [
     "OUTPUTS",
+    "SOURCES",
     "TOKENS",
     "ConvLayer",
     "DeltaLayer",
@@ -29,7 +31,8 @@ __all__ = [
 
 TOKENS: Final = "n_tokens"
 OUTPUTS: Final = "n_outputs"
-Dim = int | Literal["n_tokens", "n_outputs"]
+SOURCES: Final = "n_sources"
+Dim = int | Literal["n_tokens", "n_outputs", "n_sources"]
 Shape = tuple[Dim, ...]
 
 
@@ -152,11 +155,16 @@ class Node(msgspec.Struct, frozen=True, gc=False):
 class Program(msgspec.Struct, frozen=True):
     """A checked graph: values, nodes in order, named inputs and outputs, memory and states.
 
+    Nodes whose rows are ``SOURCES`` run once, when a whole sequence is delivered, the others with
+    each batch: ``split_sources`` parts them. What the former leave to the latter is in memory.
+
     Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
     i32[n_tokens, axes], ``embeddings`` f32[n_tokens, width] where the graph takes them, and one
-    ``f32[n_tokens, width]`` for each slot. Outputs: ``logits`` f32[n_outputs, n_vocab], taps and
-    recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or not.
-    ``states`` are those of recurrent layers, by number, a layer's convolution first.
+    ``f32[n_tokens, width]`` for each slot, or ``f32[n_sources, width]`` of whole sequences.
+    Outputs: ``logits`` f32[n_outputs, n_vocab], taps and recycled states f32[n_tokens, width].
+    ``taps`` are all that the graph offers, asked for or not. ``states`` are those of recurrent
+    layers, by number, a layer's convolution first. ``delivered`` are memory layers of whole
+    sequences; no number is in ``memory``, too.
     """
 
     name: str
@@ -167,6 +175,7 @@ class Program(msgspec.Struct, frozen=True):
     memory: tuple[MemoryLayer, ...] = ()
     taps: tuple[str, ...] = ()
     states: tuple[StateLayer, ...] = ()
+    delivered: tuple[MemoryLayer, ...] = ()
 
     def shape(self, output: str) -> Shape:
         """Return the shape of a named output."""
@@ -178,12 +187,24 @@ class Program(msgspec.Struct, frozen=True):
         return int(self.values[self.inputs["positions"]].shape[1])
 
     def slots(self) -> dict[str, int]:
-        """Return the width of each slot: inputs other than tokens, positions and embeddings."""
+        """Return the width of each slot that has a row for each token."""
         return {
             name: int(self.values[value].shape[1])
             for name, value in self.inputs.items()
             if name not in ("tokens", "positions", "embeddings")
+            and self.values[value].shape[0] == TOKENS
         }
+
+    @property
+    def whole_slot(self) -> str | None:
+        """The slot that is fed whole sequences; None where there is none."""
+        found = (name for name, i in self.inputs.items() if self.values[i].shape[0] == SOURCES)
+        return next(found, None)
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether rows of a batch attend to later ones of their sequence: it is run whole."""
+        return any(node.op == "attention" and node.attrs["mask"] == "block" for node in self.nodes)
 
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""

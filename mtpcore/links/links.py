@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import RowsLike, numbers
-from mtpcore.declarations.spec import DrafterSpec, Link, Pairing, Tap
+from mtpcore.declarations.spec import DrafterSpec, Feed, Link, Pairing, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
+from mtpcore.links.whole import WholeSequences
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner, Tapped
 
@@ -37,13 +38,14 @@ class Links:
         self._joined: dict[Slot, list[Link]] = {}
         self._readers: dict[str, frozenset[str]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
+        self._whole: dict[Slot, WholeSequences] = {}
 
     def __iter__(self) -> Iterator[Link]:
         return (link for joined in self._joined.values() for link in joined)
 
     @property
     def boxes(self) -> Iterable[Inbox]:
-        """Every inbox."""
+        """Every inbox; what whole sequences become is the reader's own."""
         return self._inboxes.values()
 
     def inboxes(self, role: str) -> dict[str, Inbox]:
@@ -82,10 +84,20 @@ class Links:
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
         if have > want:
             raise LinkError("rows are wider than the slot", where=where, wanted=want, got=have)
+        is_whole = link.pairing == "whole-sequence"
+        if is_whole != (link.slot == dst.program.whole_slot):
+            raise LinkError(
+                "a slot is read as its graph declares it",
+                where=where,
+                wanted="one row for each token" if is_whole else "whole-sequence",
+                got=link.pairing,
+            )
         src.check_taps(tapped)
         self._tapped[link.src], self._joined[key] = tapped, joined
         self._readers.clear()
-        if key not in self._inboxes:
+        if is_whole:
+            self._whole[key] = WholeSequences(f"{link.dst}.{link.slot}", link.slot, dst)
+        elif key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
             self._inboxes[key] = Inbox(
                 f"{link.dst}.{link.slot}", want, n_seq, dst.backend.row_buffer
@@ -111,27 +123,51 @@ class Links:
         drafter = runner.drafter
         assert drafter is not None
         back = runner.head if drafter.heads.hidden_from == "target" else 0
+        owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
         for feed in drafter.feeds:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
-            owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
-            for tap in feed.taps:
-                link = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
-                try:
-                    self.connect(link)
-                except (GraphError, LinkError) as error:
-                    raise error.at(owner, fix=_ANOTHER_TARGET) from None
+            self._declare_feed(feed, src, dst, owner)
             box = self._inboxes[dst, feed.slot]
-            program = self._tapped[src].program
-            have = sum(_width(program, link) for link in self._joined[dst, feed.slot])
-            if have != box.width:
-                raise LinkError(
-                    "rows are narrower than the slot",
-                    where=f"{owner}: {src} -> {box.name}",
-                    wanted=box.width,
-                    got=have,
-                    fix=_ANOTHER_TARGET,
-                )
             self._sources[dst, feed.slot] = InboxSource(box, feed.pairing, back)
+
+    def declare_target(self) -> None:
+        """Make the links from further graphs of the target's declaration, where they have a role.
+
+        Raises
+        ------
+        LinkError, GraphError
+            As ``declare``.
+        """
+        target = self._runners["llm"]
+        spec = target.model.spec
+        for feed in spec.feeds if spec is not None and target.drafter is None else ():
+            source = self._runners.get(feed.src)
+            if source is None or source.model is not target.model:
+                continue
+            if source.drafter is None and source.graph_type.name == feed.src:
+                owner = f"{spec.name!r} of plugin {spec.plugin!r}" if spec else ""
+                self._declare_feed(feed, feed.src, "llm", owner)
+
+    def _declare_feed(self, feed: Feed, src: str, dst: str, owner: str) -> None:
+        """Make the links of a feed, which fill its slot."""
+        for tap in feed.taps:
+            link = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
+            try:
+                self.connect(link)
+            except (GraphError, LinkError) as error:
+                raise error.at(owner, fix=_ANOTHER_TARGET) from None
+        program = self._tapped[src].program
+        have = sum(_width(program, link) for link in self._joined[dst, feed.slot])
+        reader = self._runners[dst].program
+        want = int(reader.values[reader.inputs[feed.slot]].shape[1])
+        if have != want:
+            raise LinkError(
+                "rows are narrower than the slot",
+                where=f"{owner}: {src} -> {dst}.{feed.slot}",
+                wanted=want,
+                got=have,
+                fix=_ANOTHER_TARGET,
+            )
 
     def post(self, role: str, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
         """Deliver rows that ``role`` has made: of each sequence some that continue it."""
@@ -144,9 +180,13 @@ class Links:
                 begin, end = int(indices[0]), int(indices[-1]) + 1
                 which = slice(begin, end) if end - begin == len(indices) else indices
                 parts = [tap[which] for tap in taps]
-                posts.append((self._inboxes[key], seq, int(output.pos[begin]), parts))
-        for box, seq, pos, parts in posts:
-            box.put(seq, pos, *parts)
+                posts.append((self._receiver(key), seq, int(output.pos[begin]), parts))
+        for receiver, seq, pos, parts in posts:
+            receiver.put(seq, pos, *parts)
+
+    def _receiver(self, key: Slot) -> Inbox | WholeSequences:
+        """Return what takes the rows of a slot."""
+        return self._whole[key] if key in self._whole else self._inboxes[key]
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
@@ -161,7 +201,7 @@ class Links:
         end = n_ctx - len(hidden) + 1
         pos = read_below(pos, end, "fed rows lie outside the context", where=where)
         boxes = [
-            self._inboxes[key]
+            self._receiver(key)
             for key, joined in self._joined.items()
             if [(link.src, link.tap) for link in joined] == [(role, name) for name in taps]
         ]

@@ -118,7 +118,7 @@ class Job:
             logprobs=None if request.n_logprobs is None else tuple(request.logprobs),
             sampling=request.sampling,
             stats=CompletionStats(
-                prompt_tokens=len(request.prompt),
+                prompt_tokens=len(request.given),
                 cached_tokens=request.n_cached,
                 tokens=len(request.tokens),
                 passes=request.n_passes,

@@ -55,7 +55,7 @@ def open_cross(
         )
 
     if draft == 0:
-        return _prepared(Cross(llm=make_context()))
+        return _prepared(link(make_context(), []))
     insists = draft != "auto" or not isinstance(drafter, str) or drafter != "auto"
     try:
         cross = _prepared(link(make_context(), drafter, draft_model=draft_model))
@@ -63,7 +63,7 @@ def open_cross(
         if insists:
             raise
         log.warning("decoding without drafts, as the drafter cannot be used: %s", error)
-        return _prepared(Cross(llm=make_context()))
+        return _prepared(link(make_context(), []))
     if insists and not cross.drafters:
         raise LinkError(
             "the model has no drafter",

@@ -73,6 +73,9 @@ class Memory(Protocol):
             The tokens are older than this kind can remove; nothing changed.
         """
 
+    def remove(self, seq: int) -> None:
+        """Remove a sequence, and what was delivered to it."""
+
     def save(self) -> Any:
         """Return what ``restore`` needs to go back to what is held now.
 

@@ -1,4 +1,7 @@
-"""Memory of a graph's layers in groups: full attention, each sliding window, recurrent layers."""
+"""Memory of a graph's layers in groups: full attention, each sliding window, recurrent layers.
+
+And layers of rows that another graph delivered, which a sequence keeps for as long as it is there.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from mtpcore.errors import CapacityError
 from mtpcore.graph.program import MemoryLayer, StateLayer
-from mtpcore.memory.base import Portable, StateStore, Store
+from mtpcore.memory.base import StateStore, Store
 from mtpcore.memory.kv import PagedKV
 from mtpcore.memory.recurrent import RecurrentMemory, checkpoints_in, slots_for
 from mtpcore.memory.windowed import WindowedKV, pages_for
@@ -26,19 +29,28 @@ class GroupedKV:
         least, if without layers: it counts the places.
     recurrent : RecurrentMemory, optional
         Of the same sequences, where the graph has recurrent layers.
+    delivered : PagedKV, optional
+        Of the same sequences, where a graph attends to rows that were delivered: it comes last
+        among the groups. Its rows have places of their own; no rewind touches them.
     """
 
-    def __init__(self, groups: Sequence[PagedKV], recurrent: RecurrentMemory | None = None) -> None:
-        self.groups, self.recurrent = tuple(groups), recurrent
-        self.page_tables = [group.pages for group in groups]
-        self._parts: list[PagedKV | RecurrentMemory] = [*groups]
+    def __init__(
+        self,
+        groups: Sequence[PagedKV],
+        recurrent: RecurrentMemory | None = None,
+        delivered: PagedKV | None = None,
+    ) -> None:
+        self._own, self.recurrent, self.delivered = tuple(groups), recurrent, delivered
+        self.groups = (*groups, delivered) if delivered else self._own
+        self.page_tables = [group.pages for group in self.groups]
+        self._parts: list[PagedKV | RecurrentMemory] = [*groups]  # those that are rewound
         if recurrent:
             self._parts.append(recurrent)
 
     @property
-    def parts(self) -> tuple[Portable, ...]:
+    def parts(self) -> tuple[PagedKV | RecurrentMemory, ...]:
         """What is saved of this memory, each for itself."""
-        return tuple(self._parts)
+        return (*self._parts, self.delivered) if self.delivered else tuple(self._parts)
 
     @property
     def longest_rewind(self) -> int:
@@ -52,20 +64,20 @@ class GroupedKV:
 
     def first(self, seq: int) -> int:
         """Return the first place of a sequence; it is the same in every group."""
-        return self.groups[0].first(seq)
+        return self._own[0].first(seq)
 
     def length(self, seq: int) -> int:
         """Return the place after the newest row."""
-        return self.groups[0].length(seq)
+        return self._own[0].length(seq)
 
     def reserve(self, rows: dict[int, tuple[int, int]]) -> None:
         """Make room in all parts or in none."""
         before = {seq: self.length(seq) for seq in rows}
-        for i, group in enumerate(self.groups):
+        for i, group in enumerate(self._own):
             try:
                 group.reserve(rows)
             except CapacityError:
-                for done in self.groups[:i]:
+                for done in self._own[:i]:
                     for seq, length in before.items():
                         done.rewind(seq, length)
                 raise
@@ -87,13 +99,18 @@ class GroupedKV:
         for part in self._parts:
             part.rewind(seq, length)
 
+    def remove(self, seq: int) -> None:
+        """Forget a sequence, in all parts."""
+        for part in self.parts:
+            part.rewind(seq, 0)
+
     def save(self) -> Any:
         """Return what ``restore`` needs, of every part."""
-        return [part.save() for part in self._parts]
+        return [part.save() for part in self.parts]
 
     def restore(self, saved: Any) -> None:
         """Let every part hold what it held at the last ``save``."""
-        for part, state in zip(self._parts, saved, strict=True):
+        for part, state in zip(self.parts, saved, strict=True):
             part.restore(state)
 
     def keep(self, seq: int, begin: int, path: list[int]) -> None:
@@ -103,16 +120,16 @@ class GroupedKV:
 
     def fork(self, seq: int, new: int) -> None:
         """Share all that ``seq`` holds with ``new``."""
-        for part in self._parts:
+        for part in self.parts:
             part.fork(seq, new)
 
     def bytes_of(self, seqs: Collection[int]) -> int:
         """Return the bytes that these sequences take in all parts, and no other."""
-        return sum(part.bytes_of(seqs) for part in self._parts)
+        return sum(part.bytes_of(seqs) for part in self.parts)
 
     def digest(self, seq: int) -> bytes:
         """Hash the digests of all parts."""
-        parts = b"".join(part.digest(seq) for part in self._parts)
+        parts = b"".join(part.digest(seq) for part in self.parts)
         return hashlib.blake2b(parts, digest_size=16).digest()
 
 
@@ -126,6 +143,7 @@ def make_memory(
     states: Sequence[StateLayer] = (),
     make_state_store: Callable[[Sequence[StateLayer], int], StateStore] | None = None,
     checkpoint_bytes: int | None = None,
+    delivered: Sequence[MemoryLayer] = (),
 ) -> PagedKV | GroupedKV:
     """Return memory for these layers: a group for each window, layers without one first.
 
@@ -140,6 +158,8 @@ def make_memory(
     checkpoint_bytes : int, optional
         The most that checkpoints of recurrent layers take, of all sequences together; None: a few
         of each sequence.
+    delivered : sequence of MemoryLayer
+        Layers of rows that another graph delivers, up to ``n_ctx`` for each sequence.
     """
     groups = []
     for window in sorted({layer.window for layer in layers} or {0}):
@@ -150,9 +170,15 @@ def make_memory(
             if window
             else PagedKV(store, n_seq, n_ctx, n_pages)
         )
+    recurrent = kept = None
     if states and make_state_store:
         slot_bytes = make_state_store(states, 1).n_bytes
         n_checkpoints = checkpoints_in(checkpoint_bytes, slot_bytes, n_seq)
         state_store = make_state_store(states, slots_for(n_seq, n_checkpoints))
-        return GroupedKV(groups, RecurrentMemory(state_store, n_seq, n_checkpoints))
-    return groups[0] if len(groups) == 1 else GroupedKV(groups)
+        recurrent = RecurrentMemory(state_store, n_seq, n_checkpoints)
+    if delivered:
+        n_pages = pages_for(0, n_seq, n_ctx, n_batch)
+        kept = PagedKV(make_store(delivered, n_pages), n_seq, n_ctx, n_pages)
+    if recurrent is None and kept is None and len(groups) == 1:
+        return groups[0]
+    return GroupedKV(groups, recurrent, kept)

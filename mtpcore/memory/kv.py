@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from mtpcore.errors import CapacityError, StateError
-from mtpcore.memory.base import PAGE, Portable, Store
+from mtpcore.memory.base import PAGE, Store
 from mtpcore.memory.pages import PageTables
 
 __all__ = ["PagedKV"]
@@ -44,7 +44,11 @@ class PagedKV:
         """States of recurrent layers: none."""
 
     @property
-    def parts(self) -> tuple[Portable, ...]:
+    def delivered(self) -> None:
+        """Rows that were delivered: none."""
+
+    @property
+    def parts(self) -> tuple[PagedKV, ...]:
         """What is saved of this memory, each for itself."""
         return (self,)
 
@@ -78,6 +82,10 @@ class PagedKV:
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from place ``length`` on."""
         self.pages.rewind(seq, length)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence."""
+        self.rewind(seq, 0)
 
     def save(self) -> Any:
         """Return what ``restore`` needs; no longer keep what an earlier one would have needed."""

@@ -68,6 +68,7 @@ class Admission:
         self._program, self._sequences = program, sequences
         self._n_vocab, self._n_ctx, self._starts_late = n_vocab, n_ctx, starts_late
         self._n_axes, self._slots = program.n_axes, program.slots()
+        self._whole_slot = program.whole_slot
 
     def admit(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Admitted:
         """Return the rows of a batch, the places that they take, and whose they are.
@@ -86,6 +87,8 @@ class Admission:
         if not len(batch.tokens):
             raise BatchError("an empty batch", fix="leave the call out")
         place, ranges, rows_of_seq, outputs = self._chains(batch) or self._look_closer(batch)
+        if self._whole_slot is not None:
+            self._check_delivered(ranges)
         if fused_sampling is not None:
             fused_sampling = read_fused_sampling(fused_sampling, len(outputs))
         checked = CheckedBatch(
@@ -176,6 +179,19 @@ class Admission:
             if batch.pos.ndim == 1:
                 _check_chain(batch, indices, place, begin, seq)
         return place, ranges, rows_of_seq
+
+    def _check_delivered(self, ranges: Ranges) -> None:
+        """Refuse rows of a sequence that has nothing to attend to."""
+        memory = self._sequences.memory
+        delivered = memory.delivered if memory else None
+        for seq in ranges:
+            if delivered is None or not delivered.length(seq):
+                raise LinkError(
+                    "no whole sequence was delivered",
+                    where=f"slot {self._whole_slot!r}, sequence {seq}",
+                    fix="process() the sequence in the linked context first; link(Context(model)) "
+                    "makes one where the model's declaration says what feeds the slot",
+                )
 
     def _check_positions(self, batch: Batch) -> None:
         axes = self._n_axes

@@ -16,7 +16,7 @@ from mtpcore.backends.base import Backend, FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import offers, read
-from mtpcore.boundary.arrays import integers
+from mtpcore.boundary.arrays import RowsLike, integers, numbers
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program
@@ -279,6 +279,31 @@ class Context:
             return self.runner.run(batch, admitted)
 
     @act
+    def receive(self, slot: str, seq: int, rows: RowsLike) -> None:
+        """Deliver a whole sequence of rows, as a link to another context would.
+
+        Parameters
+        ----------
+        slot : str
+            A slot that is fed whole sequences.
+        seq : int
+            It holds no tokens; rows that were delivered before are replaced.
+        rows : array_like or DLPack, shape (n, width)
+            What the graph makes of them is kept until the sequence is removed.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            No such slot or sequence, rows that do not fit or are not finite, no room, or a sequence
+            that was begun. The state is what it was.
+        """
+        seq, hidden = self.check_seq(seq), numbers(rows, "delivered rows")
+        if not np.isfinite(hidden).all():
+            raise BatchError("delivered rows are finite", where=f"slot {slot!r}")
+        with self._transaction((seq,)):
+            self.runner.receive(slot, seq, hidden)
+
+    @act
     def explore(self, batch: Batch) -> Output:
         """Run a batch of rows, or a draft tree, and forget them: they reach no link.
 
@@ -330,7 +355,7 @@ class Context:
         """
         self._check_free("remove")
         with self._transaction(()):
-            self.runner.rewind(seq, 0)
+            self.runner.remove(seq)
 
     @act
     def fork(self, seq: int, new: int) -> None:

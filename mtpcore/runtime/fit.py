@@ -30,6 +30,7 @@ _SIZES = {
     "n_drafter_blocks": _Some,
     "rotary_axes": _One,
     "target_width": _One,
+    "start_token": _Some,
 }
 """What is read of hyper-parameters outside of a family's own graphs."""
 
@@ -118,6 +119,8 @@ def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping
         said = spell(error, str)
         raise PluginError(f"raised {type(error).__name__}: {said}", where=where) from error
     needed = {"n_vocab", "width"} | ({"n_layers"} if isinstance(spec, ModelSpec) else set())
+    if isinstance(spec, ModelSpec) and spec.encoder:
+        needed.add("start_token")
     for name, kind in _SIZES.items():
         if sizes[name] is not None or name in needed:
             read(sizes[name], kind, "no such size", where=f"{where}: {name}", error=PluginError)

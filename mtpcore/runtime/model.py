@@ -428,12 +428,16 @@ class Model:
             taps=taps,
             n=fitted.first_block + head if fitted else None,
             axes=getattr(hparams, "rotary_axes", 1),
+            whole=[
+                f.slot for f in spec.feeds if f.graph == graph and f.pairing == "whole-sequence"
+            ],
         )
 
     def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
         """Return the width of a slot, that of its taps together."""
-        if feed.src != "target" and fitted is not None:
-            program = self.program(GraphType(feed.src), drafter=fitted.spec)
+        if feed.src != "target":
+            drafter = fitted.spec if fitted else None
+            program = self.program(GraphType(feed.src), drafter=drafter)
             return sum(int(program.shape(tap)[1]) for tap in feed.taps)
         hparams = fitted.hparams if fitted else self.hparams
         return sum(self._tap_width(Tap.parse(tap), hparams) for tap in feed.taps)

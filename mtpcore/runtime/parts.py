@@ -27,10 +27,11 @@ def run_parts(
     Raises
     ------
     BatchError, CapacityError
-        A draft tree is longer than ``n_batch``, or there is no room.
+        Rows that see each other are more than ``n_batch``, or there is no room.
     """
     fused_sampling, parts = batch.fused_sampling, []
-    for part, places in _split(batch, ranges, n_batch):
+    whole = len(batch.tokens) > n_batch and plan.program.sees_ahead
+    for part, places in _split(batch, ranges, n_batch, whole):
         if memory:
             memory.reserve(places)
         parts.append(plan.run(part, memory))
@@ -48,25 +49,26 @@ def run_parts(
     return arrays
 
 
-def _split(batch: CheckedBatch, ranges: Ranges, n_batch: int) -> list[tuple[CheckedBatch, Ranges]]:
+def _split(
+    batch: CheckedBatch, ranges: Ranges, n_batch: int, whole: bool
+) -> list[tuple[CheckedBatch, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
-    A chain may be cut anywhere, for what went before is stored by then. The rows of a sequence that
-    branches see each other and stay together.
+    A chain may be cut anywhere, for what went before is stored by then. Where rows see each other,
+    those of a sequence that branches, or of any if ``whole``, they stay together.
 
     Raises
     ------
     BatchError
-        A draft tree is longer than ``n_batch``.
+        Such rows are more than ``n_batch``.
     """
     n = len(batch.tokens)
     if n <= n_batch:
         return [(batch, ranges)]
     joined = np.zeros(n + 1, bool)  # to the row before
-    for seq in ranges if batch.parent is not None else ():
+    for seq in ranges if whole or batch.parent is not None else ():
         indices = np.flatnonzero(batch.seq == seq)
-        assert batch.parent is not None
-        if (batch.parent[indices[1:]] != indices[:-1]).any():
+        if whole or (batch.parent is not None and _branches(batch.parent, indices)):
             joined[indices[0] + 1 : indices[-1] + 1] = True
     free = np.flatnonzero(~joined)
     parts, begin = [], 0
@@ -74,7 +76,9 @@ def _split(batch: CheckedBatch, ranges: Ranges, n_batch: int) -> list[tuple[Chec
         end = int(free[free <= begin + n_batch][-1])
         if end == begin:
             raise BatchError(
-                "a draft tree runs in one piece",
+                "rows that see later ones run in one piece"
+                if whole
+                else "a draft tree runs in one piece",
                 where=f"sequence {batch.seq[begin]}",
                 wanted=f"at most {n_batch}",
                 got=f"{int((batch.seq == batch.seq[begin]).sum())} rows",
@@ -83,6 +87,11 @@ def _split(batch: CheckedBatch, ranges: Ranges, n_batch: int) -> list[tuple[Chec
         parts.append(_part(batch, begin, end))
         begin = end
     return parts
+
+
+def _branches(parent: NDArray[np.int32], indices: NDArray[np.intp]) -> bool:
+    """Say whether rows of a sequence are no chain."""
+    return bool((parent[indices[1:]] != indices[:-1]).any())
 
 
 def _part(batch: CheckedBatch, begin: int, end: int) -> tuple[CheckedBatch, Ranges]:

@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import Backend, DraftPass, DraftRun, FusedSampling, Plan, WeightSource
+from mtpcore.backends.base import (
+    F32,
+    Backend,
+    DraftPass,
+    DraftRun,
+    FusedSampling,
+    Plan,
+    StateStore,
+    Store,
+    WeightSource,
+)
 from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.errors import BatchError, LinkError
-from mtpcore.graph import GraphType, Program
+from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
 from mtpcore.runtime.admission import Admission, Admitted
 from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.delivery import delivered_batch
 from mtpcore.runtime.limits import Sizes
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.parts import run_parts
@@ -86,7 +97,7 @@ class GraphRunner:
         self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
         self._tapped = self._build(taps)
         self.memory = None
-        if self.program.memory or self.program.states:
+        if self.program.memory or self.program.states or self.program.delivered:
             self.memory = make_memory(
                 self.program.memory,
                 lambda layers, n_pages: backend.store(layers, n_pages, sizes.kv_dtype),
@@ -96,6 +107,7 @@ class GraphRunner:
                 states=self.program.states,
                 make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
                 checkpoint_bytes=sizes.checkpoint_bytes,
+                delivered=self.program.delivered,
             )
         self.sequences = Sequences(sizes.n_seq_max, self.memory)
         self.lengths = self.sequences.lengths
@@ -110,6 +122,7 @@ class GraphRunner:
         self.admit = self._admission.admit
         self.deliver: Deliver | None = None
         self._plan: Plan | None = None
+        self._delivery_plan: Plan | None = None
 
     def _build(self, taps: tuple[Tap, ...]) -> Tapped:
         program = self.model.program(
@@ -160,6 +173,7 @@ class GraphRunner:
         """Hand out from now on what ``with_taps`` returned and ``check_taps`` let pass."""
         if tapped is not self._tapped:
             self._tapped, self._plan = tapped, None
+            self._delivery_plan = None
 
     @property
     def plan(self) -> Plan:
@@ -171,19 +185,30 @@ class GraphRunner:
             The backend cannot run the graph.
         """
         if self._plan is None:
+            batches, delivery = split_sources(self.program)
             with self.model.planning():
-                self._plan = self.backend.plan(
-                    self._tapped.program,
-                    self._tapped.source,
-                    n_batch=self.n_batch,
-                    n_ctx=self.n_ctx,
-                    threads=self.sizes.threads,
-                    stores=[group.store for group in self.memory.groups] if self.memory else (),
-                    states=self.memory.recurrent.store
-                    if self.memory and self.memory.recurrent
-                    else None,
+                if delivery is not None and self.memory and self.memory.delivered:
+                    stores = [self.memory.delivered.store]
+                    self._delivery_plan = self._make_plan(delivery, stores, None)
+                stores = [group.store for group in self.memory.groups] if self.memory else []
+                recurrent = self.memory.recurrent if self.memory else None
+                self._plan = self._make_plan(
+                    batches, stores, recurrent.store if recurrent else None
                 )
         return self._plan
+
+    def _make_plan(
+        self, program: Program, stores: Sequence[Store], states: StateStore | None
+    ) -> Plan:
+        return self.backend.plan(
+            program,
+            self._tapped.source,
+            n_batch=self.n_batch,
+            n_ctx=self.n_ctx,
+            threads=self.sizes.threads,
+            stores=stores,
+            states=states,
+        )
 
     @property
     def progress(self) -> float:
@@ -215,6 +240,28 @@ class GraphRunner:
         self.sequences.extend(ranges, own, branching=checked.parent is not None)
         return output
 
+    def receive(self, slot: str, seq: int, rows: F32) -> None:
+        """Keep what the graph makes of a whole sequence's rows, delivered to a slot.
+
+        Parameters
+        ----------
+        slot : str
+            The one that is fed whole sequences.
+        seq : int
+            It is empty, but for rows delivered before, which these replace.
+        rows : float32[n, width]
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            No such slot, width or room, no rows, or a sequence that was begun.
+        """
+        batch = delivered_batch(self.program, slot, seq, rows)
+        _ = self.plan
+        assert self._delivery_plan is not None
+        memory = self.sequences.deliver(seq, len(rows))
+        run_parts(self._delivery_plan, memory, self.n_batch, batch, {seq: (0, len(rows))})
+
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them; they are not delivered."""
         checked, ranges, rows_of_seq = self.admit(batch)
@@ -235,6 +282,10 @@ class GraphRunner:
     def decide(self, seq: int, path: Sequence[int]) -> Callable[[], None]:
         """Return what keeps a path, checked; called twice it keeps it once."""
         return partial(self.sequences.keep, *self.sequences.check_path(seq, path))
+
+    def remove(self, seq: int) -> None:
+        """Forget a whole sequence, and what was delivered to it."""
+        self.sequences.remove(seq)
 
     def fork(self, seq: int, new: int) -> None:
         """Let the empty sequence ``new`` continue from where ``seq`` is."""

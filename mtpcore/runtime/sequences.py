@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read_below
 from mtpcore.boundary.arrays import integers
-from mtpcore.errors import BatchError, StateError
+from mtpcore.errors import BatchError, LinkError, StateError
 from mtpcore.memory import GroupedKV, PagedKV
 from mtpcore.runtime.positions import Positions
 
@@ -139,6 +139,35 @@ class Sequences:
         self.positions.rewind(seq, self.lengths[seq])
         self.undecided.pop(seq, None)
 
+    def remove(self, seq: int) -> None:
+        """Forget a sequence, and what was delivered to it."""
+        self.rewind(seq, 0)
+        if self.memory:
+            self.memory.remove(seq)
+
+    def deliver(self, seq: int, n: int) -> PagedKV:
+        """Return the memory of delivered rows, with room for ``n`` in place of those before.
+
+        Raises
+        ------
+        LinkError
+            The sequence was begun with other rows.
+        CapacityError
+            There is no room.
+        """
+        delivered = self.memory.delivered if self.memory else None
+        assert delivered is not None
+        if self.lengths[seq]:
+            raise LinkError(
+                "the sequence was begun with other rows",
+                where=f"sequence {seq}",
+                got=f"{self.lengths[seq]} tokens",
+                fix="remove it first",
+            )
+        delivered.rewind(seq, 0)
+        delivered.reserve({seq: (0, n)})
+        return delivered
+
     def keep(self, seq: int, begin: int, steps: list[int]) -> None:
         """Keep of the tree at ``begin`` these rows alone; done twice it is done once."""
         if self.memory:
@@ -193,7 +222,9 @@ class Sequences:
         StateError
             It does not fit the rows, or a context of ``n_ctx`` places.
         """
-        parts = self.memory.parts if self.memory else ()
+        parts = (
+            [p for p in self.memory.parts if p is not self.memory.delivered] if self.memory else ()
+        )
         lengths = {record.length, *(part.length(seq) for part in parts)}
         if len(lengths) > 1 or not 0 <= record.length <= n_ctx:
             raise StateError(

@@ -32,6 +32,9 @@ BATCHES = (
 )
 """Batches as (sequence, rows) after each other."""
 
+SOURCES = (3, 70)
+"""Rows that are delivered to each sequence, where a graph attends to such rows."""
+
 
 def check_graphs(
     subject: Subject,
@@ -91,6 +94,11 @@ def check_graphs(
             for chosen_backend in (select_backend(backend), DEFINITION)
         )
         rng = np.random.default_rng(seed)
+        if program.whole_slot is not None:
+            for seq, n in enumerate(SOURCES):
+                whole = _normal(rng, n, program, program.whole_slot)
+                for runner in (tested, wanted):
+                    runner.deliver(seq, **{program.whole_slot: whole})
         lengths = [0] * N_SEQ
         for number, batch in enumerate(BATCHES):
             rows = _rows(program, batch, lengths, rng)

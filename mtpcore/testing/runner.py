@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mtpcore.backends.base import F32, Backend, CheckedBatch, WeightSource, WeightTensor
+from mtpcore.graph import split_sources
 from mtpcore.graph.program import Program
 from mtpcore.memory import make_memory
+from mtpcore.runtime.delivery import delivered_batch
 
 __all__ = ["Runner", "Weights"]
 
@@ -65,17 +68,40 @@ class Runner:
             states=program.states,
             make_state_store=backend.state_store,
             checkpoint_bytes=checkpoint_bytes,
+            delivered=program.delivered,
         )
+        self._program = program
+        batches, delivered = split_sources(program)
         recurrent = self.memory.recurrent
-        self.plan = backend.plan(
-            program,
-            source,
-            n_batch=n_batch,
-            n_ctx=n_ctx,
-            threads=threads,
+        make_plan = partial(
+            backend.plan, source=source, n_batch=n_batch, n_ctx=n_ctx, threads=threads
+        )
+        self.plan = make_plan(
+            batches,
             stores=[group.store for group in self.memory.groups],
             states=recurrent.store if recurrent else None,
         )
+        self._delivery_plan = None
+        if delivered is not None and self.memory.delivered is not None:
+            self._delivery_plan = make_plan(delivered, stores=[self.memory.delivered.store])
+
+    def deliver(self, seq: int = 0, **rows: np.ndarray) -> None:
+        """Deliver a whole sequence, in place of one that was delivered before.
+
+        Parameters
+        ----------
+        seq : int
+        **rows : float32[n, width]
+            The rows, by the name of their slot.
+        """
+        memory = self.memory.delivered
+        assert memory is not None
+        assert self._delivery_plan is not None
+        for slot, given in rows.items():
+            batch = delivered_batch(self._program, slot, seq, given)
+            memory.rewind(seq, 0)
+            memory.reserve({seq: (0, len(given))})
+            self._delivery_plan.run(batch, memory)
 
     def feed(
         self,

@@ -309,18 +309,19 @@ N_QUERIES = 38
 def attention_program(options, tensors):
     def make(g):
         x = g.embed(g.inputs.tokens, "embd.weight")
+        seen = g.inputs["rows"] if options.get("cross") else x
         q = g.split_heads(g.matmul(x, "q.weight"), N_QUERIES)
-        k = g.split_heads(g.matmul(x, "k.weight"), 2)
-        v = g.split_heads(g.matmul(x, "v.weight"), 2)
+        k = g.split_heads(g.matmul(seen, "k.weight"), 2)
+        v = g.split_heads(g.matmul(seen, "v.weight"), 2)
         if options.get("cross"):
-            y = g.add_node("cross_attention", [q, k, v], scale=0.1)[0]
+            y = g.cross_attention(q, k, v, layer=0, scale=0.1)
         elif options.get("latent"):
             y = g.attention(q, k, min(v.shape[2], k.shape[2]), layer=0, scale=0.1)
         else:
             y = g.attention(q, k, v, layer=0, scale=0.1, **options)
         return g.finish(Outputs(y=g.merge_heads(y)))
 
-    g = GraphBuilder("attention", tensors)
+    g = GraphBuilder("attention", tensors, slots={"rows": 32}, whole=["rows"])
     return make(g)
 
 
@@ -332,6 +333,8 @@ ATTENTIONS = {
     "block, window": {"mask": "block", "window": 70},
     "cross": {"cross": True},
     "latent": {"latent": True},
+    "bias": {"bias": "bias.weight", "max_distance": 90},
+    "block, bias": {"mask": "block", "bias": "bias.weight", "max_distance": 20},
 }
 
 
@@ -341,13 +344,20 @@ ATTENTIONS = {
 def test_attention(name, widths, kv_dtype):
     tensors = random_tensors(
         7, embd=(20, 32), q=(N_QUERIES * widths[0], 32), k=(2 * widths[0], 32),
-        v=(2 * widths[1], 32), sinks=(N_QUERIES,),
+        v=(2 * widths[1], 32), sinks=(N_QUERIES,), bias=(10, N_QUERIES),
     )  # fmt: skip
     program = attention_program(ATTENTIONS[name], tensors)
     rng = np.random.default_rng(8)
     cpu = Runner(CpuBackend(), program, Weights(tensors), threads=2, kv_dtype=kv_dtype)
     reference = Runner(ReferenceBackend("f32"), program, Weights(tensors), kv_dtype=kv_dtype)
     tolerance = 1e-5 if kv_dtype == "f32" else 1e-3  # keys on the edge of two halves
+    if name == "cross":
+        rows = rng.normal(size=(75, 32)).astype(np.float32)
+        for r in (cpu, reference):
+            with pytest.raises((BatchError, ValueError)):
+                r.feed([1], seq=1)
+            r.memory.rewind(1, 0)
+            r.deliver(1, rows=rows)
     for n in (1, 3, 66, 70, 9):
         tokens = rng.integers(0, 20, n)
         place = 30 if n == 1 else None  # places below the first do not exist

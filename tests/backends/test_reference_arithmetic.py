@@ -341,6 +341,8 @@ ATTENTIONS = [
     {"sinks": "sinks.weight"},
     {"mask": "block"},
     {"mask": "block", "window": 70},
+    {"bias": "bias.weight", "max_distance": 50},
+    {"bias": "bias.weight", "max_distance": 6, "mask": "block", "sinks": "sinks.weight"},
 ]
 
 
@@ -348,7 +350,7 @@ ATTENTIONS = [
 @given(
     st.data(),
     isas,
-    st.sampled_from([*ATTENTIONS, "cross", "latent"]),
+    st.sampled_from([*ATTENTIONS, "latent"]),
     st.sampled_from([(24, 16), (5, 7), (33, 80), (130, 67)]),
     st.sampled_from(["f32", "f16", "q8_0"]),
     st.lists(st.integers(1, 70), min_size=1, max_size=3),
@@ -357,15 +359,16 @@ ATTENTIONS = [
 def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
     """Batch after batch, from any place on; the last one may be a tree."""
     k_width, v_width = head_widths
-    tensors = {"sinks.weight": Tensor(data.draw(values(6)))}
+    tensors = {
+        "sinks.weight": Tensor(data.draw(values(6))),
+        "bias.weight": Tensor(data.draw(values(11, 6))),
+    }
 
     def make(g):
         q, k, v = (
             g.split_heads(g.inputs[name], heads)
             for name, heads in zip("qkv", (6, 2, 2), strict=True)
         )
-        if options == "cross":
-            return {"y": g.merge_heads(g.add_node("cross_attention", [q, k, v], scale=0.1)[0])}
         if options == "latent":
             latent = g.attention(q, k, min(k_width, v_width), layer=0, scale=0.1)
             return {"y": g.merge_heads(latent)}
@@ -373,7 +376,7 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
 
     feeds = [{"n": n} for n in batches]
     feeds[0]["place"] = place
-    if options != "cross" and "mask" not in options and data.draw(st.booleans()):
+    if "mask" not in options and data.draw(st.booleans()):
         n = batches[-1] = feeds[-1]["n"] = min(batches[-1], 20)
         feeds[-1]["parent"] = [data.draw(st.integers(max(i - 3, -1), i - 1)) for i in range(n)]
     n = sum(batches)
@@ -383,6 +386,41 @@ def test_attention(data, isa, options, head_widths, kv_dtype, batches, place):
         "v": data.draw(values(n, 2 * v_width)),
     }
     compare(isa, make, tensors, rows, feeds=feeds, kv_dtype=kv_dtype)
+
+
+@searching(20)
+@given(
+    st.data(),
+    isas,
+    st.sampled_from([(24, 16), (5, 7), (33, 80)]),
+    st.sampled_from(["f32", "f16", "q8_0"]),
+    st.sampled_from([1, 63, 64, 65, RANGE + 70]),
+    st.integers(1, 30),
+    st.integers(1, 3),
+)
+def test_cross_attention(data, isa, head_widths, kv_dtype, n_source, n, threads):
+    """Queries of any batch, at any place, with rows that were delivered before."""
+    use_isa(isa)
+    k_width, v_width = head_widths
+    width = 2 * (k_width + v_width)
+    source = data.draw(values(n_source, width))
+    queries = data.draw(values(n, 6 * k_width))
+    g = GraphBuilder("test", {}, slots={"q": 6 * k_width, "rows": width}, whole=["rows"])
+    q, rows = g.split_heads(g.inputs["q"], 6), g.inputs["rows"]
+    k = g.split_heads(g.slice(rows, 0, 2 * k_width), 2)
+    v = g.split_heads(g.slice(rows, 2 * k_width, width), 2)
+    y = g.merge_heads(g.cross_attention(q, k, v, layer=7, scale=0.1))
+    program = g.finish(Outputs(y=y))
+    made, wanted = (
+        Runner(backend, program, Weights({}), kv_dtype=kv_dtype, n_ctx=RANGE + 300, n_batch=2048,
+               threads=threads)
+        for backend in (CpuBackend(), ReferenceBackend(quantise_activations=True))
+    )  # fmt: skip
+    for runner in (made, wanted):
+        runner.deliver(0, rows=source)
+    tokens = np.zeros(n, np.int32)
+    for place in (5, None):
+        assert_same_bits(*(r.feed(tokens, place=place, q=queries) for r in (made, wanted)))
 
 
 HEADS = {

@@ -33,22 +33,25 @@ TENSORS = {
     "k.weight": Array(G * DK, WIDTH, seed=3),
     "v.weight": Array(G * DV, WIDTH, seed=4),
     "sinks.weight": Array(H, seed=5),
+    "bias.weight": Array(9, H, seed=6),
 }
 SCALE = 0.05
 
 
-def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False):
-    g = GraphBuilder("attention", TENSORS)
+def program(*, mask="causal", window=0, sinks=False, cross=False, latent=False, bias=0):
+    g = GraphBuilder("attention", TENSORS, slots={"rows": WIDTH}, whole=["rows"])
     x = g.embed(g.inputs.tokens, "embd.weight")
     q = g.split_heads(g.matmul(x, "q.weight"), H)
-    k = g.split_heads(g.matmul(x, "k.weight"), G)
-    v = g.split_heads(g.matmul(x, "v.weight"), G)
+    seen = g.inputs["rows"] if cross else x
+    k = g.split_heads(g.matmul(seen, "k.weight"), G)
+    v = g.split_heads(g.matmul(seen, "v.weight"), G)
     if cross:
-        y = g.add_node("cross_attention", [q, k, v], scale=SCALE)[0]
+        y = g.cross_attention(q, k, v, layer=4, scale=SCALE)
     else:
         y = g.attention(
             q, k, DV if latent else v, layer=3, scale=SCALE, mask=mask, window=window,
             sinks="sinks.weight" if sinks else None,
+            bias="bias.weight" if bias else None, max_distance=bias,
         )  # fmt: skip
     return g.finish(Outputs(y=g.merge_heads(y)))
 
@@ -58,13 +61,23 @@ def runner(dtype="f32", kv_dtype=None, **options):
     return Runner(backend, program(**options), Weights(TENSORS), kv_dtype=kv_dtype or dtype)
 
 
-def wanted(tokens, sees, sinks=False, stored=np.float64):
-    """Attention over all rows at once in float64, where ``sees[t, j]`` says that t sees j."""
+def wanted(tokens, sees, sinks=False, stored=np.float64, others=None, bias=None):
+    """Attention over all rows at once in float64, where ``sees[t, j]`` says that t sees j.
+
+    ``others`` are rows to attend to in place of the tokens' own; ``bias(distance)`` is the bucket.
+    """
     x = TENSORS["embd.weight"].array()[tokens].astype(np.float64)
-    q = (x @ TENSORS["q.weight"].array().T).reshape(-1, H, DK)
+    own = x
+    x = x if others is None else others.astype(np.float64)
+    q = (own @ TENSORS["q.weight"].array().T).reshape(-1, H, DK)
     k = (x @ TENSORS["k.weight"].array().T).reshape(-1, G, DK).astype(stored).repeat(H // G, axis=1)
     v = (x @ TENSORS["v.weight"].array().T).reshape(-1, G, DV).astype(stored).repeat(H // G, axis=1)
-    e = np.exp(SCALE * np.einsum("ihd,jhd->hij", q, k)) * sees
+    scores = SCALE * np.einsum("ihd,jhd->hij", q, k)
+    if bias:
+        table = TENSORS["bias.weight"].array()
+        buckets = [[bias(j - i) for j in range(len(x))] for i in range(len(own))]
+        scores = scores + np.moveaxis(table[np.array(buckets)], -1, 0)
+    e = np.exp(scores) * sees
     total = e.sum(axis=2, keepdims=True)
     if sinks:
         total = total + np.exp(TENSORS["sinks.weight"].array().astype(np.float64))[:, None, None]
@@ -117,11 +130,44 @@ def test_block_sees_what_is_stored_and_the_whole_batch(window):
     assert np.abs(made - wanted(TOKENS[:30], sees)).max() < 1e-12
 
 
-def test_cross_attention_sees_the_batch_only():
+def test_cross_attention_sees_all_that_was_delivered():
+    """Whatever the rows' places, of their own sequence only, and what was delivered last."""
     r = runner("f64", cross=True)
+    rows = np.random.default_rng(7).normal(size=(90, WIDTH)).astype(np.float32)
+    r.deliver(0, rows=rows[:5])
+    r.deliver(1, rows=rows[:7])
+    r.deliver(0, rows=rows)
+    every = np.ones((9, 90), bool)
     r.feed(TOKENS[50:60])
     made = r.feed(TOKENS[:9])["y"]
-    assert np.abs(made - wanted(TOKENS[:9], np.ones((9, 9), bool))).max() < 1e-12
+    assert np.abs(made - wanted(TOKENS[:9], every, others=rows)).max() < 1e-12
+    made = r.feed(TOKENS[:9], seq=1)["y"]
+    assert np.abs(made - wanted(TOKENS[:9], every[:, :7], others=rows[:7])).max() < 1e-12
+    tree = r.feed(TOKENS[: len(PARENT)], parent=PARENT)["y"]
+    assert np.abs(tree - wanted(TOKENS[:8], every[:8], others=rows)).max() < 1e-12
+
+
+def causal_bucket(distance):
+    """Nine buckets: four near ones, and five up to a distance of 20."""
+    d = max(-distance, 0)
+    return d if d < 4 else min(8, 4 + int(np.log(d / 4) * 5 / np.log(5) + 1e-9))
+
+
+def block_bucket(distance):
+    """Four buckets for each direction: two near ones, and two up to a distance of 20."""
+    d = abs(distance)
+    return 4 * (distance > 0) + (d if d < 2 else min(3, 2 + int(np.log(d / 2) * 2 / np.log(10))))
+
+
+@pytest.mark.parametrize("window", [0, 30])
+def test_bias_by_distance(window):
+    sees = CAUSAL & ~np.tri(100, k=-window, dtype=bool) if window else CAUSAL
+    r = runner("f64", bias=20, window=window)
+    made = np.concatenate([r.feed(TOKENS[:63])["y"], r.feed(TOKENS[63:])["y"]])
+    assert np.abs(made - wanted(TOKENS, sees, bias=causal_bucket)).max() < 1e-12
+    both = runner("f64", bias=20, mask="block").feed(TOKENS)["y"]
+    everything = np.ones((100, 100), bool)
+    assert np.abs(both - wanted(TOKENS, everything, bias=block_bucket)).max() < 1e-12
 
 
 PARENT = [-1, 0, 0, 1, 2, 3, -1, 6]
@@ -135,7 +181,7 @@ def path_to(row):
     return path[::-1]
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 4}, {"latent": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"latent": True}, {"bias": 20}], ids=str)
 def test_each_row_of_a_tree_equals_a_chain(options):
     """Bitwise: a row sees the stored text, its ancestors and itself, as a chain of them would."""
     tree_tokens = TOKENS[60 : 60 + len(PARENT)]

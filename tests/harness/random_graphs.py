@@ -121,10 +121,8 @@ class Grower(Writer):
             lambda v: v.shape[0] == TOKENS and n_heads % v.shape[1] == 0 and v.shape[2] == width
         )
         v = self.in_heads(lambda v: v.shape[:2] == k.shape[:2])
-        kind = self.draw(st.sampled_from(["causal", "window", "latent", "block", "cross"]))
-        self.sees_batch |= kind in ("block", "cross")
-        if kind == "cross":
-            return self.g.add_node("cross_attention", [q, k, v], scale=0.3)[0]
+        kind = self.draw(st.sampled_from(["causal", "window", "latent", "block"]))
+        self.sees_batch |= kind == "block"
         self.layer += 1
         return self.g.attention(
             q,
@@ -135,6 +133,7 @@ class Grower(Writer):
             mask="block" if kind == "block" else "causal",
             window=self.draw(st.integers(1, 9)) if kind == "window" else 0,
             sinks=self.maybe(n_heads),
+            **self.bias(n_heads),
         )
 
     def route(self):

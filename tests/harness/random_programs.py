@@ -158,6 +158,16 @@ class Writer:
             else None,
         )
 
+    def bias(self, n_heads):
+        """Draw a position bias, or none."""
+        if not self.draw(st.booleans()):
+            return {}
+        n_buckets = self.draw(st.integers(4, 20))
+        return {
+            "bias": self.vector(n_buckets, n_heads),
+            "max_distance": self.draw(st.integers(n_buckets // 2 + 1, 100)),
+        }
+
     def attend(self, x):
         g, n_heads = self.g, self.draw(few)
         n_queries = n_heads * self.draw(st.sampled_from([1, 2, 3, 17]))
@@ -166,27 +176,21 @@ class Writer:
         q = self.rope(self.heads(normed, n_queries, k_width))
         k = self.rope(self.heads(normed, n_heads, k_width))
         v = self.heads(normed, n_heads, v_width)
-        kind = self.draw(
-            st.sampled_from(["causal", "causal", "window", "latent", "block", "cross"])
+        kind = self.draw(st.sampled_from(["causal", "causal", "window", "latent", "block"]))
+        self.sees_batch |= kind == "block"
+        made = g.attention(
+            q,
+            k,
+            self.draw(st.integers(1, k_width)) if kind == "latent" else v,
+            layer=self.layer,
+            scale=k_width**-0.5,
+            mask="block" if kind == "block" else "causal",
+            window=self.draw(st.integers(1, 70)) if kind == "window" else 0,
+            sinks=self.maybe(n_queries),
+            **self.bias(n_queries),
         )
-        if kind in ("block", "cross"):
-            self.sees_batch = True
-        scale = k_width**-0.5
-        if kind == "cross":
-            made = g.add_node("cross_attention", [q, k, v], scale=scale)[0]
-        else:
-            made = g.attention(
-                q,
-                k,
-                self.draw(st.integers(1, k_width)) if kind == "latent" else v,
-                layer=self.layer,
-                scale=scale,
-                mask="block" if kind == "block" else "causal",
-                window=self.draw(st.integers(1, 70)) if kind == "window" else 0,
-                sinks=self.maybe(n_queries),
-            )
-            self.stored.append((self.layer, n_heads, k_width, kind == "window"))
-            self.layer += 1
+        self.stored.append((self.layer, n_heads, k_width, kind == "window"))
+        self.layer += 1
         return g.add(x, self.product(g.merge_heads(made), x.shape[1]))
 
     def attend_again(self, x):

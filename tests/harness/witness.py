@@ -33,14 +33,18 @@ class Testimony(NamedTuple):
     logits: np.ndarray
 
 
-def hear(path: Path, given: list[int], n_more: int, out: Path) -> Testimony:
+def hear(
+    path: Path, given: list[int], n_more: int, out: Path, source: list[int] | None = None
+) -> Testimony:
     """Return ``given`` with the ``n_more`` tokens that llama.cpp finds most probable behind it.
 
-    Its keys and values are float32. ``out`` is a file to write.
+    Its keys and values are float32. ``out`` is a file to write, ``source`` what an encoder reads.
     """
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {PATHS}; "
                "from harness.witness import testify; testify()"]  # fmt: skip
-    asked = json.dumps({"path": str(path), "given": given, "n_more": n_more, "out": str(out)})
+    asked = json.dumps(
+        {"path": str(path), "given": given, "n_more": n_more, "out": str(out), "source": source}
+    )
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"llama.cpp ended with {done.returncode}:\n{done.stderr}")
@@ -56,6 +60,8 @@ def testify() -> None:
     text, n_more = asked["given"], asked["n_more"]
     model = PeerModel(Path(asked["path"]), repack=False, mtp=True)
     peer = Peer(model, flash=False, n_ctx=512, threads=1, kv_dtype="f32")
+    if asked["source"] is not None:
+        peer.encode(asked["source"])
     logits = [peer.process(text, every=True).copy()]
     for _ in range(n_more):
         text.append(int(logits[-1][-1].argmax()))

@@ -42,13 +42,15 @@ STOREYS = [
 FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
 
 ARCHITECTURE = re.compile(
-    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss",
+    r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss"
+    r"|\bm?t5\b",
     re.I,
 )
 FORMAT_CONSTANTS = {
     "gguf/pretokenizers.py": "ids by which model files name pre-tokenisers",
     "gguf/vocabulary.py": "names by which model files name kinds of vocabulary",
     "conversion/tokenizer.py": "names by which model files name kinds of vocabulary",
+    "conversion/unigram.py": "names by which model files name kinds of vocabulary",
     "conversion/types.py": "the format's ids of file types, by the name of their list",
 }
 """Files below and beside ``models/`` that may hold such names, and why."""

@@ -378,35 +378,80 @@ class Lowering:
         self._add(node, "rope", [self._views[node.inputs[0]], angles], ints=ints)
 
     def _lower_attention(self, node: Node) -> None:
-        q, *remembered = self._in(node)
-        attrs, layer = node.attrs, _MEMORY + node.attrs["layer"]
-        held = [i for i, store in enumerate(self.stores) if attrs["layer"] in store.layers]
+        _, *remembered = self._in(node)
+        attrs = node.attrs
+        sinks, bias = (*node.weights, None, None)[:2]
+        is_block = attrs["mask"] == "block"
+        offsets = self._remember(node, remembered) if remembered else self._offsets(node)
+        self._attend(
+            node,
+            offsets,
+            n_heads=self._n_stored_heads[attrs["layer"]],
+            window=attrs["window"],
+            is_block=is_block,
+            max_distance=attrs["max_distance"],
+            weights=[
+                self.weights.vector(sinks),
+                self.weights.bias(bias, attrs["max_distance"], ahead=is_block),
+            ],
+        )
+
+    def _lower_remember(self, node: Node) -> None:
+        self._remember(node, self._in(node))
+
+    def _lower_cross_attention(self, node: Node) -> None:
+        self._attend(
+            node, self._offsets(node), n_heads=node.attrs["n_heads"], is_block=True, weights=[]
+        )
+
+    def _held(self, node: Node) -> int:
+        """Return the group of memory layers that has a node's."""
+        layer = node.attrs["layer"]
+        held = [i for i, store in enumerate(self.stores) if layer in store.layers]
         if not held:
             raise BackendError("attention needs memory", where=node.name)
-        k_offset, v_offset = self.stores[held[0]].offsets(attrs["layer"])
-        if remembered:
-            self.steps.append(
-                Step(
-                    "remember",
-                    0,
-                    remembered,
-                    [],
-                    ints=[k_offset, v_offset],
-                    writes={layer},
-                    memory=held[0],
-                )
+        return held[0]
+
+    def _offsets(self, node: Node) -> tuple[int, int]:
+        """Return where keys and values of a node's layer begin in a page."""
+        return self.stores[self._held(node)].offsets(node.attrs["layer"])
+
+    def _remember(self, node: Node, remembered: list[View]) -> tuple[int, int]:
+        """Store keys and values; return where they begin in a page."""
+        offsets = self._offsets(node)
+        self.steps.append(
+            Step(
+                "remember",
+                0,
+                remembered,
+                [],
+                ints=offsets,
+                writes={_MEMORY + node.attrs["layer"]},
+                memory=self._held(node),
             )
-        n_heads = self._n_stored_heads[attrs["layer"]]
-        is_block = int(attrs["mask"] == "block")
+        )
+        return offsets
+
+    def _attend(
+        self,
+        node: Node,
+        offsets: tuple[int, int],
+        *,
+        n_heads: int,
+        weights: list[Any],
+        is_block: bool,
+        window: int = 0,
+        max_distance: int = 0,
+    ) -> None:
+        """Attend to what is stored of a node's layer."""
+        layer = _MEMORY + node.attrs["layer"]
         settings: dict[str, Any] = {
-            "weights": [self.weights.vector(node.weights[0]) if node.weights else None],
-            "ints": [
-                *(k_offset, v_offset, n_heads, attrs["window"], is_block),
-                self._n_ranges,
-            ],
-            "memory": held[0],
+            "weights": weights,
+            "ints": [*offsets, n_heads, window, int(is_block), self._n_ranges, max_distance],
+            "memory": self._held(node),
         }
-        self._add(node, "attention", [q], f=attrs["scale"], reads={layer}, **settings)
+        q = self._views[node.inputs[0]]
+        self._add(node, "attention", [q], f=node.attrs["scale"], reads={layer}, **settings)
         if self._n_ranges > 1:
             out = self._views[node.outputs[0]]
             shared = self._shared_ranges(out)
@@ -449,9 +494,6 @@ class Lowering:
         self._add(
             node, "delta_rule", [q, k, v, decay, beta], ints=[*offsets, is_tiled, int(by_channel)]
         )
-
-    def _lower_cross_attention(self, node: Node) -> None:
-        self._add(node, "cross_attention", self._in(node), f=node.attrs["scale"])
 
 
 def _part(view: View, offset: int, width: int) -> View:

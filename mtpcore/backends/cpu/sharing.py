@@ -55,7 +55,7 @@ def _without_merges(steps: Sequence[Step]) -> list[Step]:
         if step.kind == "attention" and step.sharing is Sharing.COLUMNS:
             unused |= {view.buffer for view in step.outputs[1:]}
             step.outputs, step.writes = step.outputs[:1], {step.outputs[0].buffer}
-            step.ints = [*step.ints[:-1], 1]  # its ranges are shared out no more
+            step.ints = [*step.ints[:5], 1, *step.ints[6:]]  # its ranges are shared out no more
     return [step for step in steps if step.kind != "merge" or not step.reads & unused]
 
 

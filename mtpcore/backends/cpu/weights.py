@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from mtpcore._ext._matmul import PackedMatrix, PackedMemory, is_native, map_rows, packed_bytes
 from mtpcore.backends.base import F32, WeightSource
 from mtpcore.errors import CapacityError
+from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Program, Weight
+from mtpcore.memory.base import PAGE
 
 __all__ = ["FORMS", "Weights", "stays_mapped"]
 
@@ -136,6 +138,24 @@ class Weights:
         """Return a convolution's taps, float32[kernel * channels]: by tap, then by channel."""
         return self._cached(
             "taps", weight, lambda: np.ascontiguousarray(self._read_vector(weight).T).reshape(-1)
+        )
+
+    def bias(self, weight: Weight | None, max_distance: int, *, ahead: bool) -> F32 | None:
+        """Return a position bias [buckets, heads] by head and distance, as kernels read it.
+
+        Of each head the distances from -max_distance - PAGE to max_distance + PAGE - 1, so that a
+        page has its own in a row wherever it lies; None where there is no weight.
+        """
+        if weight is None:
+            return None
+        buckets = distance_buckets(weight.shape[0], max_distance, ahead=ahead)
+        of_distance = np.concatenate(
+            [np.full(PAGE, buckets[0]), buckets, np.full(PAGE - 1, buckets[-1])]
+        )
+        return self._cached(
+            f"bias to {max_distance}" + " on both sides" * ahead,
+            weight,
+            lambda: np.ascontiguousarray(self._read_vector(weight)[of_distance].T).reshape(-1),
         )
 
     def _read_vector(self, weight: Weight) -> F32:

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, and over the tokens of a batch."""
+"""Attention over the paged KV cache: a sequence's own rows, or those that were delivered to it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.run import Array, Run
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
+from mtpcore.graph.buckets import distance_buckets
 from mtpcore.memory.base import PAGE
 from mtpcore.memory.grouped import GroupedKV
 from mtpcore.memory.kv import PagedKV
 
-__all__ = ["attention", "cross_attention", "group_of", "visible_places"]
+__all__ = [
+    "attention",
+    "bias_by_distance",
+    "cross_attention",
+    "group_of",
+    "remember",
+    "visible_places",
+]
 
 
 def attention(
@@ -25,28 +33,82 @@ def attention(
 
     Without v the store's values are the first entries of its keys; without k nothing is stored.
     """
-    q, *stored = inputs
-    batch, layer = run.batch, attrs["layer"]
-    memory, store = group_of(run, layer)
-    for t in range(len(q)):
-        place = _where(memory, int(batch.seq[t]), batch.place[t : t + 1])
-        for kept, given in zip((store.keys, store.values), stored, strict=False):
-            kept[layer][place] = given[t]
-    sinks = weights[0] if weights else None
+    remember(run, inputs[1:], weights, attrs)
+    q, batch, mask, window = inputs[0], run.batch, attrs["mask"], attrs["window"]
+    sinks, table = (*weights, None, None)[:2]
+    memory, _ = group_of(run, attrs["layer"])
     return (
         np.stack(
             [
                 attend(
                     q[t],
-                    *_gather(store, layer, _where(memory, int(batch.seq[t]), places), run.dtype),
+                    *_gather(run, attrs["layer"], t, places),
                     attrs["scale"],
                     sinks,
+                    _bias(table, distances_to(batch, t, places, mask), attrs),
                 )
                 for t in range(len(q))
-                for places in [visible_places(batch, t, memory, attrs["mask"], attrs["window"])]
+                for places in [visible_places(batch, t, memory, mask, window)]
             ]
         ),
     )
+
+
+def remember(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Store k and v of all rows at (seq, place); without v the keys alone, without both nothing."""
+    batch, layer = run.batch, attrs["layer"]
+    memory, store = group_of(run, layer)
+    for t in range(len(batch.seq)):
+        place = _where(memory, int(batch.seq[t]), batch.place[t : t + 1])
+        for stored, rows in zip((store.keys, store.values), inputs, strict=False):
+            stored[layer][place] = rows[t]
+    return ()
+
+
+def cross_attention(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Let each row attend to all that was delivered of its sequence."""
+    q, seq = inputs[0], run.batch.seq
+    memory, _ = group_of(run, attrs["layer"])
+    return (
+        np.stack(
+            [
+                attend(q[t], *_gather(run, attrs["layer"], t, places), attrs["scale"])
+                for t in range(len(q))
+                for places in [np.arange(memory.length(int(seq[t])))]
+            ]
+        ),
+    )
+
+
+def distances_to(
+    batch: CheckedBatch, t: int, places: NDArray[np.int64], mask: str
+) -> NDArray[np.int64]:
+    """Return how far behind token t lies what it sees, negative where it comes before.
+
+    Of a tree's rows distances are counted along the path.
+    """
+    if mask == "block":
+        return places - int(batch.place[t])
+    return np.arange(1 - len(places), 1)
+
+
+def bias_by_distance(table: Array, max_distance: int, *, ahead: bool) -> Array:
+    """Return the bias of each distance from -max_distance on: [2 * max_distance + 1, H]."""
+    buckets = distance_buckets(len(table), max_distance, ahead=ahead)
+    return np.asarray(table[buckets])
+
+
+def _bias(table: Array | None, distances: NDArray[np.int64], attrs: dict[str, Any]) -> Array | None:
+    """Return the terms of a row's scores, [n, H]."""
+    if table is None:
+        return None
+    furthest = attrs["max_distance"]
+    terms = bias_by_distance(table, furthest, ahead=attrs["mask"] == "block")
+    return np.asarray(terms[np.clip(distances, -furthest, furthest) + furthest])
 
 
 def group_of(run: Run, layer: int) -> tuple[PagedKV, ReferenceStore]:
@@ -60,26 +122,25 @@ def group_of(run: Run, layer: int) -> tuple[PagedKV, ReferenceStore]:
     )
 
 
-def cross_attention(
-    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
-) -> tuple[Array, ...]:
-    """Let each row attend to all rows of its sequence in this batch; nothing is stored."""
-    q, k, v = inputs
-    same = [run.batch.seq == seq for seq in run.batch.seq]
-    return (
-        np.stack([attend(q[t], k[same[t]], v[same[t]], attrs["scale"]) for t in range(len(q))]),
-    )
-
-
-def attend(q: Array, keys: Array, values: Array, scale: float, sinks: Array | None = None) -> Array:
+def attend(
+    q: Array,
+    keys: Array,
+    values: Array,
+    scale: float,
+    sinks: Array | None = None,
+    bias: Array | None = None,
+) -> Array:
     """Return softmax(scale q.k) v for one row's heads: [H, Dk], [n, G, Dk], [n, G, Dv] -> [H, Dv].
 
-    H / G query heads share a key head. A sink is one more score, of a value of zeros.
+    H / G query heads share a key head. A sink is one more score, of a value of zeros; ``bias``
+    [n, H] are terms of the scores.
     """
     n_shared = len(q) // keys.shape[1]
     attended = []
     for head, query in enumerate(q):
         scores = scale * (keys[:, head // n_shared] @ query)
+        if bias is not None:
+            scores = scores + bias[:, head]
         top = scores.max() if sinks is None else max(scores.max(), sinks[head])
         e = np.exp(scores - top)
         total = e.sum() if sinks is None else e.sum() + np.exp(sinks[head] - top)
@@ -120,7 +181,8 @@ def _where(
     return memory.pages.tables[seq, places // PAGE], places % PAGE
 
 
-def _gather(
-    store: ReferenceStore, layer: int, where: tuple[Any, Any], dtype: Any
-) -> tuple[Array, Array]:
-    return store.keys[layer][where].astype(dtype), store.values[layer][where].astype(dtype)
+def _gather(run: Run, layer: int, t: int, places: NDArray[Any]) -> tuple[Array, Array]:
+    """Return keys and values of some places of row t's sequence."""
+    memory, store = group_of(run, layer)
+    where = _where(memory, int(run.batch.seq[t]), places)
+    return store.keys[layer][where].astype(run.dtype), store.values[layer][where].astype(run.dtype)

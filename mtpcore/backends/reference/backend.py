@@ -12,7 +12,7 @@ from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
-from mtpcore.backends.reference.attention import attention, cross_attention
+from mtpcore.backends.reference.attention import attention, cross_attention, remember
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
 from mtpcore.backends.reference.run import Array, Operation, Run, by_row
@@ -71,6 +71,7 @@ class ReferenceBackend:
         "repeat": by_row(formulas.repeat),
         "rope": by_row(formulas.rope),
         "attention": attention,
+        "remember": remember,
         "cross_attention": cross_attention,
         "causal_conv": causal_conv(formulas.convolve),
         "delta_rule": delta_rule(formulas.read_state),

@@ -28,7 +28,6 @@
     X(REMEMBER, remember, ROWS)                                                                    \
     X(ATTENTION, attention, SPREAD)                                                                \
     X(MERGE, merge, ROWS)                                                                          \
-    X(CROSS_ATTENTION, cross_attention, SPREAD)                                                    \
     X(CAUSAL_CONV, causal_conv, SPREAD)                                                            \
     X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \

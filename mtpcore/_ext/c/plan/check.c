@@ -206,13 +206,6 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                        fits_ranges(bounds, op, in, out->n_heads, out->width)
                    ? NULL
                    : "ranges of another attention";
-    case MTP_CROSS_ATTENTION:
-        if (in[1].n_heads < 1 || in->n_heads % in[1].n_heads || in->n_heads != out->n_heads)
-            return "query heads that do not share key heads evenly";
-        return in[1].n_heads == in[2].n_heads && in[1].width == in->width &&
-                       in[2].width == out->width
-                   ? NULL
-                   : "keys and values of another shape";
     case MTP_CAUSAL_CONV:
         return misfit_of_conv(op, bounds);
     case MTP_DELTA_RULE:

@@ -84,9 +84,6 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     switch (op->kind) {
     case MTP_ATTENTION:
         return attention_bytes(op->in[0].width, op->out[0].width, mtp_most_queries(shared));
-    case MTP_CROSS_ATTENTION:
-        return attention_bytes(op->in[0].width, op->out[0].width,
-                               op->in[0].n_heads / op->in[1].n_heads);
     case MTP_DELTA_RULE: /* two states of a block, and decays in whole lanes */
         return (size_t)(op->in[1].width * 33 + 16) * sizeof(float);
     case MTP_ROUTE:

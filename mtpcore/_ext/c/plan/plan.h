@@ -66,7 +66,7 @@ typedef struct {
     const float *weights[2];
     const double *numbers;
     const int32_t *axes;
-    int64_t n[6];
+    int64_t n[7];
     float f;
     int32_t memory; /* the group of memory layers that it reads or writes */
     int32_t fetch;  /* 1 + the place of its weight type among those of the run; 0: none */
@@ -211,6 +211,9 @@ static inline int64_t mtp_most_queries(int64_t n_heads)
 {
     return n_heads < MTP_QUERIES / MTP_QUERY_ROWS ? n_heads * MTP_QUERY_ROWS : MTP_QUERIES;
 }
+
+/* Biases of a query head, by distance: those of a page lie in a row wherever it is. */
+static inline int64_t mtp_bias_width(int64_t max_distance) { return 2 * (max_distance + MTP_PAGE); }
 
 typedef struct {
     int64_t begin, end;

@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.reference.arithmetic.functions import exp
 from mtpcore.backends.reference.arithmetic.fused import F32, fma
-from mtpcore.backends.reference.arithmetic.stored import FloatRows, Stored, stored_of
+from mtpcore.backends.reference.arithmetic.stored import Stored, stored_of
 from mtpcore.backends.reference.arithmetic.sums import LANES, sum_of_lanes
-from mtpcore.backends.reference.attention import group_of, visible_places
+from mtpcore.backends.reference.attention import bias_by_distance, group_of, visible_places
 from mtpcore.backends.reference.run import Array, Run
 from mtpcore.memory.base import PAGE, RANGE
 from mtpcore.memory.kv import PagedKV
 
-__all__ = ["attention", "cross_attention"]
+__all__ = ["attention", "cross_attention", "remember"]
 
 Slots = NDArray[np.int64]
 HIDDEN = -1
@@ -31,35 +31,57 @@ def attention(
 
     Without v the store's values are the first entries of its keys.
     """
-    q, batch = inputs[0], run.batch
+    remember(run, inputs[1:], weights, attrs)
+    memory, _ = group_of(run, attrs["layer"])
+    slots, distances = stored_ranges(run, memory, attrs["mask"], attrs["window"])
+    sinks, table = (*weights, None, None)[:2]
+    bias = None if table is None else [_bias(table, part, attrs) for part in distances]
+    return (attend(inputs[0], slots, _held(run, attrs), attrs["scale"], sinks, bias),)
+
+
+def remember(
+    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+) -> tuple[Array, ...]:
+    """Store k and v of all rows, rounded to the memory's type; without v the keys alone."""
+    batch = run.batch
     memory, store = group_of(run, attrs["layer"])
-    keys, values = store.keys[attrs["layer"]], store.values[attrs["layer"]]
     page = memory.pages.tables[batch.seq, batch.place // PAGE]
-    for stored, given in zip((keys, values), inputs[1:], strict=False):
-        stored[page, batch.place % PAGE] = given
-    ranges = stored_ranges(run, memory, attrs["mask"], attrs["window"])
-    sinks = weights[0] if weights else None
-    return (attend(q, ranges, stored_of(keys, values), attrs["scale"], sinks),)
+    for stored, given in zip((store.keys, store.values), inputs, strict=False):
+        stored[attrs["layer"]][page, batch.place % PAGE] = given
+    return ()
 
 
 def cross_attention(
     run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
 ) -> tuple[Array, ...]:
-    """Attend to the rows of the same sequence in this batch, 64 at a time."""
-    q, k, v = inputs
-    seen = [np.flatnonzero(run.batch.seq == seq) for seq in run.batch.seq]
-    slots = np.full((len(q), -(-max(map(len, seen)) // PAGE) * PAGE), HIDDEN, np.int64)
-    for t, places in enumerate(seen):
-        slots[t, : len(places)] = places
-    return (attend(q, [slots], FloatRows(k, v), attrs["scale"], None),)
+    """Attend to all that was delivered of the row's sequence in a layer."""
+    memory, _ = group_of(run, attrs["layer"])
+    slots, _ = stored_ranges(run, memory, "block", 0)
+    return (attend(inputs[0], slots, _held(run, attrs), attrs["scale"], None, None),)
 
 
-def stored_ranges(run: Run, memory: PagedKV, mask: str, window: int) -> list[Slots]:
+def _held(run: Run, attrs: dict[str, Any]) -> Stored:
+    layer = attrs["layer"]
+    _, store = group_of(run, layer)
+    return stored_of(store.keys[layer], store.values[layer])
+
+
+def _bias(table: F32, distances: Slots, attrs: dict[str, Any]) -> F32:
+    """Return the terms of a range's scores, float32[rows, pages * 64, H]."""
+    furthest = attrs["max_distance"]
+    terms = bias_by_distance(table, furthest, ahead=attrs["mask"] == "block")
+    return np.asarray(terms[np.clip(distances, -furthest, furthest) + furthest])
+
+
+def stored_ranges(
+    run: Run, memory: PagedKV, mask: str, window: int
+) -> tuple[list[Slots], list[Slots]]:
     """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
 
-    There is one array for each range of places, from a multiple of ``RANGE`` on. A place
-    decides by its number in which page and lane a key is taken in. Rows of a tree count places
-    along their path, as if it had been decoded in a row.
+    And how far behind the row they lie, negative where they come before. There is one array of
+    both for each range of places, from a multiple of ``RANGE`` on. A place decides by its number in
+    which page and lane a key is taken in. Rows of a tree count places along their path, as if it
+    had been decoded in a row.
     """
     rows, visible = run.batch, []
     for t, seq in enumerate(rows.seq):
@@ -69,26 +91,37 @@ def stored_ranges(run: Run, memory: PagedKV, mask: str, window: int) -> list[Slo
     begin = min(first for first, _ in visible) // PAGE * PAGE
     end = max(first + len(seen) for first, seen in visible)
     slots = np.full((len(visible), -(-(end - begin) // PAGE) * PAGE), HIDDEN, np.int64)
+    distances = np.zeros_like(slots)
     for t, (first, seen) in enumerate(visible):
         page = memory.pages.tables[rows.seq[t], seen // PAGE].astype(np.int64)
         slots[t, first - begin : first - begin + len(seen)] = page * PAGE + seen % PAGE
+        own = int(rows.place[t]) if mask == "block" else first + len(seen) - 1
+        distances[t] = np.arange(begin, begin + slots.shape[1]) - own
     cuts = [at for at in range(PAGE, slots.shape[1], PAGE) if (begin + at) % RANGE == 0]
-    return np.split(slots, cuts, axis=1)
+    return np.split(slots, cuts, axis=1), np.split(distances, cuts, axis=1)
 
 
-def attend(q: F32, ranges: Sequence[Slots], held: Stored, scale: float, sinks: F32 | None) -> F32:
+def attend(
+    q: F32,
+    ranges: Sequence[Slots],
+    held: Stored,
+    scale: float,
+    sinks: F32 | None,
+    bias: Sequence[F32] | None,
+) -> F32:
     """Return float32[rows, H, Dv] for q [rows, H, Dk] and held rows of G key heads.
 
-    H / G query heads share a key head. For each query head there is the largest score of a range,
-    the sum of exp(score - largest), and the sum of exp(score - largest) v; ranges are taken
-    together one after the other.
+    H / G query heads share a key head; ``bias`` is of each range. For each query head there is the
+    largest score of a range, the sum of exp(score - largest), and the sum of exp(score - largest)
+    v; ranges are taken together one after the other.
     """
     n, n_heads, _ = q.shape
     grouped = q.reshape(n, held.n_heads, -1, q.shape[2])
     state, begun = empty(grouped.shape[:3], held.v_width), np.zeros(n, bool)
-    for slots in ranges:
+    for number, slots in enumerate(ranges):
         rows = np.flatnonzero((slots != HIDDEN).any(axis=1))
-        sums = attend_range(grouped[rows], slots[rows], held, scale)
+        terms = None if bias is None else bias[number][rows]
+        sums = attend_range(grouped[rows], slots[rows], held, scale, terms)
         before = tuple(part[rows] for part in state)
         for part, new, merged in zip(state, sums, merge(before, sums), strict=True):
             first = ~begun[rows].reshape(-1, *[1] * (new.ndim - 1))
@@ -106,7 +139,9 @@ def empty(shape: tuple[int, ...], v_width: int) -> tuple[F32, ...]:
     )
 
 
-def attend_range(q: F32, slots: Slots, held: Stored, scale: float) -> tuple[F32, ...]:
+def attend_range(
+    q: F32, slots: Slots, held: Stored, scale: float, bias: F32 | None
+) -> tuple[F32, ...]:
     """Return the sums of a range for queries [rows, G, H / G, Dk]; ``take_in`` adds a page."""
     state = empty(q.shape[:3], held.v_width)
     for begin in range(0, slots.shape[1], PAGE):
@@ -115,6 +150,9 @@ def attend_range(q: F32, slots: Slots, held: Stored, scale: float) -> tuple[F32,
         before = tuple(part[rows] for part in state)
         visible = page[rows] != HIDDEN
         scores = held.products(q[rows], page[rows]) * np.float32(scale)
+        if bias is not None:
+            terms = np.moveaxis(bias[rows, begin : begin + PAGE], 1, -1)
+            scores = scores + terms.reshape(scores.shape)
         sums = take_in(before, scores, *held.values(page[rows]), visible)
         for part, new in zip(state, sums, strict=True):
             part[rows] = new

@@ -9,7 +9,11 @@ import numpy as np
 
 from mtpcore.backends.base import WeightTensor
 from mtpcore.backends.reference.arithmetic import elementwise, experts, recurrent
-from mtpcore.backends.reference.arithmetic.attention import attention, cross_attention
+from mtpcore.backends.reference.arithmetic.attention import (
+    attention,
+    cross_attention,
+    remember,
+)
 from mtpcore.backends.reference.arithmetic.fused import F32
 from mtpcore.backends.reference.arithmetic.matrix import (
     FloatMatrix,
@@ -52,6 +56,7 @@ OPERATIONS: dict[str, Operation] = {
     "gated": at_once(elementwise.gated),
     "rope": at_once(elementwise.rope),
     "attention": attention,
+    "remember": remember,
     "cross_attention": cross_attention,
     "causal_conv": causal_conv(recurrent.convolve),
     "delta_rule": delta_rule(recurrent.read_state),

@@ -1,0 +1,51 @@
+"""Rows of a whole sequence on their way into a graph that attends to all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtpcore.backends.base import F32
+from mtpcore.errors import LinkError
+from mtpcore.runtime.runner import GraphRunner
+
+__all__ = ["WholeSequences"]
+
+
+class WholeSequences:
+    """Hands a graph each sequence when it is delivered; nothing waits here.
+
+    Parameters
+    ----------
+    name : str
+        For messages: ``role.slot``.
+    slot : str
+    runner : GraphRunner
+        The reader, which keeps what it makes of the rows.
+    """
+
+    def __init__(self, name: str, slot: str, runner: GraphRunner) -> None:
+        self.name, self._slot, self._runner = name, slot, runner
+
+    def put(self, seq: int, pos: int, *parts: F32) -> None:
+        """Deliver the rows of a sequence, from position 0 on.
+
+        Parameters
+        ----------
+        parts : float32[n, *]
+            The rows; of several parts each has some of their columns, in order.
+
+        Raises
+        ------
+        BatchError, CapacityError, LinkError
+            A part of a sequence; or as ``GraphRunner.receive``.
+        """
+        if pos:
+            raise LinkError(
+                "a whole sequence is delivered at once",
+                where=f"{self.name}, sequence {seq}, position {pos}",
+                fix="remove the sequence, and process all of it in one batch",
+            )
+        rows = [np.asarray(part) for part in parts]
+        self._runner.receive(
+            self._slot, seq, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
+        )

@@ -1,0 +1,34 @@
+"""T5: an encoder that reads the prompt, and a decoder that writes the text."""
+
+from mtpcore.plugin import OUTPUT_TIE, Feed, Fit, ModelSpec, hookimpl
+from mtpcore_t5.checkpoint import T5_CHECKPOINT
+from mtpcore_t5.graph import T5Hparams, decode, encode
+
+T5 = ModelSpec(
+    name="t5",
+    fit=Fit(
+        architectures=frozenset({"t5"}),
+        tensors=("token_embd.weight", "enc.output_norm.weight", "dec.output_norm.weight"),
+    ),
+    hparams=T5Hparams.read,
+    build=decode,
+    graphs=(("encoder", encode),),
+    feeds=(
+        Feed(
+            slot="encoded",
+            src="encoder",
+            pairing="whole-sequence",
+            evidence="Raffel et al. 2020, arXiv 1910.10683, section 2.1",
+        ),
+    ),
+    encoder="encoder",
+    ties=(OUTPUT_TIE,),
+    min_types=(("enc.blk.{n}.attn_rel_b.weight", "F32"), ("dec.blk.{n}.attn_rel_b.weight", "F32")),
+    checkpoint=T5_CHECKPOINT,
+)
+
+
+@hookimpl
+def mtpcore_models() -> list[ModelSpec]:
+    """Offer the family."""
+    return [T5]

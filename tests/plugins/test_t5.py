@@ -1,0 +1,349 @@
+"""T5 against what transformers makes of small random models, from the checkpoint on."""
+
+import json
+import lzma
+
+import numpy as np
+import pytest
+from harness import t5
+from harness.fixtures import DATA
+from harness.published import tokenizer, write_checkpoint
+
+import mtpcore
+from mtpcore import LM, Batch, Context, Cross, Generator, Sampling, link, load_model
+from mtpcore.cli.main import main
+from mtpcore.conversion import convert
+from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.plugin import Proposer
+from mtpcore.testing import Subject, check_graphs
+
+backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
+CLOSE = 2e-4
+GREEDY = Sampling.greedy()
+
+
+def write(folder, s):
+    hf = write_checkpoint(folder / "hf", t5.configuration(s), t5.weights(s), tokenizer(t5.N_VOCAB))
+    convert(hf, folder / "model.gguf", outtype="f32")
+    return folder / "model.gguf"
+
+
+@pytest.fixture(scope="module", params=t5.SHAPES)
+def made(request, tmp_path_factory):
+    """Return a shape, its model in float32, and its references."""
+    s = t5.SHAPES[request.param]
+    with np.load(DATA / "t5" / "refs.npz") as file:
+        refs = {
+            name.partition("/")[2]: file[name] for name in file if name.startswith(request.param)
+        }
+    with load_model(write(tmp_path_factory.mktemp("t5"), s)) as model:
+        yield s, model, refs
+
+
+def open_context(model, **settings):
+    return Context(model, 192, **{"kv_dtype": "f32", "threads": 2, **settings})
+
+
+@backends
+def test_encoder_and_decoder(made, backend):
+    s, model, refs = made
+    cross = link(open_context(model, backend=backend, n_batch=16))
+    read = cross.contexts["encoder"].process(Batch.of(t5.source(s), outputs="none"))
+    assert np.abs(read.tap("hidden") - refs["hidden"]).max() < CLOSE
+    out = cross.llm.process(Batch.of(t5.text(s), outputs="all"))
+    assert np.abs(refs["logits"]).max() > 1
+    assert np.abs(out.logits - refs["logits"]).max() < CLOSE
+
+
+@backends
+def test_text(made, backend):
+    """The prompt is the encoder's; drafts of right tokens, and of wrong ones, change nothing."""
+    s, model, refs = made
+    wanted = refs["greedy"].tolist()
+
+    class Some(Proposer):
+        def propose(self, seq, tokens, k):
+            at = len(tokens) - 1
+            return [wanted[at] if at % 3 else 7, *wanted[at + 1 : at + k]]
+
+    for drafter, draft in (([], 0), (Some(), 5)):
+        cross = link(open_context(model, backend=backend), drafter)
+        generator = Generator(cross, sampling=GREEDY, draft=draft)
+        made_text = generator.generate(t5.source(s), max_tokens=len(wanted), ignore_eos=True)
+        assert list(made_text) == wanted
+        assert (generator.stats.accepted > 10) == bool(draft)
+        assert generator.stats.prompt_tokens == s.n_source
+
+
+def test_a_context_alone_gets_its_encoder(made):
+    s, model, refs = made
+    generator = Generator(open_context(model), sampling=GREEDY)
+    text = list(generator.generate(t5.source(s), max_tokens=9, ignore_eos=True))
+    assert text == refs["greedy"][:9].tolist()
+    cross = Cross(
+        llm=open_context(model), encoder=open_context(model, n_batch=192, graph_type="encoder")
+    )
+    assert [*cross.links] == [*generator.cross.links] != []
+
+
+def test_texts_beside_each_other(made):
+    """Texts share batches, in the encoder and in the decoder; each is what it is alone."""
+    s, model, _ = made
+    sampling = Sampling(temperature=0.8, seed=3)
+    prompts = [t5.source(s)[:n].tolist() for n in (3, 50, 17, s.n_source)]
+
+    def texts(prompts, **settings):
+        generator = Generator(
+            link(open_context(model, n_seq_max=len(prompts), **settings), []),
+            sampling=sampling,
+            prefix_cache="all",
+        )
+        requests = [generator.add(p, max_tokens=12, ignore_eos=True) for p in prompts]
+        while generator.active:
+            generator.step()
+        return [request.tokens for request in requests]
+
+    alone = [texts([prompt])[0] for prompt in prompts]
+    assert len({tuple(text) for text in alone}) == len(prompts)
+    assert texts(prompts) == alone
+    assert texts(prompts, n_batch=5, threads=1) == alone
+
+
+def rows_of(model, prompts, tokens, **settings):
+    """Return logits of one batch of several sequences."""
+    cross = link(open_context(model, n_seq_max=len(prompts), **settings), [])
+    cross.encode(dict(enumerate(prompts)))
+    seq = [seq for seq in range(len(prompts)) for _ in tokens]
+    out = cross.llm.process(Batch([*tokens] * len(prompts), seq=seq, outputs="all"))
+    return out.logits.reshape(len(prompts), len(tokens), -1)
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
+def test_bits_do_not_depend_on_neighbours(made, kv_dtype):
+    s, model, _ = made
+    prompts = [t5.source(s)[:n].tolist() for n in (2, 33, s.n_source)]
+    tokens = t5.text(s)[:5].tolist()
+    together = rows_of(model, prompts, tokens, kv_dtype=kv_dtype)
+    for prompt, rows in zip(prompts, together, strict=True):
+        assert (rows_of(model, [prompt], tokens, kv_dtype=kv_dtype)[0] == rows).all()
+
+
+def test_what_was_read_stays_through_a_rollback(made):
+    s, model, _ = made
+    tokens = t5.text(s)[:9].tolist()
+    cross = link(open_context(model), [])
+    cross.encode({0: t5.source(s).tolist()})
+    read = cross.digest(0)
+    first = cross.llm.process(Batch.of(tokens, outputs="all")).logits
+    cross.rollback(0, 4)
+    again = cross.llm.process(Batch.of(tokens[4:], pos=4, outputs="all")).logits
+    assert (first[4:] == again).all()
+    cross.rollback(0, 0)
+    assert cross.digest(0) == read
+    cross.remove(0)
+    empty = link(open_context(model), [])
+    assert cross.digest(0) == empty.digest(0) != read
+    with pytest.raises(mtpcore.LinkError, match="no whole sequence was delivered"):
+        cross.llm.process(Batch.of(tokens))
+
+
+def test_forks_and_saved_states_go_on(made):
+    s, model, _ = made
+    tokens = t5.text(s)[:9].tolist()
+    cross = link(open_context(model, n_seq_max=3), [])
+    cross.encode({0: t5.source(s).tolist(), 2: [5, 4, 3]})
+    cross.llm.process(Batch.of(tokens[:4], seq=0))
+    before = cross.digest(0)
+    cross.fork(0, 1)
+    cross.remove(0)
+    assert cross.digest(1) == before
+    saved = cross.save(1)
+    wanted = cross.llm.process(Batch.of(tokens[4:], seq=1, pos=4, outputs="all")).logits
+    other = link(open_context(model, n_seq_max=2), [])
+    other.load(1, saved)
+    assert other.digest(1) == before
+    found = other.llm.process(Batch.of(tokens[4:], seq=1, pos=4, outputs="all")).logits
+    assert (found == wanted).all()
+
+
+def test_an_act_that_fails_takes_the_encoder_back(made):
+    _, model, _ = made
+    cross = link(open_context(model, n_seq_max=2), [])
+    cross.encode({0: [5, 4, 3]})
+    before = [cross.digest(seq) for seq in range(2)]
+    with pytest.raises(mtpcore.BatchError, match="no such token"):
+        cross.encode({1: [3, t5.N_VOCAB]})
+    with pytest.raises(mtpcore.BatchError, match="does not continue"):
+        cross.encode({1: [1, 2], 0: [3]})
+    encoder = cross.contexts["encoder"]
+    with pytest.raises(mtpcore.LinkError, match="delivered at once"):
+        encoder.process(Batch.of([3], pos=3))
+    with pytest.raises(mtpcore.BatchError, match="outside the context"):
+        cross.encode({1: [1] * 193})
+    assert [cross.digest(seq) for seq in range(2)] == before
+    cross.llm.process(Batch.of([0]))
+    with pytest.raises(mtpcore.LinkError, match="begun with other rows"):
+        cross.feed("encoder", "hidden", 0, 0, np.zeros((3, t5.WIDTH), np.float32))
+
+
+def test_rows_may_come_from_outside(made):
+    """A context that is not linked is given the encoder's rows."""
+    s, model, refs = made
+    tokens = t5.text(s)[:6]
+    context = open_context(model)
+    with pytest.raises(mtpcore.LinkError, match="no whole sequence was delivered"):
+        context.process(Batch.of(tokens))
+    context.receive("encoded", 0, refs["hidden"][:7])
+    other = context.digest(0)
+    context.receive("encoded", 0, refs["hidden"])
+    assert context.digest(0) != other
+    out = context.process(Batch.of(tokens, outputs="all"))
+    assert np.abs(out.logits - refs["logits"][:6]).max() < CLOSE
+    for slot, rows, error in (
+        ("encoded", np.zeros((3, 5)), "do not fit"),
+        ("encoded", np.full((3, t5.WIDTH), np.nan), "finite"),
+        ("hidden", np.zeros((3, t5.WIDTH)), "no slot"),
+        ("encoded", np.zeros((3, t5.WIDTH)), "begun with other rows"),
+    ):
+        with pytest.raises(mtpcore.MtpcoreError, match=error):
+            context.receive(slot, 0, rows)
+
+
+def test_a_sequence_is_read_in_one_piece(made):
+    s, model, _ = made
+    encoder = open_context(model, graph_type="encoder", n_batch=32, n_seq_max=3)
+    tokens = np.resize(t5.source(s), 72)
+    with pytest.raises(mtpcore.BatchError, match="run in one piece"):
+        encoder.process(Batch.of(tokens[:33]))
+    seq = np.repeat([0, 1, 2], [20, 20, 32])
+    both = encoder.process(Batch(tokens, seq=seq, outputs="none"))
+    alone = open_context(model, graph_type="encoder")
+    again = alone.process(Batch.of(tokens[20:40], outputs="none"))
+    assert (both.tap("hidden")[20:40] == again.tap("hidden")).all()
+
+
+# Text, files, and what the core promises of every family
+
+
+PROMPT = "translate English to German: That is good."
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """A model file with a tokenizer of SentencePiece's."""
+    folder = tmp_path_factory.mktemp("spoken")
+    s = t5.SHAPES["1.1"]._replace(n_vocab=160)
+    hf = write_checkpoint(folder / "hf", t5.configuration(s), t5.weights(s))
+    (hf / "tokenizer.json").unlink()
+    pieces = lzma.decompress((DATA / "unigram" / "t5.model.xz").read_bytes())
+    (hf / "spiece.model").write_bytes(pieces)
+    convert(hf, folder / "model.gguf", outtype="q8_0")
+    return folder / "model.gguf"
+
+
+def test_lm_and_command_line(spoken, capsys):
+    options = {"max_tokens": 20, "seed": 4, "ignore_eos": True}
+    with LM(spoken, n_seq_max=2) as lm:
+        one = lm.generate(PROMPT, **options)
+        tokens = lm.model.tokenizer.encode(PROMPT)
+        assert tokens[-1] == lm.model.tokenizer.eos
+        assert one.stats.prompt_tokens == len(tokens)
+        assert lm.generate(tokens, **options).text == one.text
+        others = lm.generate([PROMPT, "the cat", PROMPT], **options)
+        assert others[0].text == others[2].text == one.text != others[1].text
+        assert "".join(lm.stream(PROMPT, **options)) == one.text
+        first = tokens[0]
+        assert lm.model.tokenizer.token_bytes(first).startswith(b" ")
+        begun = lm.generate(PROMPT, max_tokens=1, logit_bias={first: 1000.0}).text
+        assert begun == lm.model.tokenizer.decode([first]) != ""
+        llm = lm.generator.cross.llm
+        assert [llm.length(seq) for seq in range(2)] == [0, 0], "texts that nothing could share"
+    write = ["run", str(spoken), "-n", "20", "--seed", "4", "--temp", "1", "--ignore-eos"]
+    assert main([*write, "-p", PROMPT]) == 0
+    assert capsys.readouterr().out.rstrip("\n") == one.text.rstrip("\n")
+    assert main([*write, "--prompt-tokens", ",".join(map(str, tokens)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["prompt_tokens"]) == (one.text, tokens)
+    assert main(["bench", str(spoken), "-p", PROMPT, "-n", "4", "--repetitions", "1"]) == 0
+
+
+def test_prompt_that_does_not_fit(spoken):
+    with LM(spoken, n_ctx=16) as lm:
+        with pytest.raises(mtpcore.CapacityError, match="longer than the context"):
+            lm.generate([5] * 17)
+        assert len(lm.generate([5] * 16, max_tokens=99, ignore_eos=True).tokens) == 16
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_bits_are_the_definitions(spoken, kv_dtype, threads):
+    assert check_graphs(Subject("t5", str(spoken)), kv_dtype=kv_dtype, threads=threads) > 100
+
+
+def rewritten(path, to, drop=(), **more):
+    """Write a file again with some metadata dropped or added, and tensors by name."""
+    with open_model_file(path) as file:
+        metadata = {name: v for name, v in file.metadata.items() if name not in drop}
+        arrays = {name: tensor.array() for name, tensor in file.tensors.items()}
+        write_model_file(to, "t5", metadata, arrays | more)
+    return to
+
+
+def test_tied_models_scale_their_last_state(tmp_path):
+    """Files of llama.cpp's converter do not say so; it is known by the tie, or by a copy."""
+    s = t5.SHAPES["1.0"]
+    path = write(tmp_path, s)
+    scale = t5.WIDTH**-0.5
+    with load_model(path) as model:
+        assert model.metadata["t5.logit_scale"] == pytest.approx(scale)
+        assert "output.weight" not in model.tensors
+        table = model.tensors["token_embd.weight"].array().copy()
+        wanted = rows_of(model, [[3, 4]], [0, 5])
+    silent = rewritten(path, tmp_path / "silent.gguf", drop=["t5.logit_scale"])
+    copied = rewritten(silent, tmp_path / "copied.gguf", **{"output.weight": table})
+    other = rewritten(silent, tmp_path / "other.gguf", **{"output.weight": table + 1})
+    for file, factor in ((silent, scale), (copied, scale), (other, 1)):
+        with load_model(file) as model:
+            assert model.hparams.logit_scale == pytest.approx(factor)
+            if file is not other:
+                assert (rows_of(model, [[3, 4]], [0, 5]) == wanted).all()
+
+
+def test_configurations(tmp_path):
+    """Of transformers 5; with the table under another name; of what the graphs do not compute."""
+    s = t5.SHAPES["1.0"]
+    config, tensors = t5.configuration(s), t5.weights(s)
+    five = config | {"tie_word_embeddings": True, "scale_decoder_outputs": False}
+    renamed = dict(tensors)
+    renamed["encoder.embed_tokens.weight"] = renamed.pop("shared.weight")
+    unused = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    renamed[unused] = np.zeros((32, 4), np.float32)
+    hf = write_checkpoint(tmp_path / "hf", five, renamed, tokenizer(t5.N_VOCAB))
+    left_out = convert(hf, tmp_path / "five.gguf", outtype="f32")
+    assert unused in left_out
+    with load_model(tmp_path / "five.gguf") as model:
+        assert model.hparams.logit_scale == 1
+        assert model.hparams.n_layers == 3
+    both = tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]}
+    both["lm_head.weight"] = tensors["shared.weight"]
+    hf = write_checkpoint(tmp_path / "both", config, both, tokenizer(t5.N_VOCAB))
+    assert len(convert(hf, tmp_path / "both.gguf", outtype="f32")) == 2
+    hf = write_checkpoint(
+        tmp_path / "ul2", config | {"feed_forward_proj": "gated-silu"}, tensors, tokenizer(48)
+    )
+    with pytest.raises(mtpcore.ModelFileError, match="gated-silu"):
+        convert(hf, tmp_path / "ul2.gguf")
+
+
+def test_metadata_that_does_not_fit(tmp_path, spoken):
+    for changed, message in (
+        ({"t5.decoder_start_token_id": 160}, "no such token"),
+        ({"t5.embedding_length": 25}, "another width"),
+        ({"t5.attention.relative_max_distance": 3}, "distances"),
+    ):
+        path = tmp_path / "broken.gguf"
+        with open_model_file(spoken) as file:
+            arrays = {name: tensor.array() for name, tensor in file.tensors.items()}
+            write_model_file(path, "t5", file.metadata | changed, arrays)
+        with pytest.raises(mtpcore.MtpcoreError, match=message), load_model(path) as model:
+            link(Context(model, 16))
