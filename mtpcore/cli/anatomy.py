@@ -229,7 +229,8 @@ def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
     """
     programs: dict[str, Callable[[], list[Program]]] = {}
     if model.spec is not None:
-        programs["llm"] = lambda: [model.program()]
+        for graph in ("llm", *(name for name, _ in model.spec.graphs)):
+            programs[graph] = partial(_of_trunk, model, graph)
     for spec in model.drafters:
         if spec.variant_of:
             continue
@@ -238,6 +239,10 @@ def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
         for graph, _ in spec.graphs:
             programs[f"{spec.name}_{graph}"] = partial(_further, model, spec, graph)
     return programs
+
+
+def _of_trunk(model: Model, graph: str) -> list[Program]:
+    return [model.program(GraphType(graph))]
 
 
 def _heads(model: Model, spec: DrafterSpec) -> list[Program]:
@@ -268,7 +273,7 @@ def _plan(
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        layers = [layer for program in programs for layer in program.memory]
+        layers = [layer for program in programs for layer in (*program.memory, *program.delivered)]
         slots = [slot_bytes_of(program.states) for program in programs]
         values = [(layer, bytes_of_place(layer, kv_dtype)) for layer in layers]
         places = {tensor: _place(model, tensor) for tensor in weights}

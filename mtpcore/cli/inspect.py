@@ -16,7 +16,7 @@ from mtpcore.cli.terminal import harmless, spell_bytes
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import open_model_file
-from mtpcore.graph import Program
+from mtpcore.graph import GraphType, Program
 from mtpcore.graph.draw import to_dot, to_mermaid
 from mtpcore.runtime.model import Model
 
@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--graph",
         metavar="NAME",
-        help="draw this graph instead: llm, draft, or another that the drafter declares",
+        help="draw this graph instead: llm, draft, or another that trunk or drafter declares",
     )
     group.add_argument("--drafter", metavar="NAME", help="which drafter, if several fit")
     group.add_argument(
@@ -164,8 +164,9 @@ def _lend(options: argparse.Namespace, model: Model, draft_model: Model) -> None
 
 
 def _program(model: Model, draft_model: Model | None, options: argparse.Namespace) -> Program:
-    if options.graph == "llm":
-        return model.program()
+    trunk_graphs = model.spec.graphs if model.spec is not None else ()
+    if options.graph in ("llm", *(name for name, _ in trunk_graphs)):
+        return model.program(GraphType(options.graph))
     graph = "" if options.graph == "draft" else options.graph
     return drafter_program(draft_model or model, options.drafter, graph)
 

@@ -14,6 +14,8 @@ __all__ = ["to_dot", "to_mermaid"]
 
 _SHOWN = {
     "attention": ("layer", "mask", "window"),
+    "remember": ("layer",),
+    "cross_attention": ("layer",),
     "causal_conv": ("layer", "kind"),
     "delta_rule": ("layer", "key_heads"),
     "route": ("n_used", "gate"),
@@ -82,7 +84,12 @@ def _lines(node: Node) -> Iterator[str]:
 
 def _edges(program: Program) -> Iterator[tuple[str, str, str]]:
     maker = {i: f"v{i}" for i in program.inputs.values()}
+    kept = {}
     for n, node in enumerate(program.nodes):
+        if node.op == "remember":
+            kept[node.attrs["layer"]] = f"n{n}"
+        elif node.op == "cross_attention" and node.attrs["layer"] in kept:
+            yield kept[node.attrs["layer"]], f"n{n}", "kept"
         for i in node.inputs:
             yield maker[i], f"n{n}", _shape(program.values[i].shape)
         maker.update({i: f"n{n}" for i in node.outputs})

@@ -252,10 +252,10 @@ def test_lm_and_command_line(spoken, capsys):
         others = lm.generate([PROMPT, "the cat", PROMPT], **options)
         assert others[0].text == others[2].text == one.text != others[1].text
         assert "".join(lm.stream(PROMPT, **options)) == one.text
-        first = tokens[0]
-        assert lm.model.tokenizer.token_bytes(first).startswith(b" ")
+        spelt = {token: lm.model.tokenizer.token_bytes(token) for token in tokens}
+        first = next(token for token, text in spelt.items() if len(text) > 1 and text[0] == 32)
         begun = lm.generate(PROMPT, max_tokens=1, logit_bias={first: 1000.0}).text
-        assert begun == lm.model.tokenizer.decode([first]) != ""
+        assert begun == lm.model.tokenizer.decode([first]) == spelt[first].decode()[1:]
         llm = lm.generator.cross.llm
         assert [llm.length(seq) for seq in range(2)] == [0, 0], "texts that nothing could share"
     write = ["run", str(spoken), "-n", "20", "--seed", "4", "--temp", "1", "--ignore-eos"]
@@ -271,7 +271,10 @@ def test_prompt_that_does_not_fit(spoken):
     with LM(spoken, n_ctx=16) as lm:
         with pytest.raises(mtpcore.CapacityError, match="longer than the context"):
             lm.generate([5] * 17)
-        assert len(lm.generate([5] * 16, max_tokens=99, ignore_eos=True).tokens) == 16
+        full = {"ignore_eos": True, "seed": 2}
+        assert len(lm.generate([5] * 16, max_tokens=99, **full).tokens) == 16
+        shifted = lm.generate([5] * 16, max_tokens=40, when_full="shift", **full)
+        assert len(shifted.tokens) == 40
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16", "q8_0"])
@@ -347,3 +350,25 @@ def test_metadata_that_does_not_fit(tmp_path, spoken):
             write_model_file(path, "t5", file.metadata | changed, arrays)
         with pytest.raises(mtpcore.MtpcoreError, match=message), load_model(path) as model:
             link(Context(model, 16))
+
+
+def test_inspect_and_quantize(spoken, tmp_path, capsys):
+    assert main(["inspect", str(spoken), "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["plan"]["parts"]
+    assert [part["role"] for part in parts] == ["llm", "encoder"]
+    width = 2 * t5.N_HEADS * t5.HEAD_WIDTH * 2  # bytes of a key and a value in f16
+    s = t5.SHAPES["1.1"]
+    assert [part["kv_per_token"] for part in parts] == [
+        2 * s.n_decoder_layers * width,
+        s.n_layers * width,
+    ]
+    assert main(["inspect", str(spoken), "--graph", "llm", "--format", "mermaid"]) == 0
+    assert capsys.readouterr().out.count("kept") == s.n_decoder_layers
+    assert main(["inspect", str(spoken), "--graph", "encoder"]) == 0
+    assert "mask='block'" in capsys.readouterr().out
+    small = tmp_path / "small.gguf"
+    assert main(["quantize", str(spoken), str(small), "--outtype", "q4_0"]) == 0
+    with LM(small) as lm:
+        assert len(lm.generate(PROMPT, max_tokens=3, ignore_eos=True).tokens) == 3
+        kept = lm.model.tensors["enc.blk.0.attn_rel_b.weight"]
+        assert kept.type_name == "F32"
