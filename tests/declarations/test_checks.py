@@ -5,7 +5,9 @@ from collections import defaultdict
 import msgspec
 import mtpcore_deepseek_mtp
 import mtpcore_eagle3
+import mtpcore_gemma4
 import mtpcore_glm_nextn
+import mtpcore_gpt_oss
 import mtpcore_mimo_mtp
 import mtpcore_qwen_mtp
 import mtpcore_t5
@@ -27,6 +29,8 @@ PLUGINS = [
     mtpcore_mimo_mtp,
     mtpcore_eagle3,
     mtpcore_qwen_mtp,
+    mtpcore_gpt_oss,
+    mtpcore_gemma4,
     mtpcore_t5,
 ]
 DECLARED = Registry.of(mtpcore.models, *PLUGINS)
@@ -47,7 +51,6 @@ NO_AXES = {
     "DrafterSpec.tree": "is what callers of link() choose",
     "DrafterSpec.version": "is filled in at load, from the distribution",
     "ModelSpec.version": "is filled in at load, from the distribution",
-    "ModelSpec.ties": "the same for all families here",
     "Shards.parts": "one family alone has shards",
 }
 """Fields in which no two declarations of this repository differ, and why they are there."""
