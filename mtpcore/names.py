@@ -4,7 +4,7 @@ from mtpcore.cross import Cross, Verdict, link
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link, Tap, TreeShape
-from mtpcore.decoding import Generator, Request, Stats
+from mtpcore.decoding import FrameRequest, Frames, Generator, Request, Stats
 from mtpcore.discovery.loading import load_model
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.errors import (
@@ -24,27 +24,39 @@ from mtpcore.graph import GraphType
 from mtpcore.lm import LM, AsyncStream, Completion, CompletionStats, Piece, Stream
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
+from mtpcore.runtime.layout import (
+    audio_positions,
+    image_positions,
+    text_positions,
+    video_positions,
+)
 from mtpcore.runtime.model import Model
 from mtpcore.runtime.output import Output
+from mtpcore.runtime.prompt import Audio, Codes, Image, Prompt, Rows, Video
 from mtpcore.sampling import Sampling
 
 __all__ = [
     "LM",
     "AsyncStream",
+    "Audio",
     "BackendError",
     "Batch",
     "BatchError",
     "BusyError",
     "CapacityError",
+    "Codes",
     "Completion",
     "CompletionStats",
     "Context",
     "Cross",
     "DraftTree",
     "DraftVocabulary",
+    "FrameRequest",
+    "Frames",
     "Generator",
     "GraphError",
     "GraphType",
+    "Image",
     "Link",
     "LinkError",
     "Model",
@@ -53,8 +65,10 @@ __all__ = [
     "Output",
     "Piece",
     "PluginError",
+    "Prompt",
     "Proposer",
     "Request",
+    "Rows",
     "Sampling",
     "SamplingError",
     "StateError",
@@ -63,6 +77,11 @@ __all__ = [
     "Tap",
     "TreeShape",
     "Verdict",
+    "Video",
+    "audio_positions",
+    "image_positions",
     "link",
     "load_model",
+    "text_positions",
+    "video_positions",
 ]

@@ -7,6 +7,7 @@ from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Sha
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import (
+    Codebooks,
     DrafterSpec,
     Feed,
     Fit,
@@ -79,6 +80,7 @@ __all__ = [
     "ATTENTION",
     "BIASES",
     "Checkpoint",
+    "Codebooks",
     "Config",
     "Count",
     "DECODER",

@@ -37,6 +37,7 @@ def test_the_calls_reach_what_is_behind_the_doors(said):
     """As they are meant all doors open, but those to files that are not there, ..."""
     assert said[-1]["refused as they are meant"] == [
         "Cross.connect",
+        "Cross.frame",  # of a model that writes tokens
         "DraftVocabulary.read",
         "DraftVocabulary.write",
         "connect",  # of a slot that is full

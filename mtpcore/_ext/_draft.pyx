@@ -143,7 +143,7 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
     cdef int64_t n_axes = first.run_state.n_axes
     cdef Sampler sampler
     cdef mtp_draft_sequence *own
-    n_prompt, p_min = wanted.n_prompt, wanted.p_min
+    n_prompt, p_min, index = wanted.n_prompt, wanted.p_min, wanted.indices
     history, k = tuple(wanted.history), tuple(wanted.k)  # for they are read twice
     for i in range(m):
         longest = len(history[i]) + max(k[i], 0)
@@ -156,14 +156,14 @@ cdef int take_sequences(mtp_draft *loop, wanted, tuple samplers, Executor first)
         own, sampler = &loop.sequences[i], <Sampler?> samplers[i]
         text = history[i]
         own.n_history, own.n_prompt = text.shape[0], n_prompt[i]
-        own.k, own.p_min = k[i], p_min[i]
+        own.k, own.p_min, own.index = k[i], p_min[i], index[i]
         if own.n_history + max(own.k, 0) > most:
             raise BatchError("a history that changed", where=f"sequence {i}", got=own.n_history)
         if own.n_history:
             memcpy(own.history, &text[0], own.n_history * sizeof(int32_t))
         own.settings, own.scratch = &sampler.settings, sampler.scratch.pointer
-        sampler._check(loop.n_logits, own.n_history, own.n_prompt, own.n_history + max(own.k, 0),
-                       ids, None)
+        last = own.index if own.index < 0 else own.index + max(own.k, 0)
+        sampler._check(loop.n_logits, own.n_history, own.n_prompt, last, ids, None)
         loop.passes[0].active[i] = i
     for i in range(loop.n_passes):
         loop.passes[i].sampling.token_ids = NULL

@@ -43,8 +43,8 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
-    mtp_kind MTP_EMBED, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION, MTP_MERGE
-    mtp_kind MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER
+    mtp_kind MTP_EMBED, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION
+    mtp_kind MTP_MERGE, MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER
     mtp_kind MTP_KINDS
     const char *mtp_kind_name(mtp_kind kind)
     const char *mtp_kind_sharing(mtp_kind kind)
@@ -206,6 +206,7 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_prompt
         int64_t k
         int64_t n_drafts
+        int64_t index
         double p_min
 
     ctypedef struct mtp_draft_pass:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
+from mtpcore.errors import BatchError
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import PAGE, Memory, StateStore, Store
 
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "RowBuffer",
     "CheckedBatch",
+    "codes_of",
     "StateStore",
     "Store",
     "WeightSource",
@@ -64,7 +66,8 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     the index at which the token is stored (a chain attends to first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
-    wanted, ascending; ``slots`` float32[n, width] by name; with ``fused_sampling`` only the
+    wanted, ascending; ``codes`` int32[n, n_codes], -1 where there is none, are there where the
+    program reads them; ``slots`` float32[n, width] by name; with ``fused_sampling`` only the
     tokens that the outputs choose are wanted, not their logits. Rows of one sequence come in the
     order of their places.
     """
@@ -76,8 +79,28 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     outputs: I32
     parent: I32 | None = None
     embeddings: F32 | None = None
+    codes: I32 | None = None
     slots: Mapping[str, F32] = {}
     fused_sampling: FusedSampling | None = None
+
+
+def codes_of(batch: CheckedBatch, program: Program) -> I32:
+    """Return the codes of a batch, int32[n, n_codes].
+
+    Raises
+    ------
+    BatchError
+        They are not those that the program reads.
+    """
+    wanted, codes = (len(batch.tokens), program.n_codes), batch.codes
+    if codes is None or codes.shape != wanted or codes.dtype != np.int32:
+        raise BatchError(
+            "codes do not fit",
+            where=program.name,
+            wanted=f"int32{list(wanted)}",
+            got=None if codes is None else f"{codes.dtype}{list(codes.shape)}",
+        )
+    return codes
 
 
 class DraftPass(msgspec.Struct, frozen=True):
@@ -103,7 +126,8 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     that ended before stays, with any values.
 
     ``samplers`` (m) share one scratch. ``history[i]`` int32[n] are the tokens that sequence i's
-    penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index n.
+    penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index
+    ``index[i]``, or n where no indices are given.
     At most ``k[i]`` drafts are made; one that is less probable than ``p_min[i]`` is dropped and
     ends them, and so does a recycled row that is not finite or a token without an embedding.
     ``token_ids`` int32[n_logits] names the token of each logit where that is not its index.
@@ -118,9 +142,15 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     n_prompt: Sequence[int]
     k: Sequence[int]
     p_min: Sequence[float]
+    index: Sequence[int] = ()
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
     later: Sequence[DraftPass] = ()
+
+    @property
+    def indices(self) -> list[int]:
+        """The index of each sequence's first draft."""
+        return [*self.index] or [len(history) for history in self.history]
 
 
 class WeightTensor(Protocol):

@@ -21,14 +21,18 @@ SlotRows = dict[str, F32]
 
 def n_embeddings(program: Program) -> int:
     """Return how many tokens a program has embeddings of; 0 where it reads no tokens."""
-    tables = [node.weights[0] for node in program.nodes if node.op == "embed"]
-    return min((table.shape[0] for table in tables if table is not None), default=0)
+    tables = [
+        (node.weights[0], node.attrs.get("n_parts", 1))
+        for node in program.nodes
+        if node.op in ("embed", "embed_by_position")
+    ]
+    return min((table.shape[0] // n for table, n in tables if table is not None), default=0)
 
 
 def check_draft(run: DraftRun, program: Program) -> None:
     """Raise BatchError where a draft run does not fit itself or the programs of its passes."""
     m = len(run.batch.outputs)
-    for name in ("samplers", "history", "n_prompt", "k", "p_min"):
+    for name in ("samplers", "history", "n_prompt", "k", "p_min", "indices"):
         if len(getattr(run, name)) != m:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
@@ -76,6 +80,8 @@ def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts
                 wanted=", ".join(program.outputs),
                 got=source,
             )
+    if "codes" in program.inputs:
+        raise BatchError("a graph that reads codes cannot draft", where=program.name)
     if "logits" not in program.outputs:
         raise BatchError("a graph without logits cannot draft", where=program.name)
 
@@ -86,6 +92,7 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     programs = [plan.program, *(later.plan.program for later in run.later)]
     n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
     drafts: list[list[int]] = [[] for _ in run.k]
+    indices = run.indices
     # What the row of each draft gets that goes on.
     slot_rows: list[list[SlotRows]] = [[] for _ in run.k]
     batch, n_passes = run.batch, 0
@@ -99,7 +106,11 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
                 continue
             history = np.concatenate([run.history[i], np.asarray(drafts[i], np.int32)])
             token, probability = run.samplers[i].choose_with_probability(
-                arrays["logits"][at], history, run.n_prompt[i], len(history), run.token_ids
+                arrays["logits"][at],
+                history,
+                run.n_prompt[i],
+                indices[i] + len(drafts[i]),
+                run.token_ids,
             )
             if probability < run.p_min[i]:
                 continue

@@ -40,7 +40,7 @@ def is_integer(value: object) -> bool:
     )
 
 
-def integers(values: ArrayLike, what: str) -> NDArray[np.int32]:
+def integers(values: RowsLike, what: str) -> NDArray[np.int32]:
     """Return ``values`` as C-contiguous int32; raise BatchError where they are no such numbers."""
     given: Any = values
     if type(given) is list and (plain := list_as_int32(given)) is not None:

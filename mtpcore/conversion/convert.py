@@ -186,7 +186,7 @@ def _tokenizer(
     special = family.main.special_tokens
     if callable(special):
         special = ask(special, config, what="no special tokens", where=config.file)
-    n_vocab = source.get("vocab_size", type=Count)
+    n_vocab = source.get("text_vocab_size", "vocab_size", type=Count)
     tables = [tensor.shape[0] for tensor in plan.tensors if tensor.name == "token_embd.weight"]
     if n_vocab is not None and tables and n_vocab > tables[0]:  # before so many texts are made
         raise ModelFileError(

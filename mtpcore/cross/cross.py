@@ -6,10 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, overload
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from mtpcore.acts.guards import Guard, act, act_of_all
 from mtpcore.acts.journal import Journal, Saved, Transaction
 from mtpcore.boundary.arguments import Length, Probability, read, read_below
-from mtpcore.boundary.arrays import RowsLike
+from mtpcore.boundary.arrays import RowsLike, integers
 from mtpcore.cross.assembly import make_drafters
 from mtpcore.cross.by_sequence import (
     pairs_of,
@@ -18,6 +21,7 @@ from mtpcore.cross.by_sequence import (
     read_unfinished,
     setting_of,
 )
+from mtpcore.cross.codebooks import find_codebooks
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.saving import dump_cross, load_cross
 from mtpcore.cross.sequence import Verdict
@@ -82,7 +86,8 @@ class Cross:
         self.links = Links(runners)
         self.links.declare_target()
         drafters = make_drafters(graphs, self.links)
-        self.speculation = Speculation(runners, self.links, drafters)
+        codes = find_codebooks(runners, self.links)
+        self.speculation = Speculation(runners, self.links, drafters, codes)
         self.owners = Owners(self.llm.runner)
         for context in contexts.values():
             context.join(self)
@@ -282,6 +287,61 @@ class Cross:
         given = read_ids(prompts, "prompts")
         with self.transaction(given):
             self.speculation.encode(given)
+
+    @act
+    def frame(
+        self,
+        seqs: Collection[int],
+        sampling: Samplings = GREEDY,
+        *,
+        depth_sampling: Samplings | None = None,
+        earlier: Mapping[int, ArrayLike] | None = None,
+    ) -> dict[int, NDArray[np.int32]]:
+        """Choose the frame of codes that follows the newest row of each sequence.
+
+        Of a model that writes codes (``Model.codebooks``). The target's logits choose the first
+        code; the others are chosen by the graph behind it, all in one call. Nothing is stored: the
+        frame becomes the next row when ``llm.process(Batch(codes=...))`` reads it. ``Frames`` does
+        both for many requests.
+
+        Parameters
+        ----------
+        seqs : collection of seq
+        sampling : Sampling, or mapping of seq to Sampling
+            Code i of the frame at place n is chosen with the noise of index ``n * count + i`` of
+            the settings' stream, so it does not depend on what else runs.
+        depth_sampling : Sampling, or mapping of seq to Sampling, optional
+            Other settings for the codes behind the first. Biases and penalties hold for the first
+            codes alone. Default: those of ``sampling``.
+        earlier : mapping of seq to int32[n], optional
+            First codes of the frames before, for penalties.
+
+        Returns
+        -------
+        dict of seq to int32[count]
+
+        Raises
+        ------
+        LinkError
+            The model writes no codes, or there is no role that chooses them.
+        BatchError
+            A sequence has nothing to continue from.
+        """
+        if self.speculation.codes is None:
+            codebooks = self.llm.model.codebooks
+            raise LinkError(
+                "no role chooses codes",
+                got=", ".join(self.contexts),
+                fix="take a model that writes codes"
+                if codebooks is None
+                else f"add a role: Context(model, graph_type={codebooks.graph!r}), or let link() "
+                "make it",
+            )
+        given: list[Any] = read(seqs, list[Any], "no sequences", wanted="their numbers")
+        wanted = list(dict.fromkeys(map(self.llm.check_seq, given)))
+        texts = {seq: integers(text, "codes") for seq, text in pairs_of(earlier or {}, "earlier")}
+        with self.transaction(wanted):
+            return self.speculation.frame(wanted, sampling, depth_sampling, texts)
 
     @act
     def connect(self, link: Link) -> None:

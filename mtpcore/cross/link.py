@@ -46,7 +46,8 @@ def link(
 ) -> Cross:
     """Make the drafter's contexts, connect them, and return the Cross.
 
-    So are the contexts of graphs that feed the target itself, as its declaration says: an encoder.
+    So are the contexts of graphs that feed the target itself, as its declaration says: an encoder;
+    and of the one that chooses the codes of a model that writes some.
 
     Parameters
     ----------
@@ -163,8 +164,8 @@ def _roles(
     tree: TreeShape | None,
     tokens: NDArray[np.int32] | None,
 ) -> dict[str, Context | Proposer]:
-    """Return the target and what drafts for it, by role."""
-    roles: dict[str, Context | Proposer] = {"llm": llm, **_feeding_contexts(llm)}
+    """Return the target, what feeds it or chooses its codes, and what drafts for it, by role."""
+    roles: dict[str, Context | Proposer] = {"llm": llm, **_feeding_contexts(llm), **_codes(llm)}
     source = draft_model or llm.model
     for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
@@ -191,7 +192,7 @@ def _feeding_contexts(llm: Context) -> dict[str, Context]:
     """
     spec = llm.model.spec
     feeds = spec.feeds if spec is not None and llm.drafter is None else ()
-    names = dict.fromkeys(feed.src for feed in feeds if feed.src != "target")
+    names = dict.fromkeys(feed.src for feed in feeds if not feed.graph and feed.src != "target")
     return {
         name: Context(
             llm.model,
@@ -205,6 +206,25 @@ def _feeding_contexts(llm: Context) -> dict[str, Context]:
             backend=llm.backend,
         )
         for name in names
+    }
+
+
+def _codes(llm: Context) -> dict[str, Context]:
+    """Make the context that chooses the codes of a model that writes some."""
+    codebooks = llm.model.codebooks
+    if codebooks is None:
+        return {}
+    return {
+        codebooks.graph: Context(
+            llm.model,
+            codebooks.count,
+            graph_type=codebooks.graph,
+            n_seq_max=llm.n_seq_max,
+            n_batch=max(2 * llm.n_seq_max, codebooks.count),
+            kv_dtype=llm.kv_dtype,
+            threads=llm.threads,
+            backend=llm.backend,
+        )
     }
 
 

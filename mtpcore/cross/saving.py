@@ -99,8 +99,9 @@ def _load_text(speculation: Speculation, seq: int, record: TextRecord) -> None:
     ):
         raise StateError("no tokens of the model, or more than there are")
     n_bytes = 0 if pending is not None else len(record.last_logits)
-    if len(record.last_logits) != n_bytes or n_bytes not in (0, 4 * n_vocab):
-        raise StateError("no logits of the model", wanted=4 * n_vocab, got=len(record.last_logits))
+    n_logits = int(target.program.shape("logits")[1]) if n_bytes else 0
+    if len(record.last_logits) != n_bytes or n_bytes != 4 * n_logits:
+        raise StateError("no logits of the model", wanted=4 * n_logits, got=len(record.last_logits))
     for role in speculation.followers():
         length = speculation.runners[role].lengths[seq]
         if length > n:

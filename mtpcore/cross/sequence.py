@@ -20,6 +20,15 @@ from mtpcore.sampling import LogitsProcessor, Sampling, check_sampling, process_
 __all__ = ["SequenceState", "SequenceStates", "Verdict"]
 
 
+_OF_TOKENS = {
+    "logit_bias": None,
+    "repetition_penalty": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+}
+"""Settings that name tokens or count them, as they change nothing."""
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What the target says of a draft.
 
@@ -136,6 +145,8 @@ class SequenceState:
             changed: dict[str, Any] = {} if self.stream is None else {"stream": self.stream}
             if kind == "argmax":
                 changed["temperature"] = 0.0
+            if kind == "codes":
+                changed |= _OF_TOKENS
             settings = msgspec.structs.replace(sampling, **changed) if changed else sampling
             kept[kind] = sampling, Sampler(settings, scratch)
         return kept[kind][1]
@@ -153,7 +164,9 @@ class SequenceStates:
     def __init__(self, target: GraphRunner) -> None:
         self._target = target
         self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
-        self._scratch = Scratch(target.model.hparams.n_vocab)
+        codebooks = target.model.codebooks
+        n_codes = codebooks.size if codebooks is not None else 0
+        self._scratch = Scratch(max(target.model.hparams.n_vocab, n_codes))
         for state, length in zip(self._states, target.lengths, strict=True):
             state.append(length, np.zeros(0, np.int32))
 
@@ -202,6 +215,14 @@ class SequenceStates:
         state = self._states[seq]
         state.sampling = check_sampling(sampling)
         return state.sampler(sampling, kind, self._scratch)
+
+    def sampler_of_codes(self, seq: int, sampling: Sampling) -> Sampler:
+        """Return a sequence's sampler of the codes of a frame behind the first.
+
+        Settings that speak of tokens are left to the first code: biases, and penalties for what
+        came before, which was of other codebooks.
+        """
+        return self._states[seq].sampler(check_sampling(sampling), "codes", self._scratch)
 
     def pending(
         self,

@@ -14,6 +14,7 @@ from mtpcore.acts.journal import Saved
 from mtpcore.backends.base import FusedSampling
 from mtpcore.boundary.arguments import read_below
 from mtpcore.cross.by_sequence import setting_of
+from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
 from mtpcore.cross.verification import RoundBatch, match_drafts, tree_rows
@@ -46,6 +47,8 @@ class Speculation:
     links : Links
     drafters : mapping of str to Drafter
         By role, in the order in which they are asked.
+    codes : CodebookDecoder, optional
+        What chooses the codes of a target that writes frames.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class Speculation:
         runners: Mapping[str, GraphRunner],
         links: Links,
         drafters: Mapping[str, Drafter],
+        codes: CodebookDecoder | None = None,
     ) -> None:
         self.runners, self.links, self.drafters = runners, links, drafters
+        self.codes = codes
         self.target = runners["llm"]
         self.states, self.trust = SequenceStates(self.target), Trust(self.target)
         self.choose_seconds = 0.0
@@ -143,6 +148,33 @@ class Speculation:
                 for s, draft in drafter.draft(list(open_jobs.values())).items():
                     drafts[s] = self.trust.check(name, open_jobs[s], draft)
         return drafts
+
+    # Frames
+
+    def frame(
+        self,
+        seqs: Sequence[int],
+        sampling: Samplings,
+        depth_sampling: Samplings | None,
+        earlier: Mapping[int, NDArray[np.int32]],
+    ) -> dict[int, NDArray[np.int32]]:
+        """Choose the frame of codes that follows each sequence; see ``Cross.frame``."""
+        codes, jobs = self.codes, []
+        assert codes is not None
+        for s in seqs:
+            state, settings = self.states.decided(s), setting_of(sampling, s)
+            if state.last_logits is None:
+                raise BatchError(
+                    "nothing to continue from",
+                    where=f"sequence {s}",
+                    fix="process() rows with outputs='last' first",
+                )
+            text = earlier.get(s, np.zeros(0, np.int32))
+            sampler = self.states.sampler(s, settings)
+            first = sampler.choose(state.last_logits, text, 0, codes.index(state.n))
+            inner = settings if depth_sampling is None else setting_of(depth_sampling, s)
+            jobs.append(FrameJob(s, state.n, first, self.states.sampler_of_codes(s, inner)))
+        return codes.decode(jobs)
 
     # Verifying
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 from msgspec.structs import fields
 
-from mtpcore.declarations.spec import DrafterSpec, ModelSpec, Tap, TreeShape
+from mtpcore.declarations.spec import Codebooks, DrafterSpec, ModelSpec, Tap, TreeShape
 from mtpcore.errors import MtpcoreError, PluginError, spell
 
-__all__ = ["check_shape", "check_spec", "check_struct", "check_tree"]
+__all__ = ["check_codebooks", "check_shape", "check_spec", "check_struct", "check_tree"]
 
 Matcher: TypeAlias = Callable[[Any, str], bool]
 """Says whether a value, found at a place, is of a type."""
@@ -181,9 +181,9 @@ def _check_trunk(spec: ModelSpec) -> None:
     if not spec.fit.architectures:
         raise PluginError("a trunk names its architectures", where="fit.architectures")
     for feed in spec.feeds:
-        if feed.graph or feed.src == _main(spec):
+        if bool(feed.graph) != (feed.src == _main(spec)):
             raise PluginError(
-                "the graph that writes texts reads further graphs, and none of them reads it",
+                "a further graph feeds the one that writes texts, or is fed by it",
                 where=f"feed of slot {feed.slot!r}",
                 got=f"src={feed.src!r}, graph={feed.graph!r}",
             )
@@ -252,6 +252,32 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def check_codebooks(codebooks: object, spec: ModelSpec) -> Codebooks:
+    """Return codebooks that a trunk declares.
+
+    Raises
+    ------
+    PluginError
+        They are none, or not those of the trunk's graphs.
+    """
+    if not isinstance(codebooks, Codebooks):
+        raise PluginError("no Codebooks", where="codebooks", got=spell(codebooks))
+    check_struct(codebooks, "Codebooks")
+    count, size, end = codebooks.count, codebooks.size, codebooks.end
+    is_sound = 2 <= count <= 1 << 10 and 2 <= size <= 1 << 24
+    if not is_sound or not 1 <= codebooks.n_end <= count or not 0 <= (end or 0) < size:
+        raise PluginError("codebooks of impossible sizes", where="codebooks", got=repr(codebooks))
+    fed = {(feed.graph, feed.slot) for feed in spec.feeds}
+    if codebooks.graph not in dict(spec.graphs) or (codebooks.graph, "embeddings") not in fed:
+        raise PluginError(
+            "the graph that chooses codes is not declared, or nothing feeds it",
+            where=f"codebooks, graph {codebooks.graph!r}",
+            wanted="one of graphs=, and Feed(graph=..., slot='embeddings', src='llm', "
+            "pairing='same-token')",
+        )
+    return codebooks
 
 
 def check_shape(spec: DrafterSpec) -> None:

@@ -25,6 +25,7 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
+    "Codebooks",
     "DrafterSpec",
     "Feed",
     "Fit",
@@ -218,6 +219,34 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
     n_nodes: _Size = 0
 
 
+class Codebooks(msgspec.Struct, frozen=True, kw_only=True):
+    """Codes that a model writes in place of tokens: a frame of them for each row.
+
+    The trunk's logits choose the first code of a frame. The others are chosen one after the other
+    by another graph, whose memory begins anew with each frame: at position 0 it reads the trunk's
+    row (its ``embeddings``, which a Feed declares), at position p the code before; its logits at
+    position p choose code p. The frame is the trunk's next row: ``inputs.codes(count)``.
+
+    Attributes
+    ----------
+    count : int
+        Codes of a frame.
+    size : int
+        Codes of a codebook, and so logits of both graphs.
+    graph : str
+        The type of the graph that chooses the others, among ``ModelSpec.graphs``.
+    end : int, optional
+        A frame whose first ``n_end`` codes are all this one ends the text, and is none of it.
+    n_end : int
+    """
+
+    count: int
+    size: int
+    graph: str = "depth"
+    end: int | None = None
+    n_end: int = 1
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Which model files a declaration fits: by architecture and by the tensors they have.
 
@@ -258,6 +287,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         The further graph that reads prompts, where it is not ``build``; the hyper-parameters then
         have ``start_token``, with which each text begins.
     ties : tuple of Tie
+    codebooks : callable, optional
+        ``codebooks(hparams)`` returns the Codebooks of a model that writes codes, no tokens.
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
     checkpoint : Checkpoint, optional
@@ -274,6 +305,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     feeds: tuple[Feed, ...] = ()
     encoder: str = ""
     ties: tuple[Tie, ...] = ()
+    codebooks: Callable[..., Codebooks] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     plugin: str = ""

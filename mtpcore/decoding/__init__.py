@@ -1,5 +1,6 @@
 """Rounds of draft and verify for many sequences."""
 
+from mtpcore.decoding.frames import FrameRequest, Frames
 from mtpcore.decoding.generator import Generator
 from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.length import controller_for, default_length
@@ -15,6 +16,8 @@ __all__ = [
     "LengthDecision",
     "Controller",
     "FinishReason",
+    "FrameRequest",
+    "Frames",
     "Generator",
     "LengthPolicy",
     "Request",

@@ -27,7 +27,7 @@ from mtpcore.decoding.request import (
 from mtpcore.decoding.rounds import RoundResult, check_sequences, run_round
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
-from mtpcore.decoding.tokens import Tokens
+from mtpcore.decoding.tokens import Chosen
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling, check_sampling
@@ -103,6 +103,12 @@ class Generator:
                 "a generator runs on a Cross or an LLM context",
                 got=type(source).__name__,
                 fix="make one: Generator(link(Context(model)))",
+            )
+        if source.llm.model.codebooks is not None:
+            raise LinkError(
+                "the model writes codes, no tokens",
+                got=repr(source.llm),
+                fix="let Frames write: Frames(cross).generate(prompt)",
             )
         self.cross, self.guard = source, source.guard
         self.prefixes = PrefixCache(source, prefix_cache)
@@ -276,7 +282,7 @@ class Generator:
         BatchError, CapacityError, LinkError, SamplingError, TypeError
             As ``add``.
         """
-        return Tokens(self, self.request(prompt, **options))
+        return Chosen(self, self.request(prompt, **options))
 
     @act
     def step(self) -> None:

@@ -6,7 +6,8 @@ Weight names may hold ``{n}``, the head's block; ties decide which tensor a name
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 from mtpcore.declarations.spec import TARGET, Tap, Tie
@@ -81,6 +82,7 @@ class GraphBuilder:
         whole: Collection[str] = (),
     ) -> None:
         self.name, self.n, self.tensors = name, n, tensors
+        self._prefix = ""
         self._wanted_taps = frozenset(taps)
         self._ties = {self._expand(tie.tensor): tie for tie in ties}
         self._values: list[Value] = []
@@ -96,7 +98,19 @@ class GraphBuilder:
     # Weights
 
     def _expand(self, name: str) -> str:
+        return self._number(self._prefix + name)
+
+    def _number(self, name: str) -> str:
         return name if self.n is None else name.replace("{n}", str(self.n))
+
+    @contextmanager
+    def within(self, prefix: str) -> Iterator[None]:
+        """Let names of tensors begin with ``prefix``: a file may hold several stacks of blocks."""
+        before, self._prefix = self._prefix, self._prefix + prefix
+        try:
+            yield
+        finally:
+            self._prefix = before
 
     def _stem(self, name: str) -> str:
         """Return the node name that a weight's name suggests."""
@@ -106,8 +120,7 @@ class GraphBuilder:
         """Return the weight that ``name`` means, through its tie, or None where it is absent."""
         wanted = self._expand(name)
         tie = self._ties.get(wanted)
-        for candidate in tie.candidates if tie else (wanted,):
-            tensor = self._expand(candidate)
+        for tensor in map(self._number, tie.candidates if tie else (wanted,)):
             if tensor in self.tensors:
                 return Weight(tensor, wanted, tuple(self.tensors[tensor].shape))
         return None
@@ -234,6 +247,68 @@ class GraphBuilder:
             name=name or self._stem(table),
             scale=float(scale),
             absent=absent,
+        )[0]
+
+    def embed_by_position(
+        self,
+        tokens: Value,
+        positions: Value,
+        table: str,
+        n_parts: int,
+        *,
+        first: int = 0,
+        embeddings: bool = False,
+        name: str | None = None,
+    ) -> Value:
+        """Look tokens up in the part of the table that their position says: -> [T, width].
+
+        Parameters
+        ----------
+        tokens, positions : Value
+            i32[T] and i32[T, axes]; the first axis counts.
+        table : str
+            [n_parts x rows, width]
+        n_parts, first : int
+            Position ``first`` and those before it take the first part, the next one the second.
+        embeddings : bool
+            Whether a row may be an embedding row.
+        """
+        inputs = [tokens, positions]
+        if embeddings:
+            width = self._weight(table, name or "embed_by_position").shape[-1]
+            inputs.append(self.add_input("embeddings", (TOKENS, width)))
+        name = name or self._stem(table)
+        return self.add_node(
+            "embed_by_position", inputs, [table], name=name, n_parts=n_parts, first=first
+        )[0]
+
+    def embed_codes(self, codes: Value, table: str, *, name: str | None = None) -> Value:
+        """Sum the embeddings of a row's codes: [T, n] -> [T, width].
+
+        Code i of a row is a row of part i of the table, which has n equal parts; a code of -1, or
+        any other that its part lacks, adds nothing.
+        """
+        return self.add_node("embed_codes", [codes], [table], name=name or self._stem(table))[0]
+
+    def matmul_by_position(
+        self, x: Value, positions: Value, weight: str, *, first: int = 0, name: str | None = None
+    ) -> Value:
+        """Multiply each row by the matrix of its position: [T, inputs] -> [T, outputs].
+
+        Parameters
+        ----------
+        x : Value
+            Rows of the batch, or those whose outputs are wanted.
+        positions : Value
+            i32[T, axes] of the batch; the first axis counts.
+        weight : str
+            A stack of matrices, [n, outputs, inputs].
+        first : int
+            Position ``first`` and those before it take the first matrix, the next one the second.
+        """
+        name = name or self._stem(weight)
+        return self.add_node(
+            "matmul_by_position", [x, positions], [weight], name=name, first=first
         )[0]
 
     def matmul(

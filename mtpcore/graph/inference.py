@@ -17,6 +17,10 @@ _FIX = (
 )
 
 
+_LOOKED_UP = ("embed", "embed_by_position")
+"""Operations that look tokens up."""
+
+
 def infer(
     op: str,
     node: str,
@@ -131,7 +135,8 @@ def check(program: Program) -> None:
 
 def _check_input(name: str, value: Value) -> None:
     """Refuse an input that is neither tokens, positions nor float32 rows."""
-    dtype, n_axes = {"tokens": ("i32", 1), "positions": ("i32", 2)}.get(name, ("f32", 2))
+    kinds = {"tokens": ("i32", 1), "positions": ("i32", 2), "codes": ("i32", 2)}
+    dtype, n_axes = kinds.get(name, ("f32", 2))
     fits = value.dtype == dtype and len(value.shape) == n_axes and value.n_experts == 0
     rows, *widths = value.shape
     is_slot = name not in ("tokens", "positions", "embeddings")
@@ -140,7 +145,8 @@ def _check_input(name: str, value: Value) -> None:
         raise GraphError(
             "an input that no batch has",
             where=name,
-            wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], or f32[n_tokens, width]",
+            wanted="tokens i32[n_tokens], positions i32[n_tokens, axes], codes i32[n_tokens, n], "
+            "or f32[n_tokens, width]",
             got=f"{value.dtype}{list(value.shape)}",
         )
 
@@ -151,13 +157,14 @@ def _check_embeddings(program: Program) -> None:
     if rows is None:
         return
     for node in program.nodes:
-        if node.op == "embed" and len(node.inputs) < 2 and node.attrs["absent"] < 0:
+        lacks = node.op in _LOOKED_UP and rows not in node.inputs
+        if lacks and node.attrs.get("absent", -1) < 0:
             raise GraphError(
                 "a token may be -1, for an embedding row stands in its place",
                 where=node.name,
                 wanted="embed(..., embeddings=True), or absent=, as elsewhere in this graph",
             )
-        if rows in node.inputs and node.op != "embed":
+        if rows in node.inputs and node.op not in _LOOKED_UP:
             raise GraphError(
                 "embedding rows are there for some tokens only",
                 where=node.name,

@@ -14,7 +14,8 @@ class Inputs:
     """Inputs of a graph.
 
     ``tokens`` i32[n_tokens], ``positions`` i32[n_tokens, axes]; ``inputs["hidden"]`` is the slot
-    of that name, f32[n_tokens, width], or of whole sequences f32[n_sources, width].
+    of that name, f32[n_tokens, width], or of whole sequences f32[n_sources, width]. ``codes(n)``
+    are n codes a row, -1 where there is none.
 
     Parameters
     ----------
@@ -38,6 +39,10 @@ class Inputs:
         self._add, self._slots, self._whole = add, slots, whole
         self.tokens = add("tokens", (TOKENS,), "i32")
         self.positions = add("positions", (TOKENS, axes), "i32")
+
+    def codes(self, n: int) -> Value:
+        """Return the codes of each row, i32[n_tokens, n]: one of each of n codebooks."""
+        return self._add("codes", (TOKENS, n), "i32")
 
     def __getitem__(self, slot: str) -> Value:
         """Return the slot's rows; raise GraphError where it was not declared."""

@@ -80,6 +80,34 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(x[0][0], table[1])
 
 
+def _embed_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    table, n = w[0], a["n_parts"]
+    assert table is not None
+    _want(x[1][0] == x[0][0], "each token has a position", x[0][0], x[1][0])
+    fits = len(table) == 2 and n > 0 and table[0] % n == 0
+    _want(fits, "a table has equal parts", f"[{n} x rows, width]", table)
+    return _embed([x[0], *x[2:]], w, {"absent": -1})
+
+
+def _embed_codes(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    table = w[0]
+    assert table is not None
+    _want(len(x[0]) == 2, "a row has several codes", "[rows, codes]", x[0])
+    fits = len(table) == 2 and table[0] % int(x[0][1]) == 0
+    _want(fits, "a table has a part for each code of a row", f"[{x[0][1]} x rows, width]", table)
+    return _f32(x[0][0], table[1])
+
+
+def _matmul_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    stack = w[0]
+    assert stack is not None
+    _want(len(stack) == 3, "matrices of positions are stacked", "[n, outputs, inputs]", stack)
+    wanted = (x[0][0], stack[2])
+    _want(x[0] == wanted, "rows do not fit the matrices", wanted, x[0])
+    _want(x[1][0] == TOKENS, "positions are those of the batch", TOKENS, x[1][0])
+    return _f32(x[0][0], stack[1])
+
+
 def _matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     matrix, bias = w[0], w[1] if len(w) > 1 else None
     assert matrix is not None
@@ -386,7 +414,34 @@ OPS: dict[str, OpRule] = {
         "that of token `absent`",
         (0,),
     ),
+    "embed_by_position": _rule(
+        (2, 3),
+        1,
+        "n_parts first",
+        _embed_by_position,
+        "as embed, from one of n_parts equal parts of the table: part positions[t, 0] - first, or "
+        "the nearest one there is; where tokens[t] is -1, row t of the third input",
+        (0, 1),
+    ),
+    "embed_codes": _rule(
+        1,
+        1,
+        "",
+        _embed_codes,
+        "the sum over i of row codes[t, i] of part i of the table, from zero and in order; a code "
+        "that is no row of its part, as -1, adds nothing",
+        (0,),
+    ),
     "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),
+    "matmul_by_position": _rule(
+        2,
+        1,
+        "first",
+        _matmul_by_position,
+        "w[i] x[t], where i is the row's position on the first axis less first, or the nearest one "
+        "that there is",
+        (1,),
+    ),
     "rms_norm": _rule(
         1, (0, 1), "eps", _rms_norm, "w * x / sqrt(mean(x^2) + eps) over the last axis"
     ),

@@ -159,12 +159,12 @@ class Program(msgspec.Struct, frozen=True):
     each batch: ``split_sources`` parts them. What the former leave to the latter is in memory.
 
     Inputs: ``tokens`` i32[n_tokens] (-1 where an embedding row stands), ``positions``
-    i32[n_tokens, axes], ``embeddings`` f32[n_tokens, width] where the graph takes them, and one
-    ``f32[n_tokens, width]`` for each slot, or ``f32[n_sources, width]`` of whole sequences.
-    Outputs: ``logits`` f32[n_outputs, n_vocab], taps and recycled states f32[n_tokens, width].
-    ``taps`` are all that the graph offers, asked for or not. ``states`` are those of recurrent
-    layers, by number, a layer's convolution first. ``delivered`` are memory layers of whole
-    sequences; no number is in ``memory``, too.
+    i32[n_tokens, axes], where the graph takes them ``embeddings`` f32[n_tokens, width] and
+    ``codes`` i32[n_tokens, n], and one ``f32[n_tokens, width]`` for each slot, or
+    ``f32[n_sources, width]`` of whole sequences. Outputs: ``logits`` f32[n_outputs, n_vocab], taps
+    and recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or
+    not. ``states`` are those of recurrent layers, by number, a layer's convolution first.
+    ``delivered`` are memory layers of whole sequences; no number is in ``memory``, too.
     """
 
     name: str
@@ -187,12 +187,12 @@ class Program(msgspec.Struct, frozen=True):
         return int(self.values[self.inputs["positions"]].shape[1])
 
     def slots(self) -> dict[str, int]:
-        """Return the width of each slot that has a row for each token."""
+        """Return the width of each slot that has a row for each token, no input of every batch."""
+        own = ("tokens", "positions", "embeddings", "codes")
         return {
             name: int(self.values[value].shape[1])
             for name, value in self.inputs.items()
-            if name not in ("tokens", "positions", "embeddings")
-            and self.values[value].shape[0] == TOKENS
+            if name not in own and self.values[value].shape[0] == TOKENS
         }
 
     @property
@@ -205,6 +205,17 @@ class Program(msgspec.Struct, frozen=True):
     def sees_ahead(self) -> bool:
         """Whether rows of a batch attend to later ones of their sequence: it is run whole."""
         return any(node.op == "attention" and node.attrs["mask"] == "block" for node in self.nodes)
+
+    @property
+    def n_codes(self) -> int:
+        """How many codes a row has; 0 where the graph reads none."""
+        return int(self.values[self.inputs["codes"]].shape[1]) if "codes" in self.inputs else 0
+
+    @property
+    def n_per_codebook(self) -> int:
+        """How many codes each codebook has; 0 where the graph reads none."""
+        tables = [node.weights[0] for node in self.nodes if node.op == "embed_codes"]
+        return min((table.shape[0] // self.n_codes for table in tables if table), default=0)
 
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""

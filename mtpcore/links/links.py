@@ -142,7 +142,7 @@ class Links:
         spec = target.model.spec
         for feed in spec.feeds if spec is not None and target.drafter is None else ():
             source = self._runners.get(feed.src)
-            if source is None or source.model is not target.model:
+            if feed.graph or source is None or source.model is not target.model:
                 continue
             if source.drafter is None and source.graph_type.name == feed.src:
                 owner = f"{spec.name!r} of plugin {spec.plugin!r}" if spec else ""

@@ -19,6 +19,7 @@ def decoder(
     inputs: Inputs,
     h: H,
     layer: Callable[[GraphBuilder, Value, Value, int, H], Value],
+    x: Value | None = None,
 ) -> Outputs:
     """Build a trunk from a layer; each layer's input can be tapped.
 
@@ -27,8 +28,11 @@ def decoder(
     layer : callable
         ``layer(g, x, positions, n, h)`` returns the residual stream x, f32[n_tokens, width], with
         what block n adds to it.
+    x : Value, optional
+        f32[n_tokens, width], what enters the first layer; default: the tokens' embeddings.
     """
-    x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
+    if x is None:
+        x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     for n in range(h.n_layers):
         x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
     return trunk_outputs(g, x, h)

@@ -69,6 +69,7 @@ class Admission:
         self._n_vocab, self._n_ctx, self._starts_late = n_vocab, n_ctx, starts_late
         self._n_axes, self._slots = program.n_axes, program.slots()
         self._whole_slot = program.whole_slot
+        self._n_codes, self._n_per_codebook = program.n_codes, program.n_per_codebook
 
     def admit(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Admitted:
         """Return the rows of a batch, the places that they take, and whose they are.
@@ -98,7 +99,8 @@ class Admission:
             place=place,
             outputs=outputs,
             parent=batch.parent,
-            embeddings=batch.embeddings,
+            embeddings=self._embeddings(batch),
+            codes=self._codes(batch),
             slots=self._fetch(batch, place),
             fused_sampling=fused_sampling,
         )
@@ -107,6 +109,8 @@ class Admission:
     def _chains(self, batch: Batch) -> Placed | None:
         """Place rows that are tokens, one after the other; None where there is anything else."""
         if batch.pos.ndim != 1 or batch.parent is not None or batch.embeddings is not None:
+            return None
+        if batch.codes is not None:
             return None
         if self._sequences.undecided:
             return None
@@ -142,7 +146,7 @@ class Admission:
 
     def _check_tokens(self, batch: Batch) -> None:
         n_vocab = self._n_vocab
-        low = 0 if batch.embeddings is None else -1
+        low = 0 if batch.embeddings is None and batch.codes is None else -1
         bad = np.flatnonzero((batch.tokens < low) | (batch.tokens >= n_vocab))
         if len(bad):
             raise BatchError(
@@ -161,6 +165,44 @@ class Admission:
             raise BatchError(
                 "embedding rows have another width", wanted=width, got=batch.embeddings.shape[1]
             )
+
+    def _embeddings(self, batch: Batch) -> NDArray[np.float32] | None:
+        """Return the embedding rows; zeros for rows that have codes and nothing else."""
+        if batch.embeddings is not None or batch.codes is None or (batch.tokens >= 0).all():
+            return batch.embeddings
+        inputs = self._program.inputs
+        if "embeddings" not in inputs:
+            raise BatchError("this graph takes no rows without tokens", where=self._program.name)
+        width = int(self._program.values[inputs["embeddings"]].shape[1])
+        return np.zeros((len(batch), width), np.float32)
+
+    def _codes(self, batch: Batch) -> I32 | None:
+        """Return the codes of all rows, where the graph reads any."""
+        n_codes, codes = self._n_codes, batch.codes
+        if codes is None:
+            return np.full((len(batch), n_codes), -1, np.int32) if n_codes else None
+        if codes.shape[1] != n_codes:
+            raise BatchError(
+                "codes of another number of codebooks",
+                where=self._program.name,
+                wanted=n_codes or "none: the graph reads no codes",
+                got=codes.shape[1],
+            )
+        bad = np.argwhere((codes < -1) | (codes >= self._n_per_codebook))
+        if len(bad):
+            raise BatchError(
+                "no such code",
+                where=f"row {bad[0][0]}, codebook {bad[0][1]}",
+                wanted=f"-1..{self._n_per_codebook - 1}",
+                got=int(codes[tuple(bad[0])]),
+            )
+        if batch.embeddings is None:
+            empty = np.flatnonzero((batch.tokens < 0) & (codes < 0).all(axis=1))
+            if len(empty):
+                raise BatchError(
+                    "a row without a token, a code or an embedding", where=f"row {empty[0]}"
+                )
+        return codes
 
     def _places(self, batch: Batch) -> tuple[I32, Ranges, RowsOfSeq]:
         place = np.empty(len(batch), np.int32)

@@ -1,4 +1,4 @@
-"""Batches: tokens or embedding rows, their sequences and positions, and the outputs wanted."""
+"""Batches: tokens, codes or embedding rows, their places, and the outputs wanted."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ class Batch:
     Parameters
     ----------
     tokens : array_like of int, shape (n,), optional
-        Token ids; -1 where ``embeddings`` holds the row.
+        Token ids; -1 where ``embeddings`` or ``codes`` hold the row.
     embeddings : array_like, DLPack, shape (n, width), optional
         Rows that take the place of looked-up embeddings where ``tokens`` is -1.
+    codes : array_like of int, DLPack, shape (n, n_codebooks), optional
+        Of graphs with codebooks: the codes of each row, -1 where it has none. Their embeddings are
+        summed, and added to the token's.
     seq : int or array_like of int, shape (n,)
         Sequence of each row.
     pos : int or array_like of int, shape (n,) or (n, axes)
@@ -68,14 +71,22 @@ class Batch:
         tokens: ArrayLike | None = None,
         *,
         embeddings: RowsLike | None = None,
+        codes: RowsLike | None = None,
         seq: ArrayLike = 0,
         pos: ArrayLike = 0,
         outputs: Wanted = "last",
         parent: ArrayLike | None = None,
         slots: Mapping[str, RowsLike] | None = None,
     ) -> None:
-        if tokens is None and embeddings is None:
-            raise BatchError("a batch has tokens or embedding rows", fix="give one of them")
+        if tokens is None and embeddings is None and codes is None:
+            raise BatchError("a batch has tokens, codes or embedding rows", fix="give one of them")
+        self.codes: I32 | None = None
+        if codes is not None:
+            self.codes = integers(codes, "codes")
+            if self.codes.ndim != 2:
+                raise BatchError(
+                    "codes have two axes", wanted="[n, n_codebooks]", got=self.codes.shape
+                )
         self.embeddings: F32 | None = None
         if embeddings is not None:
             self.embeddings = numbers(embeddings, "embedding rows")
@@ -99,6 +110,8 @@ class Batch:
         n = len(self.tokens)
         if self.embeddings is not None and len(self.embeddings) != n:
             raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
+        if self.codes is not None and len(self.codes) != n:
+            raise BatchError("one row of codes a token", wanted=n, got=len(self.codes))
         self.parent = None if parent is None else self._parents(parent, n)
         self.slots: dict[str, F32] = {}
         for name, rows in (_read_slots(slots) if slots is not None else {}).items():
@@ -129,8 +142,9 @@ class Batch:
 
     def _tokens(self, tokens: ArrayLike | None) -> I32:
         if tokens is None:
-            assert self.embeddings is not None
-            return _filled(len(self.embeddings), -1)
+            rows = self.codes if self.embeddings is None else self.embeddings
+            assert rows is not None
+            return _filled(len(rows), -1)
         token_ids = integers(tokens, "tokens")
         if token_ids.ndim != 1:
             raise BatchError("tokens have one axis", wanted="[n]", got=token_ids.shape)

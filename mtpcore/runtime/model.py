@@ -16,9 +16,10 @@ import msgspec
 
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.boundary.forks import give_lock
-from mtpcore.declarations.checks import check_shape, check_struct
+from mtpcore.declarations.checks import check_codebooks, check_shape, check_struct
 from mtpcore.declarations.spec import (
     TARGET,
+    Codebooks,
     DrafterSpec,
     Feed,
     ModelSizes,
@@ -173,6 +174,40 @@ class Model:
     def chat_template(self) -> ChatTemplate | None:
         """The chat template, or None where the file has none."""
         return read_chat_template(self._file.metadata, self.tokenizer, str(self.path))
+
+    @cached_property
+    def codebooks(self) -> Codebooks | None:
+        """The codes that the model writes, or None where it writes tokens.
+
+        Raises
+        ------
+        PluginError
+            What the plugin declares is none.
+        """
+        if self.spec is None or self.spec.codebooks is None:
+            return None
+        where = f"{self.spec.name!r} of plugin {self.spec.plugin or 'unknown'!r}"
+        try:
+            return check_codebooks(self.spec.codebooks(self.hparams), self.spec)
+        except PluginError as error:
+            raise error.at(where) from error
+        except Exception as error:  # whatever a plugin raises
+            raise PluginError(
+                f"codebooks raised {type(error).__name__}: {spell(error, str)}", where=where
+            ) from error
+
+    def n_tokens(self, graph_type: GraphType | str) -> int:
+        """Return how many tokens a graph of a ``graph_type`` knows: the vocabulary's, or codes.
+
+        Raises
+        ------
+        GraphError
+            Not the name of a type.
+        """
+        codebooks = self.codebooks
+        if codebooks is not None and GraphType(graph_type).name == codebooks.graph:
+            return codebooks.size
+        return int(self.hparams.n_vocab)
 
     @property
     def drafters(self) -> tuple[DrafterSpec, ...]:
@@ -386,6 +421,8 @@ class Model:
         if mapped or "logits" not in program.outputs:
             return
         wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
+        if self.codebooks is not None and isinstance(spec, ModelSpec):
+            wanted = self.codebooks.size
         if got != wanted:
             raise GraphError(
                 "one logit a token of the vocabulary",
@@ -435,7 +472,7 @@ class Model:
 
     def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
         """Return the width of a slot, that of its taps together."""
-        if feed.src != "target":
+        if feed.src not in ("target", GraphType.LLM.name):
             drafter = fitted.spec if fitted else None
             program = self.program(GraphType(feed.src), drafter=drafter)
             return sum(int(program.shape(tap)[1]) for tap in feed.taps)

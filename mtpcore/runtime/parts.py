@@ -107,6 +107,7 @@ def _part(batch: CheckedBatch, begin: int, end: int) -> tuple[CheckedBatch, Rang
         outputs=(batch.outputs[first:stop] - begin).astype(np.int32),
         parent=parent,
         embeddings=None if batch.embeddings is None else batch.embeddings[begin:end],
+        codes=None if batch.codes is None else batch.codes[begin:end],
         slots={name: slot[begin:end] for name, slot in batch.slots.items()},
         fused_sampling=fused_sampling and fused_sampling.part(first, stop),
     )

@@ -114,7 +114,7 @@ class GraphRunner:
         self._admission = Admission(
             self.program,
             self.sequences,
-            n_vocab=model.hparams.n_vocab,
+            n_vocab=model.n_tokens(graph_type),
             n_ctx=sizes.n_ctx,
             starts_late=drafter is not None,
         )

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import F32, Backend, CheckedBatch
+from mtpcore.backends.draft import n_embeddings
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
@@ -140,7 +141,7 @@ def _rows(
         place += range(lengths[sequence], lengths[sequence] + n)
         lengths[sequence] += n
     n = len(seq)
-    tokens = rng.integers(0, _n_tokens(program), n).astype(np.int32)
+    tokens = rng.integers(0, n_embeddings(program) or 1, n).astype(np.int32)
     embeddings = None
     if "embeddings" in program.inputs:
         embeddings = _normal(rng, n, program, "embeddings")
@@ -152,14 +153,18 @@ def _rows(
         place=np.array(place, np.int32),
         outputs=np.flatnonzero(rng.random(n) < 0.5).astype(np.int32),
         embeddings=embeddings,
+        codes=_codes(program, n, rng),
         slots={slot: _normal(rng, n, program, slot) for slot in program.slots()},
     )
 
 
-def _n_tokens(program: Program) -> int:
-    """Return how many tokens every table of the program has; any number where it reads none."""
-    tables = [node.weights[0] for node in program.nodes if node.op == "embed"]
-    return min((table.shape[0] for table in tables if table is not None), default=1)
+def _codes(program: Program, n: int, rng: np.random.Generator) -> NDArray[np.int32] | None:
+    """Return codes, some rows without any, where the program reads them."""
+    if not program.n_codes:
+        return None
+    codes = rng.integers(0, program.n_per_codebook, (n, program.n_codes)).astype(np.int32)
+    codes[rng.random(n) < 0.3] = -1
+    return codes
 
 
 def _normal(rng: np.random.Generator, n: int, program: Program, name: str) -> F32:

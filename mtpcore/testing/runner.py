@@ -126,7 +126,8 @@ class Runner:
         positions : int32[n, axes], optional
             Places on every axis, or depths in the tree where ``parent`` is given, if left out.
         **slots : float32[n, width]
-            Rows of the program's slots; ``embeddings`` are rows in place of tokens of -1.
+            Rows of the program's slots; ``embeddings`` are rows in place of tokens of -1, and
+            ``codes`` int32[n, n_codes].
         """
         n = len(tokens)
         begin = self.memory.length(seq) if place is None else place
@@ -138,7 +139,7 @@ class Runner:
             program = self.plan.program
             axes = int(program.values[program.inputs["positions"]].shape[1])
             positions = np.repeat(depths[:, None], axes, axis=1)
-        embeddings = slots.pop("embeddings", None)
+        embeddings, codes = slots.pop("embeddings", None), slots.pop("codes", None)
         rows = CheckedBatch(
             tokens=np.asarray(tokens, np.int32),
             positions=np.asarray(positions, np.int32),
@@ -149,6 +150,7 @@ class Runner:
             else np.asarray(outputs, np.int32),
             parent=None if parent is None else np.asarray(parent, np.int32),
             embeddings=embeddings,
+            codes=codes,
             slots=slots,
         )
         self.memory.reserve({seq: (begin, begin + n)})

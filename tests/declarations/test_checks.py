@@ -3,6 +3,7 @@
 from collections import defaultdict
 
 import msgspec
+import mtpcore_csm
 import mtpcore_deepseek_mtp
 import mtpcore_eagle3
 import mtpcore_gemma4
@@ -32,6 +33,7 @@ PLUGINS = [
     mtpcore_gpt_oss,
     mtpcore_gemma4,
     mtpcore_t5,
+    mtpcore_csm,
 ]
 DECLARED = Registry.of(mtpcore.models, *PLUGINS)
 SCRIPT = DrafterSpec(

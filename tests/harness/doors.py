@@ -93,6 +93,20 @@ SOUND = {
     "DraftVocabulary.write.path": lambda w: "/dev/null/nothing",
     "messages": lambda w: [{"role": "user", "content": "hi"}],
     "generator": lambda w: w.generator,
+    "codes": lambda w: [[1, 2]],
+    "Video.nt": lambda w: 1,
+    "Video.nx": lambda w: 1,
+    "Video.ny": lambda w: 1,
+    "Image.nx": lambda w: 1,
+    "Image.ny": lambda w: 1,
+    "start": lambda w: 3,
+    "nt": lambda w: 2,
+    "nx": lambda w: 2,
+    "ny": lambda w: 2,
+    "seqs": lambda w: [0],
+    "Model.n_tokens.graph_type": lambda w: "llm",
+    "begin": lambda w: 0,
+    "end": lambda w: 1,
     "LM.n_ctx": lambda w: 48,
     "LM.n_seq_max": lambda w: 1,
     "LM.generate.max_tokens": lambda w: 2,
@@ -123,6 +137,8 @@ LEFT_OUT = {
     "Output": "made by process",
     "Proposer": "what others implement",
     "Request": "made by Generator.add",
+    "FrameRequest": "made by Frames.add",
+    "Frames": "takes a model that writes codes; tests/decoding/test_frames.py calls it",
     "Stats": "made by a generator",
     "Verdict": "made by verify",
     "testing.Runner": "arrays as plans take them, for tests of single storeys",
@@ -184,6 +200,7 @@ ON = {
     "LM": lambda w: w.lm,
     "Model": lambda w: w.model,
     "Output": lambda w: w.output,
+    "Prompt": lambda w: mtpcore.Prompt([1, 2]),
     "Sampling": lambda w: Sampling,
     "Tap": lambda w: mtpcore.Tap,
 }
@@ -244,12 +261,18 @@ def choose(world, samplers=(None,), indices=(0,), token_ids=None, fused_sampling
 
 
 def batch(
-    world, tokens=(4,), seq=2, pos=0, outputs="last", parent=None, slots=None, embeddings=None
-):
+    world, tokens=(4,), seq=2, pos=0, outputs="last", parent=None, slots=None, embeddings=None,
+    codes=None,
+):  # fmt: skip
     made = Batch(
-        tokens, seq=seq, pos=pos, outputs=outputs, parent=parent, slots=slots, embeddings=embeddings
-    )
+        tokens, seq=seq, pos=pos, outputs=outputs, parent=parent, slots=slots,
+        embeddings=embeddings, codes=codes,
+    )  # fmt: skip
     world.alone.process(made)
+
+
+def prompt(world, part=(1, 2), other=(3,)):
+    world.alone.process(mtpcore.Prompt(part, other).batch(seq=2))
 
 
 def bias(world, token=3, value=1.0):
@@ -367,7 +390,7 @@ def declare_inside(home, name):
 
 
 COMPOSED = [
-    *map(composed, (grow, connect, tap, choose, batch, bias, settle, length, cross_of)),
+    *map(composed, (grow, connect, tap, choose, batch, prompt, bias, settle, length, cross_of)),
     *map(composed, (simulate, simulate_length, backend, plugin, select_plugins, error)),
     composed(guess, (Hostile,)),
     *(declare_inside(home, one) for home, kind in INSIDE for one in kind.__struct_fields__),

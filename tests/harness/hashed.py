@@ -178,7 +178,7 @@ class HashBackend:
 class HashModel:
     """What contexts need of a model."""
 
-    architecture, path, tokenizer, spec = "hashed", "hashed.gguf", None, None
+    architecture, path, tokenizer, spec, codebooks = "hashed", "hashed.gguf", None, None, None
     planning = staticmethod(nullcontext)
 
     def __init__(self, spec=SPEC):
@@ -193,6 +193,9 @@ class HashModel:
 
     def open_draft_model(self):
         return None
+
+    def n_tokens(self, graph_type):
+        return N_VOCAB
 
     def find_drafter(self, drafter):
         return drafter if isinstance(drafter, DrafterSpec) else self.drafters[0]

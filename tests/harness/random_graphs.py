@@ -13,7 +13,7 @@ from mtpcore.graph.program import OUTPUTS, TOKENS
 
 WIDEST, MOST_HEADS = 160, 6
 WIDTHS = [1, 4, 12, 16, 32, 32, 64, 64]  # few, so that values fit each other
-N_EXPERTS = 4
+N_EXPERTS, N_CODES = 4, 3
 
 
 class Grower(Writer):
@@ -21,8 +21,9 @@ class Grower(Writer):
 
     WIDTHS = st.sampled_from(WIDTHS)
 
-    def __init__(self, draw):
+    def __init__(self, draw, reads_codes=True):
         super().__init__(draw)
+        self.reads_codes = reads_codes
         self.values, self.ids = [], []
         self.has_embeddings, self.width = draw(st.booleans()), draw(self.WIDTHS)
 
@@ -56,6 +57,28 @@ class Grower(Writer):
         width = self.width if self.has_embeddings else self.draw(self.WIDTHS)
         table = self.matrix(N_VOCAB, width)
         return self.g.embed(self.g.inputs.tokens, table, embeddings=self.has_embeddings)
+
+    def embed_by_position(self):
+        width = self.width if self.has_embeddings else self.draw(self.WIDTHS)
+        n = self.draw(st.integers(1, 4))
+        table, first = self.matrix(n * N_VOCAB, width), self.draw(st.integers(0, 2))
+        tokens, positions = self.g.inputs.tokens, self.g.inputs.positions
+        return self.g.embed_by_position(
+            tokens, positions, table, n, first=first, embeddings=self.has_embeddings
+        )
+
+    def embed_codes(self):
+        """Sum up codes, of which some name no row."""
+        if not self.reads_codes:
+            return None
+        table = self.matrix(N_CODES * 7, self.draw(self.WIDTHS))
+        return self.g.embed_codes(self.g.inputs.codes(N_CODES), table)
+
+    def matmul_by_position(self):
+        x = self.flat()
+        stack = self.matrix(self.draw(st.integers(1, 4)), self.draw(self.WIDTHS), x.shape[1])
+        first = self.draw(st.integers(0, 2))
+        return self.g.matmul_by_position(x, self.g.inputs.positions, stack, first=first)
 
     def matmul(self):
         return self.product(self.flat(), self.draw(self.WIDTHS))
@@ -175,7 +198,8 @@ class Grower(Writer):
         return value and self.g.output_rows(value)
 
     VERBS = (
-        embed, matmul, matmul, norm_of_any, two, two, scale, scale_any_by, shift_any_by, activate,
+        embed, embed_by_position, embed_codes, matmul_by_position, matmul, matmul, norm_of_any,
+        two, two, scale, scale_any_by, shift_any_by, activate,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
         attention, attention, route, expert_matmul, expert_matmul, mix, head_matmul, output_rows,
     )  # fmt: skip
@@ -228,7 +252,7 @@ def random_graphs(draw):
 @st.composite
 def random_drafters(draw):
     """Draw a program that drafts, and which output each of its slots is fed with."""
-    one = Grower(draw)
+    one = Grower(draw, reads_codes=False)
     one.grow()
     logits, rows, recycle = one.logits(), one.outputs(), {}
     for slot, width in one.slots.items():

@@ -16,6 +16,10 @@ class Text:
         shape = (3, N_CTX)
         self.tokens = rng.integers(0, N_VOCAB, shape).astype(np.int32)
         self.positions = rng.integers(0, 5000, (*shape, drawn.n_axes)).astype(np.int32)
+        first = self.positions[..., 0]
+        first[rng.random(shape) < 0.5] %= 6  # parts of tables, and matrices, are those of few
+        n_codes = drawn.program.n_codes
+        self.codes = rng.integers(-1, 9, (*shape, n_codes)).astype(np.int32) if n_codes else None
         self.slots = {
             name: rng.normal(0, 2, (*shape, width)).astype(np.float32)
             for name, width in drawn.slots.items()
@@ -36,6 +40,7 @@ class Text:
             outputs=batch.outputs,
             parent=batch.parent,
             embeddings=None if self.embeddings is None else self.embeddings[at],
+            codes=None if self.codes is None else self.codes[at],
             slots={name: rows[at] for name, rows in self.slots.items()},
         )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource, codes_of
 from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
@@ -243,11 +243,14 @@ class CpuPlan:
         return memory.page_tables
 
     def _inputs(self, batch: CheckedBatch) -> list[tuple[int, Any]]:
-        """Return the arrays of slots and embeddings by buffer."""
+        """Return the arrays of slots, embeddings and codes by buffer, all as values of 4 bytes."""
         if batch.embeddings is not None and "embeddings" not in self.program.inputs:
             raise BatchError("the graph takes no embedding rows", where=self.program.name)
         inputs: list[tuple[int, Any]] = []
         for name, (buffer, width) in self._slots.items():
+            if name == "codes":
+                inputs.append((buffer, codes_of(batch, self.program).view(np.float32)))
+                continue
             array = batch.embeddings if name == "embeddings" else batch.slots.get(name)
             if array is None and name == "embeddings":
                 continue

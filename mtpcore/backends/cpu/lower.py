@@ -228,6 +228,21 @@ class Lowering:
         ints = [attrs["absent"] + 1, int(attrs["scale"] != 1)]
         self._add(node, "embed", rows, matrices=[matrix], ints=ints, f=attrs["scale"])
 
+    def _lower_embed_by_position(self, node: Node) -> None:
+        weight, attrs = node.weights[0], node.attrs
+        assert weight is not None
+        n_parts = attrs["n_parts"]
+        rows = [self._views[i] for i in node.inputs[2:]]
+        ints = [0, 0, n_parts, weight.shape[0] // n_parts, attrs["first"]]
+        self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)], ints=ints)
+
+    def _lower_embed_codes(self, node: Node) -> None:
+        weight, (codes,) = node.weights[0], self._in(node)
+        assert weight is not None
+        ints = [weight.shape[0] // codes.width]
+        matrices = [self.weights.matrix(weight)]
+        self._add(node, "embed_codes", [codes], matrices=matrices, ints=ints)
+
     def _prepared(self, view: View, axis: int, matrix: PackedMatrix) -> View:
         """Return activations as the matrix takes them, computed once for all of its kind."""
         kind = matrix.activation
@@ -315,6 +330,22 @@ class Lowering:
 
         x = self._contiguous_rows(self._views[node.inputs[0]], axis)
         lists = self._cached(("lists of heads", n_heads, axis), sort)
+        self._products_by_lists(node, x, lists, self.weights.stack(weight))
+
+    def _lower_matmul_by_position(self, node: Node) -> None:
+        """Multiply as if the matrix of a row's position were the one expert that it uses."""
+        axis, weight = self._axis(node.inputs[0]), node.weights[0]
+        assert weight is not None
+        n, first = weight.shape[0], node.attrs["first"]
+
+        def sort() -> View:
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n, rows))
+            lists = View(buffer, 1, 0, 0, 0, 1)
+            self.steps.append(Step("sort_by_position", axis, [], [lists], ints=[n, first]))
+            return lists
+
+        x = self._flat(self._views[node.inputs[0]], axis)
+        lists = self._cached(("lists of positions", n, first, axis), sort)
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _products_by_lists(

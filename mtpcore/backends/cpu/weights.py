@@ -37,7 +37,10 @@ _AT_ONCE = 4
 
 FORMS = {
     "embed": "matrix",
+    "embed_by_position": "matrix",
+    "embed_codes": "matrix",
     "matmul": "matrix",
+    "matmul_by_position": "stack",
     "expert_matmul": "stack",
     "head_matmul": "stack",
     "route": "exact matrix",

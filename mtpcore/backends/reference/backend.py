@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource, codes_of
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
@@ -15,7 +15,7 @@ from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.attention import attention, cross_attention, remember
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
-from mtpcore.backends.reference.run import Array, Operation, Run, by_row
+from mtpcore.backends.reference.run import Array, Operation, Run, by_row, with_positions
 from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
@@ -24,7 +24,7 @@ from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["ReferenceBackend", "ReferencePlan"]
 
-_MULTIPLIED = ("matmul", "expert_matmul", "head_matmul")
+_MULTIPLIED = ("matmul", "matmul_by_position", "expert_matmul", "head_matmul")
 
 
 def _outputs(
@@ -53,7 +53,10 @@ class ReferenceBackend:
 
     operations: ClassVar[dict[str, Operation]] = {
         "embed": by_row(formulas.embed),
+        "embed_by_position": by_row(formulas.embed_by_position),
+        "embed_codes": by_row(formulas.embed_codes),
         "matmul": by_row(formulas.matmul),
+        "matmul_by_position": with_positions(by_row(formulas.matmul_by_position)),
         "rms_norm": by_row(formulas.rms_norm),
         "layer_norm": by_row(formulas.layer_norm),
         "l2_norm": by_row(formulas.l2_norm),
@@ -223,6 +226,8 @@ class ReferencePlan:
             return batch.tokens
         if name == "positions":
             return batch.positions
+        if name == "codes":
+            return codes_of(batch, self.program)
         if name == "embeddings":
             if batch.embeddings is None:
                 return self._zeros(self.program.inputs[name], len(batch.tokens))

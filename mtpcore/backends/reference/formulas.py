@@ -23,6 +23,8 @@ __all__ = [
     "concat",
     "convolve",
     "embed",
+    "embed_by_position",
+    "embed_codes",
     "expert_matmul",
     "gated",
     "head_matmul",
@@ -30,6 +32,7 @@ __all__ = [
     "l2_norm",
     "layer_norm",
     "matmul",
+    "matmul_by_position",
     "mix",
     "mul",
     "read_state",
@@ -58,6 +61,30 @@ def embed(token: int, *given: Array, scale: float, absent: int) -> Array:
         return row[0]
     found: Array = table[token if token >= 0 else absent]
     return found if scale == 1 else np.asarray(found * found.dtype.type(scale))
+
+
+def embed_by_position(
+    token: int, position: NDArray[np.int32], *given: Array, n_parts: int, first: int
+) -> Array:
+    """Return the token's row of one of the table's equal parts, or the row in its place."""
+    *row, table = given
+    part = min(max(int(position[0]) - first, 0), n_parts - 1)
+    return embed(token, *row, table[part * (len(table) // n_parts) :], scale=1, absent=-1)
+
+
+def embed_codes(codes: NDArray[np.int32], table: Array) -> Array:
+    """Return the sum of the codes' rows, each of its own part of the table, in order."""
+    total = np.zeros(table.shape[1], table.dtype)
+    for code, part in zip(codes, np.split(table, len(codes)), strict=True):
+        if 0 <= code < len(part):
+            total = total + part[code]
+    return total
+
+
+def matmul_by_position(x: Array, position: NDArray[np.int32], w: Any, *, first: int) -> Array:
+    """Return w[i] x of the row's position less ``first``, or of the nearest one there is."""
+    y: Array = w[min(max(int(position[0]) - first, 0), len(w) - 1)] @ x
+    return y
 
 
 def matmul(x: Array, w: Any, bias: Array | None = None) -> Array:

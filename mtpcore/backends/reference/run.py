@@ -12,7 +12,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.memory.base import Memory
 
-__all__ = ["Array", "Operation", "Run", "by_row"]
+__all__ = ["Array", "Operation", "Run", "by_row", "with_positions"]
 
 Array = NDArray[Any]
 
@@ -48,3 +48,17 @@ def by_row(formula: Callable[..., Any]) -> Operation:
     operation.__name__ = formula.__name__
     operation.__doc__ = formula.__doc__
     return operation
+
+
+def with_positions(operation: Operation) -> Operation:
+    """Give rows whose outputs are wanted their own positions, the second input, of the batch's."""
+
+    def by_output(
+        run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    ) -> tuple[Array, ...]:
+        x, positions = inputs
+        if len(x) < len(positions):
+            positions = positions[run.batch.outputs]
+        return operation(run, [x, positions], weights, attrs)
+
+    return by_output

@@ -59,6 +59,31 @@ void mtp_op_sort_by_head(const mtp_op *op, const mtp_run *run, int thread, int n
         }
 }
 
+/* A counting sort, as by expert. The parts are noted first, where rows in use will stand: what the
+ * positions say is read once, for a caller may write to them. */
+void mtp_op_sort_by_position(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    (void)n_threads;
+    if (thread != 0 && !mtp_is_copied(op, run))
+        return;
+    const int64_t n_parts = op->n[0], n = run->n_rows[op->axis];
+    expert_lists lists = lists_in(op, run, &op->out[0], n_parts);
+    memset(lists.begin, 0, (size_t)(n_parts + 1) * sizeof(int32_t));
+    for (int64_t t = 0; t < n; t++) {
+        const int64_t row = op->axis == MTP_OUTPUTS ? run->outputs[t] : t;
+        const int64_t part = mtp_part_of(run, row, op->n[1], n_parts);
+        lists.rows[t] = (int32_t)part;
+        lists.begin[part + 1]++;
+    }
+    for (int64_t e = 0; e < n_parts; e++)
+        lists.begin[e + 1] += lists.begin[e];
+    for (int64_t t = 0; t < n; t++)
+        lists.slots[lists.begin[lists.rows[t]]++] = (int32_t)t;
+    memcpy(lists.rows, lists.slots, (size_t)n * sizeof(int32_t));
+    memmove(lists.begin + 1, lists.begin, (size_t)n_parts * sizeof(int32_t));
+    lists.begin[0] = 0;
+}
+
 void mtp_op_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_view *x = &op->in[0];

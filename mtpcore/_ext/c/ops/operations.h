@@ -9,6 +9,7 @@
  *   SPREAD  over all threads, for any number of rows. */
 #define MTP_OPERATIONS(X)                                                                          \
     X(EMBED, embed, ROWS)                                                                          \
+    X(EMBED_CODES, embed_codes, ROWS)                                                              \
     X(COPY, copy, ROWS)                                                                            \
     X(TAKE, take, GATHER)                                                                          \
     X(PREPARE, prepare, ROWS)                                                                      \
@@ -33,6 +34,7 @@
     X(ROUTE, route, ROWS)                                                                          \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \
     X(SORT_BY_HEAD, sort_by_head, GATHER)                                                          \
+    X(SORT_BY_POSITION, sort_by_position, GATHER)                                                  \
     X(PREPARE_BY_EXPERT, prepare_by_expert, GATHER)                                                \
     X(EXPERT_MATMUL, expert_matmul, SPREAD)                                                        \
     X(MIX, mix, ROWS)

@@ -12,8 +12,6 @@ static void copy_row(const mtp_run *run, const mtp_view *from, int64_t from_row,
                (size_t)(own.end - own.begin) * sizeof(float));
 }
 
-/* out = the token's row of the matrix, times f where n[1]; for no token row n[0] - 1, or where that
- * is below 0 the row of in[0] as it is. */
 void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
 {
     const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
@@ -23,10 +21,31 @@ void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_thread
             copy_row(run, &op->in[0], t, &op->out[0], t, (mtp_range){0, op->out[0].width});
             continue;
         }
+        const int64_t part = op->n[2] > 0 ? mtp_part_of(run, t, op->n[4], op->n[2]) : 0;
         float *y = mtp_row(run, &op->out[0], t, 0);
-        mtp_matrix_row(op->matrices, token, y);
+        mtp_matrix_row(op->matrices, part * op->n[3] + token, y);
         for (int64_t i = 0; op->n[1] && i < op->out[0].width; i++)
             y[i] *= op->f;
+    }
+}
+
+void mtp_op_embed_codes(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const int64_t width = op->out[0].width, n_codes = op->in[0].width;
+    float *part = (float *)run->scratch[thread];
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int32_t *codes = mtp_row(run, &op->in[0], t, 0);
+        float *out = mtp_row(run, &op->out[0], t, 0);
+        memset(out, 0, (size_t)width * sizeof(float));
+        for (int64_t i = 0; i < n_codes; i++) {
+            const int64_t code = codes[i]; /* read once: a caller may write there */
+            if (code < 0 || code >= op->n[0])
+                continue;
+            mtp_matrix_row(op->matrices, i * op->n[0] + code, part);
+            for (int64_t c = 0; c < width; c++)
+                out[c] += part[c];
+        }
     }
 }
 

@@ -6,8 +6,13 @@
 
 #define MTP_DECLARE(name) void name(const mtp_op *, const mtp_run *, int thread, int n_threads)
 
-/* out = row tokens[t] of the matrix; where that is -1, row t of in[0]. */
+/* out = row tokens[t] of the matrix, times f where n[1]; where that is -1 row n[0] - 1, or where n[0]
+ * is 0 row t of in[0] as it is. Where n[2], the matrix has so many parts of n[3] rows, and the row's
+ * position says which: see mtp_part_of, n[4] is the first. */
 MTP_DECLARE(mtp_op_embed);
+/* out = the sum of rows of the matrix, from 0 and in order: of part i, which has n[0] rows, the one
+ * that code i of in[0] (int32) names. A code that names none adds nothing. */
+MTP_DECLARE(mtp_op_embed_codes);
 /* out = in[0] */
 MTP_DECLARE(mtp_op_copy);
 /* out = rows `outputs` of in[0] */
@@ -25,11 +30,21 @@ MTP_DECLARE(mtp_op_angles);
 MTP_DECLARE(mtp_op_sort_by_expert);
 /* out = the lists of an expert for each head, which every row uses at the rank of its number. */
 MTP_DECLARE(mtp_op_sort_by_head);
+/* out = the lists of an expert for each row, by mtp_part_of: n[0] experts, n[1] is the first. */
+MTP_DECLARE(mtp_op_sort_by_position);
 /* out = rows of in[0] by the lists in[1], prepared for each expert; n[0] experts, n[1] is an
  * MTP_ACT_*; where n[2], in[0] has a row for each of an expert's ranks. */
 MTP_DECLARE(mtp_op_prepare_by_expert);
 /* out = matrices[id] times in[0] (prepared by expert), by the lists in[1]; n[0] experts. */
 MTP_DECLARE(mtp_op_expert_matmul);
+
+/* Which of n parts a row of the batch takes: its position on the first axis, counted from `first`;
+ * the nearest one where there is none. */
+static inline int64_t mtp_part_of(const mtp_run *run, int64_t row, int64_t first, int64_t n)
+{
+    const int64_t part = run->positions[row * run->n_axes] - first;
+    return part < 0 ? 0 : part < n ? part : n - 1;
+}
 
 /* Slots (row * n_used + rank) and rows by expert: begin[n_experts + 1], slots, rows. */
 static inline int64_t mtp_expert_list_words(int64_t n_experts, int64_t n_slots)

@@ -20,7 +20,7 @@ static int64_t n_matrices_of_lists(const mtp_plan *plan, int64_t at, const mtp_v
     const mtp_op *maker = maker_of(plan, at, lists->buffer);
     if (!maker || maker->axis != plan->ops[at].axis || maker->out[0].width != lists->width)
         return -1;
-    if (maker->kind == MTP_SORT_BY_EXPERT)
+    if (maker->kind == MTP_SORT_BY_EXPERT || maker->kind == MTP_SORT_BY_POSITION)
         return maker->n[0];
     return maker->kind == MTP_SORT_BY_HEAD ? maker->out[0].width : -1;
 }
@@ -123,7 +123,16 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "a table without a row for each token";
         if (op->n[0] < 0 || op->n[0] > w->n_rows || (op->n[0] > 0 && in->n_heads > 0))
             return "no row for what is no token";
+        if (op->n[2] != 0 && (op->n[2] < 1 || op->n[3] < bounds->n_vocab || op->n[3] < op->n[0] ||
+                              op->n[2] > w->n_rows / op->n[3] || op->axis != MTP_TOKENS))
+            return "a part of a table without a row for each token";
         return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
+                   ? NULL
+                   : "rows of another width than the table's";
+    case MTP_EMBED_CODES:
+        if (op->n[0] < 1 || in->width < 1 || in->width > w->n_rows / op->n[0])
+            return "a table without a row for each code";
+        return w->n_cols == out->width && in->n_heads == 1
                    ? NULL
                    : "rows of another width than the table's";
     case MTP_PREPARE:
@@ -154,6 +163,12 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    : "no room for the lists";
     case MTP_SORT_BY_HEAD:
         return 4 * mtp_expert_list_words(out->width, n * out->width) <= bounds->bytes[out->buffer]
+                   ? NULL
+                   : "no room for the lists";
+    case MTP_SORT_BY_POSITION:
+        if (op->n[0] < 1 || out->width != 1)
+            return "not one of the matrices for each row";
+        return 4 * mtp_expert_list_words(op->n[0], n) <= bounds->bytes[out->buffer]
                    ? NULL
                    : "no room for the lists";
     case MTP_PREPARE_BY_EXPERT:

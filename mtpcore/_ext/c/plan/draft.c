@@ -118,7 +118,7 @@ static void begin_pass(loop *self, mtp_draft_pass *pass)
         const mtp_draft_sequence *own = sequence_of(self->draft, pass, at);
         mtp_row_sampler sampler = {0};
         if (own && own->is_fused) {
-            sampler = (mtp_row_sampler){own->settings, own->n_history + own->n_drafts, NULL};
+            sampler = (mtp_row_sampler){own->settings, own->index + own->n_drafts, NULL};
         } else if (own) {
             sampler.logits = logits_of(self->draft, pass, at);
             self->n_written++;
@@ -137,8 +137,8 @@ static void choose(const mtp_draft *draft, const mtp_draft_pass *pass,
     if (thread == 0) {
         const int64_t n_before = own->n_history + own->n_drafts;
         mtp_choice_begin(scratch, logits_of(draft, pass, at), draft->n_logits, own->settings,
-                         own->history, n_before, own->n_prompt, n_before, pass->sampling.token_ids,
-                         own->p_min > 0.0);
+                         own->history, n_before, own->n_prompt, own->index + own->n_drafts,
+                         pass->sampling.token_ids, own->p_min > 0.0);
     }
     wait_for_all(pass, n_threads);
     if (thread < n)

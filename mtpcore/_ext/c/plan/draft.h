@@ -24,6 +24,7 @@ typedef struct {
     mtp_sampler_scratch *scratch;
     int32_t *history;                         /* n_history tokens, then room for k drafts */
     int64_t n_history, n_prompt, k, n_drafts; /* k falls to n_drafts where drafts end early */
+    int64_t index;                            /* of the first draft */
     double p_min;
     int is_fused; /* whether sampling is fused into the output matmul */
 } mtp_draft_sequence;

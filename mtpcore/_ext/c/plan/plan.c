@@ -88,6 +88,8 @@ size_t mtp_scratch_bytes(const mtp_op *op)
         return (size_t)(op->in[1].width * 33 + 16) * sizeof(float);
     case MTP_ROUTE:
         return (size_t)op->in[0].width * 14;
+    case MTP_EMBED_CODES: /* a row of the matrix */
+        return (size_t)op->out[0].width * sizeof(float);
     case MTP_MATMUL:
     case MTP_EXPERT_MATMUL: /* whose matrices are alike */
         return mtp_matmul_scratch_bytes(op->matrices);

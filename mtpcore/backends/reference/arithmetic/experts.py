@@ -10,7 +10,7 @@ from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.matrix import Matrix
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row
 
-__all__ = ["expert_matmul", "head_matmul", "mix", "route"]
+__all__ = ["expert_matmul", "head_matmul", "matmul_by_position", "mix", "route"]
 
 SMALLEST_SUM = np.float32(1e-20)
 
@@ -103,6 +103,12 @@ def route(
 def head_matmul(x: F32, w: list[Matrix]) -> F32:
     """Return the product of each head with its matrix."""
     return np.stack([matrix.times(x[:, head]) for head, matrix in enumerate(w)], axis=1)
+
+
+def matmul_by_position(x: F32, positions: NDArray[np.int32], w: list[Matrix], *, first: int) -> F32:
+    """Return the product of each row with the matrix of its position."""
+    ids = np.clip(positions[:, :1] - first, 0, len(w) - 1)
+    return expert_matmul(x, ids, w)[:, 0]
 
 
 def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix], bias: F32 | None = None) -> F32:

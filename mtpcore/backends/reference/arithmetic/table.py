@@ -22,7 +22,7 @@ from mtpcore.backends.reference.arithmetic.matrix import (
     load_table,
 )
 from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
-from mtpcore.backends.reference.run import Array, Operation, Run
+from mtpcore.backends.reference.run import Array, Operation, Run, with_positions
 from mtpcore.graph.program import Weight
 
 __all__ = ["OPERATIONS", "load"]
@@ -48,6 +48,7 @@ def at_once(formula: Callable[..., Any]) -> Operation:
 
 OPERATIONS: dict[str, Operation] = {
     "matmul": at_once(matmul),
+    "matmul_by_position": with_positions(at_once(experts.matmul_by_position)),
     "rms_norm": at_once(elementwise.rms_norm),
     "l2_norm": at_once(elementwise.l2_norm),
     "layer_norm": at_once(elementwise.layer_norm),
@@ -68,7 +69,10 @@ OPERATIONS: dict[str, Operation] = {
 
 _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "embed": load_table,
+    "embed_by_position": load_table,
+    "embed_codes": load_table,
     "matmul": load_matrix,
+    "matmul_by_position": load_matrix,
     "expert_matmul": load_matrix,
     "head_matmul": load_matrix,
     "route": lambda tensor, weight: FloatMatrix(np.asarray(tensor.array(), np.float32)),

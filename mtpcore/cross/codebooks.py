@@ -1,0 +1,142 @@
+"""Frames of codes: the first code by the target, the others by a graph that reads its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore._ext._sampling import Sampler
+from mtpcore.declarations.spec import Codebooks, Link, ModelSpec
+from mtpcore.errors import LinkError
+from mtpcore.links.links import Links
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.runner import GraphRunner, run_drafts
+
+__all__ = ["CodebookDecoder", "FrameJob", "find_codebooks"]
+
+I32 = NDArray[np.int32]
+_SLOT = "embeddings"
+"""What of the graph gets the target's row."""
+
+
+class FrameJob(msgspec.Struct, frozen=True):
+    """What is asked for one sequence of ``n`` rows: the frame that follows, and how to choose it.
+
+    ``first`` is its first code; ``sampler`` chooses the others.
+    """
+
+    seq: int
+    n: int
+    first: int
+    sampler: Sampler
+
+
+class CodebookDecoder:
+    """The graph that chooses the codes of a frame behind the first, one after the other.
+
+    It reads the target's row of a sequence at position 0 and the code before at each other one; all
+    codes of a frame, of all sequences, are chosen in one call. Code i of the frame at place n is
+    chosen with the noise of index ``n * count + i``. Afterwards its memory is empty: a frame does
+    not see the frames before it but through the target's row.
+
+    Parameters
+    ----------
+    role : str
+    runner : GraphRunner
+    codebooks : Codebooks
+    links : Links
+        Whose inbox holds the target's rows.
+
+    Raises
+    ------
+    LinkError
+        Its context has too few places.
+    """
+
+    def __init__(self, role: str, runner: GraphRunner, codebooks: Codebooks, links: Links) -> None:
+        self.role, self.runner, self.codebooks = role, runner, codebooks
+        self._links = links
+        for what, wanted, got in (
+            ("n_ctx", codebooks.count, runner.n_ctx),
+            ("n_batch", 2, runner.n_batch),
+        ):
+            if got < wanted:
+                raise LinkError(
+                    "the context is too small for a frame",
+                    where=f"role {role}",
+                    wanted=f"{what} {wanted}",
+                    got=got,
+                )
+
+    def index(self, n: int) -> int:
+        """Return the index, for noise, of the first code of the frame at place ``n``."""
+        return n * self.codebooks.count
+
+    def decode(self, jobs: Sequence[FrameJob]) -> dict[int, I32]:
+        """Return the frame int32[count] of each sequence."""
+        frames: dict[int, I32] = {}
+        n_together = self.runner.n_batch // 2
+        for begin in range(0, len(jobs), n_together):
+            frames |= self._decode_together(jobs[begin : begin + n_together])
+        return frames
+
+    def _decode_together(self, jobs: Sequence[FrameJob]) -> dict[int, I32]:
+        box, count = self._links.inboxes(self.role)[_SLOT], self.codebooks.count
+        embeddings = np.zeros((2 * len(jobs), box.width), np.float32)
+        for i, job in enumerate(jobs):
+            embeddings[2 * i] = box.get(job.seq, job.n - 1, job.n)[0]
+        rows = Batch(
+            [token for job in jobs for token in (-1, job.first)],
+            embeddings=embeddings,
+            seq=[job.seq for job in jobs for _ in range(2)],
+            pos=[0, 1] * len(jobs),
+            outputs=[False, True] * len(jobs),
+        )
+        none = np.zeros(0, np.int32)
+        settings = {
+            "samplers": [job.sampler for job in jobs],
+            "history": [none] * len(jobs),
+            "n_prompt": [0] * len(jobs),
+            "p_min": [0.0] * len(jobs),
+            "index": [self.index(job.n) + 1 for job in jobs],
+        }
+        codes = run_drafts([(self.runner, rows)], [count - 1] * len(jobs), settings)
+        for job in jobs:
+            self.runner.rewind(job.seq, 0)
+        return {
+            job.seq: np.array([job.first, *others], np.int32)
+            for job, others in zip(jobs, codes, strict=True)
+        }
+
+
+def find_codebooks(runners: Mapping[str, GraphRunner], links: Links) -> CodebookDecoder | None:
+    """Return what chooses the target's codes, and declare its links; None where there is no such.
+
+    Raises
+    ------
+    LinkError, GraphError
+        Graphs that do not fit together.
+    """
+    target = runners["llm"]
+    codebooks, spec = target.model.codebooks, target.model.spec
+    for role, runner in runners.items():
+        if codebooks is None or runner.graph_type.name != codebooks.graph:
+            continue
+        if runner.model is not target.model:
+            raise LinkError("codes are chosen by a graph of the target's own model", where=role)
+        assert spec is not None
+        _connect(spec, role, codebooks.graph, links)
+        return CodebookDecoder(role, runner, codebooks, links)
+    return None
+
+
+def _connect(spec: ModelSpec, role: str, graph: str, links: Links) -> None:
+    """Make the links that a trunk's declaration asks for, of one of its further graphs."""
+    for feed in spec.feeds:
+        if feed.graph != graph:
+            continue
+        for tap in feed.taps:
+            links.connect(Link(src="llm", tap=tap, dst=role, slot=feed.slot, pairing=feed.pairing))

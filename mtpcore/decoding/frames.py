@@ -1,0 +1,369 @@
+"""Frames: texts of a model that writes codes in place of tokens, a frame of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mtpcore.acts.guards import act
+from mtpcore.boundary.arguments import Length, expect, read
+from mtpcore.cross import Cross, link
+from mtpcore.decoding.request import FinishReason
+from mtpcore.decoding.tokens import Chosen
+from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.context import Context
+from mtpcore.runtime.prompt import Prompt
+from mtpcore.sampling import Sampling, check_sampling
+
+__all__ = ["FrameRequest", "Frames"]
+
+I32 = NDArray[np.int32]
+
+
+class FrameRequest:
+    """A prompt, its settings, and the frames that were written so far.
+
+    ``frames`` are int32[count] each, without the one that ended the text. ``finish_reason``:
+    ``end`` (a frame that ends), ``length`` (``max_frames`` or the context's end), ``cancelled``, or
+    None while it runs.
+
+    Parameters
+    ----------
+    prompt : Prompt
+    sampling, depth_sampling : Sampling
+        Of first codes, and of the codes behind them.
+    max_frames : int
+
+    Raises
+    ------
+    BatchError, SamplingError
+        Settings that are none.
+    """
+
+    def __init__(
+        self, prompt: Prompt, sampling: Sampling, depth_sampling: Sampling, max_frames: int
+    ) -> None:
+        self.prompt = prompt
+        self.sampling, self.depth_sampling = sampling, depth_sampling
+        self.max_frames: int = read(max_frames, Length, "max_frames is a number of frames")
+        self.frames: list[I32] = []
+        self.finish_reason: FinishReason | None = None
+        self.seq: int | None = None
+        self.resting = self.is_left = False
+
+    def __repr__(self) -> str:
+        return (
+            f"FrameRequest({len(self.prompt)} prompt rows, {len(self.frames)} frames, "
+            f"finish_reason={self.finish_reason!r})"
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has finished."""
+        return self.finish_reason is not None
+
+    @property
+    def chosen(self) -> list[I32]:
+        """The frames, for who reads them one by one."""
+        return self.frames
+
+    def take(self, n: int, frame: I32 | None, reason: FinishReason | None) -> None:
+        """Note the ``frame`` behind ``n`` others, and the ``reason`` of an end; twice is once."""
+        self.frames[n:] = [] if frame is None else [frame]
+        self.finish_reason = reason
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """The frame that a round brought a request behind ``n`` others, or its end."""
+
+    n: int
+    frame: I32 | None
+    reason: FinishReason | None
+
+
+class Frames:
+    """Writes frames of codes, for one or many requests.
+
+    The model reads a prompt, or the frame before; its logits choose the first code of the next
+    frame, and the graph behind it all others, in one call (``Cross.frame``). What a frame is the
+    model's family declares: ``Model.codebooks``.
+
+    Only one call runs at a time on a Cross with all that writes on it: a second one is a BusyError.
+    A request's frames do not depend on the others.
+
+    Parameters
+    ----------
+    source : Cross or Context
+        Where to run; of a Context ``link`` makes a Cross. Only its empty sequences are used.
+    sampling : Sampling, optional
+        Default settings; default: temperature 1 with a seed drawn and recorded.
+    depth_sampling : Sampling, optional
+        Default settings of the codes behind the first. Biases and penalties hold for first codes
+        alone. Default: those of the request's ``sampling``.
+
+    Raises
+    ------
+    LinkError
+        No Cross or context of a model that writes codes, or none that chooses them.
+    SamplingError
+        Settings that are none.
+    """
+
+    def __init__(
+        self,
+        source: Cross | Context,
+        *,
+        sampling: Sampling | None = None,
+        depth_sampling: Sampling | None = None,
+    ) -> None:
+        self.sampling = check_sampling(Sampling() if sampling is None else sampling)
+        self.depth_sampling = None if depth_sampling is None else check_sampling(depth_sampling)
+        if isinstance(source, Context):
+            source = source.owner if isinstance(source.owner, Cross) else link(source)
+        if not isinstance(source, Cross) or source.speculation.codes is None:
+            raise LinkError(
+                "frames are written on a Cross of a model that writes codes",
+                got=repr(source)[:80],
+                fix="make one: Frames(link(Context(model))), of a model with codebooks",
+            )
+        self.cross, self.guard = source, source.guard
+        self.codebooks = source.speculation.codes.codebooks
+        self._requests: list[FrameRequest] = []
+
+    def __repr__(self) -> str:
+        running = sum(request.seq is not None for request in self._requests)
+        return f"Frames({self.cross!r}, {running} running, {len(self._requests) - running} waiting)"
+
+    @act
+    def add(
+        self,
+        prompt: Prompt | ArrayLike,
+        *,
+        max_frames: int = 256,
+        sampling: Sampling | None = None,
+        depth_sampling: Sampling | None = None,
+    ) -> FrameRequest:
+        """Queue a request; ``step`` works on it.
+
+        Parameters
+        ----------
+        prompt : Prompt or array_like of int, shape (n,)
+            Tokens, frames of ``Codes``, and whatever else the model reads; or token ids.
+        max_frames : int
+            The longest text.
+        sampling, depth_sampling : Sampling, optional
+            This request's; default: those of these Frames.
+
+        Raises
+        ------
+        BatchError, CapacityError, SamplingError
+            A prompt that cannot be read, or that fills the context; settings that are none.
+        """
+        request = self._request(prompt, max_frames, sampling, depth_sampling)
+        self._queue(request)
+        return request
+
+    def _request(
+        self,
+        prompt: Prompt | ArrayLike,
+        max_frames: int,
+        sampling: Sampling | None,
+        depth_sampling: Sampling | None,
+    ) -> FrameRequest:
+        text = prompt if isinstance(prompt, Prompt) else Prompt(prompt)
+        n_ctx = self.cross.llm.n_ctx
+        if len(text) > n_ctx:
+            raise CapacityError(
+                "the prompt is longer than the context",
+                wanted=n_ctx,
+                got=len(text),
+                fix="make n_ctx= (-c) larger",
+            )
+        own = self.sampling if sampling is None else check_sampling(sampling)
+        inner = self.depth_sampling if depth_sampling is None else check_sampling(depth_sampling)
+        return FrameRequest(text, own, inner or own, max_frames)
+
+    @act
+    def queue(self, request: FrameRequest) -> None:
+        """Let rounds work on a request; queueing it twice makes no difference."""
+        self._queue(expect(request, FrameRequest, "queue() takes a request"))
+
+    def _queue(self, request: FrameRequest) -> None:
+        if request.max_frames == 0:
+            request.finish_reason = request.finish_reason or "length"
+        elif not (request.done or request in self._requests):
+            self._requests.append(request)
+
+    @property
+    def active(self) -> bool:
+        """Whether requests are queued or running; those of interrupted readers do not count."""
+        self.cross.journal.settle()
+        return any(not (request.done or request.resting) for request in self._requests)
+
+    @act
+    def cancel(self, request: FrameRequest) -> None:
+        """Stop a request; its sequence is free at once.
+
+        Raises
+        ------
+        BatchError
+            It is none of these.
+        """
+        self._cancel(expect(request, FrameRequest, "cancel() takes a request"))
+
+    def _cancel(self, request: FrameRequest) -> None:
+        self.cross.journal.settle()
+        if request.done:
+            return
+        if request not in self._requests:
+            raise BatchError(
+                "the request is of other Frames", fix="call cancel where add() gave it"
+            )
+        ended = [(request, _Progress(len(request.frames), None, "cancelled"))]
+        with self.cross.transaction(()) as transaction:
+            transaction.commit(partial(self._publish, ended))
+
+    def generate(
+        self,
+        prompt: Prompt | ArrayLike,
+        *,
+        max_frames: int = 256,
+        sampling: Sampling | None = None,
+        depth_sampling: Sampling | None = None,
+    ) -> Iterator[I32]:
+        """Return an iterator over the frames of one request; its sequence is freed afterwards.
+
+        After an interrupt ``next()`` goes on: no frame is lost or given twice.
+
+        Parameters
+        ----------
+        prompt, max_frames, sampling, depth_sampling
+            As in ``add``.
+
+        Yields
+        ------
+        int32[count]
+            One code of each codebook.
+        """
+        return Chosen(self, self._request(prompt, max_frames, sampling, depth_sampling))
+
+    @act
+    def step(self) -> None:
+        """Write one frame of each running request, or of as many as there are sequences for.
+
+        A round happens as a whole or not at all, and may be called again in any case.
+
+        Raises
+        ------
+        CapacityError
+            Requests wait, and further rounds will not free a sequence for them.
+        BatchError
+            A prompt has rows that the model does not read; cancel that request.
+        """
+        self._admit()
+        running = {r.seq: r for r in self._requests if r.seq is not None and not r.resting}
+        if not running:
+            self._check_waiting()
+            return
+        with self.cross.transaction(running) as transaction:
+            progress = self._run(running)
+            transaction.commit(partial(self._publish, progress))
+
+    def _run(self, running: Mapping[int, FrameRequest]) -> list[tuple[FrameRequest, _Progress]]:
+        """Read what waits, and choose the next frames."""
+        speculation = self.cross.speculation
+        target = speculation.target
+        going = {seq: request for seq, request in running.items() if request.frames}
+        for seq, request in running.items():
+            if seq not in going:
+                target.process(request.prompt.batch(seq=seq, n_axes=target.program.n_axes))
+        if going:
+            self._read(going)
+        frames = speculation.frame(
+            list(running),
+            {seq: request.sampling for seq, request in running.items()},
+            {seq: request.depth_sampling for seq, request in running.items()},
+            {
+                seq: np.array([frame[0] for frame in request.frames], np.int32)
+                for seq, request in running.items()
+            },
+        )
+        return [(running[seq], self._advance(running[seq], frame)) for seq, frame in frames.items()]
+
+    def _read(self, going: Mapping[int, FrameRequest]) -> None:
+        """Let the model read the newest frame of each, in one batch."""
+        target = self.cross.speculation.target
+        target.process(
+            Batch(
+                codes=np.stack([request.frames[-1] for request in going.values()]),
+                seq=list(going),
+                pos=[target.lengths[seq] for seq in going],
+                outputs="all",
+            )
+        )
+
+    def _advance(self, request: FrameRequest, frame: I32) -> _Progress:
+        """Return where a frame brings a request; nothing of it changes."""
+        n, codebooks = len(request.frames), self.codebooks
+        if codebooks.end is not None and (frame[: codebooks.n_end] == codebooks.end).all():
+            return _Progress(n, None, "end")
+        is_full = len(request.prompt) + n >= self.cross.llm.n_ctx
+        reason: FinishReason | None = "length" if is_full or n + 1 == request.max_frames else None
+        return _Progress(n, frame, reason)
+
+    def _publish(self, progress: list[tuple[FrameRequest, _Progress]]) -> None:
+        """Give requests what a round brought, and free the sequences of those that end with it.
+
+        Twice is once.
+        """
+        for request, now in progress:
+            request.take(now.n, now.frame, now.reason)
+            if not request.done:
+                continue
+            seq = self.cross.owners.find(request)
+            if seq is not None:
+                self.cross.speculation.remove(seq)
+                self.cross.owners.release(seq)
+            request.seq = None
+        self._requests = [request for request in self._requests if not request.done]
+
+    def _admit(self) -> None:
+        """Find sequences for requests that wait; those that rest give way."""
+        self.cross.journal.settle()
+        for request in [request for request in self._requests if request.is_left]:
+            self._cancel(request)
+        for request in [r for r in self._requests if r.seq is None and not r.resting]:
+            request.seq = self._claim(request)
+            if request.seq is None:
+                held = [r for r in self._requests if r.resting and r.seq is not None]
+                if not held:
+                    return
+                self._cancel(held[0])
+                request.seq = self._claim(request)
+
+    def _claim(self, request: FrameRequest) -> int | None:
+        """Claim an empty sequence for a request; None where there is none."""
+        owners, lengths = self.cross.owners, self.cross.speculation.target.lengths
+        seq = owners.find(request)
+        if seq is not None:  # an interrupt cut this off
+            return seq
+        seq = next((seq for seq in owners.free() if not lengths[seq]), None)
+        if seq is not None:
+            owners.claim(seq, request)
+        return seq
+
+    def _check_waiting(self) -> None:
+        """Raise CapacityError where requests wait that no round would ever bring further."""
+        waiting = [request for request in self._requests if not request.resting]
+        if waiting:
+            raise CapacityError(
+                "no sequence is free",
+                where=f"{len(waiting)} requests wait",
+                got="; ".join(self.cross.owners.describe()),
+                fix="remove() what was processed by hand, or make n_seq_max= larger",
+            )
