@@ -105,6 +105,7 @@ cdef extern from "plan/plan.h" nogil:
         const int32_t *place
         const int32_t *outputs
         const int32_t *parent
+        const int32_t *until
         int64_t n_axes
         void **buffers
         mtp_memory *memory

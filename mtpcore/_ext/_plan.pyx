@@ -123,7 +123,7 @@ cdef class Executor:
         self.run_state.scratch = <char **> zeros(n_threads, sizeof(char *))
         self.run_state.base = <int32_t *> zeros(7 * n_batch + 1, sizeof(int32_t))
         self.run_state.memory = <mtp_memory *> zeros(len(stores), sizeof(mtp_memory))
-        self.own_rows = <int32_t *> zeros(3 * n_batch, sizeof(int32_t))
+        self.own_rows = <int32_t *> zeros(4 * n_batch, sizeof(int32_t))
         self.sampling.most = (n_batch + MTP_UNIT - 1) // MTP_UNIT * MTP_UNIT
         self.sampling.samplers = <mtp_row_sampler *> zeros(self.sampling.most,
                                                            sizeof(mtp_row_sampler))
@@ -486,7 +486,7 @@ cdef class Executor:
         """
         cdef int32s tokens = int32s_of(rows.tokens, 1), seq = int32s_of(rows.seq, 1)
         cdef int32s place = int32s_of(rows.place, 1), outputs = int32s_of(rows.outputs, 1)
-        cdef int32s positions = int32s_of(rows.positions, 2), parent, tables, first, length
+        cdef int32s positions = int32s_of(rows.positions, 2), parent, until, tables, first, length
         cdef int64_t n = tokens.n, m = outputs.n, n_pages, t, before
         cdef bint is_source
         cdef int32_t least = 0 if rows.embeddings is None else -1
@@ -537,10 +537,23 @@ cdef class Executor:
                     raise BatchError("a parent is an earlier row of the sequence",
                                      where=f"row {t}", got=before)
             self.run_state.parent = parent.data
+        self.run_state.until = NULL
+        if rows.until is not None:
+            until = int32s_of(rows.until, 1)
+            if until.n != n or rows.parent is not None:
+                raise BatchError("one end of a span a row, and no tree", wanted=n, got=until.n)
+            until.data = <int32_t *> memcpy(self.own_rows + 3 * self.n_batch, until.data,
+                                            n * sizeof(int32_t))
+            self.run_state.until = until.data
         for i, group in enumerate(pages):
             tables, first = int32s_of(group.tables, 2), int32s_of(group.first, 1)
             length, n_pages = int32s_of(group.length, 1), self.n_pages[i]
             is_source = self.is_source(i)
+            for t in range(n if self.run_state.until != NULL and not is_source else 0):
+                if seq.data[t] < length.n and until.data[t] > length.data[seq.data[t]]:
+                    raise BatchError("span ends behind what is reserved", where=f"row {t}",
+                                     wanted=f"at most {length.data[seq.data[t]]}",
+                                     got=until.data[t])
             for t in range(n):
                 if not is_source:
                     self.check_place(&tables, &length, n_pages, seq.data[t], place.data[t], t)

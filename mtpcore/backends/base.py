@@ -66,7 +66,9 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     the index at which the token is stored (a chain attends to first..place of its sequence);
     ``parent`` int32[n] or None: for rows of a draft tree the row (index in this batch) before it,
     -1 for a child of the stored sequence; ``outputs`` int32[m] are the rows whose logits are
-    wanted, ascending; ``codes`` int32[n, n_codes], -1 where there is none, are there where the
+    wanted, ascending; ``until`` int32[n] or None is the place behind the last one that each row
+    sees, of its sequence's rows here, where attention has the mask ``spans``;
+    ``codes`` int32[n, n_codes], -1 where there is none, are there where the
     program reads them; ``slots`` float32[n, width] by name; with ``fused_sampling`` only the
     tokens that the outputs choose are wanted, not their logits. Rows of one sequence come in the
     order of their places.
@@ -78,6 +80,7 @@ class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):
     place: I32
     outputs: I32
     parent: I32 | None = None
+    until: I32 | None = None
     embeddings: F32 | None = None
     codes: I32 | None = None
     slots: Mapping[str, F32] = {}

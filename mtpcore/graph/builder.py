@@ -484,7 +484,8 @@ class GraphBuilder:
         scale : float
             Factor of the products of q and k.
         mask : str
-            What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence.
+            What a row sees: ``causal``, what precedes it and itself; ``block``, its whole sequence;
+            ``spans``, as causal, and all of the span that it is in (``Batch.until``).
         window : int
             How many tokens a row sees at most, itself included (0: all).
         sinks : str, optional

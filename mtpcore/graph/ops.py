@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 
 from mtpcore.graph.program import OUTPUTS, SOURCES, TOKENS, Shape
 
-__all__ = ["OPS", "ACTIVATIONS", "Signatures", "Mismatch", "OpRule", "Weights"]
+__all__ = ["OPS", "ACTIVATIONS", "MASKS", "Signatures", "Mismatch", "OpRule", "Weights"]
+
+MASKS = ("causal", "block", "spans")
+"""What a row of attention sees: all up to itself, all of its sequence, or all up to the end of the
+span that it is in."""
 
 MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
 """How many places a relative position bias may tell apart at most, and in how many buckets."""
@@ -266,7 +270,7 @@ def _attention_to_others(q: Shape, w: Weights, a: dict[str, Any]) -> Signatures:
 
 
 def _check_sight(q: Shape, w: Weights, a: dict[str, Any]) -> None:
-    _want(a["mask"] in ("causal", "block"), "unknown mask", "causal, block", a["mask"])
+    _want(a["mask"] in MASKS, "unknown mask", ", ".join(MASKS), a["mask"])
     _want(a["window"] >= 0, "a window counts places", "0 or more", a["window"])
     if w and w[0] is not None:
         _want(w[0] == (q[1],), "one sink a query head", (q[1],), w[0])
@@ -279,6 +283,12 @@ def _check_bias(q: Shape, bias: tuple[int, ...] | None, a: dict[str, Any]) -> No
         _want(furthest == 0, "distances count where there is a bias", 0, furthest)
         return
     n_distinct = len(bias) == 2 and (bias[0] // 2 if a["mask"] == "block" else bias[0]) // 2
+    _want(
+        a["mask"] != "spans",
+        "a bias by distance where rows of spans see each other",
+        "no bias",
+        bias,
+    )
     fits = len(bias) == 2 and bias[1] == q[1] and n_distinct and bias[0] <= MAX_BUCKETS
     _want(bool(fits), "a bias for each bucket and head", f"[buckets, {q[1]}]", bias)
     _want(

@@ -212,6 +212,11 @@ class Program(msgspec.Struct, frozen=True):
         return int(self.values[self.inputs["codes"]].shape[1]) if "codes" in self.inputs else 0
 
     @property
+    def sees_spans(self) -> bool:
+        """Whether rows of a span, such as an image's, see each other in both directions."""
+        return any(n.op == "attention" and n.attrs["mask"] == "spans" for n in self.nodes)
+
+    @property
     def n_per_codebook(self) -> int:
         """How many codes each codebook has; 0 where the graph reads none."""
         tables = [node.weights[0] for node in self.nodes if node.op == "embed_codes"]

@@ -99,6 +99,7 @@ class Admission:
             place=place,
             outputs=outputs,
             parent=batch.parent,
+            until=self._until(batch, place, ranges),
             embeddings=self._embeddings(batch),
             codes=self._codes(batch),
             slots=self._fetch(batch, place),
@@ -214,8 +215,15 @@ class Admission:
             self._sequences.check_decided(seq)
             begin = length
             # A drafter's first entry may be that of the second token; everything else starts at 0.
-            if length == 0 and batch.pos.ndim == 1 and self._starts_late:
-                begin = int(batch.pos[indices[0]])
+            if length == 0 and self._starts_late:
+                begin = int(batch.pos[indices[0]]) if batch.pos.ndim == 1 else batch.place or 0
+            if batch.place not in (None, begin):
+                raise BatchError(
+                    "place does not continue the sequence",
+                    where=f"sequence {seq}",
+                    wanted=begin,
+                    got=batch.place,
+                )
             place[indices] = begin + np.arange(len(indices))
             ranges[seq] = (begin, begin + len(indices))
             if batch.pos.ndim == 1:
@@ -258,6 +266,24 @@ class Admission:
         axes = self._n_axes
         pos = self._sequences.positions.of_places(batch.seq, batch.pos)[:, None]
         return pos if axes == 1 else np.ascontiguousarray(np.repeat(pos, axes, axis=1))
+
+    def _until(self, batch: Batch, place: I32, ranges: Ranges) -> I32 | None:
+        """Return what rows of spans see, where the graph has a mask for them."""
+        until = batch.until
+        if until is None or not self._program.sees_spans:
+            return None
+        if batch.parent is not None:
+            raise BatchError("a draft tree has no spans", where=self._program.name)
+        ends = np.array([ranges[seq][1] for seq in batch.seq.tolist()], np.int32)
+        bad = np.flatnonzero((until <= place) | (until > ends))
+        if len(bad):
+            raise BatchError(
+                "a span ends behind its rows, and with the batch at the latest",
+                where=f"row {bad[0]}",
+                wanted=f"{place[bad[0]] + 1}..{ends[bad[0]]}",
+                got=int(until[bad[0]]),
+            )
+        return until
 
     def _fetch(self, batch: Batch, place: I32) -> dict[str, NDArray[np.float32]]:
         slots: dict[str, NDArray[np.float32]] = {}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import columns_of_chain
-from mtpcore.boundary.arguments import read
+from mtpcore.boundary.arguments import Whole31, read
 from mtpcore.boundary.arrays import RowsLike, flags, integers, numbers
 from mtpcore.errors import BatchError, spell
 
@@ -52,11 +52,17 @@ class Batch:
         row's, the others of that sequence count on from it. With several axes (multi-axis RoPE):
         positions of any rows, which are stored in the order in which they come. Text behind them
         is rotated from ``Context.next_position`` on.
+    place : int, optional
+        Of each sequence's first row, where positions have several axes; default: where it ends. A
+        drafter's first rows may come later than at 0.
     outputs : "all", "last", "none" or array of bool, shape (n,)
         Rows whose logits are wanted; "last" is the last row of each sequence.
     parent : array_like of int, shape (n,), optional
         Draft trees: the row (index in this batch) that this row follows, -1 for the row that
         follows what is stored. The position is the parent's plus one.
+    until : array_like of int, shape (n,), optional
+        Spans: the place behind the last row that each row sees, where that is not itself. Rows of
+        an image see each other in models whose graphs say so; others pass over it.
     slots : mapping of str to array_like, shape (n, width), optional
         Rows for the slots of a linked graph, where no link delivers them.
 
@@ -74,8 +80,10 @@ class Batch:
         codes: RowsLike | None = None,
         seq: ArrayLike = 0,
         pos: ArrayLike = 0,
+        place: int | None = None,
         outputs: Wanted = "last",
         parent: ArrayLike | None = None,
+        until: ArrayLike | None = None,
         slots: Mapping[str, RowsLike] | None = None,
     ) -> None:
         if tokens is None and embeddings is None and codes is None:
@@ -112,7 +120,10 @@ class Batch:
             raise BatchError("one embedding row a token", wanted=n, got=len(self.embeddings))
         if self.codes is not None and len(self.codes) != n:
             raise BatchError("one row of codes a token", wanted=n, got=len(self.codes))
+        what = "a place is a number of rows"
+        self.place: int | None = None if place is None else read(place, Whole31, what)
         self.parent = None if parent is None else self._parents(parent, n)
+        self.until: I32 | None = None if until is None else self._column(until, n, "ends of spans")
         self.slots: dict[str, F32] = {}
         for name, rows in (_read_slots(slots) if slots is not None else {}).items():
             slot_rows = numbers(rows, f"rows of slot {name!r}")

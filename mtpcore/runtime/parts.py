@@ -54,8 +54,8 @@ def _split(
 ) -> list[tuple[CheckedBatch, Ranges]]:
     """Return parts of at most ``n_batch`` rows, each with the places that it takes.
 
-    A chain may be cut anywhere, for what went before is stored by then. Where rows see each other,
-    those of a sequence that branches, or of any if ``whole``, they stay together.
+    A chain may be cut anywhere, for what went before is stored by then. Rows that see each other
+    stay together: those of a span, of a sequence that branches, or of any sequence if ``whole``.
 
     Raises
     ------
@@ -70,15 +70,19 @@ def _split(
         indices = np.flatnonzero(batch.seq == seq)
         if whole or (batch.parent is not None and _branches(batch.parent, indices)):
             joined[indices[0] + 1 : indices[-1] + 1] = True
+    if batch.until is not None:
+        for seq in ranges:
+            indices = np.flatnonzero(batch.seq == seq)
+            ahead = batch.until[indices[:-1]] > batch.place[indices[1:]]
+            for i in np.flatnonzero(ahead).tolist():
+                joined[indices[i] + 1 : indices[i + 1] + 1] = True
     free = np.flatnonzero(~joined)
     parts, begin = [], 0
     while begin < n:
         end = int(free[free <= begin + n_batch][-1])
         if end == begin:
             raise BatchError(
-                "rows that see later ones run in one piece"
-                if whole
-                else "a draft tree runs in one piece",
+                "rows that see each other run in one piece",
                 where=f"sequence {batch.seq[begin]}",
                 wanted=f"at most {n_batch}",
                 got=f"{int((batch.seq == batch.seq[begin]).sum())} rows",
@@ -106,6 +110,7 @@ def _part(batch: CheckedBatch, begin: int, end: int) -> tuple[CheckedBatch, Rang
         place=batch.place[begin:end],
         outputs=(batch.outputs[first:stop] - begin).astype(np.int32),
         parent=parent,
+        until=None if batch.until is None else batch.until[begin:end],
         embeddings=None if batch.embeddings is None else batch.embeddings[begin:end],
         codes=None if batch.codes is None else batch.codes[begin:end],
         slots={name: slot[begin:end] for name, slot in batch.slots.items()},

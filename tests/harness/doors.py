@@ -262,11 +262,11 @@ def choose(world, samplers=(None,), indices=(0,), token_ids=None, fused_sampling
 
 def batch(
     world, tokens=(4,), seq=2, pos=0, outputs="last", parent=None, slots=None, embeddings=None,
-    codes=None,
+    codes=None, place=None, until=None,
 ):  # fmt: skip
     made = Batch(
         tokens, seq=seq, pos=pos, outputs=outputs, parent=parent, slots=slots,
-        embeddings=embeddings, codes=codes,
+        embeddings=embeddings, codes=codes, place=place, until=until,
     )  # fmt: skip
     world.alone.process(made)
 

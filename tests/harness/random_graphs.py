@@ -144,8 +144,8 @@ class Grower(Writer):
             lambda v: v.shape[0] == TOKENS and n_heads % v.shape[1] == 0 and v.shape[2] == width
         )
         v = self.in_heads(lambda v: v.shape[:2] == k.shape[:2])
-        kind = self.draw(st.sampled_from(["causal", "window", "latent", "block"]))
-        self.sees_batch |= kind == "block"
+        kind = self.draw(st.sampled_from(["causal", "window", "latent", "block", "spans"]))
+        self.sees_batch |= kind in ("block", "spans")
         self.layer += 1
         return self.g.attention(
             q,
@@ -153,10 +153,10 @@ class Grower(Writer):
             self.draw(st.integers(1, width)) if kind == "latent" else v,
             layer=self.layer - 1,
             scale=0.3,
-            mask="block" if kind == "block" else "causal",
-            window=self.draw(st.integers(1, 9)) if kind == "window" else 0,
+            mask=kind if kind in ("block", "spans") else "causal",
+            window=self.draw(st.integers(1, 9)) if kind in ("window", "spans") else 0,
             sinks=self.maybe(n_heads),
-            **self.bias(n_heads),
+            **(self.bias(n_heads) if kind != "spans" else {}),
         )
 
     def route(self):

@@ -39,10 +39,18 @@ class Text:
             place=batch.place,
             outputs=batch.outputs,
             parent=batch.parent,
+            until=_until(batch) if batch.parent is None else None,
             embeddings=None if self.embeddings is None else self.embeddings[at],
             codes=None if self.codes is None else self.codes[at],
             slots={name: rows[at] for name, rows in self.slots.items()},
         )
+
+
+def _until(batch):
+    """Return ends of spans of four places, which end with the batch at the latest."""
+    ends = np.zeros(3, np.int32)
+    np.maximum.at(ends, batch.seq, batch.place + 1)
+    return np.minimum(batch.place // 4 * 4 + 4, ends[batch.seq]).astype(np.int32)
 
 
 def feed(runner, text, batch):

@@ -16,7 +16,7 @@ from mtpcore.backends.cpu.steps import Buffer, Step, View
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.errors import BackendError
-from mtpcore.graph.ops import ACTIVATIONS
+from mtpcore.graph.ops import ACTIVATIONS, MASKS
 from mtpcore.graph.program import OUTPUTS, TOKENS, ConvLayer, DeltaLayer, Node, Program, StateLayer
 from mtpcore.memory.base import RANGE
 
@@ -412,18 +412,17 @@ class Lowering:
         _, *remembered = self._in(node)
         attrs = node.attrs
         sinks, bias = (*node.weights, None, None)[:2]
-        is_block = attrs["mask"] == "block"
         offsets = self._remember(node, remembered) if remembered else self._offsets(node)
         self._attend(
             node,
             offsets,
             n_heads=self._n_stored_heads[attrs["layer"]],
             window=attrs["window"],
-            is_block=is_block,
+            mask=attrs["mask"],
             max_distance=attrs["max_distance"],
             weights=[
                 self.weights.vector(sinks),
-                self.weights.bias(bias, attrs["max_distance"], ahead=is_block),
+                self.weights.bias(bias, attrs["max_distance"], ahead=attrs["mask"] == "block"),
             ],
         )
 
@@ -432,7 +431,7 @@ class Lowering:
 
     def _lower_cross_attention(self, node: Node) -> None:
         self._attend(
-            node, self._offsets(node), n_heads=node.attrs["n_heads"], is_block=True, weights=[]
+            node, self._offsets(node), n_heads=node.attrs["n_heads"], mask="block", weights=[]
         )
 
     def _held(self, node: Node) -> int:
@@ -470,7 +469,7 @@ class Lowering:
         *,
         n_heads: int,
         weights: list[Any],
-        is_block: bool,
+        mask: str,
         window: int = 0,
         max_distance: int = 0,
     ) -> None:
@@ -478,7 +477,7 @@ class Lowering:
         layer = _MEMORY + node.attrs["layer"]
         settings: dict[str, Any] = {
             "weights": weights,
-            "ints": [*offsets, n_heads, window, int(is_block), self._n_ranges, max_distance],
+            "ints": [*offsets, n_heads, window, MASKS.index(mask), self._n_ranges, max_distance],
             "memory": self._held(node),
         }
         q = self._views[node.inputs[0]]

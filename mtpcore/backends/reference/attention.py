@@ -155,7 +155,8 @@ def visible_places(
 
     ``causal``: all up to its own; with ``parent`` rows the places stored before this batch, its
     ancestors and itself. ``block``: all of its sequence, this batch's included. A window of w
-    leaves the row's own place and the w - 1 seen before it.
+    leaves the row's own place and the w - 1 seen before it. ``spans``: as ``causal``, and what
+    follows up to ``until``.
     """
     seq, place = int(batch.seq[t]), int(batch.place[t])
     first = int(memory.pages.first[seq])
@@ -171,7 +172,10 @@ def visible_places(
             path.append(int(batch.place[row]))
             row = int(batch.parent[row])
         seen = np.concatenate([np.arange(first, base), np.array(path[::-1], np.int64)])
-    return seen[-window:]  # a window of 0 keeps all
+    seen = seen[-window:]  # a window of 0 keeps all
+    if mask == "spans" and batch.until is not None:
+        seen = np.concatenate([seen, np.arange(place + 1, int(batch.until[t]))])
+    return seen
 
 
 def _where(

@@ -243,6 +243,7 @@ static void repeat_rows(const mtp_draft *draft, const mtp_draft_pass *pass, int6
     run->seq = draft->seq;
     run->place = draft->place;
     run->outputs = draft->outputs;
+    run->until = NULL;
     for (int64_t s = 0; s < draft->n_recycled; s++)
         run->buffers[pass->recycled[s].slot] = pass->recycled[s].rows;
 }

@@ -47,6 +47,9 @@ enum { MTP_BARRIER_IF_FEW = 1 /* one unit of rows at most */, MTP_BARRIER_IF_MAN
 /* How the work of an operation is shared; matmuls and attention know only the last. */
 enum { MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS };
 
+/* What a row sees: all up to itself, all of its sequence, or all up to the end of its span. */
+enum { MTP_CAUSAL, MTP_BLOCK, MTP_SPANS };
+
 /* Which rows: those of the batch, or those whose outputs were asked for. */
 enum { MTP_TOKENS, MTP_OUTPUTS };
 
@@ -117,6 +120,7 @@ typedef struct {
     int64_t n_rows[2]; /* by axis */
     const int32_t *tokens, *positions, *seq, *place, *outputs;
     const int32_t *parent; /* or NULL */
+    const int32_t *until;  /* or NULL: of rows in spans, the place behind what they see of theirs */
     int64_t n_axes;        /* of a position */
     void **buffers;
     mtp_memory *memory; /* by group */
