@@ -9,6 +9,7 @@ from typing import Any
 from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import LogitsProcessor
 
 __all__ = ["pairs_of", "read_ids", "read_processors", "read_unfinished", "setting_of"]
@@ -38,10 +39,10 @@ def pairs_of(given: Any, where: str) -> Iterable[tuple[Any, Any]]:
 
 
 def read_ids(given: Any, where: str) -> dict[int, Any]:
-    """Return lists of ids, or trees, by sequence; a batch reads the entries of lists."""
+    """Return lists of ids, trees or prompts by sequence; a batch reads the entries of lists."""
     by_seq = {}
     for seq, ids in pairs_of(given, where):
-        if not isinstance(ids, (list, DraftTree)):
+        if not isinstance(ids, (list, DraftTree, Prompt)):
             array = integers(ids, f"{where} of sequence {spell(seq)}")
             if array.ndim != 1:
                 raise BatchError("token ids have one axis", where=where, got=array.shape)

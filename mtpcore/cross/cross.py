@@ -34,6 +34,7 @@ from mtpcore.drafting.drafters import Drafter
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import GraphRunner
 from mtpcore.runtime.saving import StateSource, check_empty, most_bytes, open_state, write_state
 from mtpcore.sampling import LogitsProcessor, Sampling
@@ -209,7 +210,7 @@ class Cross:
         drafts: Mapping[int, Draft],
         sampling: Samplings = GREEDY,
         *,
-        prefill: Mapping[int, Sequence[int]] | None = None,
+        prefill: Mapping[int, Sequence[int] | Prompt] | None = None,
         unfinished: Collection[int] = (),
         processors: Mapping[int, LogitsProcessor] | None = None,
     ) -> dict[int, Verdict]:
@@ -222,8 +223,9 @@ class Cross:
             that it chooses, as long as there is one.
         sampling : Sampling, or mapping of seq to Sampling
             The target's settings. The verdict does not depend on the drafts.
-        prefill : mapping of seq to token ids, optional
-            Prompt tokens of other sequences that run in the same batch.
+        prefill : mapping of seq to token ids or Prompt, optional
+            Prompt tokens of other sequences that run in the same batch. Of a Prompt the rows stand
+            where it says, from 0 on; they run in a batch of their own.
         unfinished : collection of seq
             Those of ``prefill`` whose prompt goes on in a later batch: nothing is chosen after
             them, and no logits are made.

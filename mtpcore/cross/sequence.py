@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.boundary.arrays import is_integer
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows, Piece
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
@@ -51,7 +52,8 @@ class SequenceState:
     first ``n_known`` are tokens. ``n_prompt`` of them count as prompt for the penalties.
     ``last_logits`` is float32[n_vocab] of the newest row while no token was chosen from it.
     ``stream`` is the noise that a fork was given, None that of the settings. ``sampling`` are the
-    settings with which its tokens were chosen or drafted last.
+    settings with which its tokens were chosen or drafted last. ``rows`` are embedding rows that a
+    drafter has not read yet.
     """
 
     __slots__ = (
@@ -61,6 +63,7 @@ class SequenceState:
         "n_known",
         "n_prompt",
         "pending",
+        "rows",
         "samplers",
         "sampling",
         "stream",
@@ -79,17 +82,18 @@ class SequenceState:
         self.last_logits: NDArray[np.float32] | None = None
         self.undecided: Verdict | None = None
         self.sampling: Sampling | None = None
+        self.rows: EmbeddingRows = NO_ROWS
         self.set_stream(None)
 
     def save(self) -> Any:
         """Return what ``restore`` needs while the history only grows, or is shortened."""
         counts = self.n, self.n_known, self.n_prompt
         chosen = self.pending, self.last_logits, self.undecided
-        return counts, chosen, self.stream, self.sampling
+        return counts, chosen, self.stream, self.sampling, self.rows
 
     def restore(self, saved: Any) -> None:
         """Be what it was."""
-        counts, (pending, last_logits, undecided), stream, self.sampling = saved
+        counts, (pending, last_logits, undecided), stream, self.sampling, self.rows = saved
         self.n, self.n_known, self.n_prompt = counts
         if pending is not None:
             self.set_pending(pending)
@@ -130,13 +134,14 @@ class SequenceState:
         """Forget tokens from place ``n`` on, and what was chosen after them."""
         self.n, self.n_known, self.n_prompt = n, min(self.n_known, n), min(self.n_prompt, n)
         self.pending = self.last_logits = self.undecided = None
+        self.rows = self.rows.until(n)
 
     def copy_from(self, other: SequenceState) -> None:
         """Become a copy of another sequence."""
         self.history[:] = other.history
         self.n, self.n_known, self.n_prompt = other.n, other.n_known, other.n_prompt
         self.pending, self.last_logits, self.undecided = other.pending, other.last_logits, None
-        self.sampling = other.sampling
+        self.sampling, self.rows = other.sampling, other.rows
 
     def sampler(self, sampling: Sampling, kind: str, scratch: Scratch) -> Sampler:
         """Return a sampler of these settings; the newest one of each kind is kept."""
@@ -152,8 +157,23 @@ class SequenceState:
         return kept[kind][1]
 
 
+def _piece(batch: Batch, place: int, indices: NDArray[np.intp]) -> Piece:
+    """Return the rows of one sequence, as a drafter reads them; copies, which a caller may change.
+
+    ``indices`` are an array, so each part is a copy.
+    """
+    return Piece(
+        place,
+        batch.tokens[indices],
+        None if batch.embeddings is None else batch.embeddings[indices],
+        batch.pos[indices] if batch.pos.ndim == 2 else None,
+    )
+
+
 class SequenceStates:
     """The states of a Cross's sequences; states[seq] is one of them.
+
+    With ``keeps_rows`` they hold embedding rows until drafters have read them.
 
     Parameters
     ----------
@@ -162,7 +182,7 @@ class SequenceStates:
     """
 
     def __init__(self, target: GraphRunner) -> None:
-        self._target = target
+        self._target, self.keeps_rows = target, False
         self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
         codebooks = target.model.codebooks
         n_codes = codebooks.size if codebooks is not None else 0
@@ -266,7 +286,10 @@ class SequenceStates:
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
         for seq, indices in rows.items():
             state = self._states[seq]
-            state.append(int(output.pos[indices[0]]), batch.tokens[indices])
+            place = int(output.pos[indices[0]])
+            state.append(place, batch.tokens[indices])
+            if self.keeps_rows and (batch.embeddings is not None or batch.pos.ndim == 2):
+                state.rows = state.rows.put(_piece(batch, place, indices))
             newest = wanted.get(int(indices[-1]))
             if newest is None:
                 continue

@@ -24,6 +24,7 @@ from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
 from mtpcore.runtime.output import Output
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
@@ -62,6 +63,7 @@ class Speculation:
         self.codes = codes
         self.target = runners["llm"]
         self.states, self.trust = SequenceStates(self.target), Trust(self.target)
+        self.states.keeps_rows = any(drafter.reads_rows for drafter in drafters.values())
         self.choose_seconds = 0.0
         self._drafter_of = {
             id(runner): drafter
@@ -135,19 +137,42 @@ class Speculation:
             state, settings = self.states[s], setting_of(sampling, s)
             self.states.choose(s, settings)
             n = min(n, max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
-            if n and self.drafters and state.n_known < state.n:
+            if n and self.drafters and not any(self._follow(d, s) for d in self.drafters.values()):
                 self.trust.pause(s, state.n_known)
             elif n:
                 sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
                 text, least = state.history[: state.n + 1], setting_of(p_min, s)
-                jobs.append(DraftJob(s, text, state.n_prompt, n, sampler, least))
+                jobs.append(DraftJob(s, text, state.n_prompt, n, sampler, least, state.rows))
         drafts: dict[int, Draft] = {s: [] for s in wanted}
         for name, drafter in self.drafters.items():
-            open_jobs = {job.seq: job for job in jobs if not len(drafts[job.seq])}
+            open_jobs = {
+                job.seq: job
+                for job in jobs
+                if not len(drafts[job.seq]) and self._follow(drafter, job.seq)
+            }
             if open_jobs:
                 for s, draft in drafter.draft(list(open_jobs.values())).items():
                     drafts[s] = self.trust.check(name, open_jobs[s], draft)
+        for job in jobs:
+            self._release(job.seq)
         return drafts
+
+    def _follow(self, drafter: Drafter, seq: int) -> bool:
+        """Say whether a drafter can read all that the target read of a sequence."""
+        state = self.states[seq]
+        if state.n_known == state.n:
+            return True
+        lengths = [runner.lengths[seq] for runner in drafter.runners.values()]
+        places = range(min(lengths, default=0), state.n)
+        return drafter.reads_rows and state.rows.reach(state.history, places) == state.n
+
+    def _release(self, seq: int) -> None:
+        """Forget embedding rows that every drafter which reads them has read."""
+        state = self.states[seq]
+        if state.rows.end:
+            readers = [d for d in self.drafters.values() if d.reads_rows]
+            lengths = [one.lengths[seq] for d in readers for one in d.runners.values()]
+            state.rows = state.rows.behind(min(lengths))
 
     # Frames
 
@@ -182,23 +207,29 @@ class Speculation:
         self,
         drafts: Mapping[int, Draft],
         sampling: Samplings,
-        prefill: Mapping[int, Sequence[int]],
+        prefill: Mapping[int, Sequence[int] | Prompt],
         unfinished: Collection[int],
         processors: Mapping[int, LogitsProcessor],
     ) -> dict[int, Verdict]:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
-        prefill = {seq: ids for seq, ids in prefill.items() if len(ids)}
+        prompts = {seq: ids for seq, ids in prefill.items() if isinstance(ids, Prompt)}
+        texts = {s: ids for s, ids in prefill.items() if not isinstance(ids, Prompt) and len(ids)}
         rows = RoundBatch()
         for seq, draft in drafts.items():
             state = self.states.decided(seq)
-            if seq in prefill:
+            if seq in texts or seq in prompts:
                 raise BatchError("both drafts and a prompt", where=f"sequence {seq}")
             if self.target.memory:
                 self.target.memory.allow_rewind(len(draft))
             pending = self.states.choose(seq, setting_of(sampling, seq), processors.get(seq))
             rows.add_draft(seq, state.n, pending, draft)
-        for seq, ids in prefill.items():
+        for seq, ids in texts.items():
             rows.add_prompt(seq, self.states.decided(seq).n, ids, ends=seq not in unfinished)
+        for seq, prompt in prompts.items():  # each in a pass of its own: others are of tokens
+            n, n_axes = self.states.decided(seq).n, self.target.program.n_axes
+            outputs: Wanted = "none" if seq in unfinished else "last"
+            batch = prompt.batch(seq=seq, place=n, n_axes=n_axes, outputs=outputs)
+            self.target.process(batch)
         if not len(rows):
             return {}
         batch = rows.batch()
@@ -222,10 +253,10 @@ class Speculation:
         self._deliver_paths(rows, output, verdicts)
         for seq, verdict in verdicts.items():
             self.states[seq].undecided = verdict
-        for seq, ids in prefill.items():
+        for seq, ids in texts.items():
             self._diverge(self.states[seq], seq, int(ids[0]))
-        if prefill:
-            self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in prefill})
+        if texts:
+            self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in texts})
         return verdicts
 
     def _fused_sampling(
@@ -462,8 +493,13 @@ class Speculation:
 
     def settle(self, runner: GraphRunner, seq: int) -> None:
         """Let a drafter's graph hold exactly the entries of the tokens that were processed."""
-        drafter = self._drafter_of.get(id(runner))
-        if drafter is not None:
+        drafter, state = self._drafter_of.get(id(runner)), self.states[seq]
+        if drafter is None:
+            return
+        if drafter.reads_rows:
+            drafter.settle(seq, state.history[: state.n], state.rows)
+            self._release(seq)
+        else:
             drafter.settle(seq, self.states.known(seq))
 
     def settle_all(self, seq: int) -> None:

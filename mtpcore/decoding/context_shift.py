@@ -10,7 +10,7 @@ from mtpcore.cross.speculation import Overwritten
 from mtpcore.decoding.request import Request
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
-from mtpcore.errors import CapacityError, LinkError
+from mtpcore.errors import BatchError, CapacityError, LinkError
 
 __all__ = ["check_shift", "shift_full"]
 
@@ -23,6 +23,8 @@ def check_shift(cross: Cross, request: Request) -> None:
 
     Raises
     ------
+    BatchError
+        Its prompt has rows that are no tokens.
     CapacityError
         It keeps so many tokens that none can be dropped.
     LinkError
@@ -30,6 +32,12 @@ def check_shift(cross: Cross, request: Request) -> None:
     """
     if request.when_full != "shift":
         return
+    if request.rows is not None:
+        raise BatchError(
+            "a text behind embedding rows cannot be shifted: they are not kept",
+            where='when_full="shift"',
+            fix='leave it out: the text ends where the context is full ("stop")',
+        )
     n_ctx = cross.llm.n_ctx
     if _split(request, n_ctx)[0] >= n_ctx or n_ctx < 2:
         raise CapacityError(

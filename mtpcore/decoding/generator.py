@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, Unpack
 
+import numpy as np
+
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import expect, offers
 from mtpcore.boundary.options import show_options
@@ -30,6 +32,7 @@ from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.decoding.tokens import Chosen
 from mtpcore.errors import BatchError, CapacityError, LinkError
 from mtpcore.runtime.context import Context
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = ["Generator"]
@@ -126,13 +129,13 @@ class Generator:
 
     @act
     @_show_options
-    def add(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
+    def add(self, prompt: Sequence[int] | Prompt, **options: Unpack[RequestOptions]) -> Request:
         """Queue a request; ``step`` works on it.
 
         Parameters
         ----------
-        prompt : sequence of int
-            Token ids, one or more.
+        prompt : sequence of int or Prompt
+            Token ids, one or more; or tokens and embedding rows.
         max_tokens : int, optional
             The longest text; None: until the context is full, or without end where it is shifted.
             Default: 128.
@@ -174,13 +177,13 @@ class Generator:
         return request
 
     @_show_options
-    def request(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Request:
+    def request(self, prompt: Sequence[int] | Prompt, **options: Unpack[RequestOptions]) -> Request:
         """Return a request that ``queue`` takes, checked as ``add`` checks it; nothing changes.
 
         Parameters
         ----------
-        prompt : sequence of int
-            Token ids, one or more.
+        prompt : sequence of int or Prompt
+            Token ids, one or more; or tokens and embedding rows.
         **options
             As in ``add``.
 
@@ -205,8 +208,11 @@ class Generator:
             tokenizer=llm.model.tokenizer,
             start_token=None if reader is llm else getattr(llm.model.hparams, "start_token", None),
         )
-        n_vocab = llm.model.hparams.n_vocab
-        bad = [t for t in request.given if not 0 <= t < n_vocab]
+        n_vocab, least = llm.model.hparams.n_vocab, 0
+        if request.rows is not None:
+            least = -1
+            _check_rows(llm, request.rows, is_encoded=reader is not llm)
+        bad = [t for t in request.given if not least <= t < n_vocab]
         if bad:
             raise BatchError(
                 "no such token", where="prompt", wanted=f"0..{n_vocab - 1}", got=bad[0]
@@ -264,7 +270,9 @@ class Generator:
             self._forget_finished()
 
     @_show_options
-    def generate(self, prompt: Sequence[int], **options: Unpack[RequestOptions]) -> Iterator[int]:
+    def generate(
+        self, prompt: Sequence[int] | Prompt, **options: Unpack[RequestOptions]
+    ) -> Iterator[int]:
         """Return an iterator over the tokens of one request; its sequence is freed afterwards.
 
         After an interrupt ``next()`` goes on: no token is lost or given twice. Until then the
@@ -272,8 +280,8 @@ class Generator:
 
         Parameters
         ----------
-        prompt : sequence of int
-            Token ids, one or more.
+        prompt : sequence of int or Prompt
+            Token ids, one or more; or tokens and embedding rows.
         **options
             As in ``add``.
 
@@ -386,3 +394,34 @@ class Generator:
                 fix="remove() what was processed by hand, let the generators of these requests "
                 "finish them, or make n_seq_max= larger",
             )
+
+
+def _check_rows(llm: Context, prompt: Prompt, *, is_encoded: bool) -> None:
+    """Refuse a prompt with rows that the model does not read; an encoder reads tokens alone."""
+    program, rows = llm.program, prompt.embeddings
+    if rows is None or is_encoded or "embeddings" not in program.inputs:
+        raise BatchError("the model reads no such rows", where="prompt", got=repr(prompt))
+    width = int(program.values[program.inputs["embeddings"]].shape[1])
+    if rows.shape[1] != width:
+        raise BatchError(
+            "embedding rows have another width", where="prompt", wanted=width, got=rows.shape[1]
+        )
+    if not np.isfinite(rows).all():
+        row = int(np.argwhere(~np.isfinite(rows))[0, 0])
+        raise BatchError("embedding row is not finite", where=f"prompt, row {row}")
+    longest = int((prompt.until - np.arange(len(prompt))).max())
+    if program.sees_spans and longest > llm.n_batch:
+        raise CapacityError(
+            "an image whose rows see each other runs in one piece",
+            wanted=f"n_batch {longest}",
+            got=f"n_batch {llm.n_batch}",
+            fix="make n_batch larger",
+        )
+    last = 0 if prompt.positions is None or program.n_axes == 1 else int(prompt.positions.max())
+    if last >= llm.n_ctx:
+        raise CapacityError(
+            "the prompt's positions lie outside the context",
+            wanted=f"0..{llm.n_ctx - 1}",
+            got=last,
+            fix="make n_ctx= (-c) larger",
+        )

@@ -167,7 +167,8 @@ def read_prefix_cache(size: object) -> PrefixCacheSize:
 
 
 def _array(request: Request) -> NDArray[np.int32]:
-    return np.array(request.prompt, np.int32)
+    """Return the tokens by which a prompt is known: rows that are none are equal to nothing."""
+    return np.array(request.known, np.int32)
 
 
 def _count_common(tokens: NDArray[np.int32], prompt: NDArray[np.int32]) -> int:

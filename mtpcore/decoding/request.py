@@ -16,6 +16,7 @@ from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import RequestOptions
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import TextStream, Tokenizer
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import check_sampling
 
 __all__ = [
@@ -83,12 +84,13 @@ class Request:
     ``n_passes`` are the target's runs after the prompt, in which it verified ``n_drafted`` drafts.
     A pass ends at each of the ``stops`` in the prompt, where another one parts from it.
     ``n_shifts`` times the context was full and was shifted; ``n_dropped`` tokens of prompt and text
-    went with it.
+    went with it. ``rows`` is the prompt that has other rows than tokens, None of any other;
+    ``prompt`` holds -1 for these.
 
     Parameters
     ----------
-    prompt : sequence of int
-        Token ids, one or more.
+    prompt : sequence of int or Prompt
+        Token ids, one or more, or tokens and embedding rows.
     options : RequestOptions
         All of those that ``Generator.add`` takes, which makes requests.
     tokenizer : Tokenizer or None
@@ -104,14 +106,19 @@ class Request:
 
     def __init__(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Prompt,
         options: RequestOptions,
         *,
         tokenizer: Tokenizer | None,
         start_token: int | None = None,
     ) -> None:
-        self.given = self.prompt = _read_prompt(prompt)
-        self.source: list[int] = []
+        self.rows: Prompt | None = None
+        if isinstance(prompt, Prompt) and not prompt.is_text:
+            self.rows = prompt
+        self.given: list[int] = (
+            prompt.tokens.tolist() if isinstance(prompt, Prompt) else _read_prompt(prompt)
+        )
+        self.prompt, self.source = self.given, list[int]()
         if start_token is not None:
             self.source, self.prompt = self.given, [start_token]
         self.draft = read_draft(options["draft"])
@@ -177,6 +184,25 @@ class Request:
     def n_held(self) -> int:
         """How many tokens of prompt and text were not dropped, read or not."""
         return len(self.prompt) + len(self.tokens) - self.n_dropped
+
+    @property
+    def known(self) -> list[int]:
+        """The prompt's tokens up to its first row that is none."""
+        return self.prompt[: self.prompt.index(-1)] if self.rows is not None else self.prompt
+
+    def chunk(self, begin: int, end: int, *, whole: bool) -> list[int] | Prompt:
+        """Return a part of the prompt: a list of tokens where it has no other rows.
+
+        Where pictures stay ``whole``, it ends before or behind one.
+        """
+        tokens = self.prompt[begin:end]
+        if self.rows is None or -1 not in tokens:
+            return tokens
+        end = min(end, len(self.prompt))
+        if whole and (behind := int(self.rows.until[end - 1])) > end:
+            inside = self.rows.until[begin:end] == behind
+            end = begin + int(inside.argmax()) if not inside[0] else behind
+        return self.rows.part(begin, end)
 
     def settled_text(self) -> str:
         """Return the text that no later stop string can take back."""

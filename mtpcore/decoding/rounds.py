@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from mtpcore.decoding.round_logits import RoundLogits, watches
 from mtpcore.decoding.stats import Stats
 from mtpcore.decoding.stopwatch import Stopwatch
 from mtpcore.errors import BatchError, LinkError, spell
+from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import Sampling
 
 __all__ = ["RoundResult", "check_sequences", "run_round"]
@@ -149,21 +150,22 @@ def _draft(
     return drafts
 
 
-def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int]]:
+def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] | Prompt]:
     """Share what the batch has left among prompts that are not processed yet."""
     room = max(cross.llm.n_batch - taken, 1)
-    chunks = {}
+    chunks: dict[int, list[int] | Prompt] = {}
     for seq, request in running.items():
         begin = request.n_prefilled
         end = min([begin + room, *(stop for stop in request.stops if stop > begin)])
-        tokens = request.prompt[begin:end]
-        if tokens and room > 0:
-            chunks[seq] = tokens
-            room -= len(tokens)
+        whole = cross.llm.program.sees_spans
+        rows = request.chunk(begin, end, whole=whole) if room > 0 else []
+        if len(rows):
+            chunks[seq] = rows
+            room -= len(rows)
     return chunks
 
 
-def _encode(cross: Cross, running: Requests, prefill: Mapping[int, Sequence[int]]) -> int:
+def _encode(cross: Cross, running: Requests, prefill: Collection[int]) -> int:
     """Let the encoder read the prompts of texts that begin; return how many tokens it read."""
     sources = {
         seq: running[seq].source

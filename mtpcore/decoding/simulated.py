@@ -16,6 +16,7 @@ from mtpcore.cross import Cross, Draft
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import Drafter, DraftJob
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.runner import GraphRunner
 
@@ -193,6 +194,11 @@ class _SimulatedDrafter:
         return self._drafter.runners
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether the drafter does."""
+        return self._drafter.reads_rows
+
+    @property
     def paused(self) -> int:
         """The drafter's."""
         return self._drafter.paused
@@ -207,9 +213,9 @@ class _SimulatedDrafter:
         drafts = self._drafter.draft(jobs)
         return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}
 
-    def settle(self, seq: int, history: I32) -> None:
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """As the drafter does."""
-        self._drafter.settle(seq, history)
+        self._drafter.settle(seq, history, rows)
 
     def rewind(self, seq: int, n: int) -> None:
         """As the drafter does."""

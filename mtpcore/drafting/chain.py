@@ -11,6 +11,7 @@ from mtpcore.drafting.drafters import (
     draft_settings,
     warn_not_finite,
 )
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.runtime.batch import Batch
@@ -26,7 +27,8 @@ class GraphDrafter:
 
     Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
     the pending token come from the target's true hidden rows; those written while drafting come
-    from the drafter's own and are taken back at once, so that nothing of a draft remains.
+    from the drafter's own and are taken back at once, so that nothing of a draft remains. Where the
+    target read an embedding row, the head reads it in the token's place, if its graph takes any.
 
     Raises
     ------
@@ -43,11 +45,16 @@ class GraphDrafter:
         self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
         self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
+        self.reads_rows = "embeddings" in runner.program.inputs and not upstream.runners
         self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places that the head has not read yet, up to the pending token's."""
         return range(self.runner.lengths[job.seq] or self.first, len(job.history))
+
+    def _readable(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> range:
+        """Return the places before the first one with a row that is missing or not finite."""
+        return self._finite(seq, range(places.start, rows.reach(history, places)))
 
     def _finite(self, seq: int, places: range) -> range:
         """Return the places before the first one whose hidden row is missing or not finite."""
@@ -64,7 +71,7 @@ class GraphDrafter:
             warn_not_finite(self.name, seq, place)
         self.paused += 1
 
-    def settle(self, seq: int, history: I32) -> None:
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Hold exactly the entries of the tokens that the target has processed.
 
         The pending token's entry, which a draft may have left, is as true as the others, but
@@ -73,10 +80,13 @@ class GraphDrafter:
         self._rewind(seq, len(history))
         self.upstream.fill({seq: history})
         begin = self.runner.lengths[seq] or self.first
-        places = self._finite(seq, range(begin, len(history)))
-        if places:
-            tokens = history[places.start : places.stop]
-            self.runner.process(Batch(tokens, seq=seq, pos=begin, outputs="none"))
+        places = self._readable(seq, history, rows, range(begin, len(history)))
+        self._read(seq, history, rows, places)
+
+    def _read(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> None:
+        """Make the entries of these places."""
+        for batch in rows.batches(seq, history, places):
+            self.runner.process(batch)
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
@@ -90,11 +100,11 @@ class GraphDrafter:
             # The pending token's entry is made anew: its logits are wanted.
             self._rewind(job.seq, len(job.history) - 1)
             missing = self._entries(job)
-            finite = self._finite(job.seq, missing)
-            if finite == missing:
+            readable = self._readable(job.seq, job.history, job.rows, missing)
+            if readable == missing:
                 active.append(job)
             else:
-                self._pause(job.seq, finite.stop)
+                self._pause(job.seq, readable.stop)
         if not active:
             return drafts
         self._run(active, drafts)
@@ -105,9 +115,8 @@ class GraphDrafter:
         room = max(self.runner.n_batch // len(active), 1)
         for job in active:
             missing = self._entries(job)
-            if len(missing) > room:
-                tokens = job.history[missing.start : -1]
-                self.runner.process(Batch(tokens, seq=job.seq, pos=missing.start, outputs="none"))
+            end = missing.stop - 1 if len(missing) > room else job.rows.end
+            self._read(job.seq, job.history, job.rows, range(missing.start, end))
         for begin in range(0, len(active), self.runner.n_batch):
             self._run_together(active[begin : begin + self.runner.n_batch], drafts)
 

@@ -15,6 +15,7 @@ from mtpcore._ext._sampling import Sampler
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import PluginError, spell
 from mtpcore.runtime.runner import GraphRunner
 
@@ -35,7 +36,8 @@ class DraftJob(msgspec.Struct, frozen=True):
     """What is asked of a drafter for one sequence.
 
     ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
-    are wanted; a draft less probable than ``p_min`` ends them.
+    are wanted; a draft less probable than ``p_min`` ends them. ``rows`` are there where tokens are
+    -1, for drafters that read them.
     """
 
     seq: int
@@ -44,6 +46,7 @@ class DraftJob(msgspec.Struct, frozen=True):
     k: int
     sampler: Sampler
     p_min: float = 0.0
+    rows: EmbeddingRows = NO_ROWS
 
 
 def draft_settings(
@@ -71,14 +74,21 @@ class Drafter(Protocol):
     def runners(self) -> Mapping[str, GraphRunner]:
         """Its graphs by role; all of them follow the target."""
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it follows a target that read embedding rows: it reads them, too."""
+
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
     def draft(self, jobs: list[DraftJob]) -> Mapping[int, Draft]:
         """Return drafts by sequence; ids are not trusted."""
 
-    def settle(self, seq: int, history: I32) -> None:
-        """Let each graph hold exactly the entries of these tokens, which the target processed."""
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
+        """Let each graph hold exactly the entries of these tokens, which the target processed.
+
+        With ``rows`` where they are -1, for those that read them.
+        """
 
     def rewind(self, seq: int, n: int) -> None:
         """Forget what depends on tokens from place ``n`` on."""
@@ -129,6 +139,7 @@ class ProposerDrafter:
 
     spec: DrafterSpec | None = None
     runners: Mapping[str, GraphRunner] = {}
+    reads_rows = False
     paused = 0
 
     def __init__(self, proposer: Proposer) -> None:
@@ -147,7 +158,7 @@ class ProposerDrafter:
         ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
         return list(islice(ids, job.k + 1))
 
-    def settle(self, seq: int, history: I32) -> None:
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Do nothing."""
 
     def rewind(self, seq: int, n: int) -> None:

@@ -13,6 +13,7 @@ from mtpcore.drafting.drafters import (
     draft_settings,
     warn_not_finite,
 )
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
@@ -56,6 +57,7 @@ class HeadDrafter:
         if not self._reads_target:
             self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
         self.paused = 0
+        self.reads_rows = False
 
     def _check(self) -> None:
         """Refuse what this loop cannot follow."""
@@ -83,7 +85,7 @@ class HeadDrafter:
         """Return the places of accepted entries that a head lacks."""
         return range(self._heads[head].lengths[seq] or self._first(head), n)
 
-    def settle(self, seq: int, history: I32) -> None:
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Let each head hold exactly the entries of the tokens that the target has processed."""
         for head in range(len(self._heads)):
             self._settle(head, seq, history)

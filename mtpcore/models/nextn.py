@@ -50,8 +50,11 @@ def nextn_fit(*architectures: str, also: tuple[str, ...] = ()) -> Fit:
 
 
 def nextn_input(g: GraphBuilder, inputs: Inputs, h: Hparams) -> Value:
-    """Join each token's embedding with the row of the slot ``hidden``: f32[n_tokens, width]."""
-    token = g.embed(inputs.tokens, "blk.{n}.nextn.embed_tokens.weight")
+    """Join each token's embedding with the row of the slot ``hidden``: f32[n_tokens, width].
+
+    Where the trunk read an embedding row, that row is joined.
+    """
+    token = g.embed(inputs.tokens, "blk.{n}.nextn.embed_tokens.weight", embeddings=True)
     token = g.rms_norm(token, "blk.{n}.nextn.enorm.weight", h.norm_eps)
     hidden = g.rms_norm(inputs["hidden"], "blk.{n}.nextn.hnorm.weight", h.norm_eps)
     return g.matmul(g.concat(token, hidden), "blk.{n}.nextn.eh_proj.weight")

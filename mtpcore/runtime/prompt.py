@@ -143,6 +143,9 @@ class Prompt:
     codes : int32[n, n_codebooks] or None
     positions : int32[n, 4] or None
         None where every row is where a token would be.
+    until : int32[n]
+        Behind the last row that each row sees, where models read images in both directions: the
+        last of its picture.
 
     Raises
     ------
@@ -165,9 +168,12 @@ class Prompt:
             given, [p.rows if isinstance(p, Rows) else None for p in given], 0
         )
         self.codes = _spread(given, [p.codes if isinstance(p, Codes) else None for p in given], -1)
-        self.positions: I32 | None = None
-        if any(isinstance(part, Video | Audio) for part in given):
-            self.positions = _lay_out(given)
+        self.until: I32 = _spans(given)
+        # Rows whose positions have three numbers: the last one is left at 0.
+        self._has_three: NDArray[np.bool_] = np.repeat(
+            [isinstance(part, Video | Audio) for part in given], [len(part) for part in given]
+        )
+        self.positions: I32 | None = _lay_out(given) if self._has_three.any() else None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -181,7 +187,7 @@ class Prompt:
         return bool((self.tokens >= 0).all())
 
     def part(self, begin: int, end: int) -> Prompt:
-        """Return rows ``begin`` to ``end``, which keep their positions.
+        """Return rows ``begin`` to ``end``, which keep their positions; a cut cuts spans, too.
 
         Raises
         ------
@@ -192,19 +198,31 @@ class Prompt:
         begin = read_below(begin, end + 1, "a part begins before its end", where="begin")
         part = Prompt.__new__(Prompt)
         part.tokens = self.tokens[begin:end]
-        for name in ("embeddings", "codes", "positions"):
+        part.until = np.minimum(self.until[begin:end], np.int32(end)) - np.int32(begin)
+        for name in ("embeddings", "codes", "positions", "_has_three"):
             rows = getattr(self, name)
             setattr(part, name, None if rows is None else rows[begin:end])
         return part
 
     def batch(
-        self, *, seq: int = 0, place: int = 0, n_axes: int = 1, outputs: Wanted = "last"
+        self,
+        *,
+        seq: int = 0,
+        place: int = 0,
+        start: int = 0,
+        n_axes: int = 1,
+        outputs: Wanted = "last",
     ) -> Batch:
-        """Return the batch of all rows, stored from ``place`` on.
+        """Return the batch of all rows.
 
         Parameters
         ----------
-        seq, place : int
+        seq : int
+        place : int
+            Where the first row is stored: the sequence's length.
+        start : int
+            What is added to positions: ``Context.next_position`` where the prompt goes on behind
+            other rows.
         n_axes : int
             Axes of a position (``Program.n_axes``); where there is one, each row's is its place.
         outputs : as in ``Batch``
@@ -214,15 +232,20 @@ class Prompt:
         BatchError
             Numbers out of range.
         """
-        place = read(place, Whole31, "a number of rows")
+        place, start = (read(n, Whole31, "a number of rows") for n in (place, start))
         n_axes = read(n_axes, Whole31, "a number of axes")
-        own = self.positions is not None and n_axes > 1
+        pos: I32 | int = place
+        if self.positions is not None and n_axes > 1:
+            pos = self.positions[:, :n_axes] + np.int32(start)
+            if n_axes == 4:
+                pos[self._has_three, 3] = 0
         return Batch(
             self.tokens,
             embeddings=self.embeddings,
             codes=self.codes,
             seq=seq,
-            pos=self.positions[:, :n_axes] if own and self.positions is not None else place,
+            pos=pos,
+            until=None if self.is_text else self.until + np.int32(place),
             outputs=outputs,
         )
 
@@ -270,3 +293,14 @@ def _lay_out(parts: Sequence[Any]) -> I32:
             positions.append(own)
             start = int(own.max()) + 1
     return np.concatenate(positions)
+
+
+def _spans(parts: Sequence[Any]) -> I32:
+    """Return for each row where the picture that it belongs to ends, behind itself if to none."""
+    until, begin = [], 0
+    for part in parts:
+        size = part.nx * part.ny if isinstance(part, Video) else 1
+        own = np.arange(len(part)) // size * size + size
+        until.append((begin + own).astype(np.int32))
+        begin += len(part)
+    return np.concatenate(until or [np.zeros(0, np.int32)])

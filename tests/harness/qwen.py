@@ -55,6 +55,8 @@ SHAPES = {
     "experts one by one": Shape("qwen3_5_moe", 3, 3, interval=3, split=True, tied=True),
     "grouped": Shape("qwen3_next", 2, 6, split=True, dense_layers=(1,)),
 }
+WITH_ROWS = ("one K head, flat", "experts in one piece")
+"""Shapes that a text with an image in it is computed of."""
 CLASSES = {
     "qwen3_5": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForCausalLM",
@@ -215,3 +217,8 @@ def positions(n: int = 20) -> np.ndarray:
     made[:, 4:10] = 4 + np.array([[0] * 6, [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]])
     made[:, 10:] = np.arange(7, n - 3)
     return made
+
+
+def image() -> np.ndarray:
+    """Return the embedding rows of that image, float32[6, WIDTH]."""
+    return np.random.default_rng(3).normal(0, 0.5, (6, WIDTH)).astype(np.float32)
