@@ -218,6 +218,20 @@ def test_the_prefix_cache_ends_before_an_image(made):
     assert np.abs(logits[0] - logits[1]).max() > 0.01
 
 
+def test_equal_prompts_share_what_comes_before_an_image(made):
+    """The second one waits for that, and for no more."""
+    model, _ = made
+    prompt = Prompt(TOKENS[:10] * 7, Image(qwen.image(), nx=3, ny=2), TOKENS[10:])
+    context = Context(model, 128, n_seq_max=2, n_batch=32, threads=1)
+    generator = Generator(link(context), sampling=SAMPLED, prefix_cache="all")
+    one, two = (generator.add(prompt, max_tokens=4, ignore_eos=True) for _ in range(2))
+    while generator.active:
+        generator.step()
+    assert one.tokens == two.tokens
+    assert one.stops == {69}
+    assert two.n_cached == 69
+
+
 class Guess(Proposer):
     def propose(self, seq, tokens, k):
         return [1] * k

@@ -48,9 +48,10 @@ class Hparams:
 def build(mask):
     def trunk(g, inputs, h):
         x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
-        q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
-        y = g.attention(q, k, v, layer=0, scale=0.5, mask=mask)
-        x = g.add(x, g.merge_heads(y))
+        for layer in range(2):  # what a row sees in the first shows behind it in the second
+            q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), 2) for name in "qkv")
+            y = g.attention(q, k, v, layer=layer, scale=0.5, mask=mask)
+            x = g.add(x, g.merge_heads(y))
         return Outputs(logits=g.matmul(g.output_rows(x), "output.weight"))
 
     return trunk
@@ -61,13 +62,15 @@ def formula(prompt, sees):
     x = W["token_embd.weight"][np.maximum(prompt.tokens, 0)].astype(np.float64)
     if prompt.embeddings is not None:
         x = np.where(prompt.tokens[:, None] >= 0, x, prompt.embeddings)
-    q, k, v = ((x @ W[f"{name}.weight"].T).reshape(len(x), 2, -1) for name in "qkv")
-    y = np.zeros_like(q)
-    for t, places in enumerate(sees):
-        for head in range(2):
-            scores = np.exp(0.5 * k[places, head] @ q[t, head])
-            y[t, head] = scores @ v[places, head] / scores.sum()
-    return (x + y.reshape(len(x), -1)) @ W["output.weight"].T
+    for _ in range(2):
+        q, k, v = ((x @ W[f"{name}.weight"].T).reshape(len(x), 2, -1) for name in "qkv")
+        y = np.zeros_like(q)
+        for t, places in enumerate(sees):
+            for head in range(2):
+                scores = np.exp(0.5 * k[places, head] @ q[t, head])
+                y[t, head] = scores @ v[places, head] / scores.sum()
+        x = x + y.reshape(len(x), -1)
+    return x @ W["output.weight"].T
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +151,10 @@ def test_text_behind_a_picture(models):
     for n_batch, draft in ((64, 0), (6, 0), (7, 2)):
         cross = Cross(llm=open_context(models, n_seq_max=2, n_batch=n_batch))
         generator = Generator(cross, sampling=Sampling(seed=1), draft=draft)
-        requests = [generator.add(p, max_tokens=9) for p in (PROMPT, [5] * 9, PROMPT)]
+        requests = [generator.add(p, max_tokens=9, logprobs=0) for p in (PROMPT, [5] * 9, PROMPT)]
         while generator.active:
             generator.step()
-        found.append([request.tokens for request in requests])
+        found.append([(r.tokens, [one.logprob for one in r.logprobs]) for r in requests])
     assert found[0] == found[1] == found[2]
     with pytest.raises(CapacityError, match="one piece"):
         Generator(Cross(llm=open_context(models, n_batch=5))).add(PROMPT)
