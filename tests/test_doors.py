@@ -36,7 +36,9 @@ def test_every_call_is_done_or_refused_and_changes_nothing_then(said):
 def test_the_calls_reach_what_is_behind_the_doors(said):
     """As they are meant all doors open, but those to files that are not there, ..."""
     assert said[-1]["refused as they are meant"] == [
+        "Context.receive",  # of a model without an encoder
         "Cross.connect",
+        "Cross.encode",  # as well
         "Cross.frame",  # of a model that writes tokens
         "DraftVocabulary.read",
         "DraftVocabulary.write",
