@@ -46,6 +46,12 @@ def open_cross(model, n_seq_max=1, **settings):
     return link(Context(model, 64, n_seq_max=n_seq_max, **{"threads": 1, **settings}))
 
 
+def test_the_link_that_is_declared(model):
+    """Of the two graphs that read embeddings only one is fed."""
+    found = [(one.src, one.tap, one.dst, one.slot) for one in open_cross(model).links]
+    assert found == [("llm", "hidden", "depth", "embeddings")]
+
+
 def read(cross, codes, seq=0):
     pos = cross.llm.length(seq)
     return cross.llm.process(Batch(codes=np.atleast_2d(codes), seq=seq, pos=pos))

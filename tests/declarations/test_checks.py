@@ -130,6 +130,28 @@ def test_junk_in_a_declaration_is_refused_or_harmless(spec, field, inner, junk):
         assert "'other'" in refusal.where
 
 
+@pytest.mark.parametrize("name", ["csm", "t5"])
+def test_a_further_graph_feeds_the_first_or_is_fed_by_it(name):
+    (spec,) = (model for model in DECLARED.models if model.name == name)
+    (feed,) = spec.feeds
+    (other,) = dict(spec.graphs)
+    for src, graph, is_sound in (
+        (other, "", True),
+        ("llm", other, True),
+        ("target", "", True),
+        (other, other, False),
+        ("llm", "", False),
+        ("target", other, False),
+    ):
+        made = msgspec.structs.replace(feed, src=src, graph=graph)
+        changed = msgspec.structs.replace(spec, feeds=(made,))
+        if is_sound:
+            check_spec(changed)
+            continue
+        with pytest.raises(PluginError, match="a further graph feeds"):
+            check_spec(changed)
+
+
 def test_one_architecture_two_heads_told_apart_by_tensors():
     plain = Fit(tensors=("fc.weight",), absent=("markov.weight",))
     chained = Fit(tensors=("fc.weight", "markov.weight"))

@@ -10,7 +10,7 @@ from mtpcore.declarations.spec import Tap, first_of
 from mtpcore.errors import GraphError
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
-from mtpcore.graph.ops import OPS
+from mtpcore.graph.ops import MASKS, OPS
 
 W, V = 12, 20
 TENSORS = {
@@ -160,6 +160,17 @@ def test_what_does_not_fit(name):
     with pytest.raises(GraphError) as caught:
         WRONG[name](g, x)
     assert caught.value.where
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_bias_counts_distances_where_no_row_lies_in_a_span(mask):
+    g, x = builder()
+    settings = {"layer": 0, "scale": 1, "mask": mask, "bias": "embd.weight"}
+    if mask == "spans":
+        with pytest.raises(GraphError, match="rows of spans see each other"):
+            g.attention(*[heads(g, x, W)] * 3, **settings)
+    else:
+        assert g.attention(*[heads(g, x, W)] * 3, **settings).shape[1:] == (W, 1)
 
 
 def test_outputs_are_rows_of_numbers():

@@ -2,19 +2,35 @@
 
 import json
 import lzma
+from functools import partial
+from types import ModuleType
 
+import msgspec
 import numpy as np
 import pytest
 from harness import t5
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
+from mtpcore_t5 import T5
 
 import mtpcore
-from mtpcore import LM, Batch, Context, Cross, Generator, Sampling, link, load_model
+from mtpcore import (
+    LM,
+    Batch,
+    Context,
+    Cross,
+    Generator,
+    Prompt,
+    Rows,
+    Sampling,
+    link,
+    load_model,
+)
 from mtpcore.cli.main import main
 from mtpcore.conversion import convert
+from mtpcore.discovery.registry import Registry
 from mtpcore.gguf import open_model_file, write_model_file
-from mtpcore.plugin import Proposer
+from mtpcore.plugin import Proposer, hookimpl
 from mtpcore.testing import Subject, check_graphs
 
 backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -207,6 +223,29 @@ def test_rows_may_come_from_outside(made):
     ):
         with pytest.raises(mtpcore.MtpcoreError, match=error):
             context.receive(slot, 0, rows)
+
+
+def test_an_encoder_reads_tokens_alone(tmp_path):
+    """Even where the decoder has an input for other rows."""
+
+    def decoder(g, inputs, h):
+        g.embed = partial(g.embed, embeddings=True)
+        return T5.build(g, inputs, h)
+
+    s = t5.SHAPES["1.1"]
+    plugin = ModuleType("mtpcore_both")
+    both = msgspec.structs.replace(T5, build=decoder)
+    plugin.mtpcore_models = hookimpl(lambda: [both])
+    model = load_model(write(tmp_path, s), plugins=Registry.of(plugin))
+    generator = Generator(open_context(model), sampling=GREEDY)
+    prompt = Prompt(t5.source(s), Rows(np.zeros((2, t5.WIDTH), np.float32)))
+    with pytest.raises(mtpcore.BatchError, match="reads no such rows"):
+        generator.add(prompt)
+    text, again = (
+        list(generator.generate(given, max_tokens=5, ignore_eos=True))
+        for given in (t5.source(s), Prompt(t5.source(s)))
+    )
+    assert text == again
 
 
 def test_a_sequence_is_read_in_one_piece(made):
