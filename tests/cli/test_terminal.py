@@ -37,7 +37,7 @@ class Letters:
 
     end_tokens = frozenset()
 
-    def stream(self):
+    def stream(self, start=False):
         return self
 
     def push(self, token):

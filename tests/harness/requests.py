@@ -60,7 +60,7 @@ def seeing():
     settings = {"n_seq_max": 3, "n_batch": 8, "threads": 1, "backend": "cpu"}
     cross = Cross(
         llm=Context(seen("seer"), 40, **settings),
-        eye=Context(seen("eye"), 40, graph_type=GraphType.ENCODER, **settings),
+        eye=Context(seen("eye"), 40, graph_type=GraphType.ENCODER, **{**settings, "n_batch": 30}),
         draft=Scripted(SCRIPTS["right for one"]),
     )
     cross.connect(Link(src="eye", tap="hidden", dst="llm", slot="picture", pairing="same-token"))

@@ -218,7 +218,7 @@ class Letters:
     def __init__(self, *end_tokens):
         self.end_tokens = frozenset(end_tokens)
 
-    def stream(self):
+    def stream(self, start=False):
         return self
 
     def push(self, token):
