@@ -165,7 +165,7 @@ def test_views_outside_their_buffers_are_refused(wrong, is_input):
         ("add", {"outputs": [view(Y)] * 3}),
         ("add", {"sharing": 3}),
         ("add", {"sharing": 2}),
-        ("add", {"ints": range(7)}),
+        ("add", {"ints": range(8)}),
         ("add", {"ints": [1 << 64]}),
         ("add", {"weights": [np.ones(WIDTH, np.float32)] * 3}),
         ("rms_norm", {"weights": [np.ones(WIDTH, np.float16)]}),

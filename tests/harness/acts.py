@@ -76,6 +76,7 @@ CALLS = {
     Context.digest: lambda room: room.head.digest(1),
     Context.save: lambda room: room.llm.save(1),
     Context.load: lambda room: room.llm.load(2, b""),
+    Context.receive: lambda room: room.llm.receive("rows", 2, np.zeros((1, 64), np.float32)),
     Cross.save: lambda room: room.cross.save(1),
     Cross.load: lambda room: room.cross.load(2, room.saved),
     Cross.connect: lambda room: room.cross.connect(
@@ -83,6 +84,8 @@ CALLS = {
     ),
     Cross.feed: lambda room: room.cross.feed("llm", "hidden", 3, 0, np.zeros((1, 64), np.float32)),
     Cross.prepare: lambda room: room.cross.prepare(),
+    Cross.encode: lambda room: room.cross.encode({2: PROMPT}),
+    Cross.frame: lambda room: room.cross.frame([1]),
     Cross.pending: lambda room: room.cross.pending(1, SAMPLING),
     Cross.draft: lambda room: room.cross.draft(1, 2, SAMPLING),
     Cross.verify: lambda room: room.cross.verify({1: [5]}, SAMPLING),
