@@ -142,8 +142,10 @@ def test_a_proposer_drafts():
 
 
 def test_an_auto_drafter_that_cannot_be_used_is_left_out(monkeypatch, caplog):
-    def refuse(*_, **__):
-        raise LinkError("not today")
+    def refuse(context, drafter, **options):
+        if drafter:
+            raise LinkError("not today")
+        return link(context, drafter, **options)
 
     monkeypatch.setattr("mtpcore.lm.opening.link", refuse)
     with caplog.at_level(logging.WARNING, "mtpcore"), LM("demo", n_ctx=60) as lm:
