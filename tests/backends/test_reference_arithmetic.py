@@ -99,13 +99,15 @@ def test_lanes_are_summed_by_halves():
 
 
 def test_every_operation_is_written_down():
-    """Those without an order of their own have one rounding a value, or only move values."""
+    """The others have one rounding a value, only move values, or sum in their formula's order."""
     without = {
         "add",
         "mul",
         "scale_by",
         "shift_by",
         "embed",
+        "embed_codes",
+        "embed_by_position",
         "outputs",
         "concat",
         "slice",
