@@ -145,7 +145,7 @@ def test_the_merge_that_comes_first_wins_whatever_the_ids_say(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"model": {"type": "Unigram", "vocab": []}}, "no byte-pair encoding"),
+        ({"model": {"type": "WordPiece", "vocab": {}}}, "no byte-pair encoding"),
         ({"model": None}, "no byte-pair encoding"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "unknown step"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "a space is put"),
