@@ -5,11 +5,11 @@
 
 The models are small but real: `glm` (the default, `mtpcore run demo`), `deepseek`, `mimo` and
 `mimo2`, trunk and heads trained together; `eagle3`, a Llama and then a head for it as it is, each
-in a file of its own. The text is the sources of the running CPython's standard library (PSF
-licence; see `demo/corpus.py` for what is left out), the weights are stored as Q8_0. A head learns
-to foresee its trunk: its loss is the cross-entropy against the trunk's own distribution for the
-same place, which is what acceptance asks of it, and it is trained on three draft steps, the later
-ones on its own outputs.
+in a file of its own; `small`, a draft model for `glm` as it is. The text is the sources of the
+running CPython's standard library (PSF licence; see `demo/corpus.py` for what is left out), the
+weights are stored as Q8_0. A drafter learns to foresee its trunk: its loss is the cross-entropy
+against the trunk's own distribution for the same place, which is what acceptance asks of it. A head
+is trained on three draft steps, the later ones on its own outputs.
 
 Seeded throughout; the same bits need the same CPython, PyTorch, CPU and number of threads. All
 of this, and how far training went, is recorded in each file's `general.description`. A held-out
@@ -90,6 +90,15 @@ def held_out_loss(network: nn.Module, stream: np.ndarray) -> str:
     return found
 
 
+def make_network(args: argparse.Namespace) -> nn.Module:
+    """Make the family's network; a target that is trained already is read."""
+    family = FAMILIES[args.family]
+    network = family.network()
+    if family.target:
+        read_model(args.models / family.target, network.target)
+    return network
+
+
 def train(args: argparse.Namespace) -> None:
     """Train stage by stage, write the files and, beside the run, their checkpoints."""
     torch.manual_seed(args.seed)
@@ -103,7 +112,7 @@ def train(args: argparse.Namespace) -> None:
         prompts = choose_prompts(tokenizer, corpus.held_out, 20, args.seed)
         PROMPTS.parent.mkdir(parents=True, exist_ok=True)
         PROMPTS.write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
-    network = family.network()
+    network = make_network(args)
     network.count(stream)
     n_weights = sum(p.numel() for p in network.parameters())
     print(f"{n_weights} weights; {len(stream)} tokens of text, {len(held_out)} held out")
@@ -183,7 +192,7 @@ def write(
 def evaluate(args: argparse.Namespace) -> None:
     """Measure the written files, their weights dequantised, on the held-out prompts."""
     family = FAMILIES[args.family]
-    network = family.network()
+    network = make_network(args)
     for name, part in zip(family.files, network.files(), strict=True):
         tokenizer = read_model(args.models / name, part)
     network.eval()
@@ -196,7 +205,7 @@ def evaluate(args: argparse.Namespace) -> None:
     sizes = ", ".join(f"{n}: {(args.models / n).stat().st_size} bytes" for n in family.files)
     print(f"=== {sizes}; greedy text of {len(prompts)} prompts, up to {args.tokens} tokens each")
     print(acceptance.describe())
-    paths = [args.models / name for name in family.files]
+    paths = [args.models / name for name in (family.target, *family.files) if name]
     print(compare(paths, network, tokenizer, prompts, texts, N_STEPS))
 
 

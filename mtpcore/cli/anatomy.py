@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,12 @@ def describe_model(
 ) -> dict[str, Any]:
     """Return everything that ``mtpcore inspect`` says.
 
-    ``draft_model`` holds a drafter in a file of its own; what it borrows lies in ``model``.
+    ``draft_model`` drafts from a file of its own; what it borrows lies in ``model``.
     """
     models = [model] if draft_model is None else [model, draft_model]
+    drafters = [(model, spec) for spec in model.drafters]
+    if draft_model is not None:
+        drafters += [(draft_model, spec) for spec in draft_model.drafters_for_others]
     return {
         "path": str(model.path),
         "error": None,
@@ -76,8 +79,7 @@ def describe_model(
         **_tensors(model.tensors.values(), lambda name: role_of(name, _n_layers(model))),
         "drafters": [
             _drafter(part, spec) | {"path": str(part.path) if part is draft_model else None}
-            for part in models
-            for spec in part.drafters
+            for part, spec in drafters
         ],
         "sidecars": [
             {
@@ -88,7 +90,7 @@ def describe_model(
             }
             for beside in model.sidecars
         ],
-        "plan": _plan(models, n_ctx, kv_dtype, checkpoint_bytes),
+        "plan": _plan(_programs(model, drafters), n_ctx, kv_dtype, checkpoint_bytes),
         **_machine(),
     }
 
@@ -222,22 +224,28 @@ def drafter_program(model: Model, name: str | None = None, graph: str = "") -> P
     return model.program(GraphType(graph or GraphType.DRAFT), drafter=spec)
 
 
-def _programs(model: Model) -> dict[str, Callable[[], list[Program]]]:
+Build = Callable[[], list[Program]]
+
+
+def _programs(
+    model: Model, drafters: Iterable[tuple[Model, DrafterSpec]]
+) -> list[tuple[Model, str, Build]]:
     """Return what builds a graph, or one for each head, by the trunk's or the drafter's name.
 
-    Variants are left out.
+    Each comes with the model whose weights it reads. Variants are left out.
     """
-    programs: dict[str, Callable[[], list[Program]]] = {}
+    programs: list[tuple[Model, str, Build]] = []
     if model.spec is not None:
         for graph in ("llm", *(name for name, _ in model.spec.graphs)):
-            programs[graph] = partial(_of_trunk, model, graph)
-    for spec in model.drafters:
+            programs.append((model, graph, partial(_of_trunk, model, graph)))
+    for source, spec in drafters:
         if spec.variant_of:
             continue
         if spec.shape != "proposer":
-            programs[spec.name] = partial(_heads, model, spec)
+            programs.append((source, spec.name, partial(_heads, source, spec)))
         for graph, _ in spec.graphs:
-            programs[f"{spec.name}_{graph}"] = partial(_further, model, spec, graph)
+            name = f"{spec.name}_{graph}"
+            programs.append((source, name, partial(_further, source, spec, graph)))
     return programs
 
 
@@ -255,7 +263,10 @@ def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:
 
 
 def _plan(
-    models: Sequence[Model], n_ctx: int, kv_dtype: str, checkpoint_bytes: int | None
+    built: Iterable[tuple[Model, str, Build]],
+    n_ctx: int,
+    kv_dtype: str,
+    checkpoint_bytes: int | None,
 ) -> dict[str, Any]:
     """Return the bytes that the CPU needs: weights as packed, what is kept of a sequence.
 
@@ -266,7 +277,7 @@ def _plan(
     """
     parts: list[dict[str, Any]] = []
     counted: set[tuple[Path, str]] = set()
-    for model, name, build in [(m, *item) for m in models for item in _programs(m).items()]:
+    for model, name, build in built:
         try:
             programs = build()
             weights = estimate_packed_bytes(programs, model.tensors, repack=model.repack)

@@ -17,7 +17,7 @@ from mtpcore.cli.report import describe_settings
 from mtpcore.cli.session import Session, finish, make_context, open_model, open_session
 from mtpcore.cli.terminal import harmless, note
 from mtpcore.cross import link
-from mtpcore.decoding import Controller, Generator, SimulatedAcceptance, Stats
+from mtpcore.decoding import Controller, Generator, OrderController, SimulatedAcceptance, Stats
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.model import Model
 from mtpcore.sampling import Sampling
@@ -123,7 +123,7 @@ def _arms(
     options: argparse.Namespace,
     session: Session,
     sampling: Sampling,
-    controller: Controller | None,
+    controller: Controller | OrderController | None,
 ) -> dict[str, Callable[[], Generator]]:
     """Return what makes generators to compare.
 

@@ -11,9 +11,11 @@ from typing import Any
 from mtpcore._ext._cpu import check_environment
 from mtpcore.cli import options as shared
 from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, target_taps
-from mtpcore.cli.session import open_draft_model, require_drafter
+from mtpcore.cli.session import open_draft_model
 from mtpcore.cli.terminal import harmless, spell_bytes
+from mtpcore.cross import find_drafter
 from mtpcore.discovery.loading import find_model, load_model
+from mtpcore.drafting.vocabulary import shared_tokens
 from mtpcore.errors import MtpcoreError
 from mtpcore.gguf import open_model_file
 from mtpcore.graph import GraphType, Program
@@ -131,7 +133,7 @@ def _models(options: argparse.Namespace) -> Iterator[tuple[Model, Model | None]]
         draft_model = open_draft_model(options, model)
         if draft_model is not None:
             files.enter_context(draft_model)
-            _lend(options, model, draft_model)
+            _lend(model, draft_model)
         yield model, draft_model
 
 
@@ -155,9 +157,11 @@ def _spell_out(described: dict[str, Any], every_tensor: bool) -> str:
     return "\n".join(texts)
 
 
-def _lend(options: argparse.Namespace, model: Model, draft_model: Model) -> None:
-    """Let a drafter in a file of its own borrow of its target; refuse one that does not fit."""
-    require_drafter(options.model_draft or str(draft_model.path), draft_model)
+def _lend(model: Model, draft_model: Model) -> None:
+    """Let a draft model borrow of its target; refuse one that does not fit."""
+    if draft_model.as_draft_model is not None:
+        shared_tokens(model, draft_model, None)
+        return
     draft_model.borrow_from(model)
     for spec in draft_model.drafters:
         model.program(taps=target_taps(spec))
@@ -168,7 +172,9 @@ def _program(model: Model, draft_model: Model | None, options: argparse.Namespac
     if options.graph in ("llm", *(name for name, _ in trunk_graphs)):
         return model.program(GraphType(options.graph))
     graph = "" if options.graph == "draft" else options.graph
-    return drafter_program(draft_model or model, options.drafter, graph)
+    found = find_drafter(model, draft_model, options.drafter or "auto")
+    source, spec = found or (model, model.find_drafter())
+    return drafter_program(source, spec.name, graph)
 
 
 def _overview(described: dict[str, Any]) -> list[str]:

@@ -245,7 +245,12 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         help="draft a tree: at each of DEPTH levels the WIDTH best nodes get WIDTH children each; "
         "the NODES best of all are verified; --draft N limits the depth",
     )
-    group.add_argument("--drafter", metavar="NAME", help="which drafter, if several fit")
+    group.add_argument(
+        "--drafter",
+        metavar="NAME[,NAME]",
+        help="which drafter, if several fit; of several, as in lookup,auto, the first that "
+        "proposes anything drafts",
+    )
     group.add_argument(
         "--draft-sampler",
         choices=("coupled", "argmax"),

@@ -25,7 +25,7 @@ def describe_settings(session: Session, generator: Generator) -> dict[str, Any]:
     llm = session.llm
     return {
         "model": str(session.model.path),
-        "drafter": session.drafter.name if session.drafter else None,
+        "drafter": ", ".join(session.names) or None,
         "draft": "auto" if session.auto else session.draft,
         "tree": msgspec.to_builtins(session.drafter.tree) if session.drafter else None,
         "draft_sampler": generator.draft_sampler,

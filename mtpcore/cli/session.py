@@ -11,9 +11,16 @@ import msgspec
 from mtpcore.cli.options import draft_vocabulary_of, model_path
 from mtpcore.cli.progress import progress
 from mtpcore.cli.terminal import note
-from mtpcore.cross import Cross, link
+from mtpcore.cross import Cross, find_drafter, link
 from mtpcore.declarations.spec import TARGET, DrafterSpec
-from mtpcore.decoding import Controller, Generator, Request, controller_for, default_length
+from mtpcore.decoding import (
+    Controller,
+    Generator,
+    OrderController,
+    Request,
+    controller_for,
+    default_length,
+)
 from mtpcore.discovery.loading import load_model
 from mtpcore.errors import GraphError, LinkError, ModelFileError
 from mtpcore.runtime.context import Context
@@ -26,7 +33,6 @@ __all__ = [
     "open_draft_model",
     "open_model",
     "open_session",
-    "require_drafter",
     "show_reading",
 ]
 
@@ -34,7 +40,8 @@ __all__ = [
 class Session(msgspec.Struct, frozen=True):
     """A target context, with its drafter where there is one.
 
-    ``draft`` is how much it drafts; with ``auto`` that is where the search for a length begins.
+    Of several drafters, which ``names`` has, ``drafter`` is the first with a graph. ``draft`` is
+    how much it drafts; with ``auto`` that is where the search for a length begins.
     """
 
     model: Model
@@ -42,17 +49,18 @@ class Session(msgspec.Struct, frozen=True):
     drafter: DrafterSpec | None
     draft: int
     auto: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def llm(self) -> Context:
         """The target's context."""
         return self.source.llm
 
-    def controller(self) -> Controller | None:
+    def controller(self) -> Controller | OrderController | None:
         """Return something new that chooses lengths; None where the length is fixed."""
         if not self.auto:
             return None
-        return controller_for(self.source, self.drafter)
+        return controller_for(self.source)
 
 
 def open_model(options: argparse.Namespace) -> Model:
@@ -85,9 +93,10 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     if n_ctx > trained:
         note(f"a context of {n_ctx} tokens; the model was trained on texts of up to {trained}")
     draft_model = open_draft_model(options, model) if options.draft else None
-    drafter = _choose(options, model, draft_model)
-    if drafter is None:
+    chosen = _choose(options, model, draft_model)
+    if not chosen:
         return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
+    drafter = next((spec for spec in chosen if spec.shape != "proposer"), chosen[0])
     for beside in model.sidecars:
         if beside.used:
             note(f"{drafter.name} is in {beside.path}")
@@ -100,9 +109,9 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
     try:
         cross = link(
             llm,
-            drafter,
+            [drafter if spec.name == drafter.name else spec for spec in chosen],
             draft_model=draft_model,
-            tree=drafter.tree,
+            tree=drafter.tree if len(chosen) == 1 else None,
             draft_vocabulary=draft_vocabulary_of(options, model),
         )
     except (LinkError, GraphError) as error:
@@ -110,7 +119,8 @@ def _link(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
             raise
         note(f"decoding without drafts, as the drafter cannot be used: {error}")
         return Session(model, link(make_context(options, model, n_ctx), []), None, 0)
-    return Session(model, cross, drafter, min(length, drafter.limit), options.draft == "auto")
+    length, names = min(length, drafter.limit), tuple(spec.name for spec in chosen)
+    return Session(model, cross, drafter, length, options.draft == "auto", names)
 
 
 def _note_least(option: str, of_what: str, asked: int, drafter: DrafterSpec) -> None:
@@ -186,53 +196,48 @@ def _insists(options: argparse.Namespace) -> bool:
 
 
 def open_draft_model(options: argparse.Namespace, model: Model) -> Model | None:
-    """Load the drafter's own file: the one that was given, or the one beside the model.
+    """Load what drafts from a file of its own: the one that was given, or the one beside the model.
 
     Raises
     ------
     ModelFileError
-        It cannot be used.
+        It cannot be used, holds no drafter, or is the model itself.
     """
-    if options.model_draft is None:
+    path = options.model_draft
+    if path is None:
         return model.open_draft_model()
-    return load_model(options.model_draft, sidecars=False, repack=options.repack)
-
-
-def require_drafter(path: str, draft_model: Model) -> None:
-    """Refuse a file that was given for its drafter and holds none.
-
-    Raises
-    ------
-    ModelFileError
-        Names the drafter beside it.
-    """
-    if draft_model.drafters:
-        return
-    with load_model(path) as model:
-        beside = next((one.path for one in model.sidecars if one.used), None)
+    draft_model = load_model(path, sidecars=False, repack=options.repack)
+    if draft_model.drafters_for_others and draft_model.path != model.path:
+        return draft_model
+    draft_model.close()
+    with load_model(path) as given:
+        beside = next((one.path for one in given.sidecars if one.used), None)
     raise ModelFileError(
-        "the file holds no drafter",
+        "the draft model is the model itself"
+        if draft_model.drafters_for_others
+        else "the file holds no drafter",
         where=path,
         fix=f"the drafter that belongs to it is {beside}"
         if beside
-        else "give one that a plugin knows (mtpcore plugins lists them), or leave -md out",
+        else "give a smaller model of the same vocabulary, or a drafter that a plugin knows "
+        "(mtpcore plugins lists them), or leave -md out",
     )
 
 
 def _choose(
     options: argparse.Namespace, model: Model, draft_model: Model | None
-) -> DrafterSpec | None:
-    """Return the drafter to use, or None to decode without drafts."""
+) -> list[DrafterSpec]:
+    """Return the drafters to use; of none, nothing is drafted."""
     if options.draft == 0:
         named = options.drafter, options.model_draft, options.draft_tree, options.draft_vocabulary
         if any(named):
             note("--draft 0: nothing is drafted; the drafter, tree or vocabulary is not used")
-        return None
-    source = draft_model or model
-    if source.drafters:
-        return source.find_drafter(options.drafter)
-    if draft_model is not None and options.model_draft:
-        require_drafter(options.model_draft, draft_model)
+        return []
+    names = options.drafter.split(",") if options.drafter else ["auto"]
+    found = [find_drafter(model, draft_model, name.strip()) for name in names]
+    specs = [one[1] for one in found if one is not None]
+    if specs:
+        return specs
     if _insists(options):
         asked = "--draft-tree" if options.draft_tree else f"--draft {options.draft}"
         asked = f"--drafter {options.drafter}" if options.drafter else asked
@@ -246,7 +251,7 @@ def _choose(
             + _misfits(model),
         )
     note(f"{model.path} has no drafter: decoding without drafts{_misfits(model)}")
-    return None
+    return []
 
 
 def _misfits(model: Model) -> str:

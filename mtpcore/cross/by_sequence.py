@@ -6,13 +6,21 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from mtpcore.boundary.arguments import read
 from mtpcore.boundary.arrays import integers
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.errors import BatchError, spell
 from mtpcore.runtime.prompt import Prompt
 from mtpcore.sampling import LogitsProcessor
 
-__all__ = ["pairs_of", "read_ids", "read_processors", "read_unfinished", "setting_of"]
+__all__ = [
+    "pairs_of",
+    "read_ids",
+    "read_names",
+    "read_processors",
+    "read_unfinished",
+    "setting_of",
+]
 
 
 def setting_of(value: Any, seq: int) -> Any:
@@ -49,6 +57,18 @@ def read_ids(given: Any, where: str) -> dict[int, Any]:
             ids = array.tolist()
         by_seq[seq] = ids
     return by_seq
+
+
+def read_names(given: Any) -> tuple[str, ...] | None:
+    """Return names of drafters, each once; None where none are given."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        given = (given,)
+    names: tuple[str, ...] = read(
+        given, tuple[str, ...], "drafters are given by their names", wanted="a list of names"
+    )
+    return tuple(dict.fromkeys(names))
 
 
 def read_unfinished(unfinished: Collection[int], prefill: Mapping[int, Any]) -> frozenset[int]:

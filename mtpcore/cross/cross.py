@@ -17,6 +17,7 @@ from mtpcore.cross.assembly import make_drafters
 from mtpcore.cross.by_sequence import (
     pairs_of,
     read_ids,
+    read_names,
     read_processors,
     read_unfinished,
     setting_of,
@@ -41,6 +42,7 @@ from mtpcore.sampling import LogitsProcessor, Sampling
 
 __all__ = ["Cross"]
 
+DrafterNames = Sequence[str]
 GREEDY = Sampling.greedy()
 
 
@@ -136,6 +138,7 @@ class Cross:
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
+        drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
     ) -> Draft: ...
     @overload
     def draft(
@@ -146,6 +149,7 @@ class Cross:
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
+        drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
     ) -> dict[int, Draft]: ...
     @act
     def draft(
@@ -156,6 +160,7 @@ class Cross:
         *,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler] = "coupled",
         p_min: float | Mapping[int, float] = 0.0,
+        drafters: DrafterNames | Mapping[int, DrafterNames] | None = None,
     ) -> Draft | dict[int, Draft]:
         """Draft up to ``k`` tokens after the pending one.
 
@@ -172,6 +177,9 @@ class Cross:
             probable token ("argmax").
         p_min : float, or mapping of seq to float
             A draft less probable than this ends the drafts.
+        drafters : sequence of str, or mapping of seq to them, optional
+            Names of drafters, or roles: the first of them that proposes anything drafts. Default:
+            all, in the order in which they were linked.
 
         Returns
         -------
@@ -182,6 +190,8 @@ class Cross:
         ------
         BatchError
             A sequence has nothing to continue from.
+        LinkError
+            No such drafter.
         """
         several = isinstance(seq, Mapping)
         wanted = self._read_lengths(
@@ -190,8 +200,12 @@ class Cross:
         least = {
             s: read(setting_of(p_min, s), Probability, "p_min is a probability") for s in wanted
         }
+        plans = {
+            s: self.speculation.plan(k, read_names(setting_of(drafters, s)))
+            for s, k in wanted.items()
+        }
         with self.transaction(wanted):
-            drafts = self.speculation.draft(wanted, sampling, draft_sampler, least)
+            drafts = self.speculation.draft(plans, sampling, draft_sampler, least).drafts
         return drafts if several else next(iter(drafts.values()))
 
     def _read_lengths(self, given: Iterable[tuple[Any, Any]]) -> dict[int, int]:

@@ -20,8 +20,9 @@ from mtpcore.declarations.spec import DrafterSpec, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.drafters import DeclaredProposer
 from mtpcore.drafting.heads import head_role, n_heads
+from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.drafting.upstream import order_graphs
-from mtpcore.drafting.vocabulary import find_rows
+from mtpcore.drafting.vocabulary import find_rows, shared_tokens
 from mtpcore.errors import GraphError, LinkError, PluginError, spell
 from mtpcore.graph import GraphType, Program
 from mtpcore.links.links import role_of
@@ -30,10 +31,12 @@ from mtpcore.runtime.context import Context
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["link"]
+__all__ = ["OneDrafter", "find_drafter", "link"]
 
 logger = logging.getLogger("mtpcore")
 OneDrafter = str | DrafterSpec | Proposer
+BUILT_IN = {spec.name: spec for spec in (LOOKUP,)}
+"""Drafters that every model has; like a variant, one is used only if a caller names it."""
 
 
 def link(
@@ -54,12 +57,14 @@ def link(
     llm : Context
         The target, before its first token (or made with the taps that the drafter needs).
     drafter : "auto", str (its name), DrafterSpec, Proposer, or several of them
-        "auto" takes the model's drafter; if it has none, the Cross decodes without drafts and a
-        log line says so. Of several, the first that proposes anything drafts; an empty list: no
+        "auto" takes the draft model, or the model's drafter; if it has none, the Cross decodes
+        without drafts and a log line says so. Every model has ``"lookup"``, which copies from
+        earlier in the text. Of several, the first that proposes anything drafts; an empty list: no
         drafter.
     draft_model : Model, optional
-        The drafter's own model file, if it has one; default: the one that ``load_model`` found
-        beside the model.
+        A file that drafts: a language model of the same vocabulary, usually a small one
+        (``"draft_model"`` is its name), or a drafter in a file of its own. Default: the drafter
+        that ``load_model`` found beside the model.
     tree : TreeShape, optional
         Let a drafter that drafts token by token grow trees of this shape; default: what its
         declaration says.
@@ -70,7 +75,8 @@ def link(
     Raises
     ------
     LinkError
-        No such drafter in the model, or it does not fit; says what to do.
+        No such drafter in the model, or it does not fit; says what to do. A draft model whose
+        vocabulary differs: names the first token that does.
     ModelFileError
         The draft vocabulary's file cannot be read.
     """
@@ -166,22 +172,27 @@ def _roles(
 ) -> dict[str, Context | Proposer]:
     """Return the target, what feeds it or chooses its codes, and what drafts for it, by role."""
     roles: dict[str, Context | Proposer] = {"llm": llm, **_feeding_contexts(llm), **_codes(llm)}
-    source = draft_model or llm.model
     for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
         if not isinstance(wanted, (str, DrafterSpec)):
             roles[role] = wanted
             continue
-        if wanted == "auto" and not source.drafters:
-            logger.info("%s has no drafter: decoding without drafts", source.path)
+        found = _find(llm.model, draft_model, wanted, tree)
+        if found is None:
+            logger.info("%s has no drafter: decoding without drafts", llm.model.path)
             continue
-        spec = _find(source, wanted, tree)
+        source, spec = found
         if spec.shape == "proposer":
             roles[role] = _proposer(llm, spec)
             continue
-        if draft_model is not None:
-            draft_model.borrow_from(llm.model)
-        roles |= _contexts(llm, source, spec, role, tokens)
+        may_draft = tokens
+        trunk = source.as_draft_model if source is draft_model else None
+        if trunk is not None and spec.name == trunk.name:
+            may_draft = shared_tokens(llm.model, source, tokens)
+        elif source is not llm.model:
+            source.borrow_from(llm.model)
+            _compare_tokens(llm.model, source)
+        roles |= _contexts(llm, source, spec, role, may_draft)
     return roles
 
 
@@ -228,17 +239,48 @@ def _codes(llm: Context) -> dict[str, Context]:
     }
 
 
-def _find(source: Model, drafter: str | DrafterSpec, tree: TreeShape | None) -> DrafterSpec:
+def find_drafter(
+    model: Model, draft_model: Model | None, drafter: str | DrafterSpec
+) -> tuple[Model, DrafterSpec] | None:
+    """Return which model holds a drafter, and its declaration; None: there is none for "auto".
+
+    A name is looked for in the draft model, in the model itself, and among what comes with mtpcore.
+
+    Raises
+    ------
+    PluginError
+        None has it.
+    """
+    source = draft_model or model
+    if drafter == "auto":
+        if source is draft_model and draft_model.as_draft_model:
+            return source, draft_model.as_draft_model
+        return (source, source.find_drafter(None)) if source.drafters else None
+    name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
+    if draft_model and name in {spec.name for spec in draft_model.drafters_for_others}:
+        return draft_model, draft_model.find_drafter(drafter)
+    if name in {spec.name for spec in model.drafters}:
+        return model, model.find_drafter(drafter)
+    if name in BUILT_IN:
+        return model, BUILT_IN[name]
+    return source, source.find_drafter(drafter)
+
+
+def _find(
+    model: Model, draft_model: Model | None, drafter: str | DrafterSpec, tree: TreeShape | None
+) -> tuple[Model, DrafterSpec] | None:
+    """Return which model holds a drafter, and its declaration with the tree that was asked for."""
     try:
-        spec = source.find_drafter(None if drafter == "auto" else drafter)
+        found = find_drafter(model, draft_model, drafter)
         if tree is not None:
             check_tree(tree)
     except PluginError as error:
         raise LinkError(
             error.what, where=error.where, wanted=error.wanted, got=error.got, fix=error.fix
         ) from None
-    if tree is None:
-        return spec
+    if tree is None or found is None:
+        return found
+    source, spec = found
     if spec.shape not in ("chain", "tree"):
         raise LinkError(
             "only a drafter that drafts token by token can grow trees",
@@ -246,7 +288,7 @@ def _find(source: Model, drafter: str | DrafterSpec, tree: TreeShape | None) -> 
             got=f"shape {spec.shape}",
             fix="leave tree out",
         )
-    return msgspec.structs.replace(spec, shape="tree", tree=tree)
+    return source, msgspec.structs.replace(spec, shape="tree", tree=tree)
 
 
 def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
@@ -262,7 +304,7 @@ def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
     if not offers(proposer, "propose"):
         raise PluginError("made no Proposer", where=where, got=type(proposer).__name__)
     logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
-    return DeclaredProposer(proposer, where)
+    return DeclaredProposer(proposer, spec)
 
 
 def _compare_tokens(target: Model, source: Model) -> None:
@@ -292,8 +334,6 @@ def _contexts(
 ) -> dict[str, Context]:
     """Make a context for each of the drafter's graphs; return them by role."""
     order_graphs(spec)
-    if source is not llm.model:
-        _compare_tokens(llm.model, source)
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
     taps = [tap for feed in spec.feeds if feed.src == "target" for tap in feed.taps]
     try:
@@ -302,7 +342,10 @@ def _contexts(
         raise error.at(where) from error
     recycled = {feed.recycle: None for feed in spec.feeds if feed.recycle}
     logger.info(
-        "drafting with %s: up to %d tokens, taps %s", spec.name, spec.limit, ", ".join(taps)
+        "drafting with %s: up to %d tokens, taps %s",
+        spec.name,
+        spec.limit,
+        ", ".join(taps) or "none",
     )
     rows = None if tokens is None else find_rows(source, spec, tokens)
     graphs = [(head_role(role, head), "draft", head) for head in range(n_heads(spec))]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ from mtpcore.cross.trust import Trust
 from mtpcore.cross.verification import RoundBatch, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob
-from mtpcore.errors import BatchError, CapacityError, LinkError
+from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
 from mtpcore.runtime.output import Output
@@ -28,10 +29,20 @@ from mtpcore.runtime.prompt import Prompt
 from mtpcore.runtime.runner import Deliver, GraphRunner
 from mtpcore.sampling import LogitsProcessor, Sampling, process_logits
 
-__all__ = ["DraftSampler", "Overwritten", "Samplings", "Speculation"]
+__all__ = ["DraftSampler", "Drafted", "Overwritten", "Plan", "Samplings", "Speculation"]
 
 DraftSampler = Literal["coupled", "argmax"]
 Samplings = Sampling | Mapping[int, Sampling]
+Plan = Mapping[str, int]
+"""Who is asked for drafts, by role and in this order, and for how many tokens."""
+
+
+class Drafted(NamedTuple):
+    """Drafts by sequence, the role that made each one, and the seconds that each role took."""
+
+    drafts: dict[int, Draft]
+    makers: dict[int, str]
+    seconds: dict[str, float]
 
 
 class Speculation:
@@ -62,6 +73,7 @@ class Speculation:
         self.runners, self.links, self.drafters = runners, links, drafters
         self.codes = codes
         self.target = runners["llm"]
+        self.names = {role: _name_of(role, drafter) for role, drafter in drafters.items()}
         self.states, self.trust = SequenceStates(self.target), Trust(self.target)
         self.states.keeps_rows = any(drafter.reads_rows for drafter in drafters.values())
         self.choose_seconds = 0.0
@@ -124,38 +136,79 @@ class Speculation:
 
     # Drafting
 
+    def plan(self, k: int, names: Iterable[str] | None = None) -> Plan:
+        """Return a plan that asks drafters, by name or role, for so many tokens; None: all.
+
+        Raises
+        ------
+        LinkError
+            No such drafter.
+        """
+        if names is None:
+            return dict.fromkeys(self.drafters, k)
+        plan = {}
+        for name in names:
+            role = next((r for r, known in self.names.items() if name in (r, known)), None)
+            if role is None:
+                raise LinkError(
+                    "the Cross has no such drafter",
+                    wanted=", ".join(self.names.values()) or "none: it decodes without drafts",
+                    got=spell(name),
+                    fix='name it in link(llm, [...]), as in link(llm, ["lookup", "auto"])',
+                )
+            plan[role] = k
+        return plan
+
     def draft(
         self,
-        wanted: Mapping[int, int],
+        wanted: Mapping[int, Plan],
         sampling: Samplings,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
         p_min: float | Mapping[int, float],
-    ) -> dict[int, Draft]:
-        """Draft up to so many tokens for each sequence; see ``Cross.draft``."""
-        jobs = []
-        for s, n in wanted.items():
+    ) -> Drafted:
+        """Draft for each sequence: of those that its plan names the first that proposes anything.
+
+        Sequences that ask the same drafter at the same turn are drafted for together.
+        """
+        jobs: dict[int, DraftJob] = {}
+        for s, plan in wanted.items():
             state, settings = self.states[s], setting_of(sampling, s)
             self.states.choose(s, settings)
-            n = min(n, max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
+            room = min(max(self.target.n_ctx - state.n - 1, 0), self.target.longest_draft)
+            n = min(max(plan.values(), default=0), room)
             if n and self.drafters and not any(self._follow(d, s) for d in self.drafters.values()):
                 self.trust.pause(s, state.n_known)
             elif n:
                 sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
                 text, least = state.history[: state.n + 1], setting_of(p_min, s)
-                jobs.append(DraftJob(s, text, state.n_prompt, n, sampler, least, state.rows))
-        drafts: dict[int, Draft] = {s: [] for s in wanted}
-        for name, drafter in self.drafters.items():
-            open_jobs = {
-                job.seq: job
-                for job in jobs
-                if not len(drafts[job.seq]) and self._follow(drafter, job.seq)
-            }
-            if open_jobs:
-                for s, draft in drafter.draft(list(open_jobs.values())).items():
-                    drafts[s] = self.trust.check(name, open_jobs[s], draft)
-        for job in jobs:
-            self._release(job.seq)
-        return drafts
+                jobs[s] = DraftJob(s, text, state.n_prompt, room, sampler, least, state.rows)
+        drafted = Drafted({s: [] for s in wanted}, {}, {})
+        turn = 0
+        while asked := _ask(wanted, jobs.keys() - drafted.makers.keys(), turn):
+            for name, drafter in self.drafters.items():
+                open_jobs = [
+                    msgspec.structs.replace(jobs[s], k=min(jobs[s].k, wanted[s][name]))
+                    for s in jobs
+                    if asked.get(s) == name and self._follow(drafter, s)
+                ]
+                if open_jobs:
+                    self._draft_by(name, drafter, open_jobs, drafted)
+            turn += 1
+        for s in jobs:
+            self._release(s)
+        return drafted
+
+    def _draft_by(
+        self, name: str, drafter: Drafter, jobs: list[DraftJob], drafted: Drafted
+    ) -> None:
+        """Let one drafter draft, and note what it made."""
+        begin = perf_counter()
+        by_seq = {job.seq: job for job in jobs}
+        for s, draft in drafter.draft(jobs).items():
+            drafted.drafts[s] = self.trust.check(name, by_seq[s], draft)
+            if len(drafted.drafts[s]):
+                drafted.makers[s] = name
+        drafted.seconds[name] = drafted.seconds.get(name, 0.0) + perf_counter() - begin
 
     def _follow(self, drafter: Drafter, seq: int) -> bool:
         """Say whether a drafter can read all that the target read of a sequence."""
@@ -533,6 +586,16 @@ class Overwritten:
         for box, held in zip(self._boxes, waiting, strict=True):
             box.refill(self._seq, held)
         self._state.history[: len(history)] = history
+
+
+def _name_of(role: str, drafter: Drafter) -> str:
+    return drafter.spec.name if drafter.spec else role
+
+
+def _ask(wanted: Mapping[int, Plan], seqs: Collection[int], turn: int) -> dict[int, str]:
+    """Return whom each of these sequences asks at a turn; those are left out that ask nobody."""
+    orders = {s: [name for name, k in wanted[s].items() if k] for s in seqs}
+    return {s: order[turn] for s, order in orders.items() if turn < len(order)}
 
 
 def _check_known(seq: int, tokens: NDArray[np.int32]) -> None:

@@ -4,6 +4,7 @@ from mtpcore.decoding.frames import FrameRequest, Frames
 from mtpcore.decoding.generator import Generator
 from mtpcore.decoding.lengths.controller import Controller
 from mtpcore.decoding.lengths.length import controller_for, default_length
+from mtpcore.decoding.lengths.order import OrderController
 from mtpcore.decoding.lengths.policy import LengthDecision, LengthPolicy, Round
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import REQUEST_DEFAULTS, RequestOptions
@@ -20,6 +21,7 @@ __all__ = [
     "Frames",
     "Generator",
     "LengthPolicy",
+    "OrderController",
     "Request",
     "RequestOptions",
     "Round",

@@ -145,6 +145,9 @@ class Generator:
             Whether the text goes on after end-of-text tokens.
         sampling, draft, draft_sampler, p_min
             This request's; default: the generator's.
+        drafters : sequence of str, optional
+            The drafters of this request by name: the first that proposes anything drafts. Default:
+            all that are linked, in their order, or in the order that ``draft="auto"`` finds.
         logprobs : int, optional
             Record each token's log-probability and those of the n likeliest tokens in
             ``Request.logprobs``; 0 records the token's alone. Default: none.
@@ -226,6 +229,7 @@ class Generator:
                 fix="make n_ctx= (-c) larger",
             )
         check_shift(self.cross, request)
+        self.cross.speculation.plan(0, request.drafters)
         return request
 
     @act
@@ -355,6 +359,8 @@ class Generator:
                 draft_seconds=ran.draft_seconds,
                 pass_seconds=seconds - ran.draft_seconds - ran.choose_seconds,
                 choose_seconds=ran.choose_seconds,
+                makers=ran.makers,
+                seconds_of=ran.seconds_of,
             )
             self.stats.note(self.lengths.observe(done))
 

@@ -20,6 +20,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     sampling: Sampling | None
     draft: int | Literal["auto"] | None
+    drafters: Sequence[str] | None
     draft_sampler: DraftSampler | None
     p_min: float | None
     logprobs: int | None
@@ -34,6 +35,7 @@ REQUEST_DEFAULTS = RequestOptions(
     ignore_eos=False,
     sampling=None,
     draft=None,
+    drafters=None,
     draft_sampler=None,
     p_min=None,
     logprobs=None,

@@ -12,6 +12,7 @@ from msgspec import Meta
 from mtpcore.boundary.arguments import Draft, Flag, Length, Probability, one_of, read
 from mtpcore.boundary.arrays import integers
 from mtpcore.cross import DraftSampler
+from mtpcore.cross.by_sequence import read_names
 from mtpcore.decoding.logprobs import TokenLogprobs
 from mtpcore.decoding.options import RequestOptions
 from mtpcore.errors import BatchError, spell
@@ -131,6 +132,7 @@ class Request:
             )
         self.sampling = check_sampling(options["sampling"])
         self.ignore_eos: bool = read(options["ignore_eos"], Flag, "ignore_eos is yes or no")
+        self.drafters = read_names(options["drafters"])
         self.draft_sampler = read_draft_sampler(options["draft_sampler"])
         self.p_min = read_p_min(options["p_min"])
         self.when_full = read_when_full(options["when_full"])

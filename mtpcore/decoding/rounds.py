@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from mtpcore.boundary.arguments import Length, read
-from mtpcore.cross import Cross, Draft, Verdict
+from mtpcore.cross import Cross, Draft, Drafted, Plan, Verdict
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.decoding.lengths.policy import LengthPolicy
 from mtpcore.decoding.request import Progress, Request
@@ -37,6 +37,8 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_rows: int
     draft_seconds: float
     choose_seconds: float
+    makers: dict[int, str]
+    seconds_of: dict[str, float]
 
 
 def run_round(
@@ -53,10 +55,11 @@ def run_round(
     ready = {seq: r for seq, r in running.items() if r.n_prefilled == len(r.prompt)}
     samplings = {seq: request.sampling for seq, request in running.items()}
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
-    asked = _choose_lengths(cross, ready, lengths)
+    plans = _plan(cross, ready, lengths)
     stats.length_seconds += watch.lap()
-    drafts = _draft(cross, ready, asked, samplings)
+    drafts, makers, seconds_of = _draft(cross, ready, plans, samplings)
     draft_seconds = watch.lap()
+    asked = {seq: _asked(plan, makers.get(seq)) for seq, plan in plans.items()}
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
     going_on = [s for s, ids in prefill.items() if not _ends_prompt(running[s], len(ids))]
     seen = {seq: RoundLogits(request) for seq, request in running.items() if watches(request)}
@@ -65,7 +68,12 @@ def run_round(
     pass_seconds = watch.lap()
     choose_seconds = cross.speculation.choose_seconds - chosen_before
     progress = [
-        (ready[seq], _accept(cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats))
+        (
+            ready[seq],
+            _accept(
+                cross, seq, ready[seq], drafts[seq], verdict, seen.get(seq), stats, makers.get(seq)
+            ),
+        )
         for seq, verdict in verdicts.items()
     ]
     progress += [
@@ -97,6 +105,8 @@ def run_round(
         prompt_rows=n_prompt,
         draft_seconds=draft_seconds,
         choose_seconds=choose_seconds,
+        makers=makers,
+        seconds_of=seconds_of,
     )
 
 
@@ -116,10 +126,10 @@ def check_sequences(cross: Cross, running: Requests) -> None:
             )
 
 
-def _choose_lengths(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, int]:
-    """Return how much to draft for each sequence: no more than it has room and budget for."""
+def _plan(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dict[int, Plan]:
+    """Return whom each sequence asks for how much: no more than it has room and budget for."""
     room = cross.llm.n_ctx + 1
-    asked: dict[int, int] = {}
+    plans: dict[int, Plan] = {}
     limits: dict[int, int] = {}
     for seq, request in ready.items():
         left = min(request.max_tokens - len(request.tokens), room - request.n_held)
@@ -127,27 +137,44 @@ def _choose_lengths(cross: Cross, ready: Requests, lengths: LengthPolicy) -> dic
         if request.draft == "auto":
             limits[seq] = left
         else:
-            asked[seq] = min(request.draft, left)
+            plans[seq] = cross.speculation.plan(min(request.draft, left), request.drafters)
     if limits:
-        chosen, where = lengths.choose(limits, asked), type(lengths).__name__
+        fixed = {seq: _asked(plan) for seq, plan in plans.items()}
+        chosen, where = lengths.choose(limits, fixed), type(lengths).__name__
         if not isinstance(chosen, Mapping):
             raise BatchError("no lengths of drafts", where=where, got=spell(chosen))
         for seq, most in limits.items():
-            k = read(chosen.get(seq, 0), Length, "draft is a number of tokens", where=where)
-            asked[seq] = min(k, most)
-    return asked
+            plan = cross.speculation.plan(most, ready[seq].drafters)
+            plans[seq] = _shorten(plan, chosen.get(seq, 0), where, ready[seq].drafters is None)
+    return plans
+
+
+def _shorten(plan: Plan, chosen: object, where: str, reorders: bool) -> Plan:
+    """Return a plan with the lengths that were chosen, one for all or one for each drafter."""
+    by_role = chosen if isinstance(chosen, Mapping) else dict.fromkeys(plan, chosen)
+    lengths = {
+        role: read(k, Length, "draft is a number of tokens", where=where)
+        for role, k in by_role.items()
+    }
+    order = lengths if reorders else plan
+    return {role: min(lengths.get(role, 0), plan[role]) for role in order if role in plan}
+
+
+def _asked(plan: Plan, maker: str | None = None) -> int:
+    """Return how many drafts were asked for: of who made them, or at most."""
+    return max(plan.values(), default=0) if maker is None else plan[maker]
 
 
 def _draft(
-    cross: Cross, ready: Requests, asked: Mapping[int, int], samplings: Mapping[int, Sampling]
-) -> dict[int, Draft]:
-    drafts: dict[int, Draft] = {seq: [] for seq in asked}
-    wanted = {seq: k for seq, k in asked.items() if k}
-    if wanted:
-        samplers = {seq: ready[seq].draft_sampler for seq in wanted}
-        least = {seq: ready[seq].p_min for seq in wanted}
-        drafts |= cross.speculation.draft(wanted, samplings, samplers, least)
-    return drafts
+    cross: Cross, ready: Requests, plans: Mapping[int, Plan], samplings: Mapping[int, Sampling]
+) -> Drafted:
+    wanted = {seq: plan for seq, plan in plans.items() if _asked(plan)}
+    if not wanted:
+        return Drafted({seq: [] for seq in plans}, {}, {})
+    samplers = {seq: ready[seq].draft_sampler for seq in wanted}
+    least = {seq: ready[seq].p_min for seq in wanted}
+    drafted = cross.speculation.draft(wanted, samplings, samplers, least)
+    return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})
 
 
 def _chunks(cross: Cross, running: Requests, taken: int) -> dict[int, list[int] | Prompt]:
@@ -208,6 +235,7 @@ def _accept(
     verdict: Verdict,
     logits: RoundLogits | None,
     stats: Stats,
+    maker: str | None,
 ) -> Progress:
     """Keep what was accepted of a draft, and return where that brings the request."""
     cross.speculation.accept(seq)
@@ -222,4 +250,6 @@ def _accept(
     if len(draft):
         depth = draft.depth.max() if isinstance(draft, DraftTree) else len(draft)
         stats.count(len(draft), int(depth), sum(progress.drafted))
+        if maker is not None:
+            stats.count_maker(cross.speculation.names[maker], len(draft), sum(progress.drafted))
     return progress

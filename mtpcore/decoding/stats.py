@@ -12,7 +12,7 @@ from mtpcore.decoding.lengths.policy import LengthDecision
 
 __all__ = ["Stats"]
 
-SavedStats = tuple[tuple[object, ...], list[int], dict[int, int]]
+SavedStats = tuple[tuple[object, ...], list[int], dict[int, int], dict[str, tuple[int, int, int]]]
 _KEPT = 100
 """Decisions about lengths that are kept, the latest ones."""
 
@@ -39,6 +39,7 @@ class Stats(msgspec.Struct):
     in which nothing else was done; in all others prompts share a run with drafts. ``shifts`` times
     a context was full and was shifted, in ``shift_seconds``.
 
+    ``drafters`` counts by name who made the drafts: (drafts made, drafted tokens, accepted ones).
     ``lengths[k]`` counts how often k drafts were asked for, for a sequence in a pass; ``decisions``
     are the latest decisions of ``draft="auto"`` with their reasons, the newest last.
     """
@@ -66,17 +67,19 @@ class Stats(msgspec.Struct):
     shift_seconds: float = 0.0
     lengths: dict[int, int] = msgspec.field(default_factory=dict)
     decisions: list[LengthDecision] = msgspec.field(default_factory=list)
+    drafters: dict[str, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
     def save(self) -> SavedStats:
         """Return what ``restore`` needs; decisions are noted behind a round, not in it."""
         per_position, lengths = self.accepted_per_position.copy(), self.lengths.copy()
-        return msgspec.structs.astuple(self), per_position, lengths
+        return msgspec.structs.astuple(self), per_position, lengths, self.drafters.copy()
 
     def restore(self, saved: SavedStats) -> None:
         """Count what was counted then."""
         for name, value in zip(self.__struct_fields__, saved[0], strict=True):
             setattr(self, name, value)
         self.accepted_per_position, self.lengths = saved[1].copy(), saved[2].copy()
+        self.drafters = saved[3].copy()
 
     def note(self, decisions: Sequence[LengthDecision]) -> None:
         """Keep decisions about lengths; raise BatchError where they are something else."""
@@ -94,6 +97,11 @@ class Stats(msgspec.Struct):
         self.accepted_per_position += [0] * missing
         for i in range(accepted):
             self.accepted_per_position[i] += 1
+
+    def count_maker(self, name: str, drafted: int, accepted: int, drafts: int = 1) -> None:
+        """Count what a drafter made."""
+        before = self.drafters.get(name, (0, 0, 0))
+        self.drafters[name] = (before[0] + drafts, before[1] + drafted, before[2] + accepted)
 
     @classmethod
     def sum(cls, runs: Iterable[Stats]) -> Stats:
@@ -113,6 +121,8 @@ class Stats(msgspec.Struct):
             total.accepted_per_position = [n + other for n, other in pairs]
             for k, n in run.lengths.items():
                 total.lengths[k] = total.lengths.get(k, 0) + n
+            for name, (drafts, drafted, accepted) in run.drafters.items():
+                total.count_maker(name, drafted, accepted, drafts)
             total.note(run.decisions)
         return total
 

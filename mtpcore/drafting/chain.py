@@ -1,4 +1,4 @@
-"""Drafting token by token with a graph that reads the target's hidden states."""
+"""Drafting token by token with one graph: a head, or a draft model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import (
     DraftJob,
     draft_settings,
-    warn_not_finite,
+    warn_unreadable,
 )
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
@@ -25,10 +25,11 @@ I32 = NDArray[np.int32]
 class GraphDrafter:
     """A drafter's graph fed from inboxes, by its further graphs where it has them.
 
-    Entry p of its memory is token p with the hidden rows that the pairing gives it. Entries up to
-    the pending token come from the target's true hidden rows; those written while drafting come
-    from the drafter's own and are taken back at once, so that nothing of a draft remains. Where the
-    target read an embedding row, the head reads it in the token's place, if its graph takes any.
+    Entry p of its memory is token p with the hidden rows that the pairing gives it; a draft model
+    reads tokens alone. Entries up to the pending token come from the target's true hidden rows;
+    those written while drafting come from the drafter's own and are taken back at once, so that
+    nothing of a draft remains. Where the target read an embedding row, the head reads it in the
+    token's place, if its graph takes any.
 
     Raises
     ------
@@ -44,8 +45,11 @@ class GraphDrafter:
         self._feeds = [feed for feed in self.spec.feeds if not feed.graph]
         self.first = int(any(feed.pairing == "next-token" for feed in self._feeds))
         self._ids = read_vocabulary(runner)
+        self._n_vocab = runner.model.hparams.n_vocab
         self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
-        self.reads_rows = "embeddings" in runner.program.inputs and not upstream.runners
+        # A draft model has rows of its own, of another width, where a head reads the target's.
+        takes_rows = "embeddings" in runner.program.inputs and bool(self._feeds)
+        self.reads_rows = takes_rows and not upstream.runners
         self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
@@ -53,11 +57,14 @@ class GraphDrafter:
         return range(self.runner.lengths[job.seq] or self.first, len(job.history))
 
     def _readable(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> range:
-        """Return the places before the first one with a row that is missing or not finite."""
-        return self._finite(seq, range(places.start, rows.reach(history, places)))
+        """Return the places before the first one with a token or a row that is not read.
 
-    def _finite(self, seq: int, places: range) -> range:
-        """Return the places before the first one whose hidden row is missing or not finite."""
+        That is a token that a draft model does not have, or a row that is missing or not finite.
+        """
+        places = range(places.start, rows.reach(history, places))
+        unknown = np.flatnonzero(history[places.start : places.stop] >= self._n_vocab)
+        if len(unknown):
+            places = range(places.start, places.start + int(unknown[0]))
         for feed in self._feeds:
             end = self.upstream.reach(feed, seq)
             if end is not None:
@@ -68,7 +75,7 @@ class GraphDrafter:
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
-            warn_not_finite(self.name, seq, place)
+            warn_unreadable(self.name, seq, place)
         self.paused += 1
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:

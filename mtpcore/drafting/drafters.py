@@ -25,7 +25,7 @@ __all__ = [
     "Drafter",
     "draft_settings",
     "ProposerDrafter",
-    "warn_not_finite",
+    "warn_unreadable",
 ]
 
 I32 = NDArray[np.int32]
@@ -100,11 +100,11 @@ class Drafter(Protocol):
         """Forget a sequence."""
 
 
-def warn_not_finite(drafter: str, seq: int, place: int) -> None:
+def warn_unreadable(drafter: str, seq: int, place: int) -> None:
     """Say that a sequence gets no further draft."""
     logger.warning(
-        "drafter %s: hidden row of sequence %d, position %d is not finite; "
-        "no drafts from it (said once, counted)",
+        "drafter %s: sequence %d, position %d has a hidden row that is not finite, or a token that "
+        "the drafter does not have; no drafts from it (said once, counted)",
         drafter,
         seq,
         place,
@@ -114,8 +114,8 @@ def warn_not_finite(drafter: str, seq: int, place: int) -> None:
 class DeclaredProposer(Proposer):
     """A plugin's proposer: what it raises names the plugin."""
 
-    def __init__(self, proposer: Proposer, where: str) -> None:
-        self._proposer, self._where = proposer, where
+    def __init__(self, proposer: Proposer, spec: DrafterSpec) -> None:
+        self._proposer, self.spec = proposer, spec
 
     def propose(self, seq: int, tokens: I32, k: int) -> Any:
         """Return what the plugin's proposer guesses; see ``Proposer``.
@@ -130,20 +130,21 @@ class DeclaredProposer(Proposer):
             return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
         except Exception as error:  # whatever a plugin raises
             raise PluginError(
-                f"propose raised {type(error).__name__}: {spell(error, str)}", where=self._where
+                f"propose raised {type(error).__name__}: {spell(error, str)}",
+                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
             ) from error
 
 
 class ProposerDrafter:
     """A drafter without a graph."""
 
-    spec: DrafterSpec | None = None
     runners: Mapping[str, GraphRunner] = {}
     reads_rows = False
     paused = 0
 
     def __init__(self, proposer: Proposer) -> None:
         self.proposer = proposer
+        self.spec = proposer.spec if isinstance(proposer, DeclaredProposer) else None
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Ask the proposer for each sequence in turn; one id too many shows that there are more."""

@@ -11,7 +11,7 @@ from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.drafters import (
     DraftJob,
     draft_settings,
-    warn_not_finite,
+    warn_unreadable,
 )
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import finite_places
@@ -130,7 +130,7 @@ class HeadDrafter:
     def _pause(self, seq: int, place: int) -> None:
         """Count a sequence that gets no further draft; warn of the first one."""
         if not self.paused:
-            warn_not_finite(self.name, seq, place)
+            warn_unreadable(self.name, seq, place)
         self.paused += 1
 
     def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: Drafts) -> None:

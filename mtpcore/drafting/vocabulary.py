@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.errors import LinkError
+from mtpcore.gguf.vocabulary import UNUSED
 from mtpcore.graph import GraphType
 from mtpcore.runtime.runner import GraphRunner
 
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["find_rows", "read_vocabulary"]
+__all__ = ["find_rows", "read_vocabulary", "shared_tokens"]
 
 I32 = NDArray[np.int32]
 _FIX = "convert the drafter again, or give the file that was made for this target"
@@ -54,6 +55,60 @@ def find_rows(model: Model, spec: DrafterSpec, tokens: I32) -> I32:
             where=f"{model.path}, drafter {spec.name!r}",
         )
     return rows.astype(np.int32)
+
+
+def shared_tokens(target: Model, draft_model: Model, tokens: I32 | None) -> I32 | None:
+    """Return which of some tokens a draft model can draft; None: all that the target has.
+
+    Both have the same tokens. One may have more, if these are marked as unused: publishers pad
+    their tables to different lengths.
+
+    Raises
+    ------
+    LinkError
+        Names the first token that differs.
+    """
+    where = f"{draft_model.path} as a draft model for {target.path}"
+    ours, theirs = (_spellings(model) for model in (target, draft_model))
+    sizes = [model.hparams.n_vocab for model in (target, draft_model)]
+    if not ours or not theirs:
+        ours, theirs = (list(range(n)) for n in sizes)  # no spellings: numbers alone
+    n = min(len(ours), len(theirs))
+    extra = [*ours[n:], *theirs[n:]]
+    first = next((i for i in range(n) if ours[i] != theirs[i]), None)
+    if first is None and any(spelling != _PADDING for spelling in extra):
+        first = n + next(i for i, spelling in enumerate(extra) if spelling != _PADDING)
+    if first is not None:
+        raise LinkError(
+            "the draft model's vocabulary is another one",
+            where=f"{where}: token {first}",
+            wanted=_spell(ours, first),
+            got=_spell(theirs, first),
+            fix="give a smaller model of the same family, whose tokens are those of the target",
+        )
+    if sizes[0] == sizes[1]:
+        return tokens
+    return np.arange(min(sizes), dtype=np.int32) if tokens is None else tokens[tokens < min(sizes)]
+
+
+_PADDING = ""
+"""What stands for the spelling of tokens that are marked as unused."""
+
+
+def _spellings(model: Model) -> list[Any]:
+    """Return how the tokens of a file are spelled; an empty list where the file does not say."""
+    tokens, kinds = (model.metadata.get(f"tokenizer.ggml.{n}") for n in ("tokens", "token_type"))
+    if not isinstance(tokens, list):
+        return []
+    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
+        return tokens
+    unused = set(np.flatnonzero(kinds == UNUSED).tolist())
+    return [_PADDING if i in unused else token for i, token in enumerate(tokens)]
+
+
+def _spell(spellings: list[Any], token: int) -> str:
+    there = f", {spellings[token]!r}" if token < len(spellings) else ", none of this number"
+    return f"{len(spellings)} tokens{there}"
 
 
 def _declared(model: Model, spec: DrafterSpec) -> I32 | None:

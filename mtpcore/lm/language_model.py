@@ -13,9 +13,7 @@ from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.arrays import is_integer
 from mtpcore.boundary.options import show_options
-from mtpcore.cross import Cross
-from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.cross import Cross, OneDrafter
 from mtpcore.decoding import Generator, Stats
 from mtpcore.decoding.prefix_cache import PrefixCacheSize
 from mtpcore.decoding.request import read_draft
@@ -63,10 +61,11 @@ class LM:
     draft : int or "auto"
         Longest draft; 0: no drafts; "auto" measures which length is fastest, and decodes without
         drafts if there is no drafter.
-    drafter : str, DrafterSpec or Proposer
-        Which drafter, if several fit; default: the model's best.
+    drafter : str, DrafterSpec, Proposer, or several of them
+        Which drafter, if several fit; default: the draft model, or the model's best. Of several, as
+        ``["lookup", "auto"]``, the first that proposes anything drafts.
     draft_model : path or Model, optional
-        A drafter in a file of its own.
+        A smaller model of the same vocabulary, or a drafter in a file of its own.
     n_seq_max : int
         Texts that are generated at once; further ones wait.
     n_batch : int
@@ -108,7 +107,7 @@ class LM:
         *,
         n_ctx: int | None = None,
         draft: int | Literal["auto"] = "auto",
-        drafter: str | DrafterSpec | Proposer = "auto",
+        drafter: OneDrafter | Sequence[OneDrafter] = "auto",
         draft_model: str | PathLike[str] | Model | None = None,
         n_seq_max: int = 4,
         n_batch: int = 512,
@@ -263,9 +262,9 @@ class LM:
             All of these at once; one seed holds for all prompts then.
         draft : int or "auto", optional
             Longest draft; default: as the LM was made. It does not change the text.
-        draft_sampler, p_min
-            How drafts are chosen, and the least probability of one, as in ``Generator``. They do
-            not change the text.
+        drafters, draft_sampler, p_min
+            Which drafters are asked, how drafts are chosen, and the least probability of one, as in
+            ``Generator.add``. They do not change the text.
         logprobs : int, optional
             Return each token's log-probability and those of the n likeliest; 0: the token's alone.
         logits_processor : callable, optional

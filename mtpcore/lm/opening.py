@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 from mtpcore.backends.base import Backend
-from mtpcore.cross import Cross, link
-from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.cross import Cross, OneDrafter, link
 from mtpcore.errors import GraphError, LinkError
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
@@ -25,7 +24,7 @@ def open_cross(
     *,
     n_ctx: int | None,
     draft: int | Literal["auto"],
-    drafter: str | DrafterSpec | Proposer,
+    drafter: OneDrafter | Sequence[OneDrafter],
     draft_model: Model | None,
     n_seq_max: int,
     n_batch: int,

@@ -17,6 +17,7 @@ import msgspec
 from mtpcore.boundary.arguments import expect, read_below
 from mtpcore.boundary.forks import give_lock
 from mtpcore.declarations.checks import check_codebooks, check_shape, check_struct
+from mtpcore.declarations.draft_model import as_draft_model
 from mtpcore.declarations.spec import (
     TARGET,
     Codebooks,
@@ -127,6 +128,9 @@ class Model:
         self._is_closed = False
         self.tensors = MappingProxyType(dict(file.tensors if tensors is None else tensors))
         self._fitted = {drafter.spec.name: drafter for drafter in fitted}
+        self._as_draft_model: FittedDrafter | None = None
+        if spec is not None and layout != "mtp-only" and not spec.feeds:
+            self._as_draft_model = FittedDrafter(as_draft_model(spec), 0, hparams)
         self._target: Model | None = None
         self.packed, self.repack = PackedWeights(), True
         self._programs: dict[Any, Program] = {}
@@ -214,10 +218,25 @@ class Model:
         """The drafters that fit, best first, with the file's numbers in place of keys."""
         return tuple(drafter.spec for drafter in self._fitted.values())
 
+    @property
+    def as_draft_model(self) -> DrafterSpec | None:
+        """How the trunk drafts for another model; None of a file that holds a drafter alone."""
+        return None if self._as_draft_model is None else self._as_draft_model.spec
+
+    @property
+    def drafters_for_others(self) -> tuple[DrafterSpec, ...]:
+        """What drafts where this is another model's ``draft_model``: its trunk, if it has one."""
+        return self.drafters if self.as_draft_model is None else (self.as_draft_model,)
+
+    def _find_fitted(self, name: str) -> FittedDrafter | None:
+        trunk = self._as_draft_model
+        return trunk if trunk and trunk.spec.name == name else self._fitted.get(name)
+
     def find_drafter(self, drafter: DrafterSpec | str | None = None) -> DrafterSpec:
         """Return a drafter by name, or the best one that is no variant of another.
 
-        A declaration in hand names a drafter, and says how it is to draft: in chains or a tree.
+        ``draft_model`` is the trunk, as the drafter of another model. A declaration in hand names a
+        drafter, and says how it is to draft: in chains or a tree.
 
         Raises
         ------
@@ -231,8 +250,9 @@ class Model:
         name = drafter.name if isinstance(drafter, DrafterSpec) else drafter
         if name is None and self._fitted and not self.drafters[0].variant_of:
             return self.drafters[0]
-        if name is not None and name in self._fitted:
-            spec = self._fitted[name].spec
+        fitted = None if name is None else self._find_fitted(name)
+        if fitted is not None:
+            spec = fitted.spec
             if isinstance(drafter, DrafterSpec) and drafter.shape in ("chain", "tree"):
                 spec = msgspec.structs.replace(spec, shape=drafter.shape, tree=drafter.tree)
                 check_shape(spec)
@@ -352,7 +372,8 @@ class Model:
         if drafter is None and kind != GraphType.DRAFT:
             spec = self._trunk()
         else:
-            fitted = self._fitted[self.find_drafter(drafter).name]
+            fitted = self._find_fitted(self.find_drafter(drafter).name)
+            assert fitted is not None
             spec = fitted.spec
         n_heads = fitted.n_heads if fitted else 1
         head = read_below(head, n_heads, "no such head", where=spec.name, error=GraphError)
@@ -492,7 +513,8 @@ class Model:
         PluginError
             As ``find_drafter``.
         """
-        fitted = self._fitted[self.find_drafter(drafter).name]
+        fitted = self._find_fitted(self.find_drafter(drafter).name)
+        assert fitted is not None
         report = []
         for head in range(fitted.n_heads):
             g = self._builder(fitted.spec, fitted, head)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Length, Whole31, read
-from mtpcore.cross import Cross, link
+from mtpcore.cross import Cross, find_drafter, link
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Tap
 from mtpcore.discovery.loading import load_model
@@ -77,8 +77,8 @@ class Subject(msgspec.Struct, frozen=True):
     @property
     def spec(self) -> DrafterSpec:
         """The drafter's declaration."""
-        source = self.draft_model or self.model
-        return source.find_drafter(None if self.drafter == "auto" else self.drafter)
+        found = find_drafter(self.model, self.draft_model, self.drafter)
+        return self.model.find_drafter() if found is None else found[1]
 
     def context(self, n_ctx: int = 256, **options: Unpack[ContextOptions]) -> Context:
         """Return a context of the target, of ``n_ctx`` places; ``options`` as of ``Context``."""

@@ -87,11 +87,34 @@ def test_what_does_not_fit_is_refused_with_the_reason(command, pair, tmp_path, c
         assert reason in err
 
 
-def test_a_file_without_a_drafter_is_refused(command, pair):
+def test_the_model_itself_is_refused(command, pair):
     target, _ = pair
     code, _, err = command("run", target, "-md", target, *PROMPT)
     assert code == 1
-    assert "the file holds no drafter" in err
+    assert "the draft model is the model itself" in err
+
+
+def test_a_smaller_model_drafts(command):
+    """In run, bench and inspect; another vocabulary is refused by all of them."""
+    code, out, err = command("run", "demo", "-md", "demo:small", *PROMPT, "-n", 9, "--json")
+    assert code == 0, err
+    assert json.loads(out)["settings"]["drafter"] == "draft_model"
+    assert json.loads(out)["stats"]["drafted"] > 0
+    code, out, err = command("inspect", "demo", "-md", "demo:small")
+    assert (code, err) == (0, "")
+    assert "\n  draft_model of plugin " in out
+    code, out, _ = command("inspect", "demo", "-md", "demo:small", "--graph", "draft")
+    assert (code, out.splitlines()[0]) == (0, "program draft_model")
+    roles = json.loads(command("inspect", "demo", "-md", "demo:small", "--json")[1])["plan"]
+    assert [part["role"] for part in roles["parts"]] == ["llm", "glm_nextn", "draft_model"]
+
+
+def test_a_smaller_model_with_other_tokens_is_refused(command, pair):
+    target, _ = pair
+    for name in ("run", "inspect"):
+        code, _, err = command(name, "demo", "-md", target, *(PROMPT if name == "run" else ()))
+        assert code == 1
+        assert "the draft model's vocabulary is another one" in err
 
 
 def test_inspect_shows_it_with_its_target(command, pair):
@@ -139,7 +162,7 @@ def test_inspect_refuses_what_does_not_fit(command, pair, tmp_path, changes):
     assert "wanted 48; got 32" in err or "layer_input:9" in err
     code, _, err = command("inspect", target, "-md", target)
     assert code == 1
-    assert "the file holds no drafter" in err
+    assert "the draft model is the model itself" in err
 
 
 def test_inspect_shows_the_file_alone(command, pair):

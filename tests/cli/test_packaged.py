@@ -40,7 +40,7 @@ def test_inspect_lists_the_drafter(command, name):
 
 def test_the_drafter_beside_a_model_is_named(command):
     """Who gives the target for its drafter is told which one it is."""
-    code, _, err = command("run", "demo", *PROMPT, "-md", "demo:eagle3")
+    code, _, err = command("run", "demo:eagle3", *PROMPT, "-md", "demo:eagle3")
     assert code == 1
     assert "the drafter that belongs to it is" in err
     assert "demo-eagle3-draft.gguf" in err

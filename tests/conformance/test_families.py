@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from harness.families import FAMILIES
+from harness.families import DRAFT_MODEL, FAMILIES
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
@@ -44,6 +44,7 @@ TREES = (
     TreeShape(paths=((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0))),
 )
 families = pytest.mark.parametrize("family", FAMILIES, ids=str)
+drafters = pytest.mark.parametrize("family", [*FAMILIES, DRAFT_MODEL], ids=str)
 
 
 def test_every_plugin_that_comes_along_is_a_subject():
@@ -71,7 +72,7 @@ def test_drafts_are_those_of_the_definition(family):
     assert check_drafts(family, n_tokens=12) == 72
 
 
-@families
+@drafters
 def test_texts_do_not_depend_on_drafts(family):
     """Lengths 0 to 8, every kind of setting; every two values of two kinds meet."""
     rates = [check_texts(family, texts) for texts in cover_texts()]
@@ -88,7 +89,7 @@ def test_texts_do_not_depend_on_broken_rows(family):
     assert check_broken_rows(family, 20, Sampling(temperature=0.8, seed=3)) > 0
 
 
-@families
+@drafters
 def test_texts_do_not_depend_on_trees(family):
     """The families' chains as trees, grown and fixed."""
     if family.spec.shape not in ("chain", "tree") or family.spec.heads.order != "repeated":
@@ -99,7 +100,7 @@ def test_texts_do_not_depend_on_trees(family):
             check_texts(family, Texts(k=4, sampling=sampling, n_batch=n_batch), shaped)
 
 
-@families
+@drafters
 def test_texts_do_not_depend_on_a_draft_vocabulary(family):
     """Own and tied matrices, maps of their own, heads for each step, trees: a part of each."""
     if family.spec.build is None:
@@ -118,7 +119,7 @@ def test_texts_do_not_depend_on_a_draft_vocabulary(family):
 
 
 @pytest.mark.hypothesis
-@families
+@drafters
 def test_state_does_not_depend_on_what_was_rejected(family):
     few = searching(16, stateful_step_count=20, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(family), settings=few)

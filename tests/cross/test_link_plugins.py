@@ -174,9 +174,9 @@ def test_a_wrong_head_is_refused_by_its_name(load, changes, kind, what):
 )
 def test_a_head_of_another_target_is_refused_by_its_name(target, drafter, what):
     llm = context(load_model(target))
-    with pytest.raises(LinkError, match=what) as caught:
-        link(llm, draft_model=load_model(drafter))
     name = {"demo": "glm_nextn", "demo:mimo": "mimo_mtp"}[drafter]
+    with pytest.raises(LinkError, match=what) as caught:
+        link(llm, name, draft_model=load_model(drafter))
     assert caught.value.where.startswith(f"drafter {name!r} of plugin")
     assert "made for" in caught.value.fix
     assert llm.owner is None

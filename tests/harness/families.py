@@ -1,4 +1,4 @@
-"""The families of drafters that the suite runs: every model in the package."""
+"""The drafters that the suite runs: those of every model in the package, and a draft model."""
 
 from pathlib import Path
 
@@ -17,5 +17,6 @@ def subject_of(name):
 FAMILIES = [
     subject_of(path.stem.replace("-", ":", 1))
     for path in sorted(DATA.glob("demo*.gguf"))
-    if not path.stem.endswith("-draft")
+    if not path.stem.endswith(("-draft", "-small"))
 ]
+DRAFT_MODEL = Subject("demo:small", "demo", draft_path=str(DATA / "demo-small.gguf"))

@@ -18,6 +18,7 @@ FAMILIES = {
     "mimo": ["demo-mimo.gguf"],
     "mimo2": ["demo-mimo2.gguf"],
     "eagle3": ["demo-eagle3.gguf", "demo-eagle3-draft.gguf"],
+    "small": ["demo-small.gguf"],
 }
 EVERY = [(family, name) for family, names in FAMILIES.items() for name in names]
 ARCHITECTURES = {
@@ -27,6 +28,7 @@ ARCHITECTURES = {
     "demo-mimo2.gguf": "mimo2",
     "demo-eagle3.gguf": "llama",
     "demo-eagle3-draft.gguf": "eagle3",
+    "demo-small.gguf": "llama",
 }
 
 
@@ -60,7 +62,9 @@ def test_every_packaged_file_is_a_familys():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_files_are_small(family):
     size = sum((MODELS / name).stat().st_size for name in FAMILIES[family])
-    assert size <= {"glm": 4_000_000, "eagle3": 3_000_000}.get(family, 2_200_000)
+    assert size <= {"glm": 4_000_000, "eagle3": 3_000_000, "small": 1_000_000}.get(
+        family, 2_200_000
+    )
 
 
 def test_the_demo_has_two_to_four_million_parameters(contents):

@@ -61,7 +61,7 @@ class LlamaLayer(Layer):
 
 
 class Llama(Network):
-    """The target; what a drafter sees of it are the tapped layers' inputs, joined."""
+    """A Llama; what a drafter sees of it are the tapped layers' inputs, joined."""
 
     arch = "llama"
     title = "Llama architecture"
@@ -77,8 +77,9 @@ class Llama(Network):
         inputs = [embedding]
         for layer in self.blk:
             inputs.append(layer(inputs[-1]))
-        seen = torch.cat([inputs[i] for i in self.taps], dim=-1)
-        return Reading(embedding, self.output_norm(inputs[-1]), seen)
+        hidden = self.output_norm(inputs[-1])
+        seen = torch.cat([inputs[i] for i in self.taps], dim=-1) if self.taps else hidden
+        return Reading(embedding, hidden, seen)
 
     def metadata(self) -> dict[str, Value]:
         """Return the file's entries under the architecture's name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtpcore.decoding.lengths.costs import Costs
+from mtpcore.decoding.lengths.costs import Costs, Curve
 from mtpcore.decoding.lengths.outlook import Outlook
 from mtpcore.decoding.lengths.policy import LengthDecision, Round
 from mtpcore.decoding.lengths.rates import Rates
@@ -71,14 +71,24 @@ class Controller:
         The length to begin with.
     expected : float
         The acceptance expected of first drafts.
+    passes : Curve, optional
+        Prices of passes, where others learn them.
     """
 
-    def __init__(self, limit: int, *, start: int = 1, expected: float = 0.5) -> None:
+    def __init__(
+        self,
+        limit: int,
+        *,
+        start: int = 1,
+        expected: float = 0.5,
+        passes: Curve | None = None,
+    ) -> None:
         self.limit = limit
-        self.costs = Costs()
+        self.costs, self._prices_passes = Costs(passes), passes is None
         self.pool = Rates(expected, _POOL_MEMORY)
         start = min(start, limit)
-        self._calibration = [1, 0, start, start] if limit else []
+        plain = [0] if self._prices_passes else []
+        self._calibration = [1, *plain, start, start] if limit else []
         self._texts: dict[int, _Text] = {}
         self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
         self._start = start
@@ -137,6 +147,22 @@ class Controller:
         said, self._said = self._said, []
         return said
 
+    @property
+    def is_calibrating(self) -> bool:
+        """Whether it has no prices to compare yet."""
+        return bool(self._calibration)
+
+    def is_curious(self, seq: int) -> bool:
+        """Say whether the length that was chosen for a sequence is there to learn from."""
+        tried = self._try is not None and self._try[0] == seq
+        return self.is_calibrating or seq == self._probed or tried
+
+    def gain(self, seq: int, k: int) -> float:
+        """Return how many times as fast a text is expected to be with drafts of a length."""
+        reach = self._texts[seq].rates.reach(self.limit)
+        alone = Outlook(self.costs, {seq: reach})
+        return alone.speed({seq: k}) / alone.speed({seq: 0})
+
     def forget(self, seq: int) -> None:
         """Forget a sequence; prices and the acceptance of all texts together stay."""
         self._texts.pop(seq, None)
@@ -171,7 +197,8 @@ class Controller:
             return
         # What cost an unknown price until now is thought over at once.
         self._due = self._due or not costs.passes.n_seen(done.rows)
-        costs.passes.observe(done.rows, done.pass_seconds, now)
+        if self._prices_passes:
+            costs.passes.observe(done.rows, done.pass_seconds, now)
         if drafting and usual:
             costs.drafts.observe(drafting, longest, done.draft_seconds, now)
 

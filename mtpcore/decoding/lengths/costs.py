@@ -155,10 +155,15 @@ class Costs:
 
     ``passes`` is by rows of the target's pass, with everything that a round needs besides it.
     ``choosing`` is the choice of one token from its logits.
+
+    Parameters
+    ----------
+    passes : Curve, optional
+        Prices of passes that several drafters share.
     """
 
-    def __init__(self) -> None:
-        self.passes = Curve()
+    def __init__(self, passes: Curve | None = None) -> None:
+        self.passes = Curve() if passes is None else passes
         self.drafts = DraftCurves()
         self.choosing = 0.0
         self._made: dict[int, float] = {}

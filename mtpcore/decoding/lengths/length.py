@@ -5,6 +5,8 @@ from __future__ import annotations
 from mtpcore.cross import Cross
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding.lengths.controller import Controller
+from mtpcore.decoding.lengths.costs import Curve
+from mtpcore.decoding.lengths.order import OrderController
 from mtpcore.drafting.growing_tree import max_depth
 
 __all__ = ["controller_for", "default_length"]
@@ -38,19 +40,30 @@ def _longest_length(spec: DrafterSpec) -> int:
     return min(max_depth(spec.tree), spec.limit) if spec.tree else spec.limit
 
 
-def controller_for(cross: Cross, spec: DrafterSpec | None = None) -> Controller:
+def controller_for(cross: Cross) -> Controller | OrderController:
     """Return what chooses lengths for a Cross: up to what its drafters and its memory allow.
 
-    The first drafter's declaration says with which length to begin. ``spec`` is the declaration of
-    a proposer, which a Cross does not know.
+    A drafter's declaration says with which length to begin. Of several drafters it also chooses
+    which ones are asked, and in which order.
     """
-    specs = [drafter.spec or spec for drafter in cross.drafters.values()]
-    known = [
-        (_longest_length(spec), default_length(spec), sum(spec.acceptance) / 2)
-        if spec
-        else _UNDECLARED
-        for spec in specs
+    passes = Curve() if len(cross.drafters) > 1 else None
+    controllers = {
+        role: _controller(drafter.spec, cross.llm.longest_draft, passes)
+        for role, drafter in cross.drafters.items()
+    }
+    if passes is None:
+        return next(iter(controllers.values()), Controller(0))
+    sparing = [
+        role
+        for role, drafter in cross.drafters.items()
+        if drafter.spec is None or drafter.spec.shape == "proposer"
     ]
-    longest = min(max((limit for limit, _, _ in known), default=0), cross.llm.longest_draft)
-    _, start, expected = known[0] if known else (0, 0, 0.0)
-    return Controller(longest, start=start, expected=expected)
+    return OrderController(controllers, passes, sparing)
+
+
+def _controller(spec: DrafterSpec | None, longest: int, passes: Curve | None) -> Controller:
+    limit, start, expected = _UNDECLARED
+    if spec is not None:
+        limit, start = _longest_length(spec), default_length(spec)
+        expected = sum(spec.acceptance) / 2
+    return Controller(min(limit, longest), start=start, expected=expected, passes=passes)

@@ -11,12 +11,16 @@ __all__ = ["LengthDecision", "LengthPolicy", "Round"]
 
 
 class LengthDecision(msgspec.Struct, frozen=True):
-    """A draft length that was chosen: for which sequence, from which round on, and why."""
+    """A draft length that was chosen: for which sequence, from which round on, and why.
+
+    ``drafter`` is the role of the drafter that it is chosen for, where there are several.
+    """
 
     round: int
     seq: int
     draft: int
     reason: str
+    drafter: str = ""
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -25,7 +29,8 @@ class Round(msgspec.Struct, frozen=True):
     By sequence: ``asked`` is the draft length (0: none was asked for), ``made`` how many tokens
     were drafted, ``accepted`` how many of them in a row. ``rows`` is all that the target's pass
     had, ``prompt_rows`` those of prompts among them. ``pass_seconds`` is the whole round without
-    ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits.
+    ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits. ``makers`` are
+    the roles that made the drafts, where one was made; ``seconds_of`` what each of them took.
     """
 
     asked: Mapping[int, int]
@@ -36,14 +41,20 @@ class Round(msgspec.Struct, frozen=True):
     draft_seconds: float
     pass_seconds: float
     choose_seconds: float
+    makers: Mapping[int, str] = {}
+    seconds_of: Mapping[str, float] = {}
 
 
 @runtime_checkable
 class LengthPolicy(Protocol):
     """Chooses draft lengths, round by round. The text does not depend on its choices."""
 
-    def choose(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Mapping[int, int]:
+    def choose(
+        self, limits: Mapping[int, int], fixed: Mapping[int, int]
+    ) -> Mapping[int, int | Mapping[str, int]]:
         """Return draft lengths by sequence.
+
+        Of several drafters a length may be one for each, by role: they are asked in this order.
 
         Parameters
         ----------
