@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
 from mtpcore.declarations.draft_tree import DraftTree
-from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.proposer import Ask, FedProposer, Proposer
 from mtpcore.declarations.spec import (
     Codebooks,
     DrafterSpec,
@@ -78,6 +78,7 @@ from mtpcore.models.rotation import (
 
 __all__ = [
     "ATTENTION",
+    "Ask",
     "BIASES",
     "Checkpoint",
     "Codebooks",
@@ -91,6 +92,7 @@ __all__ = [
     "EXPERT_KEYS",
     "Experts",
     "FACTORED_ROPE_KEYS",
+    "FedProposer",
     "Feed",
     "Fields",
     "Fit",

@@ -9,6 +9,7 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter, ProposerDrafter
+from mtpcore.drafting.fed import FedDrafter, FedRole
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.drafting.upstream import UpstreamGraphs, find_upstream
@@ -20,7 +21,9 @@ from mtpcore.runtime.runner import GraphRunner
 __all__ = ["make_drafters"]
 
 
-def make_drafters(roles: Mapping[str, GraphRunner | Proposer], links: Links) -> dict[str, Drafter]:
+def make_drafters(
+    roles: Mapping[str, GraphRunner | Proposer | FedRole], links: Links
+) -> dict[str, Drafter]:
     """Return what drafts, by role in the order of the roles, and declare its links.
 
     Raises
@@ -41,6 +44,8 @@ def make_drafters(roles: Mapping[str, GraphRunner | Proposer], links: Links) -> 
                 drafters[name] = _head_drafter(name, runners, links)
             else:  # it comes with the first head
                 find_heads(name.removesuffix(head_role("", role.head)), runners)
+        elif isinstance(role, FedRole):
+            drafters[name] = FedDrafter(name, role, links.collect(name, role.spec))
         elif offers(role, "propose"):
             drafters[name] = ProposerDrafter(role)
         else:

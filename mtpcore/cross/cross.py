@@ -32,6 +32,7 @@ from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link
 from mtpcore.drafting.drafters import Drafter
+from mtpcore.drafting.fed import FedRole
 from mtpcore.errors import BatchError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.context import Context
@@ -64,7 +65,7 @@ class Cross:
     """
 
     @act_of_all
-    def __init__(self, **roles: Context | Proposer) -> None:
+    def __init__(self, **roles: Context | Proposer | FedRole) -> None:
         self.guard, self.journal = Guard(), Journal()
         if not isinstance(roles.get("llm"), Context):
             raise LinkError("a Cross has a context in the role llm", got=", ".join(roles))

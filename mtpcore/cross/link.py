@@ -19,6 +19,7 @@ from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.drafters import DeclaredProposer
+from mtpcore.drafting.fed import FedRole
 from mtpcore.drafting.heads import head_role, n_heads
 from mtpcore.drafting.lookup import LOOKUP
 from mtpcore.drafting.upstream import order_graphs
@@ -169,9 +170,13 @@ def _roles(
     draft_model: Model | None,
     tree: TreeShape | None,
     tokens: NDArray[np.int32] | None,
-) -> dict[str, Context | Proposer]:
+) -> dict[str, Context | Proposer | FedRole]:
     """Return the target, what feeds it or chooses its codes, and what drafts for it, by role."""
-    roles: dict[str, Context | Proposer] = {"llm": llm, **_feeding_contexts(llm), **_codes(llm)}
+    roles: dict[str, Context | Proposer | FedRole] = {
+        "llm": llm,
+        **_feeding_contexts(llm),
+        **_codes(llm),
+    }
     for number, wanted in enumerate(several):
         role = "draft" if number == 0 else f"draft{number + 1}"
         if not isinstance(wanted, (str, DrafterSpec)):
@@ -291,19 +296,24 @@ def _find(
     return source, msgspec.structs.replace(spec, shape="tree", tree=tree)
 
 
-def _proposer(llm: Context, spec: DrafterSpec) -> Proposer:
+def _proposer(llm: Context, spec: DrafterSpec) -> Proposer | FedRole:
     where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
     assert spec.proposer is not None
     try:
-        proposer = spec.proposer(llm.model)
+        proposer: Any = spec.proposer(llm.model)
     except Exception as error:  # whatever a plugin raises
         raise PluginError(
             f"no proposer could be made: {type(error).__name__}: {spell(error, str)}",
             where=where,
         ) from error
-    if not offers(proposer, "propose"):
-        raise PluginError("made no Proposer", where=where, got=type(proposer).__name__)
     logger.info("drafting with %s: up to %d tokens", spec.name, spec.limit)
+    if offers(proposer, "draft"):
+        return FedRole(proposer, spec)
+    if spec.feeds or not offers(proposer, "propose"):
+        wanted = "draft(ask)" if spec.feeds else "propose(seq, tokens, k) or draft(ask)"
+        raise PluginError(
+            "made no Proposer", where=where, wanted=wanted, got=type(proposer).__name__
+        )
     return DeclaredProposer(proposer, spec)
 
 

@@ -181,7 +181,11 @@ class Speculation:
             elif n:
                 sampler = self.states.sampler(s, settings, setting_of(draft_sampler, s))
                 text, least = state.history[: state.n + 1], setting_of(p_min, s)
-                jobs[s] = DraftJob(s, text, state.n_prompt, room, sampler, least, state.rows)
+                if state.stream is not None:
+                    settings = msgspec.structs.replace(settings, stream=state.stream)
+                jobs[s] = DraftJob(
+                    s, text, state.n_prompt, room, sampler, least, state.rows, settings
+                )
         drafted = Drafted({s: [] for s in wanted}, {}, {})
         turn = 0
         while asked := _ask(wanted, jobs.keys() - drafted.makers.keys(), turn):

@@ -220,6 +220,13 @@ def _check_drafter(spec: DrafterSpec) -> None:
             where="build",
             wanted=f"a function, for the shape {spec.shape!r}",
         )
+    fed = spec.feeds if spec.shape == "proposer" else ()
+    if any(f.src != "target" or f.recycle or f.pairing != "same-token" for f in fed):
+        raise PluginError(
+            "a proposer reads rows of the target, row i with token i, and recycles them itself",
+            where="feeds",
+            wanted='Feed(slot=..., taps=..., pairing="same-token")',
+        )
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
     if spec.standalone and not (spec.fit.architectures and spec.hparams):

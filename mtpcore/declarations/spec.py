@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Checkpoint, Key
-from mtpcore.declarations.proposer import Proposer
+from mtpcore.declarations.proposer import FedProposer, Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
@@ -322,7 +322,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     build : callable or None
         ``build(g, inputs, hparams)`` returns the outputs of the graph that drafts.
     proposer : callable or None
-        For the shape ``proposer``: gets the model, returns a Proposer.
+        For the shape ``proposer``: gets the model, returns a Proposer, or a FedProposer, which
+        reads the feeds' rows.
     shape : str
         ``chain`` (token by token), ``tree`` (several continuations of one parent) or
         ``proposer`` (no graph).
@@ -358,7 +359,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fit: Fit
     build: Builder | None = None
-    proposer: Callable[..., Proposer] | None = None
+    proposer: Callable[..., Proposer | FedProposer] | None = None
     shape: Literal["chain", "tree", "proposer"] = "chain"
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()

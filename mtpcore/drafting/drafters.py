@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol, cast
 
@@ -18,17 +18,21 @@ from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import PluginError, spell
 from mtpcore.runtime.runner import GraphRunner
+from mtpcore.sampling import Sampling
 
 __all__ = [
     "DeclaredProposer",
     "DraftJob",
     "Drafter",
+    "call_plugin",
     "draft_settings",
     "ProposerDrafter",
+    "read_answer",
     "warn_unreadable",
 ]
 
 I32 = NDArray[np.int32]
+GREEDY = Sampling.greedy()
 logger = logging.getLogger("mtpcore")
 
 
@@ -37,7 +41,7 @@ class DraftJob(msgspec.Struct, frozen=True):
 
     ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
     are wanted; a draft less probable than ``p_min`` ends them. ``rows`` are there where tokens are
-    -1, for drafters that read them.
+    -1, for drafters that read them. ``sampling`` are the settings of the target's choices.
     """
 
     seq: int
@@ -47,6 +51,7 @@ class DraftJob(msgspec.Struct, frozen=True):
     sampler: Sampler
     p_min: float = 0.0
     rows: EmbeddingRows = NO_ROWS
+    sampling: Sampling = GREEDY
 
 
 def draft_settings(
@@ -125,14 +130,35 @@ class DeclaredProposer(Proposer):
         PluginError
             It raised something.
         """
-        try:
-            answer = self._proposer.propose(seq, tokens, k)
-            return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
-        except Exception as error:  # whatever a plugin raises
-            raise PluginError(
-                f"propose raised {type(error).__name__}: {spell(error, str)}",
-                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-            ) from error
+        return call_plugin(self.spec, "propose", lambda: self._proposer.propose(seq, tokens, k), k)
+
+
+def call_plugin(spec: DrafterSpec, name: str, call: Callable[[], object], k: int) -> object:
+    """Return what a plugin's function returns, of an iterator as much as may be needed.
+
+    Raises
+    ------
+    PluginError
+        It raised something; names the plugin.
+    """
+    try:
+        answer = call()
+        return list(islice(answer, k + 1)) if isinstance(answer, Iterator) else answer
+    except Exception as error:  # whatever a plugin raises
+        raise PluginError(
+            f"{name} raised {type(error).__name__}: {spell(error, str)}",
+            where=f"drafter {spec.name!r} of plugin {spec.plugin!r}",
+        ) from error
+
+
+def read_answer(answer: object, k: int) -> Draft:
+    """Return what a proposer answered; one id too many shows that there are more."""
+    if isinstance(answer, DraftTree):
+        return answer
+    # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
+    is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
+    ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
+    return list(islice(ids, k + 1))
 
 
 class ProposerDrafter:
@@ -147,17 +173,11 @@ class ProposerDrafter:
         self.spec = proposer.spec if isinstance(proposer, DeclaredProposer) else None
 
     def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
-        """Ask the proposer for each sequence in turn; one id too many shows that there are more."""
+        """Ask the proposer for each sequence in turn."""
         return {job.seq: self._ask(job) for job in jobs}
 
     def _ask(self, job: DraftJob) -> Draft:
-        answer: object = self.proposer.propose(job.seq, job.history.copy(), job.k)
-        if isinstance(answer, DraftTree):
-            return answer
-        # What is no sequence is taken for one id: the Cross checks it, counts it and warns.
-        is_several = isinstance(answer, Iterable) and getattr(answer, "ndim", None) != 0
-        ids: Iterable[Any] = cast(Iterable[Any], answer) if is_several else [answer]
-        return list(islice(ids, job.k + 1))
+        return read_answer(self.proposer.propose(job.seq, job.history.copy(), job.k), job.k)
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Do nothing."""

@@ -104,6 +104,35 @@ class Links:
             )
             self._sources[key] = InboxSource(self._inboxes[key], link.pairing)
 
+    def collect(self, role: str, drafter: DrafterSpec) -> dict[str, Inbox]:
+        """Let the target's rows wait for a drafter without a graph; return its inboxes by slot.
+
+        Raises
+        ------
+        LinkError, GraphError
+            The target's graph does not offer a tap, or it holds tokens whose rows were not kept.
+        """
+        src = self._runners["llm"]
+        owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
+        for feed in drafter.feeds:
+            links = [
+                Link(src="llm", tap=tap, dst=role, slot=feed.slot, pairing=feed.pairing)
+                for tap in feed.taps
+            ]
+            try:
+                tapped = self._tapped.get("llm") or src.with_taps(())
+                tapped = src.with_taps((*tapped.taps, *(Tap.parse(tap) for tap in feed.taps)))
+                src.check_taps(tapped)
+            except (GraphError, LinkError) as error:
+                raise error.at(owner, fix=_ANOTHER_TARGET) from None
+            self._tapped["llm"] = tapped
+            key, width = (role, feed.slot), sum(_width(tapped.program, link) for link in links)
+            make = src.backend.row_buffer
+            self._joined[key] = links
+            self._inboxes[key] = Inbox(f"{role}.{feed.slot}", width, src.n_seq_max, make)
+        self._readers.clear()
+        return self.inboxes(role)
+
     def apply(self) -> None:
         """Let the contexts hand out and read what the links ask for."""
         for role, tapped in self._tapped.items():

@@ -18,6 +18,7 @@ from mtpcore.errors import LinkError, MtpcoreError
 DOORS = ["mtpcore", "mtpcore.plugin", "mtpcore.testing", "mtpcore.backends.base"]
 SPECIAL = {"__init__", "__call__", "__getitem__", "__iter__", "__len__"}
 UNTYPED = {
+    "Ask.sampling": "a Sampling, which a storey above declares",
     "Config.__init__": "JSON",
     "WeightSource.packed": "each backend keeps its own kind of things there",
     "Config.get": "takes what msgspec.convert takes, and returns that",

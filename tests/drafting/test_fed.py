@@ -1,0 +1,210 @@
+"""Drafters that are programs of a plugin's own, and read the target's rows."""
+
+import numpy as np
+import pytest
+import toy
+from harness.search import searching
+from hypothesis import HealthCheck
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore import Batch, Context, Generator, LinkError, PluginError, Sampling, link
+from mtpcore.declarations.checks import check_spec
+from mtpcore.discovery.registry import Registry
+from mtpcore.plugin import DrafterSpec, DraftTree, FedProposer, Feed, Fit
+from mtpcore.testing import Subject, check_broken_rows, check_texts, cover_texts
+from mtpcore.testing.machine import machine_of
+
+SAMPLINGS = (
+    Sampling.greedy(),
+    Sampling(temperature=1.1, seed=3),
+    Sampling(temperature=0.8, top_k=20, repetition_penalty=1.3, frequency_penalty=0.2, seed=4),
+)
+
+
+class NumpyHead(FedProposer):
+    """The toy family's head, in NumPy."""
+
+    def __init__(self, model):
+        n = model.hparams.n_layers
+        names = ("join", "norm", "embed", "head")
+        found = {name: f"blk.{n}.{name}.weight" for name in names}
+        borrowed = {"embed": "token_embd.weight", "head": "output.weight"}
+        self.w = {
+            name: model.tensors[at if at in model.tensors else borrowed[name]].array()
+            for name, at in found.items()
+        }
+
+    def step(self, token, row):
+        """The next row, and logits."""
+        x = self.w["join"] @ np.concatenate([self.w["embed"][token], row])
+        row = x / np.sqrt((x**2).mean() + toy.EPS) * self.w["norm"]
+        return row, self.w["head"] @ row
+
+    def draft(self, ask):
+        row = ask.rows("hidden", len(ask.tokens) - 2)[0] if len(ask.tokens) > 1 else None
+        drafts = []
+        while row is not None and len(drafts) < ask.k:
+            row, logits = self.step(drafts[-1] if drafts else ask.tokens[-1], row)
+            token = ask.choose(logits, drafts)
+            if token is None:
+                break
+            drafts.append(token)
+        return drafts
+
+
+FED = DrafterSpec(
+    name="numpy_head",
+    fit=Fit(architectures=frozenset({"toy"}), tensors=toy.HEAD.fit.tensors),
+    shape="proposer",
+    proposer=NumpyHead,
+    feeds=(Feed(slot="hidden", pairing="same-token"),),
+    limit=8,
+    acceptance=(0.1, 0.4),
+)
+PLUGINS = Registry.of(toy, toy.offering(FED))
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fed") / "toy.gguf"
+    toy.write(path, toy.trunk_tensors() | toy.head_tensors(), heads=1)
+    return Subject("fed", str(path), drafter="numpy_head", plugins=PLUGINS)
+
+
+def drafts_of(family, drafter, p_min=0.0):
+    cross = link(family.context(64, backend="reference", kv_dtype="f32"), drafter)
+    found = []
+    for place, token in enumerate(family.text(12).tolist()):
+        cross.llm.process(Batch.of([token], pos=place))
+        for sampling in SAMPLINGS:
+            found.append(cross.draft(0, 4, sampling, p_min=p_min))
+            cross.pending(0, sampling)
+        cross.rollback(0, place + 1)
+    return found
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.2])
+def test_drafts_are_those_of_the_same_head_as_a_graph(family, p_min):
+    """Greedy and sampled, with cuts and penalties, and where drafts end early."""
+    found = drafts_of(family, "numpy_head", p_min)
+    assert found == drafts_of(family, "toy_head", p_min)
+    assert {len(drafts) for drafts in found} >= ({4} if not p_min else {0, 4})
+
+
+def test_texts_do_not_depend_on_it(family):
+    rates = [check_texts(family, texts) for texts in cover_texts(10)[::2]]
+    assert max(rates) > 0.02
+    assert check_broken_rows(family, 0) == 0
+    assert check_broken_rows(family, 12) > 0
+
+
+@pytest.mark.hypothesis
+def test_rows_keep_in_step(family):
+    """Whatever is rejected, taken back, copied or saved, rows are those of a Cross that is new."""
+
+    class Machine(machine_of(family)):
+        def equals_fresh(self):
+            fresh = self.make(type(self.interrupter)())
+            for seq, text in self.texts.items():
+                fresh.llm.process(Batch.of(text, seq=seq))
+                box, other = (next(iter(c.links.boxes)) for c in (self.cross, fresh))
+                assert box.length(seq) == other.length(seq) == len(text)
+                rows = box.get(seq, 0, len(text))
+                np.testing.assert_array_equal(rows, other.get(seq, 0, len(text)))
+
+    few = searching(16, stateful_step_count=20, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Machine, settings=few)
+
+
+def made(family, draft, **changes):
+    """Link a proposer of this function."""
+    kind = type("Made", (FedProposer,), {"draft": lambda self, ask: draft(ask)})
+    spec = DrafterSpec(
+        name="made", fit=Fit(), shape="proposer", proposer=lambda model: kind(),
+        feeds=FED.feeds, **changes,
+    )  # fmt: skip
+    model = toy.load_model(family.path, plugins=Registry.of(toy, toy.offering(spec)))
+    cross = link(Context(model, 64), "made")
+    cross.llm.process(Batch.of([5, 6, 7, 8]))
+    return cross
+
+
+def test_it_sees_what_is_asked(family):
+    seen = {}
+
+    def draft(ask):
+        seen.update(tokens=ask.tokens.tolist(), seq=ask.seq, k=ask.k, sampling=ask.sampling)
+        seen["rows"] = ask.rows("hidden")
+        seen["part"] = ask.rows("hidden", 1, 3)
+        return DraftTree(ask.rank(np.arange(64.0), 3), [-1, -1, -1])
+
+    cross = made(family, draft)
+    sampling = Sampling(temperature=0.5, seed=9)
+    tree = cross.draft(0, 3, sampling)
+    assert seen["tokens"] == [5, 6, 7, 8, cross.pending(0)]
+    assert (seen["seq"], seen["k"], seen["sampling"]) == (0, 3, sampling)
+    alone = Context(cross.llm.model, 64, taps=["hidden"])
+    rows = alone.process(Batch.of([5, 6, 7, 8])).tap("hidden")
+    np.testing.assert_array_equal(seen["rows"], rows)
+    np.testing.assert_array_equal(seen["part"], rows[1:3])
+    assert len(tree) == 3
+    assert tree.tokens[0] > 50
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        (lambda ask: 1 / 0, "draft raised ZeroDivisionError"),
+        (lambda ask: ask.rows("residual"), "no feed of this slot"),
+        (lambda ask: ask.rows("hidden", 0, 9), "not processed"),
+        (lambda ask: ask.choose(np.zeros(65, np.float32)), "SamplingError"),
+    ],
+)
+def test_what_it_raises_names_the_plugin(family, draft, said):
+    cross = made(family, draft)
+    before = cross.digest(0)
+    with pytest.raises(PluginError, match=said) as caught:
+        cross.draft(0, 3)
+    assert "drafter 'made' of plugin 'other'" in caught.value.where
+    assert cross.digest(0) == before
+    assert cross.verify({0: []})[0].accepted == 0
+
+
+def test_its_output_is_not_trusted(family):
+    cross = made(family, lambda ask: [3, 9999, 4])
+    assert cross.draft(0, 3) == [3]
+    assert cross.invalid == 1
+
+
+def test_rows_that_were_not_kept_are_an_error(family):
+    llm = Context(family.model, 64)
+    llm.process(Batch.of([1, 2]))
+    with pytest.raises(LinkError, match="not kept"):
+        link(llm, "numpy_head")
+    assert llm.owner is None
+
+
+@pytest.mark.parametrize(
+    "feed", [Feed(slot="hidden"), Feed(slot="hidden", pairing="same-token", recycle="hidden")]
+)
+def test_feeds_of_proposers_pair_rows_with_their_own_tokens(feed):
+    with pytest.raises(PluginError, match="recycles them itself"):
+        check_spec(
+            DrafterSpec(**{n: getattr(FED, n) for n in FED.__struct_fields__} | {"feeds": (feed,)})
+        )
+
+
+def test_beside_others_and_after_a_save(family):
+    """Behind lookup; a saved sequence goes on with its rows."""
+    crosses = [link(family.context(64), ["lookup", "numpy_head"]) for _ in range(2)]
+    crosses[0].llm.process(Batch.of(family.text(9).tolist()))
+    crosses[0].pending(0, SAMPLINGS[1])
+    sampling = crosses[1].load(0, crosses[0].save(0))
+    assert sampling == SAMPLINGS[1]
+    drafts = [cross.draft(0, 4, sampling) for cross in crosses]
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) == 4
+    generator = Generator(link(family.context(64), ["lookup", "numpy_head"]), sampling=sampling)
+    text = generator.generate([5, 6], draft="auto", max_tokens=40, ignore_eos=True)
+    plain = Generator(family.context(64), sampling=sampling)
+    assert list(text) == list(plain.generate([5, 6], max_tokens=40, ignore_eos=True))
