@@ -36,6 +36,15 @@ from mtpcore.models.blocks import (
     trunk_outputs,
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
+from mtpcore.models.fused import (
+    DRAFT_VOCABULARY,
+    FUSED_KEYS,
+    FUSED_MADE,
+    FUSED_TENSORS,
+    FusedHparams,
+    fuse_taps,
+    fused_layer,
+)
 from mtpcore.models.hparams import Experts, Hparams
 from mtpcore.models.mixed import LayerKind, MixedHparams
 from mtpcore.models.mla import Mla, mla_block
@@ -85,6 +94,7 @@ __all__ = [
     "Config",
     "Count",
     "DECODER",
+    "DRAFT_VOCABULARY",
     "Depth",
     "DraftTree",
     "DrafterSpec",
@@ -92,10 +102,14 @@ __all__ = [
     "EXPERT_KEYS",
     "Experts",
     "FACTORED_ROPE_KEYS",
+    "FUSED_KEYS",
+    "FUSED_MADE",
+    "FUSED_TENSORS",
     "FedProposer",
     "Feed",
     "Fields",
     "Fit",
+    "FusedHparams",
     "GraphBuilder",
     "GraphType",
     "HEAD_NORMS",
@@ -140,6 +154,8 @@ __all__ = [
     "feed_forward",
     "feed_forward_block",
     "first_of",
+    "fuse_taps",
+    "fused_layer",
     "head_width",
     "hookimpl",
     "in_heads",

@@ -35,6 +35,7 @@ def decoder(
         x = g.embed(inputs.tokens, "token_embd.weight", embeddings=True)
     for n in range(h.n_layers):
         x = layer(g, g.tap(f"layer_input:{n}", x), inputs.positions, n, h)
+    g.tap(f"layer_input:{h.n_layers}", x)  # what would enter one more layer
     return trunk_outputs(g, x, h)
 
 

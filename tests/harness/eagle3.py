@@ -45,6 +45,9 @@ class Variant(NamedTuple):
     own_head: bool = True
     norm_before_residual: bool = False
     norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
     scaling: str = ""
     target_width: int = WIDTH
     n_vocab: int = N_VOCAB
@@ -65,6 +68,17 @@ VARIANTS = {
     "speculators' draft model": Variant("Eagle3DraftModel", "layers.0.", norm_before_residual=True),
     "norm before fc": Variant(norm_before_fc=True),
     "both norms": Variant(norm_before_fc=True, norm_before_residual=True),
+    "a norm for each tap": Variant(fc_norm=True),
+    "norm_output": Variant(norm_output=True),
+    "3.1": Variant(
+        "Eagle3Speculator",
+        "layers.0.",
+        nested="transformer_layer_config",
+        layers=(1, 3, SIZES.n_layers),
+        fc_norm=True,
+        norm_output=True,
+        qk_norm=True,
+    ),
     "every token": Variant(n_draft=N_VOCAB),
     "the target's head": Variant(n_draft=N_VOCAB, own_head=False),
     "another width": Variant(width=24, own_table=True),
@@ -102,6 +116,10 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
     }
     if c.norm_before_fc:
         made["input_norm"] = random(n_taps * c.target_width, around=1)
+    if c.fc_norm:
+        made |= {f"fc_norm.{i}": random(c.target_width, around=1) for i in range(n_taps)}
+    if c.qk_norm:
+        made |= {f"self_attn.{x}_norm": random(HEADS["head_width"], around=1) for x in "qk"}
     if c.own_table:
         made["embed_tokens"] = random(c.n_vocab, d)
     if c.own_head:
@@ -134,6 +152,8 @@ def config_of(c: Variant) -> dict[str, object]:
         "draft_vocab_size": c.n_draft,
         "norm_before_residual": c.norm_before_residual,
         "norm_before_fc": c.norm_before_fc,
+        "fc_norm": c.fc_norm,
+        "norm_output": c.norm_output,
     }
     if c.width != c.target_width:
         made["target_hidden_size"] = c.target_width
@@ -145,6 +165,7 @@ def config_of(c: Variant) -> dict[str, object]:
 def write_head(folder: Path, c: Variant, seed: int = 0) -> Path:
     """Write a head's checkpoint and convert it; return the model file."""
     outer = ("fc", "norm", "input_norm", "embed_tokens", "lm_head")
+    outer += tuple(f"fc_norm.{i}" for i in range(len(layers_of(c))))
     named = {}
     for name, values in weights_of(c, seed).items():
         if name in ("d2t", "t2d"):
@@ -176,35 +197,49 @@ def write_target(folder: Path, family: str = "llama", kind: str = "F32") -> Path
 
 
 def fuse(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> np.ndarray:
+    if c.fc_norm:
+        parts = np.split(taps, len(layers_of(c)), axis=1)
+        taps = np.concatenate([norm(x, w[f"fc_norm.{i}"]) for i, x in enumerate(parts)], axis=1)
     return (norm(taps, w["input_norm"]) if c.norm_before_fc else taps) @ w["fc"].T
 
 
 def draft_rows(
     c: Variant, w: dict[str, np.ndarray], tokens: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits and un-normed outputs of entries 1, 2, ...: token p with row p - 1."""
-    n = len(tokens)
+    """Return logits and outputs, normed or not, of entries 1, 2, ...: token p with row p - 1."""
     e = norm(w["embed_tokens"][tokens], w["input_layernorm"])
     h = norm(rows, w["hidden_norm"])
     pair = np.concatenate([e, h], axis=1)
-    shape = Config("llama", scaling=c.scaling, **HEADS)
+    norms = [w[f"self_attn.{x}_norm"] for x in "qk"] if c.qk_norm else None
+    seen = attended(c, *(pair @ w[f"self_attn.{name}_proj"].T for name in "qkv"), norms)
+    x = (h if c.norm_before_residual else rows) + seen @ w["self_attn.o_proj"].T
+    f = norm(x, w["post_attention_layernorm"])
+    gate = f @ w["mlp.gate_proj"].T
+    x = x + (silu(gate) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
+    hidden = norm(x, w["norm"])
+    return hidden @ w["lm_head"].T, hidden if c.norm_output else x
+
+
+def attended(
+    c: Variant,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    norms: list[np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return what rows at the places 1, 2, ... see of themselves and those before: [n, heads]."""
+    n, shape = len(q), Config("llama", scaling=c.scaling, **HEADS)
     turns, _ = inverse_frequencies(shape)
     angles = np.outer(np.arange(1, n + 1), np.concatenate([turns, turns]))
-    q, k, v = (
-        (pair @ w[f"self_attn.{name}_proj"].T).reshape(n, -1, shape.head_width).swapaxes(0, 1)
-        for name in "qkv"
-    )
+    q, k, v = (x.reshape(n, -1, shape.head_width).swapaxes(0, 1) for x in (q, k, v))
+    if norms:
+        q, k = norm(q, norms[0]), norm(k, norms[1])
     q, k = (rotate(x, np.cos(angles), np.sin(angles)) for x in (q, k))
     k, v = (np.repeat(x, shape.n_heads // shape.n_kv_heads, axis=0) for x in (k, v))
     scores = np.einsum("hid,hjd->hij", q, k) / np.sqrt(shape.head_width)
     p = np.exp(scores + np.triu(np.full((n, n), -np.inf), 1))
     p /= p.sum(-1, keepdims=True)
-    seen = np.einsum("hij,hjd->ihd", p, v).reshape(n, -1)
-    x = (h if c.norm_before_residual else rows) + seen @ w["self_attn.o_proj"].T
-    f = norm(x, w["post_attention_layernorm"])
-    gate = f @ w["mlp.gate_proj"].T
-    x = x + (silu(gate) * (f @ w["mlp.up_proj"].T)) @ w["mlp.down_proj"].T
-    return norm(x, w["norm"]) @ w["lm_head"].T, x
+    return np.einsum("hij,hjd->ihd", p, v).reshape(n, -1)
 
 
 def drafts(

@@ -94,7 +94,7 @@ def test_first_drafts_from_the_references_taps(files, refs, backend):
         "history": [np.array(tokens, np.int32)],
         "n_prompt": [N_PROMPT],
         "p_min": [0.0],
-        "recycle": {"fused": "residual"},
+        "recycle": {"fused": "recycled"},
         "token_ids": read_vocabulary(head.runner),
     }
     batch = Batch(tokens[1:], pos=1, slots={"fused": fused})

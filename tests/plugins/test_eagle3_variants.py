@@ -66,10 +66,10 @@ def test_formulas(name, kind, target, tmp_path):
         n = len(found["logits"])
         assert np.abs(logits).max() > 1
         assert np.abs(found["logits"] - logits[-n:]).max() < near
-        assert np.abs(found["residual"] - outputs[-n:]).max() < near
+        assert np.abs(found["recycled"] - outputs[-n:]).max() < near
         rows = np.concatenate([rows, outputs[-1:]])
         text = np.append(text, np.int32(5))
-        found = drafter.feed(text[-1:], fused=found["residual"][-1:])
+        found = drafter.feed(text[-1:], fused=found["recycled"][-1:])
 
 
 @variants
@@ -95,15 +95,9 @@ def test_drafts_of_a_linked_head(name, backend, target, tmp_path):
     assert near < 8
 
 
-def test_variants_that_are_not_known_are_refused(tmp_path, monkeypatch):
-    """A norm for each tap would be a tensor more; another thing to recycle stands in a flag."""
-    c, config_of, weights_of = eagle3.Variant(), eagle3.config_of, eagle3.weights_of
-    with monkeypatch.context() as patch:
-        patch.setattr(eagle3, "config_of", lambda c: config_of(c) | {"norm_output": True})
-        with pytest.raises(ModelFileError, match="norm_output is set"):
-            eagle3.write_head(tmp_path, c)
-    more = {"fc_norm.0": np.ones(eagle3.WIDTH, np.float32)}
-    monkeypatch.setattr(eagle3, "weights_of", lambda *c: weights_of(*c) | more)
+def test_norms_of_taps_are_as_many_as_the_configuration_says(tmp_path, monkeypatch):
+    config_of = eagle3.config_of
+    monkeypatch.setattr(eagle3, "config_of", lambda c: config_of(c) | {"fc_norm": True})
     with pytest.raises(ModelFileError, match=r"fc_norm\.0"):
-        eagle3.write_head(tmp_path, c)
+        eagle3.write_head(tmp_path, eagle3.Variant())
     assert not (tmp_path / "head.gguf").exists()

@@ -29,9 +29,9 @@ EAGLE3 = DrafterSpec(
             src="fusion",
             taps=("fused",),
             pairing="next-token",
-            recycle="residual",
+            recycle="recycled",
             evidence="the reference, vLLM, SpecForge and llama.cpp pair token p with row p - 1 and "
-            "recycle the layer's output without its norm and without fusing it again",
+            "recycle the layer's output without fusing it again, normed with norm_output alone",
         ),
     ),
     ties=(

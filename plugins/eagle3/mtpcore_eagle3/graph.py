@@ -1,34 +1,24 @@
 """The two graphs of EAGLE-3: a fusion of the target's taps, and one layer that drafts.
 
-Li, Wei, Zhang, Zhang: EAGLE-3, 2025 (arXiv 2503.01840). Names are llama.cpp's.
+What they are made of, and where it comes from, is in ``mtpcore.models.fused``.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
-
-import msgspec
+from typing import Any, Self
 
 from mtpcore.plugin import (
-    Count,
     Fields,
+    FusedHparams,
     GraphBuilder,
-    Hparams,
     Inputs,
     Outputs,
-    attention,
-    swiglu,
+    fuse_taps,
+    fused_layer,
 )
 
 
-class Eagle3Hparams(Hparams, frozen=True, kw_only=True):
-    """What EAGLE-3 adds: the width of the target's rows, and where norms stand."""
-
-    # Converters reorder q and k so that the halves of a pair are neighbours.
-    rope_style: ClassVar[str] = "pairs"
-
-    target_width: Count = msgspec.field(name="target_hidden_size")
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
+class Eagle3Hparams(FusedHparams, frozen=True, kw_only=True):
+    """Hyper-parameters of a head of one layer."""
 
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
@@ -43,24 +33,16 @@ class Eagle3Hparams(Hparams, frozen=True, kw_only=True):
 
 def fusion(g: GraphBuilder, inputs: Inputs, h: Eagle3Hparams) -> Outputs:
     """Make one row of the target's taps at a position."""
-    x = inputs["taps"]
-    if h.norm_before_fc:
-        x = g.rms_norm(x, "enc.output_norm.weight", h.norm_eps)
-    return Outputs(fused=g.matmul(x, "fc.weight"))
+    return Outputs(fused=fuse_taps(g, inputs["taps"], h))
 
 
 def head(g: GraphBuilder, inputs: Inputs, h: Eagle3Hparams) -> Outputs:
     """Build the layer that drafts: token p meets the fused row p - 1.
 
-    In later steps the layer's own output, not normed and not fused again, is that row.
+    In later steps the layer's own output is that row, not fused again: EAGLE-3's as it is,
+    EAGLE-3.1's behind the norm.
     """
-    row = inputs["fused"]
-    token = g.embed(inputs.tokens, "token_embd.weight")
-    token = g.rms_norm(token, "blk.0.attn_norm.weight", h.norm_eps)
-    normed = g.rms_norm(row, "blk.0.attn_norm_2.weight", h.norm_eps)
-    pair = g.concat(token, normed)
-    x = normed if h.norm_before_residual else row
-    x = g.add(x, attention(g, pair, inputs.positions, 0, h, factors="rope_freqs.weight"))
-    x = g.add(x, swiglu(g, g.rms_norm(x, "blk.0.ffn_norm.weight", h.norm_eps), 0))
+    x = fused_layer(g, inputs.tokens, inputs["fused"], inputs.positions, h)
     hidden = g.rms_norm(x, "output_norm.weight", h.norm_eps)
-    return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"), residual=x)
+    logits = g.matmul(g.output_rows(hidden), "output.weight")
+    return Outputs(logits=logits, recycled=hidden if h.norm_output else x)
