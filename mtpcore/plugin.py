@@ -7,6 +7,7 @@ from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Sha
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Ask, FedProposer, Proposer
 from mtpcore.declarations.spec import (
+    Block,
     Codebooks,
     DrafterSpec,
     Feed,
@@ -32,6 +33,7 @@ from mtpcore.models.blocks import (
     feed_forward,
     feed_forward_block,
     moe,
+    remember,
     swiglu,
     trunk_outputs,
 )
@@ -89,6 +91,7 @@ __all__ = [
     "ATTENTION",
     "Ask",
     "BIASES",
+    "Block",
     "Checkpoint",
     "Codebooks",
     "Config",
@@ -171,6 +174,7 @@ __all__ = [
     "number",
     "on_layers",
     "optional",
+    "remember",
     "scaling_type",
     "swiglu",
     "trunk_outputs",

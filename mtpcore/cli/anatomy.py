@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ def describe_model(
     drafters = [(model, spec) for spec in model.drafters]
     if draft_model is not None:
         drafters += [(draft_model, spec) for spec in draft_model.drafters_for_others]
+    guests = {f"{spec.name}_{spec.block.entries}" for _, spec in drafters if spec.block}
     return {
         "path": str(model.path),
         "error": None,
@@ -90,7 +91,7 @@ def describe_model(
             }
             for beside in model.sidecars
         ],
-        "plan": _plan(_programs(model, drafters), n_ctx, kv_dtype, checkpoint_bytes),
+        "plan": _plan(_programs(model, drafters), guests, n_ctx, kv_dtype, checkpoint_bytes),
         **_machine(),
     }
 
@@ -264,6 +265,7 @@ def _further(model: Model, spec: DrafterSpec, graph: str) -> list[Program]:
 
 def _plan(
     built: Iterable[tuple[Model, str, Build]],
+    guests: Collection[str],
     n_ctx: int,
     kv_dtype: str,
     checkpoint_bytes: int | None,
@@ -273,7 +275,7 @@ def _plan(
     That is keys and values, and of recurrent layers slots of a state and its log.
 
     What a model leaves in its mapped file is counted apart; what a drafter's file borrows is
-    counted where it lies.
+    counted where it lies. What graphs that are ``guests`` in another's memory store is that one's.
     """
     parts: list[dict[str, Any]] = []
     counted: set[tuple[Path, str]] = set()
@@ -284,7 +286,8 @@ def _plan(
         except MtpcoreError as error:
             parts.append({"role": name, "error": str(error)})
             continue
-        layers = [layer for program in programs for layer in (*program.memory, *program.delivered)]
+        own = programs if name not in guests else []  # the others' rows are counted once
+        layers = [layer for program in own for layer in (*program.memory, *program.delivered)]
         slots = [slot_bytes_of(program.states) for program in programs]
         values = [(layer, bytes_of_place(layer, kv_dtype)) for layer in layers]
         places = {tensor: _place(model, tensor) for tensor in weights}

@@ -128,7 +128,9 @@ def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:
     named = isinstance(architectures, list | tuple) and checkpoint.architectures & {
         a for a in architectures if isinstance(a, str)
     }
-    return bool(named) and all(config.get(path) is not None for path in checkpoint.requires)
+    return bool(named) and all(
+        config.get(*paths.split("|")) is not None for paths in checkpoint.requires
+    )
 
 
 def _unknown(

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from mtpcore.boundary.arguments import offers
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter, ProposerDrafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.trees import TreeDrafter
-from mtpcore.drafting.upstream import UpstreamGraphs, find_upstream
+from mtpcore.drafting.upstream import UpstreamGraphs, find_graph, find_upstream
 from mtpcore.errors import LinkError
 from mtpcore.graph import GraphType
 from mtpcore.links.links import Links
@@ -58,11 +59,15 @@ def make_drafters(
 def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> GraphDrafter:
     runner = runners[name]
     assert runner.drafter is not None
-    further = find_upstream(name, runners)
-    _check({name: runner, **further}, runners["llm"], runner.drafter)
+    block, further = runner.drafter.block, find_upstream(name, runners)
+    names = [block.post_head] if block and block.post_head else []
+    post_head = dict(find_graph(graph, name, runners) for graph in names)
+    _check({name: runner, **further, **post_head}, runners["llm"], runner.drafter)
     links.declare(name)
     inboxes = {role: links.inboxes(role) for role in further}
     upstream = UpstreamGraphs(name, runner.drafter, further, inboxes)
+    if block is not None:
+        return BlockDrafter(name, runner, upstream, post_head)
     kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
     return kind(name, runner, upstream)
 

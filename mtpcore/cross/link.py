@@ -358,25 +358,33 @@ def _contexts(
         ", ".join(taps) or "none",
     )
     rows = None if tokens is None else find_rows(source, spec, tokens)
+    if rows is not None and spec.block and spec.block.post_head:
+        raise LinkError(
+            "the drafts of a post-head are of the whole vocabulary",
+            where=where,
+            fix="leave draft_vocabulary= (--draft-vocabulary) out",
+        )
     graphs = [(head_role(role, head), "draft", head) for head in range(n_heads(spec))]
     graphs += [(role_of(name, role, spec), name, 0) for name, _ in spec.graphs]
-    contexts = {
-        name: Context(
+    n_together = _rows_together(spec)
+    contexts: dict[str, Context] = {}
+    for name, graph, head in graphs:
+        is_guest = spec.block is not None and graph == spec.block.entries
+        contexts[name] = Context(
             source,
             llm.n_ctx,
             graph_type=GraphType(graph),
             head=head,
             n_seq_max=llm.n_seq_max,
-            n_batch=max(llm.n_batch, n_heads(spec)),  # a head reads all drafts before its own
+            n_batch=max(llm.n_batch, n_together),
             kv_dtype=llm.kv_dtype,
             checkpoint_bytes=llm.checkpoint_bytes,
             threads=llm.threads,
             backend=llm.backend,
             drafter=spec,
             logit_rows=rows if graph == "draft" else None,
+            host=contexts[role] if is_guest else None,
         )
-        for name, graph, head in graphs
-    }
     outputs = contexts[role].program.outputs
     missing = sorted(name for name in recycled if name not in outputs)
     if missing:
@@ -398,6 +406,16 @@ def _contexts(
             fix=f"name an output of the graph: Feed(slot={once[0]!r}, recycle=...)",
         )
     return contexts
+
+
+def _rows_together(spec: DrafterSpec) -> int:
+    """Return how many rows of a sequence a drafter's graph reads in one batch at least.
+
+    A head of several reads all drafts before its own; rows of a block may see each other.
+    """
+    size = spec.block.size if spec.block else 1
+    assert isinstance(size, int)
+    return max(n_heads(spec), size)
 
 
 def _check_slots(contexts: Mapping[str, Context], role: str, spec: DrafterSpec, where: str) -> None:

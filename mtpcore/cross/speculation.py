@@ -95,7 +95,7 @@ class Speculation:
     def saved(self, seqs: Collection[int]) -> Iterator[Saved]:
         """Yield what an act on these sequences may change."""
         yield self
-        yield from self.runners.values()
+        yield from (runner for runner in self.runners.values() if runner.host is None)
         yield from self.links.boxes
         yield from self.states.of(seqs)
 
@@ -469,7 +469,7 @@ class Speculation:
 
     def bytes_of(self, seqs: Collection[int]) -> int:
         """Return the bytes that these sequences take in the memory of all roles, and no other."""
-        memories = [runner.memory for runner in self.runners.values()]
+        memories = [runner.memory for runner in self.runners.values() if runner.host is None]
         return sum(memory.bytes_of(seqs) for memory in memories if memory)
 
     def _rewind(self, seq: int, n: int) -> None:

@@ -204,8 +204,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     architectures : set of str
         ``architectures`` in the configuration.
     requires : tuple of str
-        Paths that the configuration must have besides; of several declarations that match the one
-        that requires most is taken.
+        Paths that the configuration must have besides, or one of several with ``|`` in between; of
+        several declarations that match the one that requires most is taken.
     layers : str
         The path in the configuration that says how many layers there are.
     tensors : tuple of Rename

@@ -15,7 +15,15 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import msgspec
 from msgspec.structs import fields
 
-from mtpcore.declarations.spec import Codebooks, DrafterSpec, ModelSpec, Tap, TreeShape
+from mtpcore.declarations.spec import (
+    Block,
+    Codebooks,
+    DrafterSpec,
+    Heads,
+    ModelSpec,
+    Tap,
+    TreeShape,
+)
 from mtpcore.errors import MtpcoreError, PluginError, spell
 
 __all__ = ["check_codebooks", "check_shape", "check_spec", "check_struct", "check_tree"]
@@ -289,7 +297,7 @@ def check_codebooks(codebooks: object, spec: ModelSpec) -> Codebooks:
 
 def check_shape(spec: DrafterSpec) -> None:
     """Raise PluginError where a drafter's fields are not those of its shape."""
-    for shape, value in (("tree", spec.tree), ("proposer", spec.proposer)):
+    for shape, value in (("tree", spec.tree), ("block", spec.block), ("proposer", spec.proposer)):
         if (spec.shape == shape) != (value is not None):
             raise PluginError(
                 f"the field {shape!r} goes with the shape {shape!r}, and only with it",
@@ -298,6 +306,39 @@ def check_shape(spec: DrafterSpec) -> None:
             )
     if spec.tree is not None:
         check_tree(spec.tree)
+    _check_block(spec)
+
+
+def _check_block(spec: DrafterSpec) -> None:
+    """Raise PluginError where a block's graphs are not declared, or its masks are fed nothing."""
+    block = spec.block or Block(size=0, mask=0)
+    inner = [name for name in (block.entries, block.post_head) if name]
+    if len({*inner} & {name for name, _ in spec.graphs}) < len(inner):
+        raise PluginError(
+            "graphs of a block are declared, and of one purpose each",
+            where="block",
+            wanted=", ".join(name for name, _ in spec.graphs) or "further graphs",
+            got=f"entries={block.entries!r}, post_head={block.post_head!r}",
+        )
+    if spec.block and spec.heads != Heads():
+        raise PluginError("a block is drafted by one head", where="heads", got=repr(spec.heads))
+    for feed in spec.feeds:
+        where = f"feed of slot {feed.slot!r}"
+        if spec.block and feed.recycle:
+            raise PluginError("a block has no later steps", where=where, got=f"{feed.recycle!r}")
+        if bool(feed.mask) != (spec.block is not None and not feed.graph):
+            raise PluginError(
+                "rows of masks, and they alone, are fed a tensor",
+                where=where,
+                wanted="mask= of a slot of the graph that drafts a block",
+                got=f"mask={feed.mask!r}",
+            )
+        if spec.block and (feed.src == "draft") != (feed.graph == block.post_head != ""):
+            raise PluginError(
+                "the graph that drafts is read by a post-head, which reads nothing else",
+                where=where,
+                got=f"src={feed.src!r}, graph={feed.graph!r}, post_head={block.post_head!r}",
+            )
 
 
 def check_tree(tree: TreeShape) -> None:

@@ -25,6 +25,7 @@ from mtpcore.declarations.proposer import FedProposer, Proposer
 from mtpcore.errors import PluginError, spell
 
 __all__ = [
+    "Block",
     "Codebooks",
     "DrafterSpec",
     "Feed",
@@ -154,7 +155,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     declaration ``target`` is any context that a user links; of its own graphs ``link`` makes the
     contexts. ``graph`` has the slot
     (empty: the graph that drafts). ``recycle`` names the graph output that feeds the slot in later
-    draft steps; None: nothing is recycled. ``evidence`` is the source for tap and pairing.
+    draft steps; None: nothing is recycled. ``mask`` names the tensor float[width] that feeds the
+    slot for the mask tokens of a block. ``evidence`` is the source for tap and pairing.
     """
 
     slot: str
@@ -163,6 +165,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = ""
     pairing: Pairing = "next-token"
     recycle: str | None = None
+    mask: str = ""
     evidence: str = ""
 
 
@@ -217,6 +220,29 @@ class TreeShape(msgspec.Struct, frozen=True, kw_only=True):
     depth: _Size = 0
     width: _Size = 0
     n_nodes: _Size = 0
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """How one pass drafts a block: the pending token and mask tokens, where drafts are to come.
+
+    ``size`` is how many rows a block has at most, the pending token's among them, and ``mask`` the
+    token of the others. Whether rows see each other both ways is said by the graph's attention: if
+    so, the pass always has ``size`` rows, else as many as drafts are wanted.
+
+    ``from_pending``: each row drafts the token behind it, the pending token's row the first one;
+    otherwise each mask's row drafts the token in its own place.
+
+    ``entries`` names the further graph that stores keys and values of the tokens before the block,
+    made of the target's rows, in the memory of the graph that drafts; without one, that graph reads
+    these tokens itself. ``post_head`` names the further graph that chooses the drafts one after the
+    other: for each it reads what the drafting graph made of the row, and the token before.
+    """
+
+    size: int | str | Key
+    mask: int | str | Key
+    from_pending: bool | str | Key = True
+    entries: str = ""
+    post_head: str = ""
 
 
 class Codebooks(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,17 +351,19 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         For the shape ``proposer``: gets the model, returns a Proposer, or a FedProposer, which
         reads the feeds' rows.
     shape : str
-        ``chain`` (token by token), ``tree`` (several continuations of one parent) or
-        ``proposer`` (no graph).
+        ``chain`` (token by token), ``tree`` (several continuations of one parent), ``block`` (all
+        tokens in one pass) or ``proposer`` (no graph).
     feeds : tuple of Feed
     ties : tuple of Tie
     heads : Heads
     tree : TreeShape, optional
+    block : Block, optional
     vocabulary : str
         The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
         without it drafts all of the target's tokens.
     limit : int
-        The longest draft that makes sense; at most the number of heads, if each drafts one step.
+        The longest draft that makes sense; at most the number of heads, if each drafts one step, or
+        what a block has.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str
@@ -360,11 +388,12 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit
     build: Builder | None = None
     proposer: Callable[..., Proposer | FedProposer] | None = None
-    shape: Literal["chain", "tree", "proposer"] = "chain"
+    shape: Literal["chain", "tree", "block", "proposer"] = "chain"
     feeds: tuple[Feed, ...] = ()
     ties: tuple[Tie, ...] = ()
     heads: Heads = Heads()
     tree: TreeShape | None = None
+    block: Block | None = None
     vocabulary: str = ""
     limit: _Size = 8
     acceptance: tuple[float, float] = (0.0, 1.0)

@@ -163,7 +163,8 @@ class GraphDrafter:
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` be a copy of ``seq``."""
         for runner in self.runners.values():
-            runner.fork(seq, new)
+            if runner.host is None:
+                runner.fork(seq, new)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""

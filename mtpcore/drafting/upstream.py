@@ -14,7 +14,7 @@ from mtpcore.links.links import role_of
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["UpstreamGraphs", "find_upstream", "order_graphs", "finite_places"]
+__all__ = ["UpstreamGraphs", "find_graph", "find_upstream", "order_graphs", "finite_places"]
 
 I32 = NDArray[np.int32]
 
@@ -89,30 +89,46 @@ def find_upstream(role: str, runners: Mapping[str, GraphRunner]) -> dict[str, Gr
     runner = runners[role]
     spec = runner.drafter
     assert spec is not None
-    upstream = {}
-    for graph in order_graphs(spec):
-        name = role_of(graph, role, spec)
-        candidate = runners.get(name)
-        if (
-            candidate is None
-            or candidate.graph_type.name != graph
-            or candidate.drafter != spec
-            or candidate.model is not runner.model
-        ):
-            raise LinkError(
-                "a graph of the drafter has no context",
-                where=f"role {role}, drafter {spec.name!r}",
-                wanted=f"its graph {graph!r} in the role {name}",
-                got=", ".join(runners) if candidate is None else repr(candidate),
-                fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}), "
-                "or let link() make the contexts",
-            )
-        upstream[name] = candidate
-    return upstream
+    return dict(find_graph(graph, role, runners) for graph in order_graphs(spec))
+
+
+def find_graph(
+    graph: str, role: str, runners: Mapping[str, GraphRunner]
+) -> tuple[str, GraphRunner]:
+    """Return the role of a further graph of the drafter in ``role``, and what runs it.
+
+    Raises
+    ------
+    LinkError
+        It is missing, runs another graph, or stores its rows elsewhere.
+    """
+    runner = runners[role]
+    spec = runner.drafter
+    assert spec is not None
+    name = role_of(graph, role, spec)
+    candidate = runners.get(name)
+    host = runner if spec.block and spec.block.entries == graph else None
+    if (
+        candidate is None
+        or candidate.graph_type.name != graph
+        or candidate.drafter != spec
+        or candidate.model is not runner.model
+        or candidate.host is not host
+    ):
+        shared = f", host={role}" if host else ""
+        raise LinkError(
+            "a graph of the drafter has no context",
+            where=f"role {role}, drafter {spec.name!r}",
+            wanted=f"its graph {graph!r} in the role {name}{shared}",
+            got=", ".join(runners) if candidate is None else repr(candidate),
+            fix=f"{name}=Context(model, graph_type={graph!r}, drafter={spec.name!r}{shared}), "
+            "or let link() make the contexts",
+        )
+    return name, candidate
 
 
 def order_graphs(spec: DrafterSpec) -> list[str]:
-    """Return a drafter's further graphs, each after those that it reads.
+    """Return a drafter's graphs that run before the one that drafts, each after those it reads.
 
     Raises
     ------
@@ -120,7 +136,12 @@ def order_graphs(spec: DrafterSpec) -> list[str]:
         A graph cannot run before the one that drafts: it reads that one, itself through others,
         or the row before a token's; or nothing reads it.
     """
-    feeds = {name: [f for f in spec.feeds if f.graph == name] for name, _ in spec.graphs}
+    block = spec.block
+    feeds = {
+        name: [f for f in spec.feeds if f.graph == name]
+        for name, _ in spec.graphs
+        if block is None or name != block.post_head
+    }
     order: list[str] = []
     while ready := [
         name
@@ -128,7 +149,7 @@ def order_graphs(spec: DrafterSpec) -> list[str]:
         if name not in order and {f.src for f in mine} <= {"target", *order}
     ]:
         order += ready
-    read = {feed.src for feed in spec.feeds}
+    read = {feed.src for feed in spec.feeds} | {block.entries if block else ""}
     for name, mine in feeds.items():
         later = any(f.pairing == "next-token" or f.recycle for f in mine)
         if later or name not in order or name not in read:

@@ -584,6 +584,40 @@ class GraphBuilder:
         if layer in self._memory or layer in self._delivered:
             raise GraphError("memory layer is written twice", where=self._nodes[-1].name, got=layer)
 
+    def remember(
+        self, k: Value, v: Value, *, layer: int, window: int = 0, name: str | None = None
+    ) -> None:
+        """Store k and v in layer ``layer`` of the KV cache, for another graph that attends to them.
+
+        Parameters
+        ----------
+        k, v : Value
+            [T, Hk, Dk] and [T, Hk, Dv], as the other graph's ``attention`` stores its own.
+        layer : int
+            Layer of the KV cache; each is written once.
+        window : int
+            As in the other graph's ``attention``.
+
+        Raises
+        ------
+        GraphError
+            A layer is written twice, or shapes do not fit.
+        """
+        self.add_node("remember", [k, v], name=name, layer=layer)
+        where = self._nodes[-1].name
+        if k.shape[0] != TOKENS:
+            raise GraphError(
+                "keys and values are of the rows of a batch",
+                where=where,
+                wanted=f"[{TOKENS}, heads, width]",
+                got=k.shape,
+                fix="g.cross_attention attends to whole sequences",
+            )
+        self._check_layer(layer)
+        self._memory[layer] = MemoryLayer(
+            layer, int(k.shape[1]), int(k.shape[2]), int(v.shape[2]), window
+        )
+
     def cross_attention(
         self, q: Value, k: Value, v: Value, *, layer: int, scale: float, name: str | None = None
     ) -> Value:

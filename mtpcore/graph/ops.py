@@ -303,7 +303,7 @@ def _remember(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     k, v = x
     for name, s in (("k", k), ("v", v)):
         _want(len(s) == 3, f"{name} is rows of heads", "[rows, heads, width]", s)
-    _want(k[0] in (SOURCES, TOKENS), "rows of a sequence are kept", SOURCES, k[0])
+    _want(k[0] in (SOURCES, TOKENS), "rows of a sequence are kept", TOKENS, k[0])
     _want(k[:2] == v[:2], "k and v heads differ", k[:2], v[:2])
     return ()
 

@@ -155,6 +155,8 @@ class Links:
         owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
         for feed in drafter.feeds:
             src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
+            if src == role:  # a drafter hands over what it makes itself
+                continue
             self._declare_feed(feed, src, dst, owner)
             box = self._inboxes[dst, feed.slot]
             self._sources[dst, feed.slot] = InboxSource(box, feed.pairing, back)

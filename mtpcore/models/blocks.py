@@ -22,6 +22,7 @@ __all__ = [
     "feed_forward",
     "feed_forward_block",
     "moe",
+    "remember",
     "swiglu",
     "trunk_outputs",
     "apply_rope",
@@ -42,6 +43,7 @@ def attention_block(
     h: Hparams,
     *,
     kind: LayerKind | None = None,
+    mask: str = "causal",
     sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
@@ -56,6 +58,8 @@ def attention_block(
     kind : LayerKind, optional
         The block's key heads, rotation and window, where blocks differ; values may then be
         narrower than keys.
+    mask : str
+        What a token sees: ``causal`` or ``block``; see ``GraphBuilder.attention``.
     sinks : str, optional
         Tensor of one more score for each head, with a value of zeros; used if the file has it.
     factors : str, optional
@@ -67,7 +71,7 @@ def attention_block(
         f32[n_tokens, width]
     """
     a = g.rms_norm(x, f"blk.{layer}.attn_norm.weight", h.norm_eps)
-    return attention(g, a, positions, layer, h, kind=kind, sinks=sinks, factors=factors)
+    return attention(g, a, positions, layer, h, kind=kind, mask=mask, sinks=sinks, factors=factors)
 
 
 def attention(
@@ -78,6 +82,7 @@ def attention(
     h: Hparams,
     *,
     kind: LayerKind | None = None,
+    mask: str = "causal",
     sinks: str | None = None,
     factors: str | None = None,
 ) -> Value:
@@ -87,7 +92,7 @@ def attention(
     ----------
     a : Value
         f32[n_tokens, inputs], as wide as q, k and v read; a head's may be wider than its output.
-    positions, layer, h, kind, sinks, factors
+    positions, layer, h, kind, mask, sinks, factors
         As ``attention_block``.
 
     Returns
@@ -97,23 +102,66 @@ def attention(
     """
     kind = kind or LayerKind(h.n_kv_heads, h.rope)
     q, k, v = _project(g, a, layer, h, kind.n_kv_heads)
-    if g.has(f"blk.{layer}.attn_q_norm.weight"):
-        q = g.rms_norm(q, f"blk.{layer}.attn_q_norm.weight", h.norm_eps)
-        k = g.rms_norm(k, f"blk.{layer}.attn_k_norm.weight", h.norm_eps)
-    q = apply_rope(g, q, positions, kind.rope, factors)
-    k = apply_rope(g, k, positions, kind.rope, factors)
+    q = _norm_and_rotate(g, q, positions, f"blk.{layer}.attn_q_norm.weight", h, kind, factors)
+    k = _norm_and_rotate(g, k, positions, f"blk.{layer}.attn_k_norm.weight", h, kind, factors)
     y = g.attention(
         q,
         k,
         v,
         layer=layer,
         scale=h.head_width**-0.5,
+        mask=mask,
         window=kind.window,
         sinks=sinks if sinks and g.has(sinks) else None,
     )
     return g.matmul(
         g.merge_heads(y), f"blk.{layer}.attn_output.weight", f"blk.{layer}.attn_output.bias"
     )
+
+
+def remember(
+    g: GraphBuilder,
+    a: Value,
+    positions: Value,
+    layer: int,
+    h: Hparams,
+    *,
+    kind: LayerKind | None = None,
+    factors: str | None = None,
+) -> None:
+    """Store the keys and values that ``attention`` would make of these rows, and nothing else.
+
+    Parameters
+    ----------
+    a : Value
+        f32[n_tokens, inputs], as wide as k and v read.
+    positions, layer, h, kind, factors
+        As ``attention_block``.
+    """
+    kind = kind or LayerKind(h.n_kv_heads, h.rope)
+    k, v = (
+        g.split_heads(
+            g.matmul(a, f"blk.{layer}.{name}.weight", f"blk.{layer}.{name}.bias"), kind.n_kv_heads
+        )
+        for name in ("attn_k", "attn_v")
+    )
+    k = _norm_and_rotate(g, k, positions, f"blk.{layer}.attn_k_norm.weight", h, kind, factors)
+    g.remember(k, v, layer=layer, window=kind.window)
+
+
+def _norm_and_rotate(
+    g: GraphBuilder,
+    x: Value,
+    positions: Value,
+    norm: str,
+    h: Hparams,
+    kind: LayerKind,
+    factors: str | None,
+) -> Value:
+    """Return the heads of queries or keys, normed if the file has the weight, and rotated."""
+    if g.has(norm):
+        x = g.rms_norm(x, norm, h.norm_eps)
+    return apply_rope(g, x, positions, kind.rope, factors)
 
 
 def _project(

@@ -18,7 +18,7 @@ from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import offers, read
 from mtpcore.boundary.arrays import RowsLike, integers, numbers
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
-from mtpcore.errors import BatchError, GraphError, LinkError
+from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import GraphType, Program
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
@@ -95,6 +95,9 @@ class Context:
         Which of the drafter's heads, if each has a memory of its own.
     logit_rows : int32[n], optional
         Which logits the graph computes, ascending; default: all.
+    host : Context, optional
+        The context in whose KV cache this one stores its rows, where a drafter's graphs share one;
+        it has the same sizes. Default: a memory of its own.
 
     Raises
     ------
@@ -119,6 +122,7 @@ class Context:
         drafter: DrafterSpec | str | None = None,
         head: int = 0,
         logit_rows: I32 | None = None,
+        host: Context | None = None,
     ) -> None:
         if not offers(model, "program", "find_drafter"):
             raise BatchError(
@@ -138,8 +142,10 @@ class Context:
         )
         kind = GraphType(graph_type)
         self.backend = select_backend(backend)
+        if host is not None and not isinstance(host, Context):
+            raise LinkError("a memory is shared with a Context", where="host", got=spell(host))
         plain = drafter is None and kind != GraphType.DRAFT
-        self.runner = GraphRunner(
+        self.runner: GraphRunner = GraphRunner(
             model,
             sizes,
             graph_type=kind,
@@ -148,12 +154,14 @@ class Context:
             drafter=None if plain else model.find_drafter(drafter),
             head=read(head, int, "no such head", where="Context(head=...)", error=GraphError),
             logit_rows=None if logit_rows is None else integers(logit_rows, "logit_rows"),
+            host=None if host is None else host.runner,
         )
         self.model, self.graph_type = model, kind
         self.n_ctx, self.n_seq_max, self.n_batch = sizes.n_ctx, sizes.n_seq_max, sizes.n_batch
         self.threads, self.kv_dtype = sizes.threads, sizes.kv_dtype
         self.checkpoint_bytes = sizes.checkpoint_bytes
-        self.guard, self.journal = Guard(), Journal()
+        self.guard: Guard = host.guard if host else Guard()
+        self.journal: Journal = host.journal if host else Journal()
         self.owner: Owner | None = None
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Key
-from mtpcore.declarations.spec import DrafterSpec, Feed, Fit, Heads, ModelSpec
+from mtpcore.declarations.spec import Block, DrafterSpec, Feed, Fit, Heads, ModelSpec
 from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 
@@ -21,6 +21,12 @@ log = logging.getLogger("mtpcore")
 
 _Layer = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
 _Heads = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_Block = {
+    drafts_first: Annotated[int, msgspec.Meta(ge=least, le=1 << 10, description=f"{least}..1024")]
+    for drafts_first, least in ((True, 1), (False, 2))
+}
+"""Rows of a block, by whether the first one drafts."""
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
 _Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
 _SIZES = {
@@ -199,14 +205,36 @@ def _warn(
 
 def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     """Put the file's numbers in place of metadata keys, and draw the limit from them."""
-    heads = msgspec.structs.replace(spec.heads, count=n_heads or _count(spec.heads.count, fields))
-    limit = spec.limit
+    count = n_heads or _value(spec.heads.count, fields, _Heads, "no number of heads")
+    heads = msgspec.structs.replace(spec.heads, count=count)
+    block, limit = _resolve_block(spec.block, fields), spec.limit
     if heads.count == 1:  # a single head drafts every step
         heads = Heads(count=1)
     elif heads.order == "each-step":
         limit = min(limit, cast(int, heads.count))
+    if block is not None:
+        limit = min(limit, cast(int, block.size) - (not block.from_pending))
     feeds = _resolve_feeds(spec.feeds, fields)
-    return msgspec.structs.replace(spec, heads=heads, limit=limit, feeds=feeds)
+    return msgspec.structs.replace(spec, heads=heads, block=block, limit=limit, feeds=feeds)
+
+
+def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
+    """Put the file's numbers in place of metadata keys.
+
+    Raises
+    ------
+    ModelFileError, PluginError
+        A key is missing, or a block of so many rows drafts nothing.
+    """
+    if block is None:
+        return None
+    from_pending = _value(block.from_pending, fields, bool, "neither true nor false")
+    return msgspec.structs.replace(
+        block,
+        size=_value(block.size, fields, _Block[from_pending], "no size of a block that drafts"),
+        mask=_value(block.mask, fields, _Token, "no mask token"),
+        from_pending=from_pending,
+    )
 
 
 def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
@@ -226,16 +254,11 @@ def _taps(tap: str, fields: Fields) -> list[str]:
     return [f"{point}:{i}" for i in fields.require(layer, list[_Layer])]
 
 
-def _count(value: int | str | Key, fields: Fields) -> int:
+def _value(value: Any, fields: Fields, kind: Any, what: str) -> Any:
+    """Return a value of a declaration, read from the file where it is a key."""
     if isinstance(value, str):
-        return int(fields.require(value, _Heads))
+        return fields.require(value, kind)
+    where = what
     if isinstance(value, Key):
-        n: int = read(
-            fields.get(value.name, _Heads, value.default),
-            _Heads,
-            "no number of heads",
-            where=value.name,
-            error=PluginError,
-        )
-        return n
-    return value
+        where, value = value.name, fields.get(value.name, kind, value.default)
+    return read(value, kind, what, where=where, error=PluginError)

@@ -505,6 +505,19 @@ class Model:
             return int(getattr(hparams, "target_width", hparams.width))
         return int(self.program(GraphType.LLM, taps=(tap,)).shape(str(tap))[1])
 
+    def find_weight(self, name: str, drafter: DrafterSpec | str | None = None) -> Tensor | None:
+        """Return the tensor that a drafter's first head calls ``name``, or None.
+
+        Raises
+        ------
+        PluginError
+            As ``find_drafter``, or the name is no text.
+        """
+        name = expect(name, str, "a weight is named by a text", error=PluginError)
+        fitted = self._fitted[self.find_drafter(drafter).name]
+        weight = self._builder(fitted.spec, fitted, 0).resolve(name)
+        return None if weight is None else self.tensors[weight.tensor]
+
     def tie_report(self, drafter: DrafterSpec | str | None = None) -> tuple[TieUse, ...]:
         """Return where each tied weight of a drafter comes from, head by head.
 

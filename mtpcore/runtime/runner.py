@@ -21,7 +21,7 @@ from mtpcore.backends.base import (
     WeightSource,
 )
 from mtpcore.declarations.spec import DrafterSpec, Tap
-from mtpcore.errors import BatchError, LinkError
+from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
 from mtpcore.runtime.admission import Admission, Admitted
@@ -30,7 +30,7 @@ from mtpcore.runtime.delivery import delivered_batch
 from mtpcore.runtime.limits import Sizes
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.parts import run_parts
-from mtpcore.runtime.sequences import Sequences
+from mtpcore.runtime.sequences import ContextMemory, Sequences
 from mtpcore.runtime.sliced_logits import slice_logits
 
 if TYPE_CHECKING:
@@ -72,11 +72,14 @@ class GraphRunner:
         Which of the drafter's heads.
     logit_rows : int32[n], optional
         Which logits the graph makes; None: all.
+    host : GraphRunner, optional
+        The graph in whose memory this one stores its rows; None: a memory of its own.
 
     Raises
     ------
     GraphError
-        The model has no such graph, or the graph not these taps or logits.
+        The model has no such graph, or the graph not these taps or logits; or it does not store
+        what its host does.
     """
 
     def __init__(
@@ -90,26 +93,19 @@ class GraphRunner:
         drafter: DrafterSpec | None,
         head: int,
         logit_rows: NDArray[np.int32] | None,
+        host: GraphRunner | None = None,
     ) -> None:
         self.model, self.sizes, self.backend = model, sizes, backend
         self.graph_type, self.drafter, self.head = graph_type, drafter, head
-        self.logit_rows = logit_rows
+        self.logit_rows, self.host = logit_rows, host
         self.n_ctx, self.n_batch, self.n_seq_max = sizes.n_ctx, sizes.n_batch, sizes.n_seq_max
         self._tapped = self._build(taps)
-        self.memory = None
-        if self.program.memory or self.program.states or self.program.delivered:
-            self.memory = make_memory(
-                self.program.memory,
-                lambda layers, n_pages: backend.store(layers, n_pages, sizes.kv_dtype),
-                n_seq=sizes.n_seq_max,
-                n_ctx=sizes.n_ctx,
-                n_batch=sizes.n_batch,
-                states=self.program.states,
-                make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
-                checkpoint_bytes=sizes.checkpoint_bytes,
-                delivered=self.program.delivered,
-            )
-        self.sequences = Sequences(sizes.n_seq_max, self.memory)
+        if host is None:
+            self.sequences = Sequences(sizes.n_seq_max, self._make_memory())
+        else:
+            self._check_host(host)
+            self.sequences = host.sequences
+        self.memory = self.sequences.memory
         self.lengths = self.sequences.lengths
         self._admission = Admission(
             self.program,
@@ -123,6 +119,40 @@ class GraphRunner:
         self.deliver: Deliver | None = None
         self._plan: Plan | None = None
         self._delivery_plan: Plan | None = None
+
+    def _make_memory(self) -> ContextMemory | None:
+        """Return a memory for the program; None where it remembers nothing."""
+        program, sizes, backend = self.program, self.sizes, self.backend
+        if not (program.memory or program.states or program.delivered):
+            return None
+        return make_memory(
+            program.memory,
+            lambda layers, n_pages: backend.store(layers, n_pages, sizes.kv_dtype),
+            n_seq=sizes.n_seq_max,
+            n_ctx=sizes.n_ctx,
+            n_batch=sizes.n_batch,
+            states=program.states,
+            make_state_store=lambda states, n_slots: backend.state_store(states, n_slots),
+            checkpoint_bytes=sizes.checkpoint_bytes,
+            delivered=program.delivered,
+        )
+
+    def _check_host(self, host: GraphRunner) -> None:
+        """Refuse a memory that is of other layers, sizes or another backend."""
+        for what, wanted, got in (
+            ("layers", host.program.memory, self.program.memory),
+            ("recurrent layers", host.program.states, self.program.states),
+            ("delivered layers", host.program.delivered, self.program.delivered),
+            ("sizes", host.sizes, self.sizes),
+            ("backend", host.backend.name, self.backend.name),
+        ):
+            if wanted != got:
+                raise GraphError(
+                    f"the graph does not fit the memory of another one: {what} differ",
+                    where=f"{self.program.name} in the memory of {host.program.name}",
+                    wanted=wanted,
+                    got=got,
+                )
 
     def _build(self, taps: tuple[Tap, ...]) -> Tapped:
         program = self.model.program(

@@ -150,6 +150,8 @@ def dump_origin(kind: Kind, runners: Mapping[str, GraphRunner]) -> Sections:
 
 def dump_graph(role: str, runner: GraphRunner, seq: int) -> Sections:
     """Yield the sections of one graph: where its sequence is, and what its memory holds."""
+    if runner.host is not None:  # its rows are its host's
+        return
     yield f"{role}: sequence", [msgspec.msgpack.encode(runner.sequences.dump(seq))]
     for number, part in enumerate(runner.memory.parts if runner.memory else ()):
         yield f"{role}: memory {number}", part.dump(seq)
@@ -163,6 +165,8 @@ def load_graph(role: str, runner: GraphRunner, seq: int, state: SavedState) -> N
     StateError
         Sections that are missing, or that are something else.
     """
+    if runner.host is not None:
+        return
     for number, part in enumerate(runner.memory.parts if runner.memory else ()):
         with state.section(f"{role}: memory {number}") as data:
             part.load(seq, data)

@@ -17,6 +17,8 @@ from mtpcore.testing.subject import Subject
 __all__ = ["Batching", "check_rows"]
 
 N_TOKENS = 96  # more than a page of memory, and than a short window
+N_WHOLE = 8
+"""Rows of a batch where rows see later ones: these have to come together."""
 _SEED = 11
 
 
@@ -41,6 +43,9 @@ class Batching(msgspec.Struct, frozen=True):
 
 def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> None:
     """Compare every graph of the family, batched as ``batching`` says, with token by token runs.
+
+    Where rows see later ones of their sequence, these always come together, and what may differ is
+    what comes beside them.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
     random, are run with a memory of type ``kv_dtype``, batched as ``batching`` says; outputs and
@@ -68,14 +73,15 @@ def _trace(subject: Subject, batching: Batching, kv_dtype: str) -> dict[str, byt
     )
     return {
         f"{role}.{name}": computed
-        for role, context in _unlinked(cross)
+        for role, context in _unlinked(cross, batching)
         for name, computed in _feed(context, subject, batching)
     }
 
 
-def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
+def _unlinked(cross: Cross, batching: Batching) -> Iterator[tuple[str, Context]]:
     """Yield a context like each role's, without links."""
     for role, linked in cross.contexts.items():
+        least = N_WHOLE * (1 + batching.neighbours) if linked.program.sees_ahead else 1
         yield (
             role,
             Context(
@@ -83,7 +89,7 @@ def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
                 linked.n_ctx,
                 graph_type=linked.graph_type,
                 n_seq_max=linked.n_seq_max,
-                n_batch=linked.n_batch,
+                n_batch=max(linked.n_batch, least),
                 kv_dtype=linked.kv_dtype,
                 threads=linked.threads,
                 backend=linked.backend,
@@ -95,6 +101,8 @@ def _unlinked(cross: Cross) -> Iterator[tuple[str, Context]]:
 
 def _feed(context: Context, subject: Subject, batching: Batching) -> Iterator[tuple[str, bytes]]:
     parts: dict[str, list[np.ndarray]] = {}
+    if context.program.sees_ahead:
+        batching = msgspec.structs.replace(batching, chunk=N_WHOLE)
     for begin in range(0, N_TOKENS, batching.chunk):
         batch, mine = _batch(context, subject, batching, begin)
         output = context.process(batch)

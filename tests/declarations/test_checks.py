@@ -5,11 +5,13 @@ from collections import defaultdict
 import msgspec
 import mtpcore_csm
 import mtpcore_deepseek_mtp
+import mtpcore_dflash
 import mtpcore_eagle3
 import mtpcore_gemma4
 import mtpcore_glm_nextn
 import mtpcore_gpt_oss
 import mtpcore_mimo_mtp
+import mtpcore_peagle
 import mtpcore_qwen_mtp
 import mtpcore_t5
 import pytest
@@ -34,6 +36,8 @@ PLUGINS = [
     mtpcore_gemma4,
     mtpcore_t5,
     mtpcore_csm,
+    mtpcore_dflash,
+    mtpcore_peagle,
 ]
 DECLARED = Registry.of(mtpcore.models, *PLUGINS)
 SCRIPT = DrafterSpec(
@@ -47,7 +51,7 @@ def test_declaration_is_well_formed(spec):
 
 
 NO_AXES = {
-    "Fit.absent": "tells files apart, not heads",
+    "Block.mask": "an id, which all files call alike",
     "Fit.targets": "tells files apart, not heads",
     "Heads.count": "takes the number of heads that a file turns out to hold",
     "DrafterSpec.tree": "is what callers of link() choose",

@@ -15,7 +15,7 @@ from mtpcore.declarations.spec import TreeShape
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry, describe_plugins, load_registry
 from mtpcore.errors import ModelFileError, PluginError
-from mtpcore.plugin import Checkpoint, DrafterSpec, Feed, Fit, Heads, hookimpl
+from mtpcore.plugin import Block, Checkpoint, DrafterSpec, Feed, Fit, Heads, hookimpl
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,6 +147,12 @@ def test_a_hook_that_raises():
     assert "ZeroDivisionError" in error.what
 
 
+def _block(size=4, entries="", post_head="", **changes):
+    """Return changes that make a block of the head, with others."""
+    block = Block(size=size, mask=1, entries=entries, post_head=post_head)
+    return {"shape": "block", "block": block, "feeds": (), **changes}
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
@@ -164,7 +170,17 @@ def test_a_hook_that_raises():
         ({"limit": True}, "limit"),
         ({"limit": "3"}, "limit"),
         ({"acceptance": (0.9, 0.5)}, "acceptance"),
-        ({"shape": "block"}, "shape"),
+        ({"shape": "bloc"}, "shape"),
+        ({"shape": "block"}, "block"),
+        ({"block": Block(size=4, mask=1)}, "block"),
+        (_block(entries="entries"), "block"),
+        (_block(entries="head", post_head="head", graphs=(("head", toy.head),)), "block"),
+        (_block(heads=Heads(count=2)), "heads"),
+        (_block(size=4.0), "block.size"),
+        (_block(feeds=(Feed(slot="hidden"),)), "hidden"),
+        (_block(feeds=(Feed(slot="hidden", mask="x", recycle="hidden"),)), "hidden"),
+        (_block(feeds=(Feed(slot="hidden", mask="x", src="draft"),)), "hidden"),
+        ({"feeds": (Feed(slot="hidden", mask="x", recycle="hidden"),)}, "hidden"),
         ({"shape": "tree"}, "tree"),
         ({"tree": TreeShape(depth=2, width=2, n_nodes=3)}, "tree"),
         ({"shape": "proposer"}, "proposer"),

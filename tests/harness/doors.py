@@ -16,6 +16,7 @@ from mtpcore.backends.select import select_backend
 from mtpcore.decoding import SimulatedAcceptance
 from mtpcore.discovery.registry import Registry
 from mtpcore.plugin import (
+    Block,
     Checkpoint,
     DrafterSpec,
     Feed,
@@ -366,6 +367,7 @@ INSIDE = (
     ("ties", Tie),
     ("heads", Heads),
     ("tree", TreeShape),
+    ("block", Block),
     ("checkpoint", Checkpoint),
 )
 REQUIRED = {
@@ -373,6 +375,7 @@ REQUIRED = {
     Tie: {"tensor": "x", "candidates": ("x",)},
     Fit: {"tensors": ("x",)},
     TreeShape: {"depth": 2, "width": 2, "n_nodes": 4},
+    Block: {"size": 4, "mask": 1},
     Checkpoint: {"heads": "x", "architectures": frozenset({"Toy"})},
 }
 

@@ -7,7 +7,7 @@ from functools import cache
 import mtpcore_glm_nextn
 import numpy as np
 
-from harness import deepseek, eagle3, qwen, trunks
+from harness import deepseek, dflash, eagle3, peagle, qwen, trunks
 from harness.fixtures import DATA, checkpoint
 from harness.generated import TINY, make_tensors
 from harness.published import Raw, scaled, small_config, small_tensors, tokenizer, write_checkpoint
@@ -184,13 +184,13 @@ def _undo(renames, tensors, n_blocks):
     return made
 
 
-def _eagle3(name):
+def _drafter(make, variant, name):
     def write(folder):
-        eagle3.write_head(folder, eagle3.VARIANTS[name])
-        (folder / "head.gguf").unlink()
-        for file in (folder / "head").iterdir():
+        make(folder, variant)
+        (folder / f"{name}.gguf").unlink()
+        for file in (folder / name).iterdir():
             file.rename(folder / file.name)
-        (folder / "head").rmdir()
+        (folder / name).rmdir()
         return {"target": folder / "target"}
 
     return write
@@ -222,8 +222,13 @@ ORIGINALS = {
     "V2-Lite": _deepseek("V2-Lite"),
     "GLM-4.7-Flash": _deepseek("GLM-4.7-Flash"),
     "glm": _glm,
-    "eagle3": _eagle3("vLLM"),
-    "eagle3, llama3 rotation": _eagle3("llama3 rotation"),
+    "eagle3": _drafter(eagle3.write_head, eagle3.VARIANTS["vLLM"], "head"),
+    "eagle3, llama3 rotation": _drafter(
+        eagle3.write_head, eagle3.VARIANTS["llama3 rotation"], "head"
+    ),
+    "dflash": _drafter(dflash.write_drafter, dflash.VARIANTS["speculators' windows"], "drafter"),
+    "dspark": _drafter(dflash.write_drafter, dflash.VARIANTS["dspark"], "drafter"),
+    "peagle": _drafter(peagle.write_head, peagle.VARIANTS["speculators"], "head"),
     "qwen3.5": _hybrid("irregular layers, tied"),
     "qwen3.5 with experts": _hybrid("experts in one piece"),
     "qwen3-next": _hybrid("grouped"),

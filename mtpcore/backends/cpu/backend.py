@@ -205,7 +205,8 @@ class CpuPlan:
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.
 
-        Later passes that are another backend's, or for other threads, run one by one.
+        Later passes that are another backend's, or for other threads, run one by one, and so do
+        passes of one plan, which has the rows of one batch.
 
         Raises
         ------
@@ -213,6 +214,9 @@ class CpuPlan:
             The run does not fit itself or the plan; nothing was run.
         """
         check_draft(run, self.program)
+        plans = [self, *(later.plan for later in run.later)]
+        if len({*map(id, plans)}) < len(plans):
+            return draft_steps(self, run, memory)
         passes = [self._pass(run.batch, memory, run.recycle)]
         for later in run.later:
             if not isinstance(later.plan, CpuPlan) or later.plan.threads != self.threads:

@@ -13,7 +13,8 @@ __all__ = ["controller_for", "default_length"]
 
 _COST = 0.4
 """What one more draft costs beside a pass of the target, the verified row included."""
-_PROPOSER_COST = 0.05
+_COST_OF_SHAPE = {"block": 0.15, "proposer": 0.05}
+"""The same, where one more draft is no more than a row of a pass, or costs nothing to make."""
 _UNDECLARED = 8, 4, 0.5
 """Of a proposer without a declaration: longest and first draft, acceptance expected."""
 
@@ -28,7 +29,7 @@ def default_length(spec: DrafterSpec) -> int:
     if spec.tree is not None:
         return _longest_length(spec)
     rate = sum(spec.acceptance) / 2
-    cost = _PROPOSER_COST if spec.shape == "proposer" else _COST
+    cost = _COST_OF_SHAPE.get(spec.shape, _COST)
     length = 1
     while length < spec.limit and rate ** (length + 1) >= cost:
         length += 1

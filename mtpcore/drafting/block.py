@@ -1,0 +1,289 @@
+"""Drafting a block: one pass over the pending token and mask tokens makes all drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import FusedSampling
+from mtpcore.backends.draft import n_embeddings
+from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.spec import DrafterSpec, Feed
+from mtpcore.drafting.chain import GraphDrafter
+from mtpcore.drafting.drafters import DraftJob, draft_settings
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.upstream import UpstreamGraphs
+from mtpcore.errors import LinkError
+from mtpcore.graph.program import OUTPUTS
+from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import GraphRunner, run_drafts
+
+__all__ = ["BlockDrafter"]
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+
+
+class BlockDrafter(GraphDrafter):
+    """A drafter's graph that fills a block; entries are kept as ``GraphDrafter`` keeps them.
+
+    Those of true tokens are the graph's own, or made by the further graph that the declaration
+    names. A block is the pending token and masks behind it. What it stores is taken back, and where
+    another graph makes entries the pending token's too: it has yet to be made of the target's row.
+
+    (Chen, Liang and others 2026, arXiv 2602.06036; causal rows: arXiv 2602.01469.)
+
+    Parameters
+    ----------
+    name, runner, upstream
+        As ``GraphDrafter``.
+    post_head : mapping of str to GraphRunner
+        The graph that chooses drafts one after the other, by its role; empty where there is none.
+
+    Raises
+    ------
+    LinkError
+        The declaration does not fit the graphs or the file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        runner: GraphRunner,
+        upstream: UpstreamGraphs,
+        post_head: Mapping[str, GraphRunner],
+    ) -> None:
+        super().__init__(name, runner, upstream)
+        block = self.spec.block
+        assert block is not None
+        assert isinstance(block.size, int)
+        assert isinstance(block.mask, int)
+        self._size, self._mask = block.size, block.mask
+        self._first_draft = int(not block.from_pending)  # the row of the first draft
+        self._is_fed = bool(block.entries)  # with entries that another graph makes
+        self._is_whole = runner.program.sees_ahead
+        self.runners = {**self.runners, **post_head}
+        self._post_head = next(iter(post_head.values()), None)
+        self._masks = {feed.slot: _mask_row(feed, runner) for feed in self._feeds}
+        self.reads_rows = False  # a block's pass reads its text's tokens
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse a block that its graphs cannot run."""
+        where = f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}"
+        n_tokens = n_embeddings(self.runner.program)
+        if self._mask >= n_tokens:
+            raise LinkError(
+                "the drafter's table has no row for the mask token",
+                where=where,
+                wanted=f"0..{n_tokens - 1}",
+                got=self._mask,
+                fix="convert the drafter again, or give the file that was made for this target",
+            )
+        if self._is_whole and not self._is_fed:
+            raise LinkError(
+                "rows that see later ones make no entries of a text",
+                where=where,
+                wanted="a further graph that makes them: Block(entries=...)",
+                fix="or let the graph's attention be causal",
+            )
+        if self.runner.n_batch < self._size:
+            raise LinkError(
+                "a block runs in one piece",
+                where=where,
+                wanted=f"n_batch {self._size}",
+                got=f"n_batch {self.runner.n_batch}",
+            )
+        if self._post_head is None:
+            return
+        programs = (self.runner.program, self._post_head.program)
+        made, chosen = (p.shape("logits")[1] if "logits" in p.outputs else 0 for p in programs)
+        if made != chosen:
+            raise LinkError(
+                "the post-head's logits are not of the tokens that the block's are of",
+                where=where,
+                wanted=f"{made} logits",
+                got=f"{chosen} logits",
+            )
+
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
+        """Hold exactly the entries of the tokens that the target has processed."""
+        if not self._is_fed:
+            super().settle(seq, history, rows)
+            return
+        self._rewind(seq, len(history))
+        self.upstream.fill({seq: history})
+
+    def _readable(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> range:
+        """Return the places before the first one whose entry or hidden row cannot be had."""
+        if not self._is_fed:
+            return super()._readable(seq, history, rows, places)
+        return places if len(places) <= 1 else places[:0]  # only the pending token has no entry
+
+    def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
+        """Draft for as many sequences at once as blocks fit a batch."""
+        n_together = max(self.runner.n_batch // self._size, 1)
+        for begin in range(0, len(active), n_together):
+            self._run_together(active[begin : begin + n_together], drafts)
+
+    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
+        spans = [self._span(job) for job in jobs]
+        lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
+        lengths = [min(job.k, self.spec.limit, n) for job, n in zip(jobs, lengths, strict=True)]
+        batch = self._batch(jobs, spans, lengths)
+        output = self.runner.process(batch, self._fused_sampling(jobs, lengths))
+        for job in jobs:
+            self.runner.rewind(job.seq, len(job.history) - self._is_fed)
+        choose = self._choose if self._post_head is None else self._choose_in_order
+        for job, k, ids in zip(jobs, lengths, choose(jobs, lengths, output), strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+
+    def _span(self, job: DraftJob) -> range:
+        """Return the places of a sequence's block: as many as are wanted, or as have to be."""
+        begin = len(job.history) - 1
+        n = min(job.k, self.spec.limit) + self._first_draft
+        end = begin + (self._size if self._is_whole else min(n, self._size))
+        return range(begin, min(end, self.runner.n_ctx))
+
+    def _batch(
+        self, jobs: Sequence[DraftJob], spans: Sequence[range], lengths: Sequence[int]
+    ) -> Batch:
+        """Return the entries that are missing and the blocks; outputs are the rows of drafts."""
+        tokens: list[int] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        wanted: list[bool] = []
+        slots: dict[str, list[F32]] = {slot: [] for slot in self._masks}
+        for job, span, k in zip(jobs, spans, lengths, strict=True):
+            text = self._entries(job)
+            n_masks = len(span) - 1
+            tokens += job.history[text.start :].tolist() + [self._mask] * n_masks
+            seqs += [job.seq] * (len(text) + n_masks)
+            places += [*text, *span[1:]]
+            drafting = range(self._first_draft, self._first_draft + k)
+            wanted += [False] * (len(text) - 1) + [row in drafting for row in range(len(span))]
+            at = np.array(text, np.int32)
+            for slot, rows in slots.items():
+                rows.append(self.runner.sources[slot](np.full(len(at), job.seq, np.int32), at))
+                rows.append(np.repeat(self._masks[slot], n_masks, axis=0))
+        return Batch(
+            tokens,
+            seq=seqs,
+            pos=places,
+            outputs=wanted,
+            slots={slot: np.concatenate(rows) for slot, rows in slots.items()},
+        )
+
+    def _fused_sampling(
+        self, jobs: Sequence[DraftJob], lengths: Sequence[int]
+    ) -> FusedSampling | None:
+        """Return what chooses drafts while their logits are computed; None if all are needed."""
+        if self._post_head is not None:
+            return None
+        samplers = [
+            job.sampler if job.sampler.is_gumbel_max and job.p_min <= 0 else None
+            for job, k in zip(jobs, lengths, strict=True)
+            for _ in range(k)
+        ]
+        if not any(samplers):
+            return None
+        indices = [
+            len(job.history) + i for job, k in zip(jobs, lengths, strict=True) for i in range(k)
+        ]
+        return FusedSampling(samplers=samplers, indices=indices, token_ids=self._ids)
+
+    def _choose(
+        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
+    ) -> list[list[int]]:
+        """Return each sequence's drafts, each chosen from its row with those before it known."""
+        chosen: list[list[int]] = []
+        begin = 0
+        for job, k in zip(jobs, lengths, strict=True):
+            ids: list[int] = []
+            for at in range(begin, begin + k):
+                token = output.chosen_at(at)
+                if token is None:
+                    logits = output.logits_at(at)
+                    text = np.concatenate([job.history, np.array(ids, np.int32)])
+                    token, probability = job.sampler.choose_with_probability(
+                        logits, text, job.n_prompt, len(text), self._ids
+                    )
+                    if probability < job.p_min or np.isnan(logits).any():
+                        break
+                ids.append(token)
+            chosen.append(ids)
+            begin += k
+        return chosen
+
+    def _choose_in_order(
+        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
+    ) -> list[list[int]]:
+        """Return each sequence's drafts, by the post-head: row by row, from the token before."""
+        post_head = self._post_head
+        assert post_head is not None
+        feeds = [feed for feed in self.spec.feeds if feed.graph == post_head.graph_type.name]
+        rows = {feed.slot: self._rows(feed, output) for feed in feeds}
+        begins = np.cumsum([0, *lengths[:-1]])
+        passes = []
+        for step in range(max(lengths, default=0)):
+            going = [i for i, k in enumerate(lengths) if k > step]
+            passes.append(
+                (
+                    post_head,
+                    Batch(
+                        [int(jobs[i].history[-1]) for i in going],  # later ones: the draft before
+                        seq=[jobs[i].seq for i in going],
+                        pos=[len(jobs[i].history) - 1 + step for i in going],
+                        outputs="all",
+                        slots={slot: part[begins[going] + step] for slot, part in rows.items()},
+                    ),
+                )
+            )
+        some = [i for i, k in enumerate(lengths) if k]
+        chosen: list[list[int]] = [[] for _ in jobs]
+        if not passes:
+            return chosen
+        settings = draft_settings([jobs[i] for i in some], {}, self._ids)
+        drafted = run_drafts(passes, [lengths[i] for i in some], settings)
+        for i, ids in zip(some, drafted, strict=True):
+            chosen[i] = ids
+            post_head.rewind(jobs[i].seq, 0)
+        return chosen
+
+    def _rows(self, feed: Feed, output: Output) -> F32:
+        """Return what feeds a slot of the post-head, float32[n_outputs, width]."""
+        parts = []
+        for name in feed.taps:
+            part = np.asarray(output.logits if name == "logits" else output.tap(name))
+            is_output = self.runner.program.shape(name)[0] == OUTPUTS
+            parts.append(part if is_output else part[output.outputs])
+        return np.concatenate(parts, axis=1)
+
+
+def _mask_row(feed: Feed, runner: GraphRunner) -> F32:
+    """Return what feeds a slot for mask tokens, float32[1, width].
+
+    Raises
+    ------
+    LinkError
+        The file has no such tensor, or one of another width or with values that are not finite.
+    """
+    spec = runner.drafter
+    assert isinstance(spec, DrafterSpec)
+    tensor = runner.model.find_weight(feed.mask, spec)
+    width = runner.program.slots()[feed.slot]
+    row = None if tensor is None else tensor.array()
+    if row is None or row.shape != (width,) or not np.isfinite(row).all():
+        raise LinkError(
+            "no row that feeds a slot for mask tokens",
+            where=f"{runner.model.path}, drafter {spec.name!r}: tensor {feed.mask!r}",
+            wanted=f"[{width}], finite",
+            got=None if tensor is None else tuple(tensor.shape),
+            fix="convert the drafter again",
+        )
+    return np.asarray(row, np.float32)[None]

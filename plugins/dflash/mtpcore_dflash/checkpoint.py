@@ -1,0 +1,122 @@
+"""How DFlash and DSpark drafters are published, and what their model files call it.
+
+There are two layouts of the configuration: z-lab's, with ``dflash_config`` and layers counted by
+their outputs, and speculators', with ``transformer_layer_config`` and layers counted by inputs.
+"""
+
+import msgspec
+
+from mtpcore.plugin import (
+    ATTENTION,
+    DECODER,
+    DRAFT_VOCABULARY,
+    FACTORED_ROPE_KEYS,
+    HEAD_NORMS,
+    SWIGLU,
+    Checkpoint,
+    Config,
+    Key,
+    Rename,
+    block_renames,
+    long_context_factors,
+)
+
+
+def target_layers(config: Config) -> list[int]:
+    """Return the layers of the target whose input is read; an output is the next layer's input."""
+    outputs = config.get("target_layer_ids", type=list[int])
+    if outputs is not None:
+        return [layer + 1 for layer in outputs]
+    inputs: list[int] | None = config.get("aux_hidden_state_layer_ids", type=list[int])
+    if inputs is None:
+        raise ValueError(
+            "the configuration does not name the target's layers (target_layer_ids or "
+            "aux_hidden_state_layer_ids), and implementations differ on a default"
+        )
+    return inputs
+
+
+def is_speculators(config: Config) -> bool:
+    """Say whether the layout is speculators'."""
+    return any(
+        config.get(name) is not None
+        for name in ("transformer_layer_config", "aux_hidden_state_layer_ids")
+    )
+
+
+def dspark_drafts_from_anchor(config: Config) -> bool:
+    """Return whether row i drafts token i + 1; in speculators' layout it drafts its own."""
+    stated = config.get("sample_from_anchor", type=bool)
+    return not is_speculators(config) if stated is None else bool(stated)
+
+
+def windowed(config: Config) -> list[bool] | None:
+    """Return which layers have a sliding window; None where none has."""
+    kinds = config.get("layer_types", type=list[str]) or []
+    flags = [kind == "sliding_attention" for kind in kinds]
+    return flags if any(flags) else None
+
+
+def window(config: Config) -> int | None:
+    """Return the length of the window; None where no layer has one."""
+    return int(config["sliding_window"]) if windowed(config) else None
+
+
+def window_causal(config: Config) -> bool | None:
+    """Return whether rows of a block see no later ones in layers with a window."""
+    if not windowed(config):
+        return None
+    both_ways = config.get("sliding_window_non_causal", default=False, type=bool)
+    return is_speculators(config) and not both_ways
+
+
+DFLASH_CHECKPOINT = Checkpoint(
+    architectures=frozenset({"DFlashDraftModel", "DFlashSpeculator"}),
+    requires=("block_size",),
+    nested=("transformer_layer_config", "dflash_config"),
+    prefixes=(("layers.", "model.layers."),),
+    tensors=(
+        Rename("fc.weight", "fc.weight"),
+        Rename("hidden_norm.weight", "enc.output_norm.weight"),
+        *ATTENTION,
+        *HEAD_NORMS,
+        *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+        *SWIGLU,
+        Rename("norm.weight", "output_norm.weight"),
+        Rename("lm_head.weight", "output.weight", optional=True),
+        Rename("embed_tokens.weight", "token_embd.weight", optional=True),
+        *DRAFT_VOCABULARY,
+    ),
+    dropped=("t2d",),  # says the same as d2t
+    made=(("rope_freqs.weight", long_context_factors),),
+    metadata=(
+        *DECODER,
+        *FACTORED_ROPE_KEYS,
+        ("{arch}.vocab_size", "vocab_size"),
+        ("{arch}.target_layers", target_layers),
+        ("{arch}.target_hidden_size", Key("target_hidden_size")),
+        ("{arch}.block_size", "block_size"),
+        ("{arch}.attention.causal", Key("causal", False)),
+        ("{arch}.attention.sliding_window", window),
+        ("{arch}.attention.sliding_window_pattern", windowed),
+        ("{arch}.attention.sliding_window_causal", window_causal),
+        ("tokenizer.ggml.mask_token_id", "mask_token_id"),
+    ),
+)
+
+DSPARK_CHECKPOINT = msgspec.structs.replace(
+    DFLASH_CHECKPOINT,
+    architectures=frozenset({"DSparkDraftModel", "Qwen3DSparkModel", "DSparkSpeculator"}),
+    nested=("transformer_layer_config", "dflash_config", "dspark_config"),
+    tensors=(
+        *DFLASH_CHECKPOINT.tensors,
+        Rename("markov_head.markov_w1.weight", "markov_w1.weight"),
+        Rename("markov_head.markov_w2.weight", "markov_w2.weight"),
+    ),
+    # Drafts end by p_min, the probability of the draft itself.
+    dropped=(*DFLASH_CHECKPOINT.dropped, "confidence_head.proj.*"),
+    metadata=(
+        *DFLASH_CHECKPOINT.metadata,
+        ("{arch}.sample_from_anchor", dspark_drafts_from_anchor),
+    ),
+)

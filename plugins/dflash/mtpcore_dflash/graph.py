@@ -1,0 +1,115 @@
+"""The graphs of DFlash: entries made of the target's rows, a block; and DSpark's post-head.
+
+Chen, Liang and others: DFlash, 2026 (arXiv 2602.06036). Names are llama.cpp's.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from mtpcore.plugin import (
+    Count,
+    Fields,
+    GraphBuilder,
+    Hparams,
+    Inputs,
+    LayerKind,
+    Outputs,
+    attention_block,
+    feed_forward_block,
+    remember,
+)
+
+_NEUTRAL = {
+    "attention.scale": 0.0,
+    "attention.value_scale": 1.0,
+    "conv_kernel_size": 0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "final_logit_softcapping": 0.0,
+    "hidden_activation": "silu",
+    "logit_scale": 1.0,
+    "selector_rank": 0,
+}
+"""Keys of relatives (DFlash2, other targets), at values that ask for nothing more."""
+
+
+class DFlashHparams(Hparams, frozen=True, kw_only=True):
+    """What DFlash adds: the target's width, and what the rows of a block see of each other.
+
+    They see each other both ways, or with ``causal`` what precedes them. ``windowed`` says which
+    layers see ``window`` tokens only; with ``window_causal`` these layers are causal at least.
+    """
+
+    target_width: int = msgspec.field(name="target_hidden_size", default=0)
+    causal: bool = msgspec.field(name="attention.causal", default=False)
+    window: int = msgspec.field(name="attention.sliding_window", default=0)
+    window_causal: bool = msgspec.field(name="attention.sliding_window_causal", default=False)
+    windowed: tuple[bool, ...] = ()
+
+    @classmethod
+    def read(cls, fields: Fields, tensors: Mapping[str, Any]) -> Self:
+        """Read the metadata; refuse what the graphs would leave out."""
+        for name, neutral in _NEUTRAL.items():
+            key = f"{{arch}}.{name}"
+            if (value := fields.get(key, type(neutral), neutral)) not in (neutral, type(neutral)()):
+                raise fields.error(
+                    key, "a relative of DFlash that the graph is not of", wanted=neutral, got=value
+                )
+        made = super().read(fields, tensors)
+        width = fields.get("{arch}.target_hidden_size", Count, made.width)
+        return msgspec.structs.replace(made, target_width=width)
+
+    @classmethod
+    def read_more(cls, fields: Fields) -> dict[str, object]:
+        """Read which layers have a window."""
+        n_blocks = fields.require("{arch}.block_count", Count)
+        flags = fields.per_layer("{arch}.attention.sliding_window_pattern", n_blocks, bool, False)
+        window = fields.require("{arch}.attention.sliding_window", Count) if any(flags) else 0
+        return {"windowed": tuple(flags), "window": window}
+
+    def kind(self, layer: int) -> LayerKind:
+        """Return how a layer attends."""
+        return LayerKind(self.n_kv_heads, self.rope, self.window if self.windowed[layer] else 0)
+
+    def mask(self, layer: int) -> str:
+        """Return what a layer's rows see of each other."""
+        is_causal = self.causal or (self.window_causal and self.windowed[layer])
+        return "causal" if is_causal else "block"
+
+
+def entries(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Store what a block sees of the tokens before it: one row of the target's taps for each."""
+    x = g.matmul(inputs["taps"], "fc.weight")
+    x = g.rms_norm(x, "enc.output_norm.weight", h.norm_eps)
+    for n in range(h.n_layers):
+        remember(g, x, inputs.positions, n, h, kind=h.kind(n), factors="rope_freqs.weight")
+    return Outputs()
+
+
+def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Build the layers that fill a block; attention sees the entries and the block's rows."""
+    x = g.embed(inputs.tokens, "token_embd.weight")
+    for n in range(h.n_layers):
+        attended = attention_block(
+            g,
+            x,
+            inputs.positions,
+            n,
+            h,
+            kind=h.kind(n),
+            mask=h.mask(n),
+            factors="rope_freqs.weight",
+        )
+        x = g.add(x, attended)
+        x = g.add(x, feed_forward_block(g, x, n, h))
+    hidden = g.rms_norm(g.output_rows(x), "output_norm.weight", h.norm_eps)
+    return Outputs(logits=g.matmul(hidden, "output.weight"))
+
+
+def markov(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Add to a row's logits those that the token before it suggests."""
+    before = g.embed(inputs.tokens, "markov_w1.weight")
+    suggested = g.matmul(g.output_rows(before), "markov_w2.weight")
+    return Outputs(logits=g.add(g.output_rows(inputs["base"]), suggested))

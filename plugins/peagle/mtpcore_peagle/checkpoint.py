@@ -1,0 +1,76 @@
+"""How P-EAGLE heads and PARD models are published, and what their model files call it."""
+
+from mtpcore.plugin import (
+    ATTENTION,
+    BIASES,
+    DECODER,
+    FACTORED_ROPE_KEYS,
+    FUSED_KEYS,
+    FUSED_MADE,
+    FUSED_TENSORS,
+    HEAD_NORMS,
+    SWIGLU,
+    TABLES,
+    Checkpoint,
+    Config,
+    Key,
+    Rename,
+    block_renames,
+    long_context_factors,
+    optional,
+)
+
+_MASKS = ("ptd_token_id", "pard_token", "mask_token_id")
+
+
+def mask_token(config: Config) -> int:
+    """Return the token of rows that know none."""
+    return int(config.get(*_MASKS, type=int))
+
+
+_BLOCK = (
+    ("{arch}.block_size", Key("block_size")),
+    ("tokenizer.ggml.mask_token_id", mask_token),
+)
+
+PEAGLE_CHECKPOINT = Checkpoint(
+    architectures=frozenset(
+        {
+            "LlamaForCausalLMEagle3",
+            "Eagle3LlamaForCausalLM",
+            "Eagle3Speculator",
+            "Eagle3DraftModel",
+            "PEagleSpeculator",
+            "PEagleDraftModel",
+        }
+    ),
+    requires=("draft_vocab_size", "|".join(_MASKS)),
+    nested=("transformer_layer_config", "eagle_config"),
+    prefixes=(
+        ("midlayer.", "model.layers.0."),
+        ("layers.", "model.layers."),
+        ("model.fc_norm.", "fc_norm."),
+    ),
+    tensors=(
+        *FUSED_TENSORS,
+        # Published with axes of one for batch and position.
+        Rename("mask_hidden", "mask_hidden.weight", lambda row, config: row.reshape(-1)),
+    ),
+    dropped=("t2d",),  # says the same as d2t
+    made=FUSED_MADE,
+    metadata=(*FUSED_KEYS, *_BLOCK),
+)
+
+PARD_CHECKPOINT = Checkpoint(
+    architectures=frozenset({"LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}),
+    requires=("pard_token",),
+    tensors=(
+        *TABLES,
+        *ATTENTION,
+        *optional(True, BIASES, HEAD_NORMS),
+        *SWIGLU,
+        *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
+    ),
+    made=(("rope_freqs.weight", long_context_factors),),
+    metadata=(*DECODER, *FACTORED_ROPE_KEYS, *_BLOCK),
+)

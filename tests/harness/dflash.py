@@ -1,0 +1,258 @@
+"""DFlash and DSpark drafters of random weights as they are published, and their formulas in NumPy.
+
+The witness works on a whole text at once, in float64, on weights by their published names without
+``.weight``.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.generated import TINY, make_metadata, make_tensors, types_of
+from harness.published import tokenizer, write_checkpoint
+from harness.restated import EPS, norm, silu
+from harness.trunks import rotate
+from mtpcore.conversion import convert
+from mtpcore.gguf import write_model_file
+
+SIZES = TINY._replace(n_layers=6)
+N_VOCAB, WIDTH, N_FF, N_DRAFT, RANK = SIZES.n_vocab, SIZES.width, 20, 24, 4
+N_HEADS, N_KV_HEADS, HEAD_WIDTH, BASE = 4, 2, 8, 10000.0
+
+
+class Variant(NamedTuple):
+    """What published drafters differ in; ``layers`` are those of the target whose input is read."""
+
+    architecture: str = "DFlashDraftModel"
+    speculators: bool = False
+    layers: tuple[int, ...] = (1, 3, 5)
+    n_layers: int = 3
+    size: int = 5
+    n_draft: int = N_VOCAB
+    own_tables: bool = False
+    causal: bool = False
+    windows: tuple[int, ...] = (0, 0, 0)
+    windows_both_ways: bool = False
+    markov: bool = False
+    from_anchor: bool | None = None
+
+    @property
+    def first(self) -> int:
+        """The row of the first draft."""
+        plain = self.markov and not self.speculators
+        return int(not (plain if self.from_anchor is None else self.from_anchor))
+
+
+VARIANTS = {
+    "z-lab": Variant(),
+    "speculators": Variant(speculators=True, n_draft=N_DRAFT, own_tables=True),
+    "causal": Variant(causal=True),
+    "the target's last layer": Variant(layers=(2, SIZES.n_layers)),
+    "windows": Variant(windows=(4, 0, 9)),
+    "speculators' windows": Variant(speculators=True, windows=(4, 4, 0)),
+    "windows both ways": Variant(speculators=True, windows=(3, 0, 3), windows_both_ways=True),
+    "dspark": Variant("Qwen3DSparkModel", markov=True),
+    "speculators' dspark": Variant(
+        "DSparkDraftModel", speculators=True, markov=True, n_draft=N_DRAFT, own_tables=True
+    ),
+    "dspark in place": Variant("DSparkDraftModel", markov=True, from_anchor=False, size=4),
+}
+MASK = N_VOCAB - 2
+
+
+def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return random weights by their published names."""
+    rng = np.random.default_rng(seed)
+
+    def random(*shape: int, around: float = 0.0) -> np.ndarray:
+        return (around + rng.normal(0, 0.3, shape)).astype(np.float32)
+
+    q, kv = N_HEADS * HEAD_WIDTH, N_KV_HEADS * HEAD_WIDTH
+    made = {
+        "fc": random(WIDTH, len(c.layers) * WIDTH),
+        "hidden_norm": random(WIDTH, around=1),
+        "norm": random(WIDTH, around=1),
+    }
+    for n in range(c.n_layers):
+        layer = {
+            "input_layernorm": random(WIDTH, around=1),
+            "self_attn.q_proj": random(q, WIDTH),
+            "self_attn.k_proj": random(kv, WIDTH),
+            "self_attn.v_proj": random(kv, WIDTH),
+            "self_attn.o_proj": random(WIDTH, q),
+            "self_attn.q_norm": random(HEAD_WIDTH, around=1),
+            "self_attn.k_norm": random(HEAD_WIDTH, around=1),
+            "post_attention_layernorm": random(WIDTH, around=1),
+            "mlp.gate_proj": random(N_FF, WIDTH),
+            "mlp.up_proj": random(N_FF, WIDTH),
+            "mlp.down_proj": random(WIDTH, N_FF),
+        }
+        made |= {f"layers.{n}.{name}": values for name, values in layer.items()}
+    if c.own_tables:
+        made |= {"embed_tokens": random(N_VOCAB, WIDTH), "lm_head": random(c.n_draft, WIDTH)}
+    if c.n_draft < N_VOCAB:
+        ids = np.sort(rng.permutation(N_VOCAB)[: c.n_draft])
+        made |= {"d2t": ids - np.arange(c.n_draft), "t2d": np.isin(np.arange(N_VOCAB), ids)}
+    if c.markov:
+        made["markov_head.markov_w1"] = 3 * random(N_VOCAB, RANK)
+        made["markov_head.markov_w2"] = random(c.n_draft, RANK)
+        made["confidence_head.proj"] = random(1, WIDTH + RANK)
+    return made
+
+
+def config_of(c: Variant) -> dict[str, object]:
+    """Return ``config.json``."""
+    kinds = ["sliding_attention" if window else "full_attention" for window in c.windows]
+    layer: dict[str, object] = {
+        "hidden_size": WIDTH,
+        "intermediate_size": N_FF,
+        "max_position_embeddings": 512,
+        "num_attention_heads": N_HEADS,
+        "num_key_value_heads": N_KV_HEADS,
+        "head_dim": HEAD_WIDTH,
+        "num_hidden_layers": c.n_layers,
+        "rms_norm_eps": EPS,
+        "rope_theta": BASE,
+        "vocab_size": N_VOCAB,
+    }
+    if any(c.windows):
+        layer |= {"layer_types": kinds, "sliding_window": max(c.windows)}
+    made: dict[str, object] = {"architectures": [c.architecture], "block_size": c.size}
+    if c.from_anchor is not None:
+        made["sample_from_anchor"] = c.from_anchor
+    if c.speculators:
+        made |= {
+            "transformer_layer_config": layer,
+            "speculators_model_type": "dspark" if c.markov else "dflash",
+            "draft_vocab_size": c.n_draft,
+            "aux_hidden_state_layer_ids": list(c.layers),
+            "mask_token_id": MASK,
+            "sliding_window_non_causal": c.windows_both_ways,
+        }
+        return made
+    inner = {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": MASK}
+    return made | layer | {"dflash_config": inner | {"causal": c.causal}}
+
+
+def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
+    """Write a drafter's checkpoint and convert it; return the model file."""
+    named = {}
+    for name, values in weights_of(c, seed).items():
+        named[name if name in ("d2t", "t2d") else f"{name}.weight"] = values
+    source = write_checkpoint(folder / "drafter", config_of(c), named)
+    target = folder / "target"
+    target.mkdir(exist_ok=True)
+    sizes = {"num_hidden_layers": SIZES.n_layers, "hidden_size": WIDTH, "vocab_size": N_VOCAB}
+    (target / "config.json").write_text(json.dumps({"architectures": ["Any"], **sizes}))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer(N_VOCAB)))
+    convert(source, folder / "drafter.gguf", outtype="f32", target=target)
+    return folder / "drafter.gguf"
+
+
+def write_target(folder: Path, family: str = "llama", kind: str = "F32") -> Path:
+    """Write a target of random weights."""
+    tensors, path = make_tensors(family, kind, SIZES), folder / f"{family}.gguf"
+    write_model_file(path, family, make_metadata(family, SIZES), tensors, types_of(tensors, kind))
+    return path
+
+
+# The witness
+
+
+def _heads(x: np.ndarray, n_heads: int) -> np.ndarray:
+    return x.reshape(len(x), n_heads, -1).swapaxes(0, 1)
+
+
+def _rotated(x: np.ndarray, begin: int) -> np.ndarray:
+    turns = BASE ** -(np.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
+    places = np.arange(begin, begin + x.shape[1])
+    angles = np.outer(places, np.concatenate([turns, turns]))
+    return rotate(x, np.cos(angles), np.sin(angles))
+
+
+def _stored(c: Variant, w: dict[str, np.ndarray], n: int, x: np.ndarray, begin: int) -> np.ndarray:
+    """Return keys and values of rows in layer n, [2, heads, rows, width]."""
+    at = f"layers.{n}.self_attn."
+    k = norm(_heads(x @ w[at + "k_proj"].T, N_KV_HEADS), w[at + "k_norm"])
+    return np.stack([_rotated(k, begin), _heads(x @ w[at + "v_proj"].T, N_KV_HEADS)])
+
+
+def entries(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> list[np.ndarray]:
+    """Return keys and values of each layer, of rows [n, n_taps * width] from place 0 on."""
+    x = norm(taps @ w["fc"].T, w["hidden_norm"])
+    return [_stored(c, w, n, x, 0) for n in range(c.n_layers)]
+
+
+def block_logits(
+    c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
+) -> np.ndarray:
+    """Return the logits of a block's rows, behind these entries."""
+    begin, size = stored[0].shape[2], len(tokens)
+    x = w["embed_tokens"][tokens]
+    for n in range(c.n_layers):
+        at, window = f"layers.{n}.", c.windows[n]
+        a = norm(x, w[at + "input_layernorm"])
+        q = norm(_heads(a @ w[at + "self_attn.q_proj"].T, N_HEADS), w[at + "self_attn.q_norm"])
+        own = _stored(c, w, n, a, begin)
+        k, v = np.repeat(np.concatenate([stored[n], own], axis=2), N_HEADS // N_KV_HEADS, axis=1)
+        place, seen = np.arange(begin, begin + size)[:, None], np.arange(begin + size)[None]
+        hidden = np.zeros((size, begin + size), bool)
+        if c.causal or (window and c.speculators and not c.windows_both_ways):
+            hidden |= seen > place
+        if window:
+            hidden |= seen <= place - max(c.windows)
+        scores = np.einsum("hid,hjd->hij", _rotated(q, begin), k) / np.sqrt(HEAD_WIDTH)
+        scores[:, hidden] = -np.inf
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        attended = np.einsum("hij,hjd->ihd", p, v).reshape(size, -1)
+        x = x + attended @ w[at + "self_attn.o_proj"].T
+        f = norm(x, w[at + "post_attention_layernorm"])
+        gate = silu(f @ w[at + "mlp.gate_proj"].T)
+        x = x + (gate * (f @ w[at + "mlp.up_proj"].T)) @ w[at + "mlp.down_proj"].T
+    return norm(x, w["norm"]) @ w["lm_head"].T
+
+
+def markov_logits(w: dict[str, np.ndarray], base: np.ndarray, before: int) -> np.ndarray:
+    """Return a row's logits once the token before it is known."""
+    return base + w["markov_head.markov_w2"] @ w["markov_head.markov_w1"][before]
+
+
+def scores(
+    c: Variant, w: dict[str, np.ndarray], pending: int, taps: np.ndarray, drafts: list[int]
+) -> np.ndarray:
+    """Return what each of these drafts is chosen by: [n, N_VOCAB], -inf where none can be."""
+    block = np.array([pending] + [MASK] * (c.size - 1))
+    logits = block_logits(c, w, entries(c, w, taps), block)[c.first :][: len(drafts)]
+    if c.markov:
+        before = [pending, *drafts[:-1]]
+        logits = np.stack([markov_logits(w, *pair) for pair in zip(logits, before, strict=True)])
+    if "d2t" not in w:
+        return logits
+    made = np.full((len(logits), N_VOCAB), -np.inf)
+    made[:, w["d2t"].astype(int) + np.arange(c.n_draft)] = logits
+    return made
+
+
+def drafts(
+    c: Variant, w: dict[str, np.ndarray], pending: int, taps: np.ndarray, k: int
+) -> tuple[list[int], float]:
+    """Return k greedy drafts, and the least distance of the two best logits."""
+    found: list[int] = []
+    margin = np.inf
+    for _ in range(k):
+        row = scores(c, w, pending, taps, [*found, 0])[-1]
+        second, first = np.sort(row)[-2:]
+        margin = min(margin, first - second)
+        found.append(int(row.argmax()))
+    return found, float(margin)
+
+
+def read_weights(c: Variant, seed: int, target) -> dict[str, np.ndarray]:
+    """Return the witness's weights, with the tables of the target where there are no others."""
+    made = weights_of(c, seed)
+    made.setdefault("embed_tokens", target.tensors["token_embd.weight"].array())
+    made.setdefault("lm_head", target.tensors["output.weight"].array())
+    return {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in made.items()}

@@ -1,0 +1,146 @@
+"""Every variant of DFlash and DSpark, from its published layout, against its formulas in NumPy."""
+
+import numpy as np
+import pytest
+from harness import dflash
+from harness.dflash import MASK, N_VOCAB, SIZES, VARIANTS
+
+from mtpcore import Batch, Context, Sampling, link, load_model
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.select import select_backend
+from mtpcore.errors import ModelFileError
+from mtpcore.testing import Runner, Subject, check_drafts
+
+TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, 16).astype(np.int32)
+variants = pytest.mark.parametrize("name", VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    with load_model(dflash.write_target(tmp_path_factory.mktemp("target"))) as model:
+        yield model
+
+
+def seed_of(name):
+    return list(VARIANTS).index(name)
+
+
+def drafter_of(name, target, folder):
+    drafter = load_model(dflash.write_drafter(folder, VARIANTS[name], seed_of(name)))
+    drafter.borrow_from(target)
+    return drafter
+
+
+def taps_of(c):
+    return [f"layer_input:{n}" for n in c.layers]
+
+
+@variants
+@pytest.mark.parametrize("kind", ["reference", "cpu"])
+def test_formulas(name, kind, target, tmp_path):
+    """Entries of a text, and the logits of a block behind them."""
+    c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
+    w, (spec,) = dflash.read_weights(c, seed_of(name), target), drafter.drafters
+    assert spec.feeds[0].taps == tuple(taps_of(c))
+    assert (spec.limit, spec.block.size) == (c.size - c.first, c.size)
+    exact = kind == "reference"
+    backend, near = (ReferenceBackend("f64"), 1e-9) if exact else (select_backend("cpu"), 2e-4)
+
+    def runner(model, graph_type, taps=()):
+        named = None if graph_type == "llm" else model.drafters[0].name
+        program = model.program(graph_type, taps=taps, drafter=named)
+        return Runner(backend, program, model, kv_dtype="f64" if exact else "f32")
+
+    made = runner(target, "llm", taps_of(c)).feed(TOKENS)
+    taps = np.concatenate([made[tap] for tap in taps_of(c)], axis=1)
+    program = drafter.program("entries", drafter=spec.name)
+    drafting = runner(drafter, "draft")
+    store = backend.plan(
+        program,
+        drafter,
+        n_batch=64,
+        n_ctx=512,
+        threads=1,
+        stores=[group.store for group in drafting.memory.groups],
+    )
+    n = len(TOKENS)
+    places = np.arange(n, dtype=np.int32)
+    drafting.memory.reserve({0: (0, n)})
+    store.run(
+        CheckedBatch(
+            tokens=TOKENS,
+            positions=places[:, None],
+            seq=np.zeros(n, np.int32),
+            place=places,
+            outputs=places[:0],
+            slots={"taps": np.ascontiguousarray(taps)},
+        ),
+        drafting.memory,
+    )
+    block = np.array([3] + [MASK] * (c.size - 1), np.int32)
+    logits = drafting.feed(block)["logits"]
+    wanted = dflash.block_logits(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
+    assert np.abs(wanted).max() > 0.5
+    assert np.abs(logits - wanted).max() < near * np.abs(wanted).max()
+    if c.markov:
+        post_head = runner(drafter, "markov").feed(TOKENS[:1], base=logits[:1])["logits"]
+        wanted = dflash.markov_logits(w, wanted[0], TOKENS[0])
+        assert np.abs(post_head[0] - wanted).max() < near * np.abs(wanted).max()
+
+
+@variants
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
+    """At every place of a text, of every length, through links and the loop over the block."""
+    c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
+    w = dflash.read_weights(c, seed_of(name), target)
+    llm = Context(target, 64, kv_dtype="f32", threads=1, backend=backend)
+    cross = link(llm, draft_model=drafter)
+    rows, near, longest = [], 0, c.size - c.first
+    for place, token in enumerate(TOKENS):
+        made = llm.process(Batch.of([token], pos=place))
+        rows.append(np.concatenate([made.tap(tap)[0] for tap in taps_of(c)]))
+        pending = cross.pending(0, Sampling.greedy())
+        wanted, margin = dflash.drafts(c, w, pending, np.array(rows, np.float64), longest)
+        near += margin < 1e-2
+        if margin >= 1e-2:
+            assert cross.draft(0, 8) == wanted
+            # Where rows see no later ones, a shorter block is the beginning of a longer one.
+            assert cross.draft(0, 2) == wanted[:2]
+    assert near < 8
+
+
+@pytest.mark.parametrize("name", ["z-lab", "speculators", "windows", "dspark", "dspark in place"])
+def test_the_conformance_kit_agrees_with_the_formulas(name, tmp_path, target):
+    c = VARIANTS[name]
+    w = dflash.read_weights(c, seed_of(name), target)
+    drafter = dflash.write_drafter(tmp_path, c, seed_of(name))
+    subject = Subject(f"dflash {name}", str(target.path), str(drafter))
+
+    def scores(tokens, rows, drafts):
+        taps = np.concatenate([rows[tap] for tap in taps_of(c)], axis=1).astype(np.float64)
+        return dflash.scores(c, w, int(tokens[-1]), taps, list(drafts))
+
+    assert check_drafts(subject, scores, k=c.size, n_tokens=12) >= 12 * (c.size - c.first)
+
+
+def test_layers_are_named(tmp_path, monkeypatch):
+    """Implementations differ on a default."""
+    plain = dflash.config_of
+
+    def config_of(c):
+        config = plain(c)
+        del config["dflash_config"]["target_layer_ids"]
+        return config
+
+    monkeypatch.setattr(dflash, "config_of", config_of)
+    with pytest.raises(ModelFileError, match="does not name the target's layers"):
+        dflash.write_drafter(tmp_path, VARIANTS["z-lab"])
+
+
+@pytest.mark.parametrize("n", range(SIZES.n_layers + 1))
+def test_the_stream_behind_the_last_layer_is_a_layer_input_too(n, target):
+    made = Context(target, 64, taps=[f"layer_input:{n}", "residual"]).process(Batch.of(TOKENS))
+    is_last = n == SIZES.n_layers
+    assert np.array_equal(made.tap(f"layer_input:{n}"), made.tap("residual")) is is_last
