@@ -1,0 +1,105 @@
+"""What eight drafts cost in one pass over a block, and in eight steps of a NextN head.
+
+``python benchmarks/blocks.py`` writes the NextN model of ``drafts.py`` (152 k tokens, Q4_0, width
+1536) and a DFlash drafter of the same sizes, 5 layers and blocks of 9 rows, to a temporary folder.
+It prints the times of eight drafts and their ratio: behind one new token, and behind four, as after
+a round in which three drafts were accepted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from drafts import FEED_FORWARD, HEAD_WIDTH, HEADS, N_VOCAB, WIDTH, q4_0
+from drafts import write as write_target
+from timing import Undone, alternate
+
+import mtpcore
+from mtpcore.gguf import write_model_file
+
+LAYERS, N_DRAFTS, TAPS = 5, 8, (0, 1)
+N_CTX, TEXT = 512, list(range(256))
+
+
+def write_drafter(path: Path) -> Path:
+    """Write a DFlash drafter that borrows the target's tables; return ``path``."""
+    rng = np.random.default_rng(1)
+    wide = HEADS * HEAD_WIDTH
+    shapes = {"fc.weight": (WIDTH, len(TAPS) * WIDTH)}
+    norms = {"enc.output_norm.weight": WIDTH, "output_norm.weight": WIDTH}
+    for n in range(LAYERS):
+        for name, shape in {
+            "attn_q": (wide, WIDTH),
+            "attn_k": (wide // 6, WIDTH),
+            "attn_v": (wide // 6, WIDTH),
+            "attn_output": (WIDTH, wide),
+            "ffn_gate": (FEED_FORWARD, WIDTH),
+            "ffn_up": (FEED_FORWARD, WIDTH),
+            "ffn_down": (WIDTH, FEED_FORWARD),
+        }.items():
+            shapes[f"blk.{n}.{name}.weight"] = shape
+        norms |= {f"blk.{n}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
+        norms |= {f"blk.{n}.attn_{x}_norm.weight": HEAD_WIDTH for x in "qk"}
+    tensors = {name: q4_0(rng, *shape) for name, shape in shapes.items()}
+    tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
+    metadata = {
+        "dflash.block_count": LAYERS,
+        "dflash.block_size": N_DRAFTS + 1,
+        "dflash.context_length": 4096,
+        "dflash.embedding_length": WIDTH,
+        "dflash.feed_forward_length": FEED_FORWARD,
+        "dflash.attention.head_count": HEADS,
+        "dflash.attention.head_count_kv": HEADS // 6,
+        "dflash.attention.key_length": HEAD_WIDTH,
+        "dflash.attention.layer_norm_rms_epsilon": 1e-5,
+        "dflash.rope.freq_base": 10000.0,
+        "dflash.vocab_size": N_VOCAB,
+        "dflash.target_layers": list(TAPS),
+        "tokenizer.ggml.mask_token_id": N_VOCAB - 1,
+    }
+    types = {name: "Q4_0" if name in shapes else "F32" for name in tensors}
+    write_model_file(path, "dflash", metadata, tensors, types)
+    return path
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("-n", type=int, default=20, help="drafts of each kind")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        target = mtpcore.load_model(write_target(Path(name) / "target.gguf"), sidecars=False)
+        drafter = mtpcore.load_model(write_drafter(Path(name) / "drafter.gguf"))
+        crosses = {}
+        for label, draft_model in (("eight steps of a head", None), ("a block", drafter)):
+            llm = mtpcore.Context(target, N_CTX, threads=given.threads)
+            crosses[label] = mtpcore.link(llm, draft_model=draft_model)
+            llm.process(mtpcore.Batch.of(TEXT))
+        for n_new in (1, 4):
+            runs = [Undone(partial(draft, c), partial(renew, c, n_new)) for c in crosses.values()]
+            samples = alternate(runs, given.n, rest=0.0)
+            for label, sample in zip(crosses, samples, strict=True):
+                print(f"eight drafts behind {n_new} new tokens, {label:21s}: {sample}")
+            steps, block = (sample.median for sample in samples)
+            print(f"a block is {steps / block:.2f} times as fast")
+
+
+def draft(cross: mtpcore.Cross) -> None:
+    """Draft eight tokens behind the text."""
+    assert len(cross.draft(0, N_DRAFTS)) == N_DRAFTS
+
+
+def renew(cross: mtpcore.Cross, n_new: int) -> None:
+    """Let the target read the last tokens again, so that its drafter lacks them."""
+    n = len(TEXT) - n_new
+    cross.rollback(0, n)
+    cross.llm.process(mtpcore.Batch.of(TEXT[n:], pos=n))
+
+
+if __name__ == "__main__":
+    main()
