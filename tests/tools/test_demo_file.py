@@ -18,6 +18,7 @@ FAMILIES = {
     "mimo": ["demo-mimo.gguf"],
     "mimo2": ["demo-mimo2.gguf"],
     "eagle3": ["demo-eagle3.gguf", "demo-eagle3-draft.gguf"],
+    "dflash": ["demo-dflash-draft.gguf"],
     "small": ["demo-small.gguf"],
 }
 EVERY = [(family, name) for family, names in FAMILIES.items() for name in names]
@@ -28,8 +29,10 @@ ARCHITECTURES = {
     "demo-mimo2.gguf": "mimo2",
     "demo-eagle3.gguf": "llama",
     "demo-eagle3-draft.gguf": "eagle3",
+    "demo-dflash-draft.gguf": "dflash",
     "demo-small.gguf": "llama",
 }
+DRAFTERS = [name for name in ARCHITECTURES if name.endswith("-draft.gguf")]
 
 
 class Content:
@@ -113,10 +116,11 @@ def test_file_says_where_it_comes_from(contents, family, name):
     assert one["general.license"] == "PSF-2.0"
     assert one["general.license.link"].startswith("https://docs.python.org/")
     description = one["general.description"]
-    assert "tools/train_demo.py" in description
+    tool = "train_dflash" if family == "dflash" else "train_demo"
+    assert f"tools/{tool}.py" in description
     assert "seed 17" in description
     assert "standard library of CPython" in description
-    assert family == "glm" or f"--family {family}," in description
+    assert family in ("glm", "dflash") or f"--family {family}," in description
 
 
 @each
@@ -124,7 +128,7 @@ def test_architecture(contents, family, name):
     assert contents[name].arch == ARCHITECTURES[name]
 
 
-@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n != "demo-eagle3-draft.gguf"])
+@pytest.mark.parametrize("name", [n for n in ARCHITECTURES if n not in DRAFTERS])
 def test_table_and_output_matrix_are_not_the_same(contents, name):
     tensors = contents[name].tensors
     table, output = tensors["token_embd.weight"], tensors["output.weight"]
@@ -199,6 +203,18 @@ def test_eagle3_head_fits_its_target(contents):
     assert ids == sorted(set(ids))
     assert 0 <= ids[0] <= ids[-1] < 2048
     assert len(ids) == head.tensors["output.weight"].shape[1] < 2048
+
+
+def test_dflash_drafter_fits_the_demo(contents):
+    target, drafter = contents["demo.gguf"], contents["demo-dflash-draft.gguf"]
+    assert drafter.own("embedding_length") == target.own("embedding_length")
+    taps = drafter.own("target_layers")
+    n_layers = target.own("block_count") - target.own("nextn_predict_layers")
+    assert len(set(taps)) == 3
+    assert max(taps) == n_layers  # what leaves the last layer
+    assert drafter.tensors["fc.weight"].shape[0] == 3 * target.own("embedding_length")
+    assert drafter["tokenizer.ggml.mask_token_id"] < 2048
+    assert "token_embd.weight" not in drafter.tensors
 
 
 def test_twenty_held_out_prompts():

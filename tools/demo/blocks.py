@@ -69,14 +69,19 @@ def linear(n_in: int, n_out: int, bias: bool = False) -> nn.Linear:
     return nn.Linear(n_in, n_out, bias=bias)
 
 
-def rotate(x: Tensor, first: int, n_rope: int, base: float, adjacent: bool = False) -> Tensor:
+def rotate(
+    x: Tensor, first: int | Tensor, n_rope: int, base: float, adjacent: bool = False
+) -> Tensor:
     """Turn the first `n_rope` of the last axis by position; row 0 is at position `first`.
 
-    The pairs are (i, i + n_rope / 2), or with `adjacent` (2 i, 2 i + 1).
+    A tensor has the position of each row. The pairs are (i, i + n_rope / 2), or with `adjacent`
+    (2 i, 2 i + 1).
     """
     half = n_rope // 2
     speed = base ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = torch.arange(first, first + x.shape[-2], dtype=torch.float64)[:, None] * speed
+    if not isinstance(first, Tensor):
+        first = torch.arange(first, first + x.shape[-2])
+    angle = first.double()[:, None] * speed
     cos, sin = angle.cos().float(), angle.sin().float()
     if adjacent:
         a, b = x[..., :n_rope].unflatten(-1, (half, 2)).unbind(-1)

@@ -24,7 +24,8 @@ def write_model(
     Parameters
     ----------
     network
-        One of a family's `files()`: it has an `arch`, and `metadata()` under that name.
+        One of a family's `files()`: it has an `arch`, and `metadata()` under that name. Where it
+        drafts behind mask tokens, `mask_token` is their id.
     about
         String entries such as `general.name`, written as they are.
     """
@@ -40,6 +41,8 @@ def write_model(
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_tokenizer(writer, tokenizer)
+    if (mask := getattr(network, "mask_token", None)) is not None:
+        writer.add_mask_token_id(mask)
     for name, tensor in weights.items():
         array = tensor.detach().numpy()
         if array.ndim == 1 or "ffn_gate_inp." in name:
