@@ -27,7 +27,9 @@ def test_errors_of_a_graph_name_the_plugin(load):
     drafters = (
         toy.replaced(name="undeclared", build=reads_undeclared),
         toy.replaced(name="failing", build=fails),
-        toy.replaced(name="no_graph", build=None, shape="proposer", proposer=lambda model: None),
+        toy.replaced(
+            name="no_graph", build=None, feeds=(), shape="proposer", proposer=lambda model: None
+        ),
     )
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, *drafters, heads=1)
     for name, kind in (
