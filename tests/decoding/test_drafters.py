@@ -7,7 +7,7 @@ from harness.scripted import run
 
 from mtpcore import Batch, Context, Generator, LinkError, Sampling, link, load_model
 from mtpcore.decoding import Controller, OrderController, Round
-from mtpcore.decoding.lengths.costs import Curve
+from mtpcore.decoding.lengths.costs import Passes
 
 PROMPT = "for name in names:\n    print(name)\nfor name in names:\n    "
 
@@ -89,7 +89,7 @@ class World:
         self.random = random.Random(1)
 
     def make(self):
-        passes = Curve()
+        passes = Passes()
         controllers = {
             role: Controller(8, start=2, expected=0.5, passes=passes) for role in self.drafters
         }

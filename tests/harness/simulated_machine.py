@@ -14,11 +14,13 @@ class Machine:
     ``steps`` has for each step of drafting how many sequences share it. ``noise`` is the spread of
     what comes on top; every ``slow_round``-th measurement takes five times as long. ``speed(i)``
     says how slow everything is in round i. A drafter reads what it lacks of a text at ``read``
-    seconds a token.
+    seconds a token; to begin with, ``prompt`` tokens.
     """
 
-    def __init__(self, verify, draft, *, noise=0.05, slow_round=50, speed=None, read=0.0005):
-        self.verify, self.draft, self.read = verify, draft, read
+    def __init__(
+        self, verify, draft, *, noise=0.05, slow_round=50, speed=None, read=0.0005, prompt=100
+    ):
+        self.verify, self.draft, self.read, self.prompt = verify, draft, read, prompt
         self.noise, self.slow_round, self.speed = noise, slow_round, speed or (lambda i: 1.0)
 
     def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, seed=1):
@@ -32,7 +34,7 @@ class Machine:
             slow = 5 if weather.randrange(self.slow_round) == 0 else 1
             return seconds * slow * self.speed(i) * (1 + abs(weather.gauss(0, self.noise)))
 
-        seqs, unread = range(n_seqs), dict.fromkeys(range(n_seqs), 100)
+        seqs, unread = range(n_seqs), dict.fromkeys(range(n_seqs), self.prompt)
         room = dict.fromkeys(seqs, 10**6)  # of each text, less with every token
         tokens = seconds = 0.0
         asked_by_round, said = [], []

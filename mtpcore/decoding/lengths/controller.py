@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mtpcore.decoding.lengths.costs import Costs, Curve
+from mtpcore.decoding.lengths.costs import Costs, Passes
 from mtpcore.decoding.lengths.outlook import Outlook
 from mtpcore.decoding.lengths.policy import LengthDecision, Round
 from mtpcore.decoding.lengths.rates import Rates
@@ -23,6 +23,9 @@ _MARGIN = 0.03
 """How much faster another length must promise to be."""
 _EXPLORE, _CURIOUS = 16, 6
 """Rounds between two tries of a neighbouring length, or of one whose price is not known."""
+_PLAIN, _CHANGED = 128, 1.2
+"""Rounds between two of plain decoding, or how much slower or faster passes become before one: are
+others, too?"""
 _TRIED = 2
 """Measurements after which a price is known, and rounds of plain decoding before drafts end."""
 _WAIT, _MOST_WAITS = 16, 4
@@ -33,6 +36,8 @@ _SPENT = 0.02
 """Share of the time that the first probes after switching off may take."""
 _STAYED = 64
 """Rounds of drafting after which earlier failures are forgotten."""
+_LASTING = 64
+"""Rounds that a text is expected to have, until some have ended; each counts for a quarter."""
 
 
 class _Text:
@@ -43,7 +48,7 @@ class _Text:
         self.k: int | None = None
         self.off = False
         self.trial = 0  # rounds of plain decoding left before drafts end
-        self.wait = self.failures = self.stayed = self.probes = 0
+        self.wait = self.failures = self.stayed = self.probes = self.rounds = 0
         self.spent = 0.0
 
 
@@ -61,7 +66,13 @@ class Controller:
     decoding is faster. It is then probed again: after 16 rounds or when the probe is worth 2 % of
     the time since, whichever is later, and after each probe that fails twice as late, up to 4
     times. Up to 4 probes follow each other while their drafts are accepted. Sequences are probed in
-    turn, since all of them wait for a probe.
+    turn, since all of them wait for a probe, and failures count for all: many texts, or new ones,
+    pay no more for probes than one. A text that the drafter has not read along is drafted for where
+    that repays the reading in the rounds that it may still have: what texts mostly have, or as many
+    as it has had.
+
+    Prices are compared at one speed of the machine, which the passes show. When it changes by a
+    fifth, and every 128 rounds, a round without drafts says whether that is all that has changed.
 
     Parameters
     ----------
@@ -71,7 +82,7 @@ class Controller:
         The length to begin with.
     expected : float
         The acceptance expected of first drafts.
-    passes : Curve, optional
+    passes : Passes, optional
         Prices of passes, where others learn them.
     """
 
@@ -81,31 +92,39 @@ class Controller:
         *,
         start: int = 1,
         expected: float = 0.5,
-        passes: Curve | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.limit = limit
         self.costs, self._prices_passes = Costs(passes), passes is None
         self.pool = Rates(expected, _POOL_MEMORY)
         start = min(start, limit)
         plain = [0] if self._prices_passes else []
-        self._calibration = [1, *plain, start, start] if limit else []
+        self._calibration = [1, *plain, start, *plain, start] if limit else []
         self._texts: dict[int, _Text] = {}
         self._unread: dict[int, int] = {}  # tokens since the drafter last read a text
         self._start = start
         self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
-        self._try: tuple[int, int] | None = None
+        self._try: dict[int, int] = {}
+        self._last_plain, self._slowness = 0, 1.0  # when plain decoding was tried last
         self._probed: int | None = None
+        self._failures = 0  # of probes, whichever text it was
+        self._lasting = float(_LASTING)  # rounds of a text
         self._first_seconds = 0.0
         self._due = False
         self._said: list[LengthDecision] = []
 
     def describe(self) -> dict[str, Any]:
         """Return what was learnt as plain data; seconds by rows and by draft length."""
+        slowness = self.costs.slowness
+
+        def seconds(prices: Mapping[int, float]) -> dict[int, float]:
+            return {size: price * slowness for size, price in prices.items()}
+
         return {
             "rounds": self._round,
-            "pass_seconds": self.costs.passes.points(),
-            "draft_seconds": self.costs.drafts.points(),
-            "choose_seconds": self.costs.choosing,
+            "pass_seconds": seconds(self.costs.passes.points()),
+            "draft_seconds": seconds(self.costs.drafts.points()),
+            "choose_seconds": self.costs.choosing * slowness,
             "acceptance_rates": self.pool.rates(self.limit),
         }
 
@@ -130,8 +149,7 @@ class Controller:
         asked = {}
         for seq, most in limits.items():
             k = 1 if seq == self._probed else self._texts[seq].k or 0
-            if self._try is not None and self._try[0] == seq:
-                k = self._try[1]
+            k = self._try.get(seq, k)
             asked[seq] = min(k, most, self.limit)
         return asked
 
@@ -154,8 +172,7 @@ class Controller:
 
     def is_curious(self, seq: int) -> bool:
         """Say whether the length that was chosen for a sequence is there to learn from."""
-        tried = self._try is not None and self._try[0] == seq
-        return self.is_calibrating or seq == self._probed or tried
+        return self.is_calibrating or seq == self._probed or seq in self._try
 
     def gain(self, seq: int, k: int) -> float:
         """Return how many times as fast a text is expected to be with drafts of a length."""
@@ -164,8 +181,10 @@ class Controller:
         return alone.speed({seq: k}) / alone.speed({seq: 0})
 
     def forget(self, seq: int) -> None:
-        """Forget a sequence; prices and the acceptance of all texts together stay."""
-        self._texts.pop(seq, None)
+        """Forget a sequence; prices and what is known of all texts together stay."""
+        text = self._texts.pop(seq, None)
+        if text is not None:
+            self._lasting += 0.25 * (text.rounds - self._lasting)
         self._unread.pop(seq, None)
         self._probed = None if self._probed == seq else self._probed
 
@@ -174,8 +193,7 @@ class Controller:
     def _learn(self, done: Round) -> None:
         """Take prices and acceptance from a round; one with prompts in it has no price."""
         costs, now = self.costs, self._round
-        drafting = longest = 0
-        usual = True
+        drafting = longest = late = 0
         for seq, asked in done.asked.items():
             text, accepted = self._texts.get(seq), done.accepted[seq]
             if asked:
@@ -185,8 +203,7 @@ class Controller:
                 self.pool.observe(asked, accepted)
                 if text is not None:
                     text.rates.observe(asked, accepted)
-                # A drafter that has much to read first takes longer than it does mostly.
-                usual = usual and self._unread.get(seq, self.limit + 2) <= self.limit + 1
+                late += self._is_late(seq)
                 self._unread[seq] = accepted + 1
             elif seq in self._unread:
                 self._unread[seq] += accepted + 1
@@ -199,8 +216,15 @@ class Controller:
         self._due = self._due or not costs.passes.n_seen(done.rows)
         if self._prices_passes:
             costs.passes.observe(done.rows, done.pass_seconds, now)
-        if drafting and usual:
-            costs.drafts.observe(drafting, longest, done.draft_seconds, now)
+        if late:
+            usual = costs.drafts.at(drafting, longest) * costs.slowness
+            costs.observe_catching_up(late, done.draft_seconds - usual)
+        elif drafting:
+            costs.observe_draft(drafting, longest, done.draft_seconds, now)
+
+    def _is_late(self, seq: int) -> bool:
+        """Say whether a drafter has more to read of a text than it mostly has."""
+        return self._unread.get(seq, self.limit + 2) > self.limit + 1
 
     def _calibrate(self, done: Round) -> None:
         """Go on to the next length to be measured; stop early where drafting is too dear."""
@@ -210,41 +234,50 @@ class Controller:
             self._calibration.insert(1, 1)
         self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds
         del self._calibration[0]
-        if self._hopeless():
+        if self._hopeless(len(done.asked)):
             self._calibration.clear()
         elif not self._calibration and not len(self.costs.drafts):
             self._calibration.append(self._start)
         self._due = not self._calibration
 
-    def _hopeless(self) -> bool:
-        """Say whether drafting loses even if all drafts are accepted and unknown costs are low."""
+    def _hopeless(self, n: int) -> bool:
+        """Say whether drafting loses even if all drafts are accepted and unknown costs are low.
+
+        Of ``n`` sequences one may draft, or all.
+        """
         if not len(self.costs.drafts):
             return False
-        sure = Outlook(self.costs, {0: [1.0] * self.limit})
-        plain = sure.speed({0: 0})
-        return all(sure.highest_speed({0: k}) < plain for k in range(1, self.limit + 1))
+        sure = Outlook(self.costs, dict.fromkeys(range(n), [1.0] * self.limit))
+        none = dict.fromkeys(range(n), 0)
+        plain = sure.speed(none)
+        lengths = range(1, self.limit + 1)
+        some = [{**none, 0: k} for k in lengths] + [dict.fromkeys(none, k) for k in lengths]
+        return all(sure.highest_speed(drafts) < plain for drafts in some)
 
     # Deciding
 
     def _proceed(self, done: Round) -> None:
         """Advance all counters of rounds: trials, waits, probes, tries."""
         self._due = self._due or self._round >= self._next_look
-        tried, self._try = self._try, None
+        tried, self._try = self._try, {}
         for seq in done.asked:
             text = self._texts.get(seq)
             if text is None:
                 continue
+            text.rounds += 1
             if text.off:
                 self._count_off(text, seq, done)
             elif text.trial:
                 text.trial -= 1
                 self._due = self._due or not text.trial
-            elif text.k and (tried is None or tried[0] != seq):
+            elif text.k and seq not in tried:
                 text.stayed += 1
                 if text.stayed == _STAYED:
-                    text.failures = 0
-        if self._round - self._last_try >= _EXPLORE:
-            self._explore(done)
+                    text.failures = self._failures = 0
+        change = self.costs.slowness / self._slowness
+        changed = not 1 / _CHANGED <= change <= _CHANGED
+        if self._round - self._last_try >= (_CURIOUS if changed else _EXPLORE):
+            self._explore(done, changed or self._round - self._last_plain >= _PLAIN)
 
     def _count_off(self, text: _Text, seq: int, done: Round) -> None:
         """Count a round of a sequence that is not drafted for, or a probe of it."""
@@ -259,16 +292,18 @@ class Controller:
         drafting = sum(k > 0 for k in done.asked.values())
         plain = passes.at(n) / n
         more = passes.at(done.rows) - passes.at(done.rows - done.made[seq])
-        text.spent += done.draft_seconds / drafting + more - accepted * plain
+        drafted = done.draft_seconds / self.costs.slowness / drafting
+        text.spent += drafted + more - accepted * plain
         self._due = True
         text.probes += 1
-        if not accepted or text.probes == _BURST or self._hopeless():
+        worth = max(int(text.spent / (_SPENT * plain)), 0)
+        if not accepted or text.probes == _BURST or self._hopeless(n):
             text.failures += 1
-            worth = int(text.spent / (_SPENT * plain))
-            text.wait = max(_WAIT, worth) * min(2 ** (text.failures - 1), _MOST_WAITS)
-            # All texts wait for a probe, so the next one's comes when they can afford it.
-            self._next_probe = self._round + worth // n
+            self._failures += 1
+            text.wait = max(_WAIT, worth) * _waits(text.failures)
             self._probed = None
+        # All texts wait for a probe, so the next one's comes when they can afford it.
+        self._next_probe = self._round + worth * _waits(self._failures) // n
 
     def _find_probe(self, limits: Mapping[int, int]) -> int | None:
         """Return which sequence to probe: the one that has waited longest for its turn."""
@@ -276,31 +311,43 @@ class Controller:
         ready = [seq for seq in limits if texts[seq].off and texts[seq].wait <= 0]
         return min(ready, key=lambda seq: texts[seq].wait, default=None)
 
-    def _explore(self, done: Round) -> None:
-        """Let the next round try a neighbour of a length in use, or no drafts, in turn."""
+    def _explore(self, done: Round, plain: bool) -> None:
+        """Let the next round try a neighbour of a length in use, or none, in turn.
+
+        Where it is ``plain`` nobody drafts: with the price of that pass all others are compared.
+        """
         using = [s for s in done.asked if s in self._texts and self._texts[s].k]
         if not using:
             return
         self._last_try = self._round
+        if plain:
+            self._try = dict.fromkeys(using, 0)
+            self._last_plain, self._slowness = self._round, self.costs.slowness
+            return
         self._turn += 1
         seq = using[self._turn // 4 % len(using)]
         k = self._texts[seq].k or 0
         k = (k - 1, k + 1, 0, k + 1)[self._turn % 4]
         if k <= self.limit:
-            self._try = seq, k
+            self._try = {seq: k}
 
     def _plan(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> None:
         """Look at all lengths of all sequences."""
         outlook = self._outlook(limits, fixed)
-        rounds = _LOOK * len(limits) / (_LOOKING * self.costs.passes.at(len(limits)))
+        seconds = self.costs.slowness * self.costs.passes.at(len(limits))
+        rounds = _LOOK * len(limits) / (_LOOKING * seconds)
         self._next_look = self._round + max(_EVERY, min(int(rounds), _MOST_EVERY))
         best = outlook.fastest()
-        for seq in limits:  # a length stays where another gains little
-            before = self._texts[seq].k or 0
-            if before != best[seq]:
-                margin = _MARGIN / len(limits)
-                if outlook.speed({**best, seq: before}) * (1 + margin) >= outlook.speed(best):
-                    best[seq] = before
+        before = {seq: self._texts[seq].k or 0 for seq in limits}
+        margin = _MARGIN / max(len(limits), 1)
+        # Lengths stay where others gain little, all together or each by itself.
+        changed = sum(best[seq] != k for seq, k in before.items())
+        if outlook.speed(before) * (1 + margin * changed) >= outlook.speed(best):
+            best = before
+        for seq, k in before.items():
+            alike = best[seq] == k
+            if not alike and outlook.speed({**best, seq: k}) * (1 + margin) >= outlook.speed(best):
+                best[seq] = k
         for seq in limits:
             self._settle(seq, best, outlook)
         self._be_curious(best, outlook)
@@ -308,7 +355,16 @@ class Controller:
     def _outlook(self, limits: Mapping[int, int], fixed: Mapping[int, int]) -> Outlook:
         reach = {seq: self._texts[seq].rates.reach(self.limit) for seq in limits}
         others = [(k, 1 + sum(self.pool.reach(k))) for k in fixed.values()]
-        return Outlook(self.costs, reach, others)
+        beginning = {
+            seq: self.costs.catching_up / self._rounds_left(self._texts[seq])
+            for seq in limits
+            if self._is_late(seq)
+        }
+        return Outlook(self.costs, reach, others, beginning)
+
+    def _rounds_left(self, text: _Text) -> float:
+        """Return how many rounds a text may still have: what others had, or as many as before."""
+        return max(self._lasting - text.rounds, text.rounds, 1.0)
 
     def _settle(self, seq: int, best: Mapping[int, int], outlook: Outlook) -> None:
         """Let a sequence draft as was found best; drafts end only after rounds without them."""
@@ -328,7 +384,7 @@ class Controller:
             return
         else:
             text.k, text.off = 0, True
-            text.wait = _WAIT * min(2**text.failures, _MOST_WAITS)
+            text.wait = _WAIT * _waits(text.failures + 1)
         if text.k != before or text.off:
             reason = explain(seq, best, outlook)
             self._said.append(LengthDecision(self._round, seq, k, reason))
@@ -347,8 +403,13 @@ class Controller:
             }
             other = max(speeds, key=lambda length: speeds[length], default=k)
             if other != k and speeds[other] > outlook.speed(best) * (1 + _MARGIN):
-                self._try, self._last_try = (seq, other), self._round
+                self._try, self._last_try = {seq: other}, self._round
                 return
 
     def _knows(self, outlook: Outlook, lengths: Mapping[int, int]) -> bool:
         return self.costs.passes.n_seen(round(outlook.rows(lengths))) >= _TRIED
+
+
+def _waits(failures: int) -> int:
+    """Return how many times the first wait follows so many failures in a row."""
+    return int(min(2 ** max(failures - 1, 0), _MOST_WAITS))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
-from statistics import median_low
+from statistics import median, median_low
 
-__all__ = ["Costs", "Curve", "DraftCurves"]
+__all__ = ["Costs", "Curve", "DraftCurves", "Passes"]
 
 _KEPT = 9
 """Measurements of one size: their median stands against four slow rounds."""
@@ -15,6 +15,9 @@ _STALE = 64
 """After so many rounds what was measured at another time gives way to what is measured now."""
 _LEAST = 1e-9
 """Seconds of anything: a clock that is too coarse to see it must not make it free."""
+_WELL_KNOWN, _AGREEING = 3, 5
+"""Measurements of a size after which another one says how fast the machine is; the median of so
+many such counts, against two slow rounds."""
 _MORE_ROW = 0.1
 """A further row over one, before anything but one size was measured."""
 
@@ -103,6 +106,28 @@ class Curve:
         self._sizes = [0] * self._anchored + [size for pool in pools for size in pool[2]]
 
 
+class Passes(Curve):
+    """Seconds of passes by rows, at one speed of the machine.
+
+    A machine is slower at times: other programs run, or it is hot. If prices were seconds, those
+    measured at different times could not be compared, and what was last tried in a fast moment
+    would look cheap. So seconds are divided by ``slowness``, which follows what passes of a well
+    known price take.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slowness = 1.0
+        self._slowness = deque([1.0] * _AGREEING, maxlen=_AGREEING)
+
+    def observe(self, size: int, seconds: float, now: int) -> None:
+        """Take a pass of round ``now``, and what it says of the machine's speed."""
+        if self.n_seen(size) >= _WELL_KNOWN:
+            self._slowness.append(max(seconds, _LEAST) / self.at(size))
+            self.slowness = median(self._slowness)
+        super().observe(size, seconds / self.slowness, now)
+
+
 class DraftCurves:
     """Seconds of a draft by how many tokens in a row the longest has, and who drafts together.
 
@@ -151,29 +176,44 @@ class DraftCurves:
 
 
 class Costs:
-    """Prices of a round's parts.
+    """Prices of a round's parts, at the speed of the machine that passes are priced at.
 
     ``passes`` is by rows of the target's pass, with everything that a round needs besides it.
-    ``choosing`` is the choice of one token from its logits.
+    ``choosing`` is the choice of one token from its logits. ``catching_up`` is what a drafter takes
+    to read a text that it has not read along.
 
     Parameters
     ----------
-    passes : Curve, optional
+    passes : Passes, optional
         Prices of passes that several drafters share.
     """
 
-    def __init__(self, passes: Curve | None = None) -> None:
-        self.passes = Curve() if passes is None else passes
+    def __init__(self, passes: Passes | None = None) -> None:
+        self.passes = Passes() if passes is None else passes
         self.drafts = DraftCurves()
-        self.choosing = 0.0
+        self.choosing = self.catching_up = 0.0
         self._made: dict[int, float] = {}
+
+    @property
+    def slowness(self) -> float:
+        """How much longer everything takes now than its price says."""
+        return self.passes.slowness
+
+    def observe_draft(self, n_seqs: int, longest: int, seconds: float, now: int) -> None:
+        """Take a draft of ``n_seqs`` sequences together."""
+        self.drafts.observe(n_seqs, longest, seconds / self.slowness, now)
 
     def observe_choices(self, tokens: int, seconds: float) -> None:
         """Take the choice of so many tokens."""
-        each = seconds / tokens
+        each = seconds / self.slowness / tokens
         # A slow round is taken for twice the usual at most.
         self.choosing += 0.1 * (min(each, 2 * self.choosing) - self.choosing)
         self.choosing = self.choosing or each
+
+    def observe_catching_up(self, texts: int, seconds: float) -> None:
+        """Take how long it took to read so many texts; the latest ones count most."""
+        each = max(seconds / self.slowness / texts, 0.0)
+        self.catching_up += 0.5 * (each - self.catching_up) if self.catching_up else each
 
     def observe_made(self, asked: int, drafted: int) -> None:
         """Take how many tokens a draft of a length asked for has: a tree more, a lookup fewer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtpcore.cross import Cross
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.decoding.lengths.controller import Controller
-from mtpcore.decoding.lengths.costs import Curve
+from mtpcore.decoding.lengths.costs import Passes
 from mtpcore.decoding.lengths.order import OrderController
 from mtpcore.drafting.growing_tree import max_depth
 
@@ -47,7 +47,7 @@ def controller_for(cross: Cross) -> Controller | OrderController:
     A drafter's declaration says with which length to begin. Of several drafters it also chooses
     which ones are asked, and in which order.
     """
-    passes = Curve() if len(cross.drafters) > 1 else None
+    passes = Passes() if len(cross.drafters) > 1 else None
     controllers = {
         role: _controller(drafter.spec, cross.llm.longest_draft, passes)
         for role, drafter in cross.drafters.items()
@@ -62,7 +62,7 @@ def controller_for(cross: Cross) -> Controller | OrderController:
     return OrderController(controllers, passes, sparing)
 
 
-def _controller(spec: DrafterSpec | None, longest: int, passes: Curve | None) -> Controller:
+def _controller(spec: DrafterSpec | None, longest: int, passes: Passes | None) -> Controller:
     limit, start, expected = _UNDECLARED
     if spec is not None:
         limit, start = _longest_length(spec), default_length(spec)

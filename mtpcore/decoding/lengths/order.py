@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mtpcore.decoding.lengths.controller import Controller
-from mtpcore.decoding.lengths.costs import Curve
+from mtpcore.decoding.lengths.costs import Passes
 from mtpcore.decoding.lengths.policy import LengthDecision, Round
 
 __all__ = ["OrderController"]
@@ -32,7 +32,7 @@ class OrderController:
     ----------
     controllers : mapping of str to Controller
         By role, in the order in which they are asked at first; made with ``passes``.
-    passes : Curve
+    passes : Passes
         What they know of the price of passes.
     sparing : collection of str
         Those that may propose nothing.
@@ -41,7 +41,7 @@ class OrderController:
     def __init__(
         self,
         controllers: Mapping[str, Controller],
-        passes: Curve,
+        passes: Passes,
         sparing: Collection[str] = (),
     ) -> None:
         self.controllers, self.passes = dict(controllers), passes

@@ -21,6 +21,8 @@ class Outlook:
         For each sequence to choose for: the share of steps in which draft 1, 2, ... is accepted.
     fixed : sequence of (int, float)
         Drafts of other sequences: their length, and the tokens that a step gives them.
+    beginning : mapping of seq to float
+        Seconds to add to a round for what a first draft of these sequences has to read before it.
     """
 
     def __init__(
@@ -28,8 +30,9 @@ class Outlook:
         costs: Costs,
         reach: Mapping[int, Sequence[float]],
         fixed: Sequence[tuple[int, float]] = (),
+        beginning: Mapping[int, float] | None = None,
     ) -> None:
-        self.costs, self.reach = costs, reach
+        self.costs, self.reach, self.beginning = costs, reach, beginning or {}
         longest = max((len(shares) for shares in reach.values()), default=0)
         self._added = [costs.rows(k) for k in range(longest + 1)]
         self._n_fixed = sum(length > 0 for length, _ in fixed)
@@ -54,10 +57,14 @@ class Outlook:
         drafting = sum(k > 0 for k in lengths.values()) + self._n_fixed
         return drafting, max(self._longest, *lengths.values(), 0)
 
+    def _beginning_seconds(self, lengths: Mapping[int, int]) -> float:
+        return sum([seconds for seq, seconds in self.beginning.items() if lengths.get(seq)])
+
     def speed(self, lengths: Mapping[int, int]) -> float:
         """Return the tokens a second."""
         tokens = self.tokens(lengths)
         seconds = self.costs.passes.at(self.rows(lengths)) + self.draft_seconds(lengths)
+        seconds += self._beginning_seconds(lengths)
         return tokens / (seconds + self.costs.choosing * tokens)
 
     def highest_speed(self, lengths: Mapping[int, int]) -> float:
@@ -67,6 +74,7 @@ class Outlook:
         drafting = self._drafts(lengths)
         low = passes.at_least(rows) + drafts.at_least(*drafting)
         seconds = (passes.at(rows) + drafts.at(*drafting) + low) / 2
+        seconds += self._beginning_seconds(lengths)
         return tokens / (seconds + self.costs.choosing * tokens)
 
     def fastest(self) -> dict[int, int]:
@@ -81,7 +89,7 @@ class Outlook:
             ((r, seq) for seq, shares in self.reach.items() for r in shares), reverse=True
         )
         costs, added, rows, tokens = self.costs, self._added, self._rows, self._tokens
-        drafting, longest = self._n_fixed, self._longest
+        drafting, longest, beginning = self._n_fixed, self._longest, 0.0
         best, n_best = self.speed(lengths), 0
         most = 2 * costs.passes.largest
         for n, (share, seq) in enumerate(steps, 1):
@@ -90,9 +98,11 @@ class Outlook:
             if rows > most:
                 break
             tokens += share
-            drafting += k == 1
+            if k == 1:
+                drafting += 1
+                beginning += self.beginning.get(seq, 0.0)
             longest = max(longest, k)
-            seconds = costs.passes.at(rows) + costs.drafts.at(drafting, longest)
+            seconds = costs.passes.at(rows) + costs.drafts.at(drafting, longest) + beginning
             speed = tokens / (seconds + costs.choosing * tokens)
             if speed > best:
                 best, n_best = speed, n

@@ -1,5 +1,7 @@
 """``draft="auto"`` on simulated machines: it finds the best length, and does no harm."""
 
+import math
+import random
 from collections import Counter
 from itertools import pairwise
 
@@ -175,10 +177,14 @@ def test_sequences_that_share_a_round_get_lengths_of_their_own(shape, n_seqs):
 @pytest.mark.parametrize("n_seqs", [4, 8, 16, 32])
 @pytest.mark.parametrize("first", [0.3, 0.7, 0.95])
 def test_many_sequences_lose_little_while_it_learns(n_seqs, first):
-    """Within 3 % of the best common length over 300 rounds, 15 % over the first 24."""
+    """Within 2 % of the best common length over 300 rounds, of four texts within 4 %.
+
+    Over the first 24 within 15 %; on average.
+    """
     machine, rates = Machine(*TWO_CORES, slow_round=10**9), falling(first)
     best = machine.best(rates, n_seqs)
-    assert auto(machine, rates, 300, n_seqs=n_seqs)[0] > 0.97 * best
+    found = [auto(machine, rates, 300, n_seqs=n_seqs, seed=seed)[0] for seed in range(6)]
+    assert sum(found) / 6 > (0.96 if n_seqs == 4 else 0.98) * best
     first_turn = [auto(machine, rates, 24, n_seqs=n_seqs, seed=seed)[0] for seed in range(6)]
     assert sum(first_turn) / 6 > 0.85 * best
 
@@ -201,6 +207,104 @@ def test_sequences_are_probed_in_turn(n_seqs):
     probing = [[seq for seq, k in lengths.items() if k] for lengths in asked[10:]]
     assert max(map(len, probing)) == 1
     assert {seq for seqs in probing for seq in seqs} == set(range(n_seqs))
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4, 16])
+def test_probes_of_many_texts_are_as_rare_as_of_one(n_seqs):
+    """Half a percent of the time in the end, also where texts are short and new ones follow."""
+    machine, controller = quiet("never pays"), Controller(LIMIT, start=3)
+    rounds = drafts = 0
+    for turn in range(40):
+        _, asked, _ = auto(machine, falling(0.0), 100, controller, n_seqs=n_seqs)
+        for seq in range(n_seqs):
+            controller.forget(seq)
+        if turn >= 10:
+            rounds += len(asked)
+            drafts += sum(count(asked)[k] for k in range(1, LIMIT + 1))
+    probe = 1.5  # seconds: a draft, and a row more
+    assert 0.002 < drafts * probe / (rounds * n_seqs) < 0.007
+
+
+def wandering(seed):
+    """A speed that stays for 5 to 60 rounds and then changes, mostly by less than a fifth."""
+    rng, speeds = random.Random(seed), []
+    while len(speeds) < 2000:
+        speeds += [math.exp(rng.gauss(0, 0.15))] * rng.randrange(5, 60)
+    return lambda i: speeds[i]
+
+
+@pytest.mark.parametrize("n_seqs", [4, 16])
+def test_a_machine_whose_speed_wanders_makes_no_length_look_cheap(n_seqs):
+    """Few drafts where they do not pay, whatever was measured in a fast moment."""
+    shares = []
+    for seed in range(8):
+        machine = Machine(*TWO_CORES, speed=wandering(seed))
+        _, asked, _ = auto(machine, falling(0.15), 500, n_seqs=n_seqs, seed=seed)
+        shares.append(1 - count(asked[60:])[0] / (440 * n_seqs))
+    assert sum(shares) / 8 < 0.02
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_a_slow_round_while_it_learns_is_forgotten(at):
+    """One that takes five times as long is no price of anything, were it the only one measured."""
+    machine = Machine(*TWO_CORES, slow_round=10**9, speed=lambda i: 5.0 if i == at else 1.0)
+    _, asked, _ = auto(machine, falling(0.15), 200, n_seqs=4)
+    assert count(asked[20:])[0] > 0.95 * 180 * 4
+
+
+def test_a_gain_that_is_small_for_all_together_changes_nothing():
+    """Two percent, though each text by itself would lose a tenth if only the others drafted."""
+    machine = Machine(
+        lambda n: 1 + 0.01 * n, lambda s: 0.95 * len(s), noise=0.0, slow_round=10**9, read=0.0
+    )
+
+    def rates(i, seq):
+        return [1.0] + [0.0] * (LIMIT - 1)
+
+    assert 1.02 < machine.expected(1, rates, 4) / machine.expected(0, rates, 4) < 1.03
+    controller = Controller(LIMIT, start=3, expected=1.0)
+    _, asked, _ = auto(machine, rates, 300, controller, n_seqs=4)
+    assert count(asked[20:])[0] > 0.95 * 280 * 4
+
+
+@pytest.mark.parametrize("n_seqs", [1, 4])
+def test_short_texts_do_not_pay_for_reading_them(n_seqs):
+    """A drafter that has to read a prompt for 40 passes begins only where that is repaid."""
+    dense, rates = SHAPES["dense"], falling(0.5)
+    machine = Machine(*dense, read=0.005, prompt=8000, slow_round=10**9)
+    controller = Controller(LIMIT, start=3)
+    auto(Machine(*dense, read=0.005, prompt=0), rates, 300, controller, n_seqs=n_seqs)
+    assert machine.expected(1, rates, n_seqs) > 1.1 * machine.expected(0, rates, n_seqs)
+    n_read = []
+    for n_rounds in [20] * 10 + [2000]:
+        for seq in range(n_seqs):
+            controller.forget(seq)
+        _, asked, _ = auto(machine, rates, n_rounds, controller, n_seqs=n_seqs)
+        n_read += [sum(any(lengths[seq] for lengths in asked) for seq in range(n_seqs))]
+    assert sum(n_read[2:-1]) <= 1  # for a probe
+    assert count(asked[1800:])[0] < 0.2 * 200 * n_seqs
+
+
+def test_how_long_texts_are_is_learnt():
+    """To read a prompt for 15 passes is repaid within 64 rounds, but not within 20."""
+    machine = Machine(*SHAPES["dense"], read=0.005, prompt=3000, slow_round=10**9)
+    controller, rates, drafted = Controller(LIMIT, start=3), falling(0.5), []
+    for n_rounds in [64] * 10 + [20] * 20:
+        _, asked, _ = auto(machine, rates, n_rounds, controller)
+        controller.forget(0)
+        drafted.append(any(lengths[0] for lengths in asked))
+    assert all(drafted[:10])
+    assert sum(drafted[20:]) <= 1  # for a probe
+
+
+def test_what_is_no_hope_for_one_row_may_be_one_for_many():
+    """Behind a step up at eight rows one row seems free; drafts of eight texts are measured on."""
+    machine = Machine(
+        lambda n: 1 + 0.02 * n + 0.5 * (n > 8), lambda s: 0.3 * len(s), noise=0.0, read=0.0,
+        slow_round=10**9,
+    )  # fmt: skip
+    _, asked, _ = auto(machine, falling(1.0), 60, n_seqs=8)
+    assert [sum(lengths.values()) for lengths in asked[:5]] == [1, 0, 3, 0, 3]
 
 
 def test_a_new_text_begins_with_what_is_known_of_the_others():
