@@ -22,7 +22,7 @@ from typing import NamedTuple
 from versus.hold import Hold
 from versus.results import Found
 
-__all__ = ["CELLS", "measure_apart"]
+__all__ = ["CELLS", "FLASH", "measure_apart", "seconds_of_batched_bench"]
 
 FLASH, REPACK = ("on", "off"), ("1", "0")
 N_SEQUENCES = (1, 4, 8, 16, 32)
@@ -88,13 +88,16 @@ def _sequences(
         n: _alone(path, threads, f"--sequences={n}", f"--depth={PROMPT}", f"--tokens={GENERATED}")
         for n in N_SEQUENCES
     }
-    theirs = {flash: _batched_bench(program, path, threads, flash) for flash in FLASH}
+    theirs = program.with_name("llama-batched-bench")
     found: dict[int, dict[str, list[float]]] = {n: {} for n in N_SEQUENCES}
     mine: dict[int, list[float]] = {n: [] for n in N_SEQUENCES}
     for _ in range(pairs):
         with hold:
-            for flash, command in theirs.items():
-                for n, seconds in _seconds_of_batched_bench(command).items():
+            for flash in FLASH:
+                times = seconds_of_batched_bench(
+                    theirs, path, threads, flash, N_SEQUENCES, PROMPT, GENERATED
+                )
+                for n, seconds in times.items():
                     found[n].setdefault(f"fa {flash}", []).append(seconds)
             for n, command in ours.items():
                 mine[n].append(_seconds_alone(command))
@@ -126,16 +129,22 @@ def _seconds_of_bench(command: list[str]) -> float:
     return statistics.median(json.loads(_run(command))[0]["samples_ns"]) / 1e9
 
 
-def _batched_bench(program: Path, path: Path, threads: int, flash: str) -> list[str]:
-    n_ctx = max(N_SEQUENCES) * (PROMPT + GENERATED)
-    return [
-        *(str(program.with_name("llama-batched-bench")), "-m", str(path), "-t", str(threads)),
-        *("-c", str(n_ctx), "-npp", str(PROMPT), "-ntg", str(GENERATED), "-fa", flash),
-        *("-npl", ",".join(map(str, N_SEQUENCES)), "--output-format", "jsonl"),
+def seconds_of_batched_bench(
+    program: Path,
+    path: Path,
+    threads: int,
+    flash: str,
+    n_sequences: Sequence[int],
+    prompt: int,
+    generated: int,
+) -> dict[int, float]:
+    """Return what llama.cpp takes to decode so many tokens of each of so many sequences."""
+    command = [
+        *(str(program), "-m", str(path), "-t", str(threads), "-fa", flash),
+        *("-c", str(max(n_sequences) * (prompt + generated))),
+        *("-npp", str(prompt), "-ntg", str(generated)),
+        *("-npl", ",".join(map(str, n_sequences)), "--output-format", "jsonl"),
     ]
-
-
-def _seconds_of_batched_bench(command: list[str]) -> dict[int, float]:
     lines = [line for line in _run(command).splitlines() if line.startswith("{")]
     return {row["pl"]: row["t_tg"] for row in map(json.loads, lines)}
 
