@@ -44,7 +44,7 @@ cdef extern from "matmul/fetch_choice.h" nogil:
 cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION
-    mtp_kind MTP_MERGE, MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER
+    mtp_kind MTP_MERGE, MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER, MTP_SCATTER
     mtp_kind MTP_KINDS
     const char *mtp_kind_name(mtp_kind kind)
     const char *mtp_kind_sharing(mtp_kind kind)
@@ -228,6 +228,7 @@ cdef extern from "plan/draft.h" nogil:
         int64_t n_logits
         int64_t n_tokens
         int64_t n_recycled
+        int in_place
 
     int64_t MTP_MOST_RECYCLED
     size_t mtp_draft_lay_out(mtp_draft *draft, int64_t most, int64_t n_axes, char *memory)

@@ -313,6 +313,12 @@ cdef class Executor:
                 raise BackendError("not a frequency and an axis for each pair", wanted=op.n[0],
                                    got=(n_numbers - 1, n_axes))
             self.n_axes = max(self.n_axes, 1 + int(max(axes, default=-1)))
+        if op.kind == MTP_SCATTER:
+            columns = np.asarray([] if axes is None else axes)
+            if (not op.n[0] > 0 or not op.n[1] > 0 or len(columns) != int(op.n[0]) * int(op.n[1])
+                    or columns.min() < 0 or columns.max() >= op.out[0].width):
+                raise BackendError("not a column of the output for each value of a cluster",
+                                   wanted=(op.n[0], op.n[1]), got=len(columns))
         if op.kind in (MTP_ATTENTION, MTP_MERGE) and op.n[5] > 1:
             self.most_places = min(self.most_places, op.n[5] * MTP_RANGE)
         return 0

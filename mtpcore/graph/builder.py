@@ -836,6 +836,30 @@ class GraphBuilder:
         weights = [weight, bias] if bias and self.has(bias) else [weight]
         return self.add_node("expert_matmul", [x, ids], weights, name=name or self._stem(weight))[0]
 
+    def cluster_matmul(
+        self, x: Value, clusters: Value, weight: str, ordering: str, *, name: str | None = None
+    ) -> Value:
+        """Multiply each row by the rows of a matrix that are in its clusters: -> [T, outputs].
+
+        Outputs of other clusters are -inf.
+
+        Parameters
+        ----------
+        x : Value
+            [T, inputs]
+        clusters : Value
+            i32[T, n_used], the ids that a ``route`` chose.
+        weight, ordering : str
+            The matrix [outputs, inputs], and integers [outputs]: the rows of the first cluster,
+            then those of the second, as many of each.
+        """
+        n_clusters = clusters.n_experts
+        name = name or self._stem(weight)
+        weights = [weight, ordering]
+        return self.add_node(
+            "cluster_matmul", [x, clusters], weights, name=name, n_clusters=n_clusters
+        )[0]
+
     def mix(self, x: Value, shares: Value, *, name: str | None = None) -> Value:
         """Sum the experts' rows by their weights ``shares``, in rank order: -> [T, outputs]."""
         return self.add_node("mix", [x, shares], name=name)[0]

@@ -65,7 +65,7 @@ def infer(
             )
     try:
         outputs = rule.shape([value.shape for value in inputs], weights, attrs)
-        _check_ids(rule, inputs, weights)
+        _check_ids(rule, inputs, weights, attrs)
     except Mismatch as error:
         raise GraphError(
             error.what, where=where, wanted=error.wanted, got=error.got, fix=_FIX
@@ -74,7 +74,9 @@ def infer(
     return tuple((shape, dtype, n_rows if dtype == "i32" else 0) for shape, dtype in outputs)
 
 
-def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
+def _check_ids(
+    rule: OpRule, inputs: Sequence[Value], weights: Weights, attrs: dict[str, Any]
+) -> None:
     """Refuse ids of experts where none belong, and those of other experts than are stacked."""
     for i, value in enumerate(inputs):
         if i not in rule.ids:
@@ -84,7 +86,7 @@ def _check_ids(rule: OpRule, inputs: Sequence[Value], weights: Weights) -> None:
         if not value.n_experts:
             raise Mismatch("no ids of experts", "what a route chose", value.name)
         stack = weights[0]
-        if stack is None or stack[0] != value.n_experts:
+        if stack is None or attrs.get("n_clusters", stack[0]) != value.n_experts:
             raise Mismatch(
                 "not one matrix for each expert of the router", (value.n_experts, "..."), stack
             )

@@ -391,6 +391,17 @@ def _expert_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatu
     return _f32(ids[0], ids[1], stack[1])
 
 
+def _cluster_matmul(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    matrix, ordering, n = w[0], w[1], a["n_clusters"]
+    assert matrix is not None
+    _want(len(matrix) == 2, "a matrix has two axes", "[outputs, inputs]", matrix)
+    _want(x[0] == (x[1][0], matrix[1]), "rows do not fit the matrix", (x[1][0], matrix[1]), x[0])
+    fits = n > 0 and matrix[0] % n == 0
+    _want(fits, "rows do not lie in equal clusters", f"a multiple of {n}", matrix[0])
+    _want(ordering == (matrix[0],), "not a cluster for each row", (matrix[0],), ordering)
+    return _f32(x[0][0], matrix[0])
+
+
 def _mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     _want(len(x[0]) == 3 and x[1] == x[0][:2], "one weight a row and rank", x[0][:2], x[1])
     return _f32(x[0][0], x[0][2])
@@ -547,6 +558,16 @@ OPS: dict[str, OpRule] = {
         _expert_matmul,
         "w[ids[t, r]] x[t] (or x[t, r]) + bias[ids[t, r]]; the ids choose among as many experts as "
         "w has",
+        (1,),
+        (1,),
+    ),
+    "cluster_matmul": _rule(
+        2,
+        2,
+        "n_clusters",
+        _cluster_matmul,
+        "w[v] x[t] for the rows v of the clusters ids[t], -inf elsewhere; cluster c has the rows "
+        "ordering[c * n .. c * n + n], with n = rows / n_clusters",
         (1,),
         (1,),
     ),

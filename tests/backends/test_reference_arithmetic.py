@@ -273,21 +273,27 @@ def matrix(rng, kind, *shape):
 def test_products(kind, data, isa, n_outputs, n):
     rng = np.random.default_rng(data.draw(seeds))
     n_blocks = data.draw(st.integers(1, 4))
+    n_clusters = next(n for n in (5, 3, 2, 1) if n_outputs % n == 0)
     columns = n_blocks * (quants.GGML_QUANT_SIZES[Type[kind]][0] if kind in QUANTISED else 13)
     tensors = {
         "w.weight": matrix(rng, kind, n_outputs, columns),
         "e.weight": matrix(rng, kind, 3, n_outputs, columns),
-        **random_tensors(4, b=(n_outputs,), r=(3, columns), eb=(3, n_outputs)),
+        "order.weight": Tensor(rng.permutation(n_outputs)),
+        **random_tensors(
+            4, b=(n_outputs,), r=(3, columns), eb=(3, n_outputs), c=(n_clusters, columns)
+        ),
     }
 
     def make(g):
         a, b = g.inputs["a"], g.inputs["b"]
         ids, _ = g.route(a, "r.weight", n_used=2)
+        clusters, _ = g.route(a, "c.weight", n_used=min(2, n_clusters))
         return {
             "matmul": g.matmul(a, "w.weight"),
             "bias": g.matmul(a, "w.weight", "b.weight"),
             "expert_matmul": g.merge_heads(g.expert_matmul(a, ids, "e.weight")),
             "experts' biases": g.merge_heads(g.expert_matmul(a, ids, "e.weight", "eb.weight")),
+            "cluster_matmul": g.cluster_matmul(a, clusters, "w.weight", "order.weight"),
             "head_matmul": g.merge_heads(
                 g.head_matmul(g.split_heads(g.concat(a, b, a), 3), "e.weight")
             ),

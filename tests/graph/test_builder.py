@@ -19,6 +19,8 @@ TENSORS = {
     "square.bias": np.zeros(W),
     "narrow.weight": np.zeros((W, W - 1)),
     "vector.weight": np.zeros(W - 1),
+    "order.weight": np.zeros(W),
+    "odd.weight": np.zeros((W + 1, W)),
     "stack.weight": np.zeros((3, 7, W)),
     "short.weight": np.zeros((2, 7, W)),
     "long.weight": np.zeros((4, 7, W)),
@@ -30,6 +32,20 @@ TENSORS = {
 def builder(**options):
     g = GraphBuilder("toy", TENSORS, **options)
     return g, g.embed(g.inputs.tokens, "embd.weight")
+
+
+def attend(g, x, q, window=5):
+    """Attend to what three heads of keys stored, in a window of five."""
+    stored = heads(g, x)
+    g.attention(stored, stored, stored, layer=0, scale=1.0, window=5)
+    return g.attend(q, layer=0, scale=1.0, window=window)
+
+
+def clusters(g, rows, ordering, matrix="square.weight"):
+    """Multiply rows by the outputs of one of three clusters."""
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    ids, _ = g.route(x, "router.weight", n_used=1)
+    return g.cluster_matmul(rows, ids, matrix, ordering)
 
 
 def heads(g, x, n=3):
@@ -126,6 +142,28 @@ WRONG = {
     "route, used": lambda g, x: g.route(x, "router.weight", n_used=4),
     "route, gate": lambda g, x: g.route(x, "router.weight", n_used=1, gate="tanh"),
     "route, groups": lambda g, x: g.route(x, "router.weight", n_used=1, n_groups=2),
+    "route, bias": lambda g, x: g.route(x, "router.weight", bias="vector.weight", n_used=1),
+    "route, factors": lambda g, x: g.route(x, "router.weight", factors="vector.weight", n_used=1),
+    "expert_matmul, bias": lambda g, x: g.expert_matmul(
+        x, g.route(x, "router.weight", n_used=1)[0], "stack.weight", "router.weight"
+    ),
+    "gated, limit": lambda g, x: g.gated(x, x, limit=-1.0),
+    "gated, offset": lambda g, x: g.gated(x, x, offset=2),
+    "embed, absent": lambda g, x: g.embed(g.inputs.tokens, "embd.weight", absent=V),
+    "embed, absent and rows": lambda g, x: g.embed(
+        g.inputs.tokens, "embd.weight", embeddings=True, absent=0
+    ),
+    "attend, nothing stored": lambda g, x: g.attend(heads(g, x), layer=0, scale=1.0),
+    "attend, other heads": lambda g, x: attend(g, x, g.split_heads(x, 4)),
+    "attend, not evenly": lambda g, x: attend(g, x, g.slice(heads(g, x, 1), 0, 4)),
+    "attend, wider window": lambda g, x: attend(g, x, heads(g, x), window=6),
+    "attend, no window": lambda g, x: attend(g, x, heads(g, x), window=0),
+    "cluster_matmul": lambda g, x: clusters(g, g.slice(x, 0, 5), "order.weight"),
+    "cluster_matmul, not even": lambda g, x: clusters(g, x, "order.weight", "odd.weight"),
+    "cluster_matmul, ordering": lambda g, x: clusters(g, x, "vector.weight"),
+    "cluster_matmul, tokens": lambda g, x: g.cluster_matmul(
+        x, g.inputs.tokens, "square.weight", "order.weight"
+    ),
     "route, correction": lambda g, x: g.route(x, "router.weight", "vector.weight", n_used=1),
     "expert_matmul": lambda g, x: g.expert_matmul(
         g.slice(x, 0, 5), g.route(x, "router.weight", n_used=1)[0], "stack.weight"

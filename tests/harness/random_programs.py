@@ -257,6 +257,17 @@ class Writer:
         down = g.expert_matmul(g.gated(gate, up), ids, self.matrix(n_experts, x.shape[1], width))
         return g.add(x, g.mix(down, shares))
 
+    def clusters(self, x):
+        """A row of -inf but for the outputs of some clusters, made finite again."""
+        g, n_clusters, size = self.g, self.draw(st.integers(1, 6)), self.draw(st.integers(1, 40))
+        x, n_outputs = self.widened(x), n_clusters * size
+        router = self.vector(n_clusters, x.shape[1])
+        n_used = self.draw(st.integers(1, min(n_clusters, 4)))
+        ids, _ = g.route(x, router, n_used=n_used, gate="softmax")
+        ordering = self.add(Tensor(self.rng.permutation(n_outputs).astype(np.float32)))
+        matrix = self.matrix(n_outputs, x.shape[1])
+        return g.activation(g.cluster_matmul(x, ids, matrix, ordering), "tanh")
+
     def multiply_heads(self, x):
         n_heads, width = self.draw(few), self.draw(widths)
         made = self.heads(x, n_heads, width)
@@ -265,7 +276,7 @@ class Writer:
 
     UNITS = (
         norm, project, combine, feed_forward, views, attend, attend, attend_again, recur,
-        experts, multiply_heads,
+        experts, clusters, multiply_heads,
     )  # fmt: skip
 
     # The whole

@@ -302,19 +302,38 @@ class Lowering:
         (x, ids), axis = self._in(node), self._axis(node.inputs[0])
         weight = node.weights[0]
         assert weight is not None
-        n_experts, n_used = weight.shape[0], ids.width
         if self._is_by_rank(node):
             x = self._contiguous_rows(x, axis)
+        lists = self._sorted_by_expert(ids, weight.shape[0], axis)
+        bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
+        self._products_by_lists(node, x, lists, self.weights.stack(weight), bias)
+
+    def _lower_cluster_matmul(self, node: Node) -> None:
+        """Multiply as if each cluster were an expert, then put the products where they belong."""
+        (x, ids), axis = self._in(node), self._axis(node.inputs[0])
+        weight, ordering = node.weights
+        assert weight is not None
+        assert ordering is not None
+        n_clusters = node.attrs["n_clusters"]
+        size = weight.shape[0] // n_clusters
+        rows, matrices = self.weights.clusters(weight, ordering, n_clusters)
+        lists = self._sorted_by_expert(ids, n_clusters, axis)
+        products = self._new(ids.width, size)
+        self._products_by_lists(node, x, lists, matrices, out=products)
+        out = self._make(node.outputs[0])
+        ints = [size, n_clusters]
+        self.steps.append(Step("scatter", axis, [products, ids], [out], axes=rows, ints=ints))
+
+    def _sorted_by_expert(self, ids: View, n_experts: int, axis: int) -> View:
+        """Return the rows that each expert has, by the ids of those that each row uses."""
 
         def sort() -> View:
-            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * n_used))
-            lists = View(buffer, 1, 0, 0, 0, n_used)
+            buffer = self._buffer(lambda rows: 4 * expert_list_words(n_experts, rows * ids.width))
+            lists = View(buffer, 1, 0, 0, 0, ids.width)
             self.steps.append(Step("sort_by_expert", axis, [ids], [lists], ints=[n_experts]))
             return lists
 
-        lists = self._cached(("lists", ids, n_experts), sort)
-        bias = self.weights.vector(node.weights[1]) if len(node.weights) > 1 else None
-        self._products_by_lists(node, x, lists, self.weights.stack(weight), bias)
+        return self._cached(("lists", ids, n_experts), sort)
 
     def _lower_head_matmul(self, node: Node) -> None:
         """Multiply as if head h were an expert that each row uses at rank h."""
@@ -349,11 +368,17 @@ class Lowering:
         self._products_by_lists(node, x, lists, self.weights.stack(weight))
 
     def _products_by_lists(
-        self, node: Node, x: View, lists: View, matrices: list[PackedMatrix], bias: Any = None
+        self,
+        node: Node,
+        x: View,
+        lists: View,
+        matrices: list[PackedMatrix],
+        bias: Any = None,
+        out: View | None = None,
     ) -> None:
         """Multiply the rows that each matrix has in ``lists``, one row a rank or one for all.
 
-        ``bias`` has a row for each matrix.
+        ``bias`` has a row for each matrix; ``out`` is the node's output, if left out.
         """
         n_matrices, n_used, kind = len(matrices), lists.width, matrices[0].activation
 
@@ -369,13 +394,16 @@ class Lowering:
 
         prepared = self._cached(("by expert", x, lists, kind), prepare)
         weights = [None if bias is None else bias.reshape(-1)]
-        self._add(
-            node,
-            "expert_matmul",
-            [prepared, lists],
-            matrices=matrices,
-            weights=weights,
-            ints=[n_matrices],
+        self.steps.append(
+            Step(
+                "expert_matmul",
+                self._axis(node.outputs[0]),
+                [prepared, lists],
+                [self._make(node.outputs[0]) if out is None else out],
+                matrices=matrices,
+                weights=weights,
+                ints=[n_matrices],
+            )
         )
 
     def _is_by_rank(self, node: Node) -> bool:

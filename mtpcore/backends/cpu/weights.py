@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._matmul import PackedMatrix, PackedMemory, is_native, map_rows, packed_bytes
 from mtpcore.backends.base import F32, WeightSource
-from mtpcore.errors import CapacityError
+from mtpcore.errors import BackendError, CapacityError
 from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Program, Weight
 from mtpcore.memory.base import PAGE
@@ -43,6 +43,7 @@ FORMS = {
     "matmul_by_position": "stack",
     "expert_matmul": "stack",
     "head_matmul": "stack",
+    "cluster_matmul": "clusters",
     "route": "exact matrix",
 }
 """How operations want their first weight; all others are vectors."""
@@ -58,7 +59,7 @@ def _kinds(form: str) -> list[int]:
 
 def stays_mapped(stored: int, form: str) -> bool:
     """Say whether the kernels can read a matrix of this type from the mapped file."""
-    return stored in _kinds(form)
+    return form != "clusters" and stored in _kinds(form)
 
 
 class Weights:
@@ -88,6 +89,45 @@ class Weights:
         """Return the matrices of experts or heads, packed one by one."""
         return self._cached("stack", weight, lambda: self._pack(weight, "stack"))
 
+    def clusters(
+        self, weight: Weight, ordering: Weight, n_clusters: int
+    ) -> tuple[NDArray[np.int32], list[PackedMatrix]]:
+        """Return which rows of a matrix lie in clusters, one behind the other, and their matrices.
+
+        Raises
+        ------
+        BackendError
+            The ordering names rows that the matrix does not have.
+        """
+        rows = np.ascontiguousarray(self._source.tensors[ordering.tensor].array(), np.int32)
+        if rows.min() < 0 or rows.max() >= weight.shape[0]:
+            raise BackendError(
+                "clusters of rows that the matrix does not have",
+                where=ordering.tensor,
+                wanted=f"0..{weight.shape[0] - 1}",
+                got=f"{rows.min()}..{rows.max()}",
+            )
+        return rows, self._cached("clusters", weight, lambda: self._cut(weight, rows, n_clusters))
+
+    def _cut(self, weight: Weight, rows: NDArray[np.int32], n: int) -> list[PackedMatrix]:
+        """Pack the rows of a matrix in another order, as so many matrices."""
+        n_rows, n_cols = weight.shape
+        step = max(1, _WINDOW // n_cols)
+        ranges = [(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step)]
+        parts: list[NDArray[np.uint8]] = []
+        matrices: list[PackedMatrix] = []
+
+        def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
+            parts.clear()
+            matrices[:] = self._empty(kind, (n, n_rows // n, n_cols))
+            return lambda row, some: parts.append(some.reshape(len(some), -1).copy())
+
+        self._source.tensors[weight.tensor].stream(_kinds("clusters"), ranges, start)
+        whole = np.concatenate(parts)
+        for matrix, own in zip(matrices, rows.reshape(n, -1), strict=True):
+            matrix.fill(0, np.ascontiguousarray(whole[own]))
+        return matrices
+
     def pack_ahead(self, program: Program, threads: int) -> None:
         """Pack the matrices of a program, several at a time: packing waits for memory.
 
@@ -100,10 +140,11 @@ class Weights:
         ModelFileError
             The file has become shorter since it was opened.
         """
+        make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         wanted = {
             (FORMS[node.op], weight.tensor): weight
             for node in program.nodes
-            if node.op in FORMS
+            if FORMS.get(node.op) in make
             for weight in node.weights[:1]
             if weight is not None
         }
@@ -120,7 +161,6 @@ class Weights:
             return
         if self._source.repack:
             self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
-        make = {"matrix": self.matrix, "stack": self.stack, "exact matrix": self.exact_matrix}
         self._workers = max(1, min(threads, len(wanted)))
         pool = concurrent.futures.ThreadPoolExecutor(self._workers)
         try:

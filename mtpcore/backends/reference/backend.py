@@ -80,6 +80,7 @@ class ReferenceBackend:
         "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),
+        "cluster_matmul": by_row(formulas.cluster_matmul),
         "head_matmul": by_row(formulas.head_matmul),
         "mix": by_row(formulas.mix),
         "outputs": _outputs,

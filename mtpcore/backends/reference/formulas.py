@@ -20,6 +20,7 @@ __all__ = [
     "activation",
     "add",
     "advance",
+    "cluster_matmul",
     "concat",
     "convolve",
     "embed",
@@ -302,6 +303,17 @@ def expert_matmul(x: Array, ids: NDArray[np.int32], w: Any, bias: Array | None =
     each = x if x.ndim == 2 else [x] * len(ids)
     y = np.stack([w[i] @ row for i, row in zip(ids, each, strict=True)])
     return y if bias is None else y + bias[ids]
+
+
+def cluster_matmul(
+    x: Array, ids: NDArray[np.int32], w: Any, ordering: Array, *, n_clusters: int
+) -> Array:
+    """Return w x for the rows of the clusters, -inf elsewhere."""
+    rows = ordering.reshape(n_clusters, -1)[ids].reshape(-1).astype(np.int64)
+    y: Array = w @ x
+    found = np.full_like(y, -np.inf)
+    found[rows] = y[rows]
+    return found
 
 
 def head_matmul(x: Array, w: Any) -> Array:

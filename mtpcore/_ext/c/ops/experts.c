@@ -1,4 +1,5 @@
 /* Matmuls with the matrices of experts: every expert that is used is read once for all rows. */
+#include <math.h>
 #include <string.h>
 
 #include "ops/rows.h"
@@ -103,6 +104,24 @@ void mtp_op_prepare_by_expert(const mtp_op *op, const mtp_run *run, int thread, 
                         (op->n[2] ? lists.slots : lists.rows) + begin, n, x->width, 0,
                         (n + MTP_TILE - 1) / MTP_TILE, own.begin, own.end, out);
         out += mtp_whole_lines(mtp_activation_bytes(activation, n, x->width));
+    }
+}
+
+void mtp_op_scatter(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const int64_t size = op->n[0], width = op->out[0].width;
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        const int32_t *ids = mtp_row(run, &op->in[1], t, 0);
+        float *y = mtp_row(run, &op->out[0], t, 0);
+        for (int64_t i = 0; i < width; i++)
+            y[i] = -INFINITY;
+        for (int64_t r = 0; r < op->in[0].n_heads; r++) {
+            const float *x = mtp_row(run, &op->in[0], t, r);
+            const int32_t *columns = op->axes + ids[r] * size;
+            for (int64_t i = 0; i < size; i++)
+                y[columns[i]] = x[i];
+        }
     }
 }
 

@@ -37,6 +37,7 @@
     X(SORT_BY_POSITION, sort_by_position, GATHER)                                                  \
     X(PREPARE_BY_EXPERT, prepare_by_expert, GATHER)                                                \
     X(EXPERT_MATMUL, expert_matmul, SPREAD)                                                        \
+    X(SCATTER, scatter, ROWS)                                                                      \
     X(MIX, mix, ROWS)
 
 #define MTP_KIND_NUMBER(NAME, ...) MTP_##NAME,

@@ -35,6 +35,9 @@ MTP_DECLARE(mtp_op_sort_by_position);
 /* out = rows of in[0] by the lists in[1], prepared for each expert; n[0] experts, n[1] is an
  * MTP_ACT_*; where n[2], in[0] has a row for each of an expert's ranks. */
 MTP_DECLARE(mtp_op_prepare_by_expert);
+/* out is -infinity but for the columns of the clusters in[1], whose values in[0] holds: cluster c has
+ * n[0] of them, axes[c * n[0]] and on; there are n[1] clusters. */
+MTP_DECLARE(mtp_op_scatter);
 /* out = matrices[id] times in[0] (prepared by expert), by the lists in[1]; n[0] experts. */
 MTP_DECLARE(mtp_op_expert_matmul);
 

@@ -190,6 +190,14 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
         return w->n_rows == out->width && out->n_heads == in[1].width && is_closed(out)
                    ? NULL
                    : "outputs of other matrices";
+    case MTP_SCATTER:
+        maker = maker_of(plan, at, in[1].buffer);
+        if (!maker || maker->kind != MTP_ROUTE || maker->in[0].width > op->n[1] ||
+            maker->axis != op->axis || maker->n[0] < in[0].n_heads ||
+            !is_same(&maker->out[0], &in[1]))
+            return "ids of more clusters than there are";
+        return in[0].width == op->n[0] && in[0].n_heads <= in[1].width ? NULL
+                                                                       : "clusters of another size";
     case MTP_MIX:
         return in[0].width == out->width && in[0].n_heads <= in[1].width
                    ? NULL

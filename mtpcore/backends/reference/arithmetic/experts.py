@@ -10,7 +10,7 @@ from mtpcore.backends.reference.arithmetic.fused import F32, fma
 from mtpcore.backends.reference.arithmetic.matrix import Matrix
 from mtpcore.backends.reference.arithmetic.sums import sum_of_row
 
-__all__ = ["expert_matmul", "head_matmul", "matmul_by_position", "mix", "route"]
+__all__ = ["cluster_matmul", "expert_matmul", "head_matmul", "matmul_by_position", "mix", "route"]
 
 SMALLEST_SUM = np.float32(1e-20)
 
@@ -109,6 +109,18 @@ def matmul_by_position(x: F32, positions: NDArray[np.int32], w: list[Matrix], *,
     """Return the product of each row with the matrix of its position."""
     ids = np.clip(positions[:, :1] - first, 0, len(w) - 1)
     return expert_matmul(x, ids, w)[:, 0]
+
+
+def cluster_matmul(
+    x: F32, ids: NDArray[np.int32], w: Matrix, ordering: F32, *, n_clusters: int
+) -> F32:
+    """Return products with the rows of each row's clusters, and -inf elsewhere."""
+    y = w.times(x)
+    found = np.full_like(y, -np.inf)
+    clusters = ordering.reshape(n_clusters, -1).astype(np.int64)
+    for t, chosen in enumerate(clusters[ids].reshape(len(x), -1)):
+        found[t, chosen] = y[t, chosen]
+    return found
 
 
 def expert_matmul(x: F32, ids: NDArray[np.int32], w: list[Matrix], bias: F32 | None = None) -> F32:

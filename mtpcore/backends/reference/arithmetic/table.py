@@ -63,6 +63,7 @@ OPERATIONS: dict[str, Operation] = {
     "delta_rule": delta_rule(recurrent.read_state),
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),
+    "cluster_matmul": at_once(experts.cluster_matmul),
     "head_matmul": at_once(experts.head_matmul),
     "mix": at_once(experts.mix),
 }
@@ -74,6 +75,7 @@ _MATRICES: dict[str, Callable[[WeightTensor, Weight], Any]] = {
     "matmul": load_matrix,
     "matmul_by_position": load_matrix,
     "expert_matmul": load_matrix,
+    "cluster_matmul": load_matrix,
     "head_matmul": load_matrix,
     "route": lambda tensor, weight: FloatMatrix(np.asarray(tensor.array(), np.float32)),
 }
