@@ -15,6 +15,7 @@ from mtpcore.declarations.spec import (
     Heads,
     Link,
     ModelSpec,
+    SharedMemory,
     Tap,
     Tie,
     TreeShape,
@@ -23,7 +24,7 @@ from mtpcore.declarations.spec import (
 )
 from mtpcore.discovery.hookspecs import hookimpl
 from mtpcore.gguf.metadata import Fields, convert
-from mtpcore.graph import GraphBuilder, GraphType, Inputs, Outputs, Value
+from mtpcore.graph import GraphBuilder, GraphType, Inputs, MemoryLayer, Outputs, Value
 from mtpcore.models.blocks import (
     OUTPUT_TIE,
     ROUTER_TYPE,
@@ -124,6 +125,7 @@ __all__ = [
     "Key",
     "LayerKind",
     "Link",
+    "MemoryLayer",
     "Mla",
     "MixedHparams",
     "ModelSpec",
@@ -141,6 +143,7 @@ __all__ = [
     "SPEAKER_TOKENS",
     "SWIGLU",
     "Shards",
+    "SharedMemory",
     "TABLES",
     "Tap",
     "Tie",

@@ -28,7 +28,7 @@ def draft(wanted, list passes not None):
         raise BackendError("a draft without passes")
     passes = [(<Executor?> each[0], *each[1:]) for each in passes]
     memset(&loop, 0, sizeof(mtp_draft))
-    loop.n_sequences, loop.n_passes = m, len(passes)
+    loop.n_sequences, loop.n_passes, loop.in_place = m, len(passes), bool(wanted.in_place)
     samplers = tuple(wanted.samplers)  # what the loop points into
     running, taken = [], ()
     try:
@@ -183,7 +183,7 @@ cdef int check_places(mtp_draft *loop, Executor only, pages) except -1:
         tables, length = int32s_of(group.tables, 2), int32s_of(group.length, 1)
         for i in range(loop.n_sequences):
             newest = only.run_state.outputs[i]
-            for step in range(1, loop.sequences[i].k):
+            for step in range(1, 0 if loop.in_place else loop.sequences[i].k):
                 only.check_place(&tables, &length, n_pages, only.run_state.seq[newest],
                                  only.run_state.place[newest] + step, newest)
     check_states(loop, only)
@@ -197,7 +197,7 @@ cdef int check_states(mtp_draft *loop, Executor only) except -1:
     for i in range(loop.n_sequences if table != NULL else 0):
         newest = only.run_state.outputs[i]
         seq = only.run_state.seq[newest]
-        for step in range(1, loop.sequences[i].k):
+        for step in range(1, 0 if loop.in_place else loop.sequences[i].k):
             check_state(table + seq * MTP_STATE_COLUMNS, seq, only.run_state.place[newest] + step,
                         True)
     return 0

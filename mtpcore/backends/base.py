@@ -119,8 +119,8 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
 
     The first pass runs ``batch``; ``batch.outputs`` are the newest rows of the m sequences, and
     each chooses its sequence's first draft. Every further pass has one row for each sequence that
-    goes on: the token just chosen, at the next place and positions, with ``recycle[slot]``, an
-    output of the pass before, as its slots.
+    goes on: the token just chosen, at the next place and positions (``in_place``: at the same),
+    with ``recycle[slot]``, an output of the pass before, as its slots.
 
     With ``later`` the further passes are these instead. Pass p has the sequences that want more
     than p drafts, in the same order, each with all of its rows together. The newest p of them, or
@@ -149,6 +149,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
     later: Sequence[DraftPass] = ()
+    in_place: bool = False
 
     @property
     def indices(self) -> list[int]:

@@ -132,9 +132,11 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             batch = _fill_in(batch, [(drafts[i], slot_rows[i]) for i in active], n_passes)
         elif going:
             newest = [int(batch.outputs[active.index(i)]) for i in going]
-            batch = _go_on(
-                batch, newest, [drafts[i][-1] for i in going], [slot_rows[i][-1] for i in going]
+            tokens, recycled_rows = (
+                [drafts[i][-1] for i in going],
+                [slot_rows[i][-1] for i in going],
             )
+            batch = _go_on(batch, newest, tokens, recycled_rows, 0 if run.in_place else 1)
             active = going
     return drafts, n_passes
 
@@ -156,14 +158,18 @@ def _fill_in(
 
 
 def _go_on(
-    batch: CheckedBatch, newest: list[int], tokens: list[int], recycled: list[SlotRows]
+    batch: CheckedBatch,
+    newest: list[int],
+    tokens: list[int],
+    recycled: list[SlotRows],
+    step: int,
 ) -> CheckedBatch:
-    """Return one row for each sequence that goes on from its newest row."""
+    """Return one row for each sequence that goes on, ``step`` places behind its newest row."""
     return CheckedBatch(
         tokens=np.array(tokens, np.int32),
-        positions=batch.positions[newest] + np.int32(1),
+        positions=batch.positions[newest] + np.int32(step),
         seq=batch.seq[newest],
-        place=batch.place[newest] + np.int32(1),
+        place=batch.place[newest] + np.int32(step),
         outputs=np.arange(len(newest), dtype=np.int32),
         slots={slot: np.stack([slot_rows[slot] for slot_rows in recycled]) for slot in recycled[0]},
     )

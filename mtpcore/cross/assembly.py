@@ -12,6 +12,7 @@ from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter, ProposerDrafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
+from mtpcore.drafting.shared_memory import SharedMemoryDrafter
 from mtpcore.drafting.trees import TreeDrafter
 from mtpcore.drafting.upstream import UpstreamGraphs, find_graph, find_upstream
 from mtpcore.errors import LinkError
@@ -39,7 +40,9 @@ def make_drafters(
             spec = role.drafter
             if name == "llm" or spec is None or role.graph_type != GraphType.DRAFT:
                 continue
-            if n_heads(spec) == 1:
+            if spec.shared_memory is not None:
+                drafters[name] = _shared_memory_drafter(name, runners, links)
+            elif n_heads(spec) == 1:
                 drafters[name] = _graph_drafter(name, runners, links)
             elif role.head == 0:
                 drafters[name] = _head_drafter(name, runners, links)
@@ -70,6 +73,17 @@ def _graph_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) 
         return BlockDrafter(name, runner, upstream, post_head)
     kind = TreeDrafter if runner.drafter.shape == "tree" else GraphDrafter
     return kind(name, runner, upstream)
+
+
+def _shared_memory_drafter(
+    name: str, runners: Mapping[str, GraphRunner], links: Links
+) -> SharedMemoryDrafter:
+    runner, target = runners[name], runners["llm"]
+    assert runner.drafter is not None
+    _check({name: runner}, target, runner.drafter)
+    drafter = SharedMemoryDrafter(name, runner, target)
+    links.declare(name)
+    return drafter
 
 
 def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> HeadDrafter:

@@ -264,6 +264,12 @@ def _check_drafter(spec: DrafterSpec) -> None:
             wanted="'previous', or order='each-step'",
             got="'target'",
         )
+    if spec.shared_memory and (spec.shape != "chain" or spec.heads != Heads() or spec.graphs):
+        raise PluginError(
+            "a drafter that reads the target's memory is one graph that drafts a chain",
+            where="shared_memory",
+            got=f"shape {spec.shape!r}, heads {spec.heads}, {len(spec.graphs)} further graphs",
+        )
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)

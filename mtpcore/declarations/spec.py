@@ -35,6 +35,7 @@ __all__ = [
     "ModelSizes",
     "ModelSpec",
     "Pairing",
+    "SharedMemory",
     "Tap",
     "Tie",
     "TreeShape",
@@ -292,6 +293,18 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     sidecars: tuple[str, ...] = ()
 
 
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """A drafter's graph reads what the target has stored, and stores nothing itself.
+
+    ``layers(stored, hparams)`` returns for each layer of the drafter the number of the target's
+    memory layer that it reads; ``stored`` are the target's, each with ``layer`` (its number),
+    ``window``, ``n_heads``, ``k_width`` and ``v_width``, and ``hparams`` the drafter's own. All
+    drafts of a round are made at the pending token's position.
+    """
+
+    layers: Callable[..., Sequence[int]]
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The declaration of a trunk: which files it fits, its hyper-parameters and its graph.
 
@@ -361,6 +374,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary : str
         The tensor int[n] of a reduced draft vocabulary: the target's token id of each logit. A file
         without it drafts all of the target's tokens.
+    shared_memory : SharedMemory, optional
+        Of a drafter that reads the target's KV cache and has none of its own.
     limit : int
         The longest draft that makes sense; at most the number of heads, if each drafts one step, or
         what a block has.
@@ -395,6 +410,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     tree: TreeShape | None = None
     block: Block | None = None
     vocabulary: str = ""
+    shared_memory: SharedMemory | None = None
     limit: _Size = 8
     acceptance: tuple[float, float] = (0.0, 1.0)
     variant_of: str = ""

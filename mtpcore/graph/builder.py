@@ -67,6 +67,8 @@ class GraphBuilder:
         Axes of a position (1, or more for multi-axis RoPE).
     whole : collection of str
         Slots that are fed whole sequences.
+    shared : sequence of MemoryLayer, optional
+        For each layer of the graph the one of another graph's memory that ``attend`` reads.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class GraphBuilder:
         n: int | None = None,
         axes: int = 1,
         whole: Collection[str] = (),
+        shared: Sequence[MemoryLayer] | None = None,
     ) -> None:
         self.name, self.n, self.tensors = name, n, tensors
         self._prefix = ""
@@ -90,6 +93,7 @@ class GraphBuilder:
         self._inputs: dict[str, int] = {}
         self._memory: dict[int, MemoryLayer] = {}
         self._delivered: dict[int, MemoryLayer] = {}
+        self._shared, self._read = shared, dict[int, MemoryLayer]()
         self._states: dict[tuple[type[StateLayer], int], StateLayer] = {}
         self._taps: dict[str, Value] = {}
         self._offered: list[str] = []
@@ -539,7 +543,9 @@ class GraphBuilder:
         q : Value
             [T, H, Dk]
         layer : int
-            Of the KV cache: one that an ``attention`` before this node has written.
+            Of the KV cache: one that an ``attention`` before this node has written. For a drafter
+            that shares the target's memory, its own number of the layer, which the declaration
+            maps to one of the target's.
         scale, mask, window, sinks
             As in ``attention``; no wider a window than that layer keeps.
 
@@ -548,20 +554,13 @@ class GraphBuilder:
         GraphError
             Nothing has written the layer, or shapes do not fit.
         """
-        stored = self._memory.get(layer)
-        if stored is None:
-            raise GraphError(
-                "no attention before this one stores the layer",
-                where=name or f"attention to layer {layer}",
-                wanted=", ".join(map(str, self._memory)) or "an attention with keys and values",
-                got=layer,
-            )
+        stored = self._stored_layer(layer, name or f"attention to layer {layer}")
         attended = self.add_node(
             "attention",
             [q],
             [sinks] if sinks else [],
             name=name,
-            layer=layer,
+            layer=stored.layer,
             scale=float(scale),
             mask=mask,
             window=window,
@@ -665,6 +664,24 @@ class GraphBuilder:
             n_heads=heads,
             v_width=v_width,
         )[0]
+
+    def _stored_layer(self, layer: int, where: str) -> MemoryLayer:
+        """Return a layer that this graph has written, or one of the memory that it shares."""
+        if layer in self._memory:
+            return self._memory[layer]
+        if self._shared is None or not 0 <= layer < len(self._shared):
+            held = ", ".join(map(str, self._memory))
+            raise GraphError(
+                "no attention before this one stores the layer",
+                where=where,
+                wanted=held or "an attention with keys and values",
+                got=layer,
+                fix="write it first, or link the target whose memory the drafter reads: "
+                "link(llm, draft_model=...)",
+            )
+        stored = self._shared[layer]
+        self._read[stored.layer] = stored
+        return stored
 
     def causal_conv(
         self, x: Value, weight: str, *, layer: int, kind: str = "silu", name: str | None = None
@@ -928,6 +945,11 @@ class GraphBuilder:
             tuple(dict.fromkeys(self._offered)),
             tuple(sorted(self._states.values(), key=lambda s: (s.layer, type(s).__name__))),
             tuple(self._delivered[i] for i in sorted(self._delivered)),
+            tuple(self._read[i] for i in sorted(self._read)),
         )
+        if program.shared and (program.memory or program.states):
+            raise GraphError(
+                "a graph that reads another one's memory has none of its own", where=self.name
+            )
         check(program)
         return program

@@ -165,6 +165,8 @@ class Program(msgspec.Struct, frozen=True):
     and recycled states f32[n_tokens, width]. ``taps`` are all that the graph offers, asked for or
     not. ``states`` are those of recurrent layers, by number, a layer's convolution first.
     ``delivered`` are memory layers of whole sequences; no number is in ``memory``, too.
+    ``shared`` are layers of another graph's memory, which this one reads and never writes; then it
+    has none.
     """
 
     name: str
@@ -176,6 +178,7 @@ class Program(msgspec.Struct, frozen=True):
     taps: tuple[str, ...] = ()
     states: tuple[StateLayer, ...] = ()
     delivered: tuple[MemoryLayer, ...] = ()
+    shared: tuple[MemoryLayer, ...] = ()
 
     def shape(self, output: str) -> Shape:
         """Return the shape of a named output."""

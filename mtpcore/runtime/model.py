@@ -45,7 +45,7 @@ from mtpcore.gguf import (
     read_chat_template,
     read_tokenizer,
 )
-from mtpcore.graph import GraphBuilder, GraphType, Outputs, Program
+from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs, Program
 from mtpcore.runtime.fit import FittedDrafter
 from mtpcore.runtime.lending import PackedWeights, TieUse, borrow, check_target, report_ties
 from mtpcore.runtime.sidecar import Sidecar
@@ -489,7 +489,35 @@ class Model:
             whole=[
                 f.slot for f in spec.feeds if f.graph == graph and f.pairing == "whole-sequence"
             ],
+            shared=self._shared_layers(spec, hparams),
         )
+
+    def _shared_layers(
+        self, spec: ModelSpec | DrafterSpec, hparams: Any
+    ) -> list[MemoryLayer] | None:
+        """Return for each layer of a drafter the one of the target's memory that it reads.
+
+        None where it reads none, or no target is linked.
+
+        Raises
+        ------
+        PluginError
+            The declaration names a layer that the target does not store.
+        """
+        target = self._target if isinstance(spec, DrafterSpec) and spec.standalone else self
+        if not isinstance(spec, DrafterSpec) or spec.shared_memory is None or target is None:
+            return None
+        stored = {layer.layer: layer for layer in target.program().memory}
+        numbers = [*spec.shared_memory.layers((*stored.values(),), hparams)]
+        if lacking := [n for n in numbers if n not in stored]:
+            raise PluginError(
+                "the target stores no such layer",
+                where=f"{spec.name}: shared_memory",
+                wanted=", ".join(map(str, stored)),
+                got=", ".join(map(str, lacking)),
+                fix="link the target that the drafter was made for",
+            )
+        return [stored[n] for n in numbers]
 
     def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
         """Return the width of a slot, that of its taps together."""

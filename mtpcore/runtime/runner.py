@@ -57,7 +57,8 @@ class GraphRunner:
     second caller, or takes back what an exception leaves half done. A Context or a Cross does both,
     and calls these within its acts.
 
-    ``sources`` give slots their rows; ``deliver`` is told of each batch that was processed.
+    ``sources`` give slots their rows; ``deliver`` is told of each batch that was processed;
+    ``lent`` is another graph's memory, which a graph without its own reads.
 
     Parameters
     ----------
@@ -117,6 +118,7 @@ class GraphRunner:
         self.sources = self._admission.sources
         self.admit = self._admission.admit
         self.deliver: Deliver | None = None
+        self.lent: ContextMemory | None = None
         self._plan: Plan | None = None
         self._delivery_plan: Plan | None = None
 
@@ -220,7 +222,8 @@ class GraphRunner:
                 if delivery is not None and self.memory and self.memory.delivered:
                     stores = [self.memory.delivered.store]
                     self._delivery_plan = self._make_plan(delivery, stores, None)
-                stores = [group.store for group in self.memory.groups] if self.memory else []
+                read = self.memory or self.lent
+                stores = [group.store for group in read.groups] if read else []
                 recurrent = self.memory.recurrent if self.memory else None
                 self._plan = self._make_plan(
                     batches, stores, recurrent.store if recurrent else None

@@ -7,6 +7,7 @@ from mtpcore.testing.drafts import check_drafts
 from mtpcore.testing.files import check_layouts, check_ties
 from mtpcore.testing.graphs import check_graphs
 from mtpcore.testing.pairs import cover_pairs
+from mtpcore.testing.readers import check_readers
 from mtpcore.testing.rows import Batching, check_rows
 from mtpcore.testing.runner import Runner, Weights
 from mtpcore.testing.subject import Subject
@@ -22,6 +23,7 @@ __all__ = [
     "check_drafts",
     "check_graphs",
     "check_layouts",
+    "check_readers",
     "check_rows",
     "check_texts",
     "check_ties",

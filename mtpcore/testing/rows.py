@@ -81,6 +81,8 @@ def _trace(subject: Subject, batching: Batching, kv_dtype: str) -> dict[str, byt
 def _unlinked(cross: Cross, batching: Batching) -> Iterator[tuple[str, Context]]:
     """Yield a context like each role's, without links."""
     for role, linked in cross.contexts.items():
+        if linked.program.shared:
+            continue  # check_readers has its rows
         least = N_WHOLE * (1 + batching.neighbours) if linked.program.sees_ahead else 1
         yield (
             role,

@@ -58,6 +58,7 @@ NO_AXES = {
     "DrafterSpec.version": "is filled in at load, from the distribution",
     "ModelSpec.version": "is filled in at load, from the distribution",
     "Shards.parts": "one family alone has shards",
+    "SharedMemory.layers": "one family alone has a drafter that reads the target's memory",
 }
 """Fields in which no two declarations of this repository differ, and why they are there."""
 

@@ -52,7 +52,8 @@ class Lowering:
         self.program, self.weights, self.n_batch = program, weights, n_batch
         self.stores, self.states = stores, states
         self._n_ranges = -(-n_ctx // RANGE)
-        self._n_stored_heads = {layer.layer: layer.n_heads for layer in program.memory}
+        stored = (*program.memory, *program.shared)
+        self._n_stored_heads = {layer.layer: layer.n_heads for layer in stored}
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
         self.inputs: dict[str, int] = {}

@@ -189,11 +189,12 @@ static void repeat_row(const mtp_draft *draft, mtp_draft_pass *pass, int64_t at,
 {
     const mtp_run *run = pass->run;
     const int64_t row = run->outputs[at];
+    const int32_t step = !draft->in_place;
     write_row(draft, pass, at, token, pass, to);
     draft->seq[to] = run->seq[row];
-    draft->place[to] = run->place[row] + 1;
+    draft->place[to] = run->place[row] + step;
     for (int64_t i = 0; i < run->n_axes; i++)
-        draft->positions[to * run->n_axes + i] = run->positions[row * run->n_axes + i] + 1;
+        draft->positions[to * run->n_axes + i] = run->positions[row * run->n_axes + i] + step;
     pass->active[to] = pass->active[at];
 }
 

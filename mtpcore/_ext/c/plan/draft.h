@@ -51,6 +51,7 @@ typedef struct {
     int64_t n_logits;
     int64_t n_tokens; /* that have embeddings; 0: none are read */
     int64_t n_recycled;
+    int in_place; /* whether rows of a repeated pass stay at the place and positions of the first */
     /* What else a repeated pass reads, [n_sequences] each: */
     int32_t *positions, *seq, *place, *outputs;
     /* What each row of a pass chose, and where p_min asks for it how probable that is: */

@@ -1,0 +1,146 @@
+"""Drafting with a graph that reads the target's memory and has none of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.backends.base import CheckedBatch, DraftRun
+from mtpcore.declarations.draft_tree import Draft
+from mtpcore.drafting.drafters import DraftJob, draft_settings, warn_unreadable
+from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
+from mtpcore.drafting.upstream import finite_places
+from mtpcore.drafting.vocabulary import read_vocabulary
+from mtpcore.errors import LinkError
+from mtpcore.runtime.runner import GraphRunner
+
+__all__ = ["SharedMemoryDrafter"]
+
+I32 = NDArray[np.int32]
+
+
+class SharedMemoryDrafter:
+    """A drafter's graph that attends to what the target has stored.
+
+    Each round begins with the pending token and the target's row before it. All drafts of a round
+    are made at the pending token's position, from all that the target has stored: tokens of the
+    round are seen by what is recycled alone. Nothing is stored, so that there is nothing to keep in
+    step with the target, to take back, to copy or to save.
+
+    Parameters
+    ----------
+    name : str
+        The role.
+    runner : GraphRunner
+        Of the drafter's graph.
+    target : GraphRunner
+        Whose memory it reads.
+
+    Raises
+    ------
+    LinkError
+        The declaration asks for what this loop cannot do, or the graph runs on another backend than
+        the target; as ``read_vocabulary``.
+    """
+
+    def __init__(self, name: str, runner: GraphRunner, target: GraphRunner) -> None:
+        assert runner.drafter is not None
+        self.name, self.runner, self.spec = name, runner, runner.drafter
+        self._check(target)
+        self._target = target
+        runner.lent = target.memory
+        self.runners: Mapping[str, GraphRunner] = {name: runner}
+        self._ids = read_vocabulary(runner)
+        self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
+        self.reads_rows = False  # the target has stored what it made of them
+        self.paused = 0
+
+    def _check(self, target: GraphRunner) -> None:
+        """Refuse what this loop cannot follow."""
+        spec, runner = self.spec, self.runner
+        asked = {"shape": spec.shape != "chain", "graphs": bool(spec.graphs)}
+        asked["pairing"] = any(feed.pairing != "next-token" for feed in spec.feeds)
+        where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
+        if got := ", ".join(name for name, is_there in asked.items() if is_there):
+            raise LinkError(
+                "a drafter that reads the target's memory cannot do what the declaration asks for",
+                where=where,
+                wanted="a chain, next-token feeds, no further graphs",
+                got=got,
+                fix="leave tree= (--draft-tree) out, or declare a chain",
+            )
+        if runner.backend is not target.backend or runner.n_seq_max > target.n_seq_max:
+            raise LinkError(
+                "the target's memory cannot be read from this context",
+                where=where,
+                wanted=f"backend {target.backend.name!r}, {target.n_seq_max} sequences",
+                got=f"backend {runner.backend.name!r}, {runner.n_seq_max} sequences",
+                fix="let link() make the context",
+            )
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+        """Draft up to k tokens for each job; sequences leave the loop one by one.
+
+        A sequence with a non-finite hidden row gets no drafts, nor does one of which nothing is
+        stored.
+        """
+        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
+        active = []
+        for job in jobs:
+            pending = len(job.history) - 1
+            places = range(pending, pending + 1)
+            if pending and finite_places(self.runner, self.spec.feeds, job.seq, places):
+                active.append(job)
+            elif pending:
+                self._pause(job.seq, pending)
+        for begin in range(0, len(active), self.runner.n_batch):
+            self._draft_together(active[begin : begin + self.runner.n_batch], drafts)
+        return drafts
+
+    def _draft_together(self, jobs: Sequence[DraftJob], drafts: dict[int, Draft]) -> None:
+        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        settings = draft_settings(jobs, self._recycle, self._ids)
+        run = DraftRun(batch=self.batch(jobs), k=lengths, in_place=True, **settings)
+        drafted, _ = self.runner.plan.draft(run, self.runner.lent)
+        for job, k, ids in zip(jobs, lengths, drafted, strict=True):
+            drafts[job.seq] = ids
+            if len(ids) < k and job.p_min <= 0:
+                self._pause(job.seq, len(job.history) + len(ids) - 1)
+
+    def batch(self, jobs: Sequence[DraftJob]) -> CheckedBatch:
+        """Return the first rows of a round: the pending tokens, at the newest stored places.
+
+        A row's place says what it sees: what is stored up to there, or the window that ends there.
+        """
+        seq = np.array([job.seq for job in jobs], np.int32)
+        pending = np.array([len(job.history) - 1 for job in jobs], np.int32)
+        positions = [self._target.sequences.next_position(job.seq) for job in jobs]
+        program = self.runner.program
+        return CheckedBatch(
+            tokens=np.array([job.history[-1] for job in jobs], np.int32),
+            positions=np.repeat(np.array(positions, np.int32)[:, None], program.n_axes, axis=1),
+            seq=seq,
+            place=pending - 1,
+            outputs=np.arange(len(jobs), dtype=np.int32),
+            slots={slot: self.runner.sources[slot](seq, pending) for slot in program.slots()},
+        )
+
+    def _pause(self, seq: int, place: int) -> None:
+        """Count a sequence that gets no further draft; warn of the first one."""
+        if not self.paused:
+            warn_unreadable(self.name, seq, place)
+        self.paused += 1
+
+    def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
+        """Do nothing: nothing is stored."""
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Do nothing."""
+
+    def fork(self, seq: int, new: int) -> None:
+        """Do nothing."""
+
+    def remove(self, seq: int) -> None:
+        """Do nothing."""
