@@ -3,7 +3,10 @@
     python tools/gemma4_references.py tests/data/gemma4
 
 Needs torch and transformers 5. ``refs.npz`` gets for each shape, of one text and float32 weights,
-``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer.
+``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer. For each
+assistant, of drafts behind the first n tokens and the next one, for each n of ``n``: ``drafts``,
+and the ``logits`` and ``hidden`` rows that they come from. Of the target's layers with a window the
+assistant is given as many of the newest keys as the window counts.
 """
 
 from __future__ import annotations
@@ -15,13 +18,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from harness import gemma4
 
 SEED = 0
+PREFIXES = (1, 5, 9, 10, 23, 38)
+N_DRAFTS = 4
 
 
 def trunk(s: gemma4.Shape) -> Any:
@@ -49,6 +59,34 @@ def compute(s: gemma4.Shape) -> dict[str, np.ndarray]:
     return {name: rows.numpy() for name, rows in found.items()}
 
 
+def draft(a: gemma4.Assistant) -> dict[str, np.ndarray]:
+    """Return the references of an assistant."""
+    config = Gemma4AssistantConfig(**gemma4.assistant_config(a))
+    config._attn_implementation = config.text_config._attn_implementation = "eager"
+    assistant = Gemma4AssistantForCausalLM(config).eval().float()
+    assign(assistant, gemma4.assistant_weights(a))
+    target, text = trunk(gemma4.SHAPES[a.target]), torch.from_numpy(gemma4.tokens()).long()[None]
+    found: dict[str, list[np.ndarray]] = {"logits": [], "hidden": [], "drafts": []}
+    for n in PREFIXES:
+        out = target.model(text[:, :n], use_cache=False, return_shared_kv_states=True)
+        shared = dict(out.shared_kv_states.items())
+        shared[gemma4.NEAR] = tuple(x[:, :, -gemma4.WINDOW :] for x in shared[gemma4.NEAR])
+        row, token = out.last_hidden_state[:, -1:], text[:, n : n + 1]
+        steps = []
+        for _ in range(N_DRAFTS):
+            made = assistant(
+                inputs_embeds=torch.cat([target.model.embed_tokens(token), row], -1),
+                position_ids=torch.tensor([[n]]),
+                shared_kv_states=shared,
+            )
+            row, token = made.last_hidden_state, made.logits.argmax(-1)
+            steps.append((made.logits[0, 0], row[0, 0], token[0, 0]))
+        for name, rows in zip(found, zip(*steps, strict=True), strict=True):
+            found[name].append(torch.stack(rows).numpy())
+    arrays = {name: np.stack(rows) for name, rows in found.items()}
+    return arrays | {"n": np.array(PREFIXES, np.int32)}
+
+
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -57,6 +95,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         found = {name: compute(shape) for name, shape in gemma4.SHAPES.items()}
+        found |= {name: draft(one) for name, one in gemma4.ASSISTANTS.items()}
     arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}
     np.savez_compressed(folder / "refs.npz", **arrays)
 

@@ -50,9 +50,10 @@ drafters = pytest.mark.parametrize("family", [*FAMILIES, DRAFT_MODEL], ids=str)
 def test_every_plugin_that_comes_along_is_a_subject():
     plugins = {p.name for p in describe_plugins() if p.first_party and p.drafters}
     assert len(plugins) >= 5
-    # Hybrids have no model in the package, and a model's drafter in a block is not its first one:
-    # tests/plugins/test_qwen_properties.py and test_block_properties.py.
-    others = {"dflash", "peagle", "qwen_mtp"}
+    # Hybrids and Gemma 4 have no model in the package, and a model's drafter in a block is not its
+    # first one: tests/plugins/test_qwen_properties.py, test_gemma4_assistant.py and
+    # test_block_properties.py.
+    others = {"dflash", "gemma4", "peagle", "qwen_mtp"}
     assert plugins - {family.spec.plugin for family in FAMILIES} == others
 
 

@@ -52,7 +52,6 @@ def test_declaration_is_well_formed(spec):
 
 NO_AXES = {
     "Block.mask": "an id, which all files call alike",
-    "Fit.targets": "tells files apart, not heads",
     "Heads.count": "takes the number of heads that a file turns out to hold",
     "DrafterSpec.tree": "is what callers of link() choose",
     "DrafterSpec.version": "is filled in at load, from the distribution",

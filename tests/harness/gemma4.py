@@ -168,6 +168,63 @@ def published(s: Shape, made: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return found
 
 
+class Assistant(NamedTuple):
+    """A drafter of one of the targets."""
+
+    target: str
+    kinds: tuple[str, ...] = (NEAR, NEAR, FULL)
+    width: int = 24
+    n_clusters: int = 0
+    n_used: int = 3
+
+
+ASSISTANTS = {
+    "all tokens": Assistant("dense, keys are values"),
+    "clusters": Assistant(
+        "embeddings by layer, sharing", kinds=(NEAR, FULL), width=16, n_clusters=8
+    ),
+}
+
+
+def assistant_config(a: Assistant) -> dict[str, object]:
+    """Return ``config.json`` of an assistant."""
+    target = SHAPES[a.target]
+    plain = Shape(kinds=a.kinds, kv_heads=target.kv_heads, k_eq_v=target.k_eq_v, softcap=None)
+    text = text_config(plain) | {"hidden_size": a.width, "num_kv_shared_layers": len(a.kinds)}
+    text |= {"vocab_size_per_layer_input": 0, "model_type": "gemma4_text"}
+    return {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": WIDTH,
+        "use_ordered_embeddings": bool(a.n_clusters),
+        "num_centroids": a.n_clusters or 8,
+        "centroid_intermediate_top_k": a.n_used,
+        "tie_word_embeddings": True,
+        "text_config": text,
+    }
+
+
+def assistant_weights(a: Assistant, seed: int = 5) -> dict[str, np.ndarray]:
+    """Return random weights by their names in transformers' model."""
+    rng = np.random.default_rng(seed)
+    made: dict[str, np.ndarray] = {}
+
+    def random(name: str, *shape: int, spread: float = 0.3, around: float = 0.0) -> None:
+        made[name] = (around + rng.normal(0, spread, shape)).astype(np.float32)
+
+    random("model.embed_tokens.weight", N_VOCAB, a.width)
+    random("model.norm.weight", a.width, around=1.0)
+    random("pre_projection.weight", a.width, 2 * WIDTH)
+    random("post_projection.weight", WIDTH, a.width)
+    for n, kind in enumerate(a.kinds):
+        head = NEAR_HEAD if kind == NEAR else WIDE_HEAD
+        add_layer(random, f"model.layers.{n}.", head, N_FF, a.width)
+    if a.n_clusters:
+        random("masked_embedding.centroids.weight", a.n_clusters, a.width)
+        made["masked_embedding.token_ordering"] = rng.permutation(N_VOCAB).astype(np.int64)
+    return made
+
+
 def tokens(n: int = 40) -> np.ndarray:
     """Return a text."""
     return np.random.default_rng(1).integers(0, N_VOCAB, n).astype(np.int32)

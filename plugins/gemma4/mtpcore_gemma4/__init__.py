@@ -1,7 +1,18 @@
-"""Gemma 4 (``gemma4``): dense, with experts, and the E-models."""
+"""Gemma 4 (``gemma4``) and its assistant, a drafter that reads the target's KV cache."""
 
-from mtpcore.plugin import OUTPUT_TIE, ROUTER_TYPE, Fit, ModelSpec, hookimpl
-from mtpcore_gemma4.checkpoint import CHECKPOINT
+from mtpcore.plugin import (
+    OUTPUT_TIE,
+    ROUTER_TYPE,
+    DrafterSpec,
+    Feed,
+    Fit,
+    ModelSpec,
+    SharedMemory,
+    first_of,
+    hookimpl,
+)
+from mtpcore_gemma4.assistant import AssistantHparams, assistant, layers_of_target
+from mtpcore_gemma4.checkpoint import ASSISTANT_CHECKPOINT, CHECKPOINT
 from mtpcore_gemma4.graph import trunk
 from mtpcore_gemma4.hparams import GemmaHparams
 
@@ -18,8 +29,43 @@ GEMMA4 = ModelSpec(
     checkpoint=CHECKPOINT,
 )
 
+ASSISTANT = DrafterSpec(
+    name="gemma4_assistant",
+    fit=Fit(
+        architectures=frozenset({"gemma4-assistant"}),
+        tensors=("nextn.pre_projection.weight", "nextn.post_projection.weight"),
+        targets=frozenset({"gemma4"}),
+        sidecars=("mtp-*.gguf",),
+    ),
+    standalone=True,
+    hparams=AssistantHparams.read,
+    build=assistant,
+    feeds=(
+        Feed(
+            slot="hidden",
+            taps=("hidden",),
+            recycle="hidden",
+            evidence="transformers 5.24 (SinglePositionMultiTokenCandidateGenerator) and llama.cpp "
+            "join the last token's embedding with the target's normed state before it, and recycle "
+            "the projected state",
+        ),
+    ),
+    ties=(first_of("target_embd.weight", "target:token_embd.weight"),),
+    shared_memory=SharedMemory(layers=layers_of_target),
+    min_types=(("masked_embd_centroids.weight", "F32"),),
+    checkpoint=ASSISTANT_CHECKPOINT,
+    acceptance=(0.5, 0.9),
+    evidence="random models: drafts and logits are those of transformers' assistant",
+)
+
 
 @hookimpl
 def mtpcore_models() -> list[ModelSpec]:
     """Offer the trunk."""
     return [GEMMA4]
+
+
+@hookimpl
+def mtpcore_drafters() -> list[DrafterSpec]:
+    """Offer the assistant."""
+    return [ASSISTANT]

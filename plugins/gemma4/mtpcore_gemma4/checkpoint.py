@@ -275,3 +275,49 @@ CHECKPOINT = Checkpoint(
     prefixes=(("model.language_model.", "model."),),
     nested=("text_config",),
 )
+
+
+def as_ids(values: np.ndarray, config: Config) -> np.ndarray:
+    """Return the tokens of the first cluster, of the second, and so on, as files hold them."""
+    return values.astype(np.int32)
+
+
+def n_clusters_used(config: Config) -> int | None:
+    """Return how many clusters of tokens the assistant computes logits of; None: all tokens."""
+    if not config.get("use_ordered_embeddings", default=False):
+        return None
+    return int(config.require("centroid_intermediate_top_k", Count))
+
+
+def without_clusters(config: Config) -> bool:
+    """Say whether the assistant has no clusters of tokens."""
+    return n_clusters_used(config) is None
+
+
+ASSISTANT_CHECKPOINT = Checkpoint(
+    architectures=frozenset({"Gemma4AssistantForCausalLM"}),
+    requires=("backbone_hidden_size",),
+    tensors=(
+        Rename("pre_projection.weight", "nextn.pre_projection.weight"),
+        Rename("post_projection.weight", "nextn.post_projection.weight"),
+        Rename("model.embed_tokens.weight", "token_embd.weight"),
+        Rename("model.norm.weight", "output_norm.weight"),
+        *LAYER,
+        *optional(
+            without_clusters,
+            (
+                Rename("masked_embedding.centroids.weight", "masked_embd_centroids.weight"),
+                Rename("masked_embedding.token_ordering", "masked_embd_ordering", as_ids),
+            ),
+        ),
+    ),
+    dropped=("lm_head.weight",),  # the embedding table
+    made=(("rope_freqs.weight", frequency_divisors),),
+    metadata=(
+        *SIZES,
+        ("{arch}.embedding_length_out", "backbone_hidden_size"),
+        ("{arch}.nextn_predict_layers", lambda config: config.n_layers),
+        ("{arch}.centroid_intermediate_top_k", n_clusters_used),
+    ),
+    nested=("text_config",),
+)
