@@ -15,6 +15,8 @@ class Tensor:
         self._raw = quants.quantize(np.asarray(values, np.float32), kind).view(np.uint8)
         self.type, self.shape = int(kind), np.shape(values)
 
+    offset = None
+
     def array(self):
         return quants.dequantize(self._raw, Type(self.type)).reshape(self.shape)
 

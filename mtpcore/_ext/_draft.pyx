@@ -9,7 +9,7 @@ from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
     MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_STATE_COLUMNS, MTP_TOKENS, Executor, check_state, mtp_draft,
     mtp_draft_lay_out, mtp_draft_pass, mtp_draft_run, mtp_draft_sequence, mtp_plan_n_logits,
-    mtp_recycle, zeros,
+    mtp_now_ns, mtp_recycle, zeros,
 )
 from mtpcore._ext._sampling cimport Sampler
 
@@ -20,8 +20,8 @@ cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from
 
 def draft(wanted, list passes not None):
     cdef mtp_draft loop
-    cdef int64_t i, m = len(wanted.batch.outputs)
-    cdef Executor one
+    cdef int64_t begin, i, m = len(wanted.batch.outputs)
+    cdef Executor one, executor
     if m == 0:
         return [], 0
     if not passes:
@@ -55,8 +55,15 @@ def draft(wanted, list passes not None):
         for i in range(loop.n_passes):
             loop.passes[i].run.interrupt = &one.interrupt
         mtp_interrupt_begin(&one.interrupt)
+        for each in passes:
+            executor = each[0]
+            with nogil:
+                executor.pack_behind(&one.interrupt)
+        begin = mtp_now_ns()
         with nogil:
             mtp_draft_run(&loop)
+        for each in passes:
+            (<Executor> each[0]).run_ns = (mtp_now_ns() - begin) // loop.n_passes
         one.raise_interrupt()
         return [drafts_of(&loop.sequences[i]) for i in range(m)], loop.n_run
     finally:
@@ -105,6 +112,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     if len(recycled) > MTP_MOST_RECYCLED:
         raise CapacityError("too many slots are slot by what a pass made", got=len(recycled),
                             wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+    executor.settle()
     executor.take_rows(rows, pages, states)
     executor.take_arrays(external, rows.embeddings is not None, -1)
     if number == 0 and executor.run_state.n_rows[MTP_OUTPUTS] != loop.n_sequences:

@@ -5,11 +5,15 @@ from mtpcore._ext._interrupt cimport mtp_interrupt
 
 
 cdef extern from "matmul/matmul.h" nogil:
+    ctypedef struct mtp_packing:
+        pass
+
     ctypedef struct mtp_matrix:
         int32_t type, is_mapped
         int64_t n_rows
         int64_t n_cols
         const void *data
+        const mtp_packing *packing
 
     int mtp_type_is_native(int32_t type)
     int64_t mtp_type_block(int32_t type)
@@ -37,4 +41,7 @@ cdef class PackedMemory:
 
 cdef class PackedMatrix:
     cdef mtp_matrix matrix
-    cdef object memory
+    cdef mtp_packing *packing  # while rows are read where they lie, to be packed into the memory
+    cdef object memory         # what the groups lie in
+    cdef object rows           # what mapped rows lie in
+    cdef bint settle(self) noexcept

@@ -53,7 +53,8 @@ class PackedMatrix:
     """Weights as the kernels read them; once filled, immutable and safe to share.
 
     A mapped one leaves them where they are, in file layout, and has every group of 32 rows packed
-    whenever it is multiplied: the same bits, slower with few token rows.
+    whenever it is multiplied: the same bits, slower with few token rows. One that was given
+    ``read_rows`` is mapped until an ``Executor`` has packed all of its groups.
     """
 
     @property
@@ -70,11 +71,15 @@ class PackedMatrix:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the weights lie in file layout, in memory that this object does not own."""
+        """Whether some weights are read in file layout, in memory that this object does not own."""
+
+    @property
+    def packed_share(self) -> float:
+        """Share of the rows that are packed, 0 .. 1."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, packed or as they lie in the file."""
+        """Bytes of the weights, packed or, where they stay there, as they lie in the file."""
 
     def fill(self, begin: int, data: bytes | memoryview | NDArray[Any]) -> None:
         """Pack rows in file layout, from row ``begin`` on; the GIL is released.
@@ -84,6 +89,25 @@ class PackedMatrix:
         GraphError
             Not whole groups of 32 rows (but for the last), rows that the matrix does not have, or
             a mapped matrix.
+        """
+
+    def read_rows(self, data: bytes | memoryview | NDArray[Any], offset: int = -1) -> None:
+        """Let a matrix that was not filled read its rows where they lie, until they are packed.
+
+        Parameters
+        ----------
+        data : buffer
+            All rows in file layout; kept until they are packed.
+        offset : int
+            Where the rows begin in a file that is mapped from its beginning: its pages are given
+            back to the system as they are packed. Below 0 the rows lie in no file.
+
+        Raises
+        ------
+        GraphError
+            Not as many bytes as the matrix has, or a mapped matrix.
+        CapacityError
+            There is no memory to note what is packed.
         """
 
     def row(self, index: int) -> NDArray[np.float32]:

@@ -8,6 +8,13 @@ cdef extern from "core/memory.h" nogil:
     void *mtp_memory_new(size_t size)
     void mtp_memory_free(void *memory)
 
+cdef extern from "matmul/packing.h" nogil:
+    mtp_packing *mtp_packing_new(const mtp_matrix *mapped, void *packed, int64_t offset)
+    void mtp_packing_free(mtp_packing *self)
+    const void *mtp_packing_group(const mtp_packing *self, int64_t row)
+    int64_t mtp_packing_left(const mtp_packing *self)
+    int mtp_packing_is_over(const mtp_packing *self)
+
 cdef extern from "core/rounding.h" nogil:
     unsigned mtp_round_to_nearest() noexcept
     void mtp_round_as(unsigned before) noexcept
@@ -63,7 +70,7 @@ cdef class PackedMemory:
         if n_bytes > self.size - self.used:
             return None
         packed.memory = self
-        packed.matrix = mtp_matrix(type, 0, n_rows, n_cols, <char *> self.data + self.used)
+        packed.matrix = mtp_matrix(type, 0, n_rows, n_cols, <char *> self.data + self.used, NULL)
         self.used += n_bytes
         return packed
 
@@ -72,6 +79,37 @@ cdef class PackedMatrix:
     def __init__(self):
         raise BackendError("a packed matrix is not made by hand", where="PackedMatrix",
                            fix="call pack() or map_rows(), or take it from a PackedMemory")
+
+    def __dealloc__(self):
+        mtp_packing_free(self.packing)
+
+    cdef bint settle(self) noexcept:
+        """Note that all groups are packed, if they are: from now on nobody looks for the rows."""
+        if self.matrix.packing != NULL and mtp_packing_is_over(self.packing):
+            self.matrix.is_mapped, self.matrix.packing = 0, NULL
+            self.matrix.data = mtp_packing_group(self.packing, 0)
+            self.rows = None
+        return self.matrix.packing == NULL
+
+    def read_rows(self, data, int64_t offset=-1):
+        cdef mtp_matrix *w = &self.matrix
+        if w.is_mapped:
+            raise GraphError("a mapped matrix is what it is", where="PackedMatrix.read_rows")
+        cdef const unsigned char[::1] rows = checked_bytes(data, w.type, w.n_rows, w.n_cols,
+                                                           "PackedMatrix.read_rows")
+        cdef mtp_matrix mapped = mtp_matrix(w.type, 1, w.n_rows, w.n_cols, &rows[0], NULL)
+        cdef mtp_packing *packing = mtp_packing_new(&mapped, <void *> w.data, offset)
+        if packing == NULL:
+            raise CapacityError("no memory for packed weights", where="pack",
+                                wanted=f"{w.n_rows // 32} bytes")
+        mapped.packing = packing
+        self.rows, self.packing, self.matrix = rows, packing, mapped
+
+    @property
+    def packed_share(self):
+        if self.matrix.packing == NULL:
+            return 0.0 if self.matrix.is_mapped else 1.0
+        return 1 - mtp_packing_left(self.packing) / ((self.matrix.n_rows + 31) // 32)
 
     @property
     def type(self):
@@ -87,12 +125,12 @@ cdef class PackedMatrix:
 
     @property
     def is_mapped(self):
-        return bool(self.matrix.is_mapped)
+        return not self.settle() or bool(self.matrix.is_mapped)
 
     @property
     def nbytes(self):
         cdef mtp_matrix *w = &self.matrix
-        if w.is_mapped:
+        if w.is_mapped and w.packing == NULL:
             return w.n_rows * row_bytes(w.type, w.n_rows, w.n_cols)
         return mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
 
@@ -144,8 +182,8 @@ def pack(data, int type, int64_t n_rows, int64_t n_cols):
 def map_rows(data, int type, int64_t n_rows, int64_t n_cols):
     cdef const unsigned char[::1] rows = checked_bytes(data, type, n_rows, n_cols, "map_rows")
     cdef PackedMatrix mapped = PackedMatrix.__new__(PackedMatrix)
-    mapped.memory = rows
-    mapped.matrix = mtp_matrix(type, 1, n_rows, n_cols, &rows[0])
+    mapped.rows = rows
+    mapped.matrix = mtp_matrix(type, 1, n_rows, n_cols, &rows[0], NULL)
     return mapped
 
 
@@ -161,7 +199,9 @@ def checked_bytes(data, int type, int64_t n_rows, int64_t n_cols, where):
 
 def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *, rows=None,
            out=None, out_rows=None):
-    cdef mtp_matrix *w = &packed.matrix
+    cdef object _held = packed.rows  # another thread may settle it
+    cdef mtp_matrix copy = packed.matrix
+    cdef mtp_matrix *w = &copy
     cdef int64_t end = w.n_rows if row_end is None else row_end
     cdef const float[:, ::1] tokens = np.ascontiguousarray(x, np.float32)
     if tokens.shape[1] != w.n_cols:

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from mtpcore._ext._buffers cimport int32s
 from mtpcore._ext._interrupt cimport mtp_interrupt
-from mtpcore._ext._matmul cimport mtp_matrix
+from mtpcore._ext._matmul cimport mtp_matrix, mtp_packing
 from mtpcore._ext._sampling cimport mtp_winner, mtp_sampler_scratch, mtp_sampling
 
 
@@ -39,6 +39,17 @@ cdef extern from "matmul/fetch_choice.h" nogil:
         pass
 
     mtp_fetch_choice mtp_fetch_choice_new(int32_t type, int32_t rows)
+
+
+cdef extern from "matmul/packing.h" nogil:
+    ctypedef struct mtp_packing_queue:
+        pass
+
+    mtp_packing_queue *mtp_packing_queue_new(mtp_packing **packings, int64_t n)
+    int64_t mtp_now_ns()
+    void mtp_packing_queue_free(mtp_packing_queue *self)
+    void mtp_packing_queue_run(mtp_packing_queue *self, mtp_pool *pool, int64_t ns,
+                               mtp_interrupt *interrupt)
 
 
 cdef extern from "plan/plan.h" nogil:
@@ -276,14 +287,22 @@ cdef class Executor:
     cdef set attended       # groups that rows attend to
     cdef int64_t n_axes     # that positions have at least
     cdef bint is_running
+    cdef list unpacked      # operations with matrices to pack: index, matrices, their mapped rows
+    cdef mtp_packing_queue *queue  # of these matrices, or NULL
+    cdef int64_t run_ns     # that the last run took; 0 where there was none
+    cdef int64_t worth_prefetching
     cdef mtp_interrupt interrupt
     cdef object raised      # by a signal handler while a batch ran
     cdef int raise_interrupt(self) except -1
+    cdef int queue_matrices(self) except -1
+    cdef int settle(self) except -1
+    cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil
+    cdef void pack_for(self, int64_t ns, mtp_interrupt *interrupt) noexcept nogil
     cdef mtp_view view(self, object found, int axis, bint is_written,
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
-    cdef int choose_fetches(self, int64_t worth_prefetching) except -1
+    cdef int choose_fetches(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1
     cdef bint is_source(self, int64_t group)

@@ -157,6 +157,23 @@ class Executor:
             There is no memory for scratch.
         """
 
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes, as packed, of the matrices that the last run or ``pack`` found not all packed."""
+
+    def pack(self) -> None:
+        """Pack all matrices that are to be packed, on all threads and without the GIL.
+
+        Otherwise each run but the first packs some before it begins, for as long as the run before
+        it took. Whoever reads a matrix meanwhile gets the same bits. After an exception of a signal
+        handler what was packed stays so.
+
+        Raises
+        ------
+        BackendError
+            Another thread is running the plan.
+        """
+
     def run(
         self,
         rows: Any,

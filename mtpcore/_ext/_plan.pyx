@@ -24,6 +24,8 @@ SHARING = {mtp_kind_name(kind).decode(): mtp_kind_sharing(kind).decode()
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
+cdef int64_t SHARE_OF_PACKING = 1  # times as long as a run
+cdef int64_t MOST_PACKING_NS = 100 * 1000 * 1000  # before a run
 cdef int64_t MOST = 1 << 31  # rows of a batch, operations, heads: what int32 can count
 HAS_ASAN = bool(MTP_HAS_ASAN)
 MAX_THREADS = MTP_MAX_THREADS
@@ -110,7 +112,7 @@ cdef class Executor:
         refuse_unless(len(capacities) == len(copies) == n_buffers,
                       "not a size, a distance of copies and an offset for each buffer", n_buffers,
                       (len(capacities), len(copies)))
-        self.kept, self.capacities = [], list(capacities)
+        self.kept, self.unpacked, self.capacities = [], [], list(capacities)
         self.n_batch, self.n_vocab, self.most_ops = n_batch, n_vocab, n_ops
         self.most_places = INT64_MAX
         # One record more than there are operations: where an operation is put together.
@@ -200,6 +202,7 @@ cdef class Executor:
         free(self.fetch)
         free(self.sampling.samplers)
         free(self.sampling.winners)
+        mtp_packing_queue_free(self.queue)
         mtp_memory_free_zeros(self.arena)
         mtp_memory_free_zeros(self.scratch_memory)
         mtp_memory_free(self.draft_memory)
@@ -235,7 +238,7 @@ cdef class Executor:
         cdef mtp_matrix *found
         cdef int64_t i
         inputs, outputs, weights, ints = list(inputs), list(outputs), list(weights), list(ints)
-        matrices = tuple(matrices)
+        matrices, rows = tuple(matrices), None
         refuse_unless(not self.is_finished, "the plan is finished", "no more operations", kind)
         refuse_unless(self.plan.n_ops < self.most_ops, "more operations than were announced",
                       self.most_ops, kind)
@@ -272,9 +275,15 @@ cdef class Executor:
         if matrices:
             found = <mtp_matrix *> zeros(len(matrices), sizeof(mtp_matrix))
             op.matrices = found
+            is_packed = True
             for i, matrix in enumerate(matrices):
-                found[i] = (<PackedMatrix?> matrix).matrix
+                is_packed &= (<PackedMatrix?> matrix).settle()
+                found[i] = (<PackedMatrix> matrix).matrix
+            if not is_packed:
+                rows = [(<PackedMatrix> matrix).rows for matrix in matrices]
         self.check_lengths(op, matrices, weights, numbers, axes)
+        if rows is not None:
+            self.unpacked.append((self.plan.n_ops, matrices, rows))
         self.kept.append((matrices, weights, numbers, axes))
         if op.kind == MTP_REMEMBER:
             self.remembered.add(memory)
@@ -288,8 +297,7 @@ cdef class Executor:
         if op.kind in (MTP_EMBED, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL):
             wanted = op.n[0] if op.kind == MTP_EXPERT_MATMUL else 1
             if len(matrices) != max(wanted, 1) or any(
-                    (one.type, one.shape, one.is_mapped) != (
-                        matrices[0].type, matrices[0].shape, matrices[0].is_mapped)
+                    (one.type, one.shape) != (matrices[0].type, matrices[0].shape)
                     for one in matrices):
                 raise BackendError("not as many equal matrices as are used", wanted=wanted,
                                    got=len(matrices))
@@ -343,7 +351,7 @@ cdef class Executor:
             free(sizes)
         return 0
 
-    cdef int choose_fetches(self, int64_t worth_prefetching) except -1:
+    cdef int choose_fetches(self) except -1:
         """Let ways to prefetch be compared for each weight type, where caches hold too little."""
         cdef int64_t i, n_bytes = 0
         cdef const mtp_matrix *w
@@ -354,7 +362,7 @@ cdef class Executor:
             w = self.ops[i].matrices
             n_matrices = self.ops[i].n[0] if self.ops[i].kind == MTP_EXPERT_MATMUL else 1
             n_bytes += n_matrices * mtp_packed_bytes(w.type, w.n_rows, w.n_cols)
-        if n_bytes < worth_prefetching:
+        if n_bytes < self.worth_prefetching:
             return 0
         types = sorted({self.ops[i].matrices.type for i in packed})
         self.fetch = <mtp_fetch_choice *> zeros(len(types) * MTP_FETCH_CLASSES,
@@ -387,8 +395,84 @@ cdef class Executor:
             mtp_poison_behind(self.run_state.scratch[i], used)
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
-        self.choose_fetches(worth_prefetching)
+        self.worth_prefetching = worth_prefetching
+        if self.unpacked:
+            self.queue_matrices()
+        else:
+            self.choose_fetches()
         self.is_finished = True
+
+    cdef int queue_matrices(self) except -1:
+        """Queue what is not packed, in the order in which operations read it."""
+        cdef int64_t i
+        cdef mtp_packing **packings
+        matrices = list(dict.fromkeys(
+            matrix for _, some, _ in self.unpacked for matrix in some
+            if (<PackedMatrix> matrix).matrix.packing != NULL
+        ))
+        packings = <mtp_packing **> zeros(len(matrices), sizeof(mtp_packing *))
+        for i in range(len(matrices)):
+            packings[i] = (<PackedMatrix> matrices[i]).packing
+        self.queue = mtp_packing_queue_new(packings, len(matrices))
+        free(packings)
+        if self.queue == NULL:
+            raise CapacityError("no memory for a plan", wanted=f"{len(matrices)} records")
+        return 0
+
+    cdef int settle(self) except -1:
+        """Let operations whose matrices are packed forget the mapped rows."""
+        cdef int64_t at, i
+        cdef list left = []
+        for operation in self.unpacked:
+            at, matrices, _ = operation
+            is_packed = True
+            for matrix in matrices:
+                if not (<PackedMatrix> matrix).settle():
+                    is_packed = False
+                    break
+            if not is_packed:
+                left.append(operation)
+                continue
+            for i in range(len(matrices)):
+                self.ops[at].matrices[i] = (<PackedMatrix> matrices[i]).matrix
+        if len(left) < len(self.unpacked):
+            self.unpacked = left
+        if not left and self.queue != NULL:
+            mtp_packing_queue_free(self.queue)
+            self.queue = NULL
+            self.choose_fetches()
+        return 0
+
+    @property
+    def bytes_to_pack(self):
+        return sum(matrix.nbytes for matrix in dict.fromkeys(
+            matrix for _, some, _ in self.unpacked for matrix in some
+        ))
+
+    cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil:
+        """Pack some of the matrices before a run, for as long as the last one took."""
+        if self.queue != NULL and self.run_ns > 0:
+            self.pack_for(min(self.run_ns * SHARE_OF_PACKING, MOST_PACKING_NS), interrupt)
+
+    cdef void pack_for(self, int64_t ns, mtp_interrupt *interrupt) noexcept nogil:
+        mtp_packing_queue_run(self.queue, self.plan.pool if self.plan.n_threads > 1 else NULL, ns,
+                              interrupt)
+
+    def pack(self):
+        """Pack all matrices."""
+        if self.is_running:
+            raise BackendError("a plan runs one batch at a time")
+        self.is_running = True
+        try:
+            self.settle()
+            mtp_interrupt_begin(&self.interrupt)
+            while self.queue != NULL:
+                with nogil:
+                    self.pack_for(INT64_MAX, &self.interrupt)
+                self.raise_interrupt()
+                self.settle()
+        finally:
+            self.is_running = False
 
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1:
@@ -619,10 +703,12 @@ cdef class Executor:
     def run(self, rows, pages, external, int32_t logits=-1, written=None, states=None):
         """Run a batch; ``external`` holds (buffer, array) of what lies outside the arena."""
         cdef int32_t *chosen
+        cdef int64_t begin
         if self.is_running:
             raise BackendError("a plan runs one batch at a time")
         self.is_running = True
         try:
+            self.settle()
             self.take_rows(rows, pages, states)
             self.run_state.interrupt = &self.interrupt
             mtp_interrupt_begin(&self.interrupt)
@@ -633,12 +719,18 @@ cdef class Executor:
                 chosen = int32s_of(found, 1).data
                 if self.run_state.n_rows[0] > 0:
                     with nogil:
+                        self.pack_behind(&self.interrupt)
+                        begin = mtp_now_ns()
                         mtp_plan_choose(&self.plan, &self.run_state, &self.sampling, chosen)
+                        self.run_ns = mtp_now_ns() - begin
                     self.raise_interrupt()
                 return found
             if self.run_state.n_rows[0] > 0:
                 with nogil:
+                    self.pack_behind(&self.interrupt)
+                    begin = mtp_now_ns()
                     mtp_plan_run(&self.plan, &self.run_state)
+                    self.run_ns = mtp_now_ns() - begin
                 self.raise_interrupt()
         finally:
             self.is_running = False

@@ -168,6 +168,10 @@ class WeightTensor(Protocol):
     def type(self) -> int:
         """The GGUF type number."""
 
+    @property
+    def offset(self) -> int | None:
+        """Where its bytes begin in a file that is mapped as a whole; None where they are a copy."""
+
     def raw(self) -> NDArray[np.uint8]:
         """Return the mapped bytes, uint8[n_bytes]."""
 
@@ -223,6 +227,9 @@ class Plan(Protocol):
     @property
     def progress(self) -> float:
         """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
+
+    def prepare(self) -> None:
+        """Do at once what the first runs would do beside their work, such as packing weights."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.

@@ -128,7 +128,7 @@ class Cross:
     def prepare(self) -> None:
         """Make the plans of all contexts and pack the weights now; see ``Context.prepare``."""
         for context in self.contexts.values():
-            _ = context.runner.plan
+            context.runner.prepare()
 
     @overload
     def draft(

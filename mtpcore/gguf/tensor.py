@@ -153,6 +153,11 @@ class Tensor:
         """Bytes of one row."""
         return self.n_bytes // self.n_rows
 
+    @property
+    def offset(self) -> int | None:
+        """Where its bytes begin in the mapped file; None where they are a copy."""
+        return self._begin
+
     def raw(self) -> np.ndarray:
         """Return uint8[*shape[:-1], row_bytes], a read-only view of the mapped file."""
         return self._file.bytes_at(self._begin, self.n_bytes).reshape(

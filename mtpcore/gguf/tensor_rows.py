@@ -23,6 +23,11 @@ class TensorRows(Tensor):
         self.n_bytes = blocks.size
         self._blocks: np.ndarray = blocks.reshape(*self.shape[:-1], -1)
 
+    @property
+    def offset(self) -> int | None:
+        """None: its bytes are a copy."""
+        return None
+
     def raw(self) -> np.ndarray:
         """Return uint8[*shape[:-1], row_bytes]."""
         return self._blocks

@@ -228,14 +228,14 @@ class Context:
 
     @act
     def prepare(self) -> None:
-        """Make the plan and pack the weights now, not at the first ``process``.
+        """Make the plan and pack all weights now, not behind the first calls of ``process``.
 
         Raises
         ------
         BackendError, GraphError
             The backend cannot run the graph.
         """
-        _ = self.runner.plan
+        self.runner.prepare()
 
     @act
     def add_taps(self, taps: Sequence[str | Tap]) -> None:

@@ -209,7 +209,7 @@ class GraphRunner:
 
     @property
     def plan(self) -> Plan:
-        """The plan, made when it is first asked for: weights are packed then.
+        """The plan, made when it is first asked for: memory for packed weights is taken then.
 
         Raises
         ------
@@ -229,6 +229,12 @@ class GraphRunner:
                     batches, stores, recurrent.store if recurrent else None
                 )
         return self._plan
+
+    def prepare(self) -> None:
+        """Make the plans and let them do at once what their first runs would; see ``plan``."""
+        self.plan.prepare()
+        if self._delivery_plan is not None:
+            self._delivery_plan.prepare()
 
     def _make_plan(
         self, program: Program, stores: Sequence[Store], states: StateStore | None

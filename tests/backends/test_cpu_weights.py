@@ -18,7 +18,6 @@ from programs import Tensor, random_tensors
 import mtpcore
 from mtpcore._ext._matmul import pack
 from mtpcore.backends.cpu.weights import _CONVERTED as CONVERTED
-from mtpcore.backends.cpu.weights import _WINDOW as WINDOW
 from mtpcore.backends.cpu.weights import Weights as Packed
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.graph import GraphBuilder, Outputs
@@ -45,7 +44,7 @@ def large_file(tmp_path_factory):
 
 PEAK = """
 import sys
-from mtpcore.backends.cpu.weights import Weights as Packed
+from mtpcore.backends.cpu.backend import CpuBackend
 from mtpcore.gguf import open_model_file
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.testing import Weights
@@ -64,9 +63,11 @@ ids, _ = g.route(x, "router.weight", n_used=2)
 made.append(g.merge_heads(g.expert_matmul(x, ids, "experts.weight")))
 program = g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)}))
 source = Weights(file.tensors)
+backend = CpuBackend()
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmHWM")
-Packed(source).pack_ahead(program, int(sys.argv[2]))
+plan = backend.plan(program, source, n_batch=8, n_ctx=8, threads=int(sys.argv[2]), stores=[])
+plan.prepare()
 peak = status("VmHWM")
 packed = [made if type(made) is list else [made] for made in source.packed.values()]
 print(sum(one.nbytes for made in packed for one in made), peak - before, status("VmRSS") - before)
@@ -163,16 +164,16 @@ class Counted(Tensor):
             self.release(begin, end)
 
 
-def pack_counted(n, shape, reading, threads, kind):
-    """Pack so many matrices of a type ahead."""
-    tensors = {f"{i}.weight": Counted(shape, reading, kind) for i in range(n)}
+def pack_counted(n, shape, reading, threads):
+    """Convert so many matrices of a type without kernels."""
+    tensors = {f"{i}.weight": Counted(shape, reading, Type.F64) for i in range(n)}
     tensors |= random_tensors(0, e=(40, shape[1]))
     g = GraphBuilder("counted", tensors)
     x = g.embed(g.inputs.tokens, "e.weight")
     made = [g.matmul(x, f"{i}.weight") for i in range(n)]
     source = Weights(tensors)
     packed = Packed(source)
-    packed.pack_ahead(g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)})), threads)
+    packed.prepare(g.finish(Outputs(**{f"o{i}": one for i, one in enumerate(made)})), threads)
     assert len(source.packed) == n + 1
     assert reading.now == 0
 
@@ -180,33 +181,29 @@ def pack_counted(n, shape, reading, threads, kind):
 @pytest.fixture
 def small_windows(monkeypatch):
     """Let windows be of 2048 values, so that small matrices take several."""
-    for window in ("_WINDOW", "_CONVERTED"):
-        monkeypatch.setattr(f"mtpcore.backends.cpu.weights.{window}", 2048)
+    monkeypatch.setattr("mtpcore.backends.cpu.weights._CONVERTED", 2048)
     return 2048
 
 
-@pytest.mark.parametrize("kind", [Type.F32, Type.F64])  # with kernels, and without
 @pytest.mark.parametrize(("threads", "windows"), [(1, 1), (4, 4), (8, 4)])
-def test_many_threads_read_no_more_at_once_than_four(threads, windows, kind, small_windows):
+def test_many_threads_read_no_more_at_once_than_four(threads, windows, small_windows):
     # All threads wait until each has read its window, so what counts is no matter of luck.
     reading = Reading(threads, timeout=20)
-    pack_counted(8, (128, 32), reading, threads, kind)
+    pack_counted(8, (128, 32), reading, threads)
     assert reading.most == windows * small_windows
     assert not reading.barrier.broken
 
 
-@pytest.mark.parametrize("kind", [Type.F32, Type.F64])  # with kernels, and without
 @pytest.mark.parametrize(("width", "at_once"), [(64, 4), (96, 2), (160, 1), (512, 1)])
-def test_threads_wait_where_rows_are_longer_than_their_share(width, at_once, kind, small_windows):
+def test_threads_wait_where_rows_are_longer_than_their_share(width, at_once, small_windows):
     # One more than may read at once would be let through, and is waited for.
     reading = Reading(at_once + 1, timeout=0.2)
-    pack_counted(8, (64, width), reading, 8, kind)
+    pack_counted(8, (64, width), reading, 8)
     assert 0 < reading.most <= at_once * 32 * width
 
 
 def test_all_windows_together_are_a_part_of_what_packing_may_take():
-    plain, converted = 4 * WINDOW * 4, 4 * CONVERTED * 20  # bytes: of float32, and with copies
-    assert plain + converted < 56 * MIB
+    assert 4 * CONVERTED * 20 < 56 * MIB  # bytes: of float32, with copies
 
 
 def is_mapped(made):
@@ -265,8 +262,7 @@ def test_weights_in_a_file_outlive_the_model_that_was_closed(tmp_path):
 
 
 def test_tensors_are_packed_whatever_windows_they_are_read_in(tmp_path, monkeypatch):
-    for window in ("_WINDOW", "_CONVERTED"):
-        monkeypatch.setattr(f"mtpcore.backends.cpu.weights.{window}", 1)
+    monkeypatch.setattr("mtpcore.backends.cpu.weights._CONVERTED", 1)
     path = tmp_path / "some.gguf"
     rows = {"m": random_rows(Type.Q5_0, 70, 64), "s": random_rows(Type.Q8_0, 3 * 40, 64)}
     shaped = {"m": rows["m"], "s": rows["s"].reshape(3, 40, -1)}
@@ -283,22 +279,23 @@ def test_tensors_are_packed_whatever_windows_they_are_read_in(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("repack", [True, False])
-def test_only_what_leaves_the_file_is_packed_ahead(repack):
+def test_only_what_is_converted_leaves_the_file_ahead(repack):
     tensors = random_tensors(0, Type.Q8_0, m=(64, 64))
     g = GraphBuilder("ahead", tensors)
     x = g.embed(g.inputs.tokens, "m.weight")
     _, shares = g.route(x, "m.weight", n_used=2)
     program = g.finish(Outputs(own=g.matmul(x, "m.weight"), routed=shares))
     source = Weights(tensors, repack=repack)
-    Packed(source).pack_ahead(program, 2)
-    forms = ["exact matrix", *(["matrix"] if repack else [])]
-    assert set(source.packed) == {("cpu", form, "m.weight") for form in forms}
+    Packed(source).prepare(program, 2)
+    mapped = {form: made.is_mapped for (_, form, _), made in source.packed.items()}
+    assert mapped == {"exact matrix": False, "matrix": True}
 
 
-def test_an_interrupt_ends_packing_before_the_next_window(monkeypatch):
-    """What was packed by then is kept, and the rest is packed the next time."""
-    monkeypatch.setattr("mtpcore.backends.cpu.weights._WINDOW", 1 << 12)
-    model, handled, n_read = mtpcore.load_model("demo"), threading.Event(), []
+def test_an_interrupt_ends_conversion_before_the_next_window(tmp_path, monkeypatch):
+    """What was converted by then is kept, and the rest is converted the next time."""
+    monkeypatch.setattr("mtpcore.backends.cpu.weights._CONVERTED", 1 << 12)
+    path = write_generated(tmp_path / "model.gguf", "llama", "TQ2_0")
+    model, handled, n_read = mtpcore.load_model(path), threading.Event(), []
     release = mtpcore.gguf.Tensor.release
 
     def interrupt(tensor, begin, end):
@@ -326,8 +323,7 @@ def test_an_interrupt_ends_packing_before_the_next_window(monkeypatch):
     kept = dict(model.packed)
     batch = mtpcore.Batch.of([5, 6, 7], outputs="all")
     logits = [
-        mtpcore.Context(one, 64).process(batch).logits
-        for one in (model, mtpcore.load_model("demo"))
+        mtpcore.Context(one, 64).process(batch).logits for one in (model, mtpcore.load_model(path))
     ]
     assert np.array_equal(*logits)
     assert kept.items() <= dict(model.packed).items()

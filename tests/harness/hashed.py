@@ -70,6 +70,9 @@ class HashPlan:
     def __init__(self, program, store, backend):
         self.program, self.store, self.backend = program, store, backend
 
+    def prepare(self):
+        pass
+
     def run(self, rows, memory):
         if self.program.name == "fusion":
             return {"fused": self.fuse(rows)}

@@ -43,6 +43,9 @@ WORTH_PREFETCHING = 32 << 20
 """Bytes of weights below which caches hold them, which processors read well by themselves:
 instructions that prefetch take up to a sixth of such a pass and bring nothing."""
 
+WORTH_PACKING_BEHIND = 32 << 20
+"""Bytes of weights that are packed before the first run, in no time."""
+
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
 _PRODUCTS_PER_NS = 100.0  # of one thread, roughly
@@ -107,8 +110,11 @@ class CpuBackend:
         if not isinstance(states, CpuStateStore | None):
             raise BackendError("memory of another backend", got=type(states).__name__)
         weights = Weights(source)
-        weights.pack_ahead(program, threads)
-        return CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx, states), threads)
+        weights.prepare(program, threads)
+        plan = CpuPlan(Lowering(program, weights, cpu_stores, n_batch, n_ctx, states), threads)
+        if plan.bytes_to_pack < WORTH_PACKING_BEHIND:
+            plan.prepare()
+        return plan
 
 
 class CpuPlan:
@@ -167,6 +173,15 @@ class CpuPlan:
         self._can_choose = "logits" in self._made and self._executor.can_choose(
             self._made["logits"][0]
         )
+
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes, as packed, of the matrices that the last run found not all packed."""
+        return self._executor.bytes_to_pack
+
+    def prepare(self) -> None:
+        """Pack all weights that are not packed yet."""
+        self._executor.pack()
 
     @property
     def progress(self) -> float:

@@ -7,6 +7,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -28,10 +29,8 @@ _ROWS = 32
 """Rows that are packed together; where a matrix has too few, zeros fill them up."""
 _MOST_ADDED = 1 << 24
 """Zeros that are no reason to worry, whatever the matrices hold."""
-_WINDOW = 1 << 21
-"""Values that a thread reads at once: mapped pages that count as memory beside the model."""
 _CONVERTED = 1 << 18
-"""The same where they are converted first, which takes several times their memory."""
+"""Values that a thread converts at once, which takes several times their memory."""
 _AT_ONCE = 4
 """Windows that all threads have room for: more of them read less at once."""
 
@@ -65,15 +64,15 @@ def stays_mapped(stored: int, form: str) -> bool:
 class Weights:
     """The packed weights of one model, in its ``packed`` table.
 
-    Rows are read in windows and released when they are packed, so that a file is never in memory
-    a second time. Where the model is not to be repacked, matrices are views of the mapped file,
-    but for those of types without kernels.
+    Matrices are views of the mapped file first, which plans pack behind their runs; where the model
+    is not to be repacked they stay so. Those of types without kernels are converted at once, in
+    windows that are released when they are packed. So a file is never in memory a second time.
     """
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self._shared: PackedMemory | None = None
-        self._plain, self._converted = _Room(_WINDOW), _Room(_CONVERTED)
+        self._converted = _Room(_CONVERTED)
         self._workers = 1
         self._is_over = False
 
@@ -112,7 +111,7 @@ class Weights:
     def _cut(self, weight: Weight, rows: NDArray[np.int32], n: int) -> list[PackedMatrix]:
         """Pack the rows of a matrix in another order, as so many matrices."""
         n_rows, n_cols = weight.shape
-        step = max(1, _WINDOW // n_cols)
+        step = max(1, _CONVERTED // n_cols)
         ranges = [(begin, min(begin + step, n_rows)) for begin in range(0, n_rows, step)]
         parts: list[NDArray[np.uint8]] = []
         matrices: list[PackedMatrix] = []
@@ -128,10 +127,10 @@ class Weights:
             matrix.fill(0, np.ascontiguousarray(whole[own]))
         return matrices
 
-    def pack_ahead(self, program: Program, threads: int) -> None:
-        """Pack the matrices of a program, several at a time: packing waits for memory.
+    def prepare(self, program: Program, threads: int) -> None:
+        """Make room for the matrices of a program, and convert those of types without kernels.
 
-        Those that stay in the file are not touched, but must be there.
+        The others are not touched, but must be there.
 
         Raises
         ------
@@ -149,27 +148,34 @@ class Weights:
             if weight is not None
         }
         _check_padding(list(wanted.values()))
-        if not self._source.repack:
-            for weight in program.weights().values():
-                self._source.tensors[weight.tensor].raw()  # refused where the file lacks it by now
+        for weight in program.weights().values():
+            self._source.tensors[weight.tensor].raw()  # refused where the file lacks it by now
         wanted = {
             key: weight
             for key, weight in wanted.items()
-            if ("cpu", *key) not in self._source.packed and not self._stays(weight, key[0])
+            if ("cpu", *key) not in self._source.packed
         }
-        if not wanted:
-            return
         if self._source.repack:
             self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
-        self._workers = max(1, min(threads, len(wanted)))
+        converted = {key: w for key, w in wanted.items() if not self._is_readable(w, key[0])}
+        for (form, tensor), weight in wanted.items():
+            if (form, tensor) not in converted:
+                make[form](weight)
+        if converted:
+            self._convert_all([partial(make[key[0]], w) for key, w in converted.items()], threads)
+        self._shared = None
+
+    def _convert_all(self, tasks: Sequence[Callable[[], object]], threads: int) -> None:
+        """Convert matrices, several at a time: that waits for memory."""
+        self._workers = max(1, min(threads, len(tasks)))
         pool = concurrent.futures.ThreadPoolExecutor(self._workers)
         try:
-            for done in [pool.submit(make[key[0]], weight) for key, weight in wanted.items()]:
+            for done in [pool.submit(task) for task in tasks]:
                 done.result()
-        finally:  # where a signal or an error ends it early, no worker packs on
+        finally:  # where a signal or an error ends it early, no worker goes on
             self._is_over = True
             pool.shutdown(cancel_futures=True)
-        self._shared, self._workers, self._is_over = None, 1, False
+        self._workers, self._is_over = 1, False
 
     def vector(self, weight: Weight | None) -> F32 | None:
         """Return float32 values, or None where there is no weight."""
@@ -214,10 +220,9 @@ class Weights:
         packed: Packed = self._source.packed[key]
         return packed
 
-    def _stays(self, weight: Weight, form: str) -> bool:
-        """Say whether a matrix is read from the mapped file."""
-        stored = self._source.tensors[weight.tensor].type
-        return not self._source.repack and stays_mapped(stored, form)
+    def _is_readable(self, weight: Weight, form: str) -> bool:
+        """Say whether the kernels can read a matrix from the mapped file."""
+        return stays_mapped(self._source.tensors[weight.tensor].type, form)
 
     def _share_memory(self, weights: Sequence[Weight]) -> None:
         """Make one block for the matrices of known size: huge pages hold all but its end."""
@@ -241,18 +246,29 @@ class Weights:
         return [matrix for matrix in matrices if matrix is not None]
 
     def _pack(self, weight: Weight, form: str) -> list[PackedMatrix]:
-        """Pack a tensor, in its own type or in one with kernels."""
-        tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
-        if self._stays(weight, form):
-            blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
-            return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
-        room = self._plain if tensor.type in _kinds(form) else self._converted
+        """Return a tensor's matrices, in its own type or in one with kernels."""
+        n_rows = weight.shape[-2]
+        if self._is_readable(weight, form):
+            return self._map(weight)
+        room = self._converted
         step = max(1, room.share(self._workers) // weight.shape[-1] // _ROWS) * _ROWS
         with room.held(min(step, n_rows) * weight.shape[-1]):
             return self._read(weight, form, step)
 
+    def _map(self, weight: Weight) -> list[PackedMatrix]:
+        """Return matrices that are read from the file, for good or until they are packed."""
+        tensor = self._source.tensors[weight.tensor]
+        blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
+        if not self._source.repack:
+            return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
+        matrices = self._empty(tensor.type, weight.shape)
+        for i, matrix in enumerate(matrices):
+            offset = -1 if tensor.offset is None else tensor.offset + i * blocks[i].nbytes
+            matrix.read_rows(blocks[i], offset)
+        return matrices
+
     def _read(self, weight: Weight, form: str, step: int) -> list[PackedMatrix]:
-        """Pack a tensor, so many rows at a time."""
+        """Convert a tensor, so many rows at a time."""
         tensor, n_rows = self._source.tensors[weight.tensor], weight.shape[-2]
         ranges = [
             (first + begin, first + min(begin + step, n_rows))

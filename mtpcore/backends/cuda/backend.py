@@ -154,6 +154,9 @@ class CudaPlan:
             for launch in launcher(step, n_batch):
                 self._device.load(launch.kernel)
 
+    def prepare(self) -> None:
+        """Do nothing: all is done when the plan is made."""
+
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name."""
         n_rows = len(batch.tokens)

@@ -191,6 +191,9 @@ class ReferencePlan:
         self._dtype, self._weights = backend.dtype, weights
         self._operations = [backend.operation(node.op) for node in program.nodes]
 
+    def prepare(self) -> None:
+        """Do nothing: all is done when the plan is made."""
+
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name, of the backend's number type."""
         run = Run(batch, memory, self.stores, self._dtype)

@@ -7,6 +7,7 @@
 #include "matmul/kernels.h"
 #include "matmul/unpacked.h"
 #include "matmul/pack.h"
+#include "matmul/packing.h"
 
 /* Prepared activations that one group is multiplied with before the next; they stay in L2. */
 enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
@@ -141,13 +142,28 @@ static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const ch
     store_sums(job, begin, end - begin, sums, row, row_bytes);
 }
 
+/* Whether all groups of rows are packed by now. */
+static int are_packed(const mtp_matrix *w, int64_t begin, int64_t end)
+{
+    for (int64_t row = begin; row < end; row += MTP_GROUP_ROWS)
+        if (w->packing == NULL || mtp_packing_group(w->packing, row) == NULL)
+            return 0;
+    return 1;
+}
+
 mtp_matrix mtp_matrix_part(const mtp_matrix *w, int64_t begin, int64_t end)
 {
-    const int64_t blocks = w->n_cols / mtp_type_block(w->type);
-    const size_t skipped = w->is_mapped ? (size_t)(begin * blocks * mtp_type_block_bytes(w->type))
-                                        : mtp_packed_bytes(w->type, begin, w->n_cols);
-    return (mtp_matrix){w->type, w->is_mapped, end - begin, w->n_cols,
-                        (const char *)w->data + skipped};
+    mtp_matrix part = {w->type, w->is_mapped, end - begin, w->n_cols, w->data, NULL};
+    const int64_t row_bytes = w->n_cols / mtp_type_block(w->type) * mtp_type_block_bytes(w->type);
+    if (w->is_mapped && are_packed(w, begin, end)) {
+        part.is_mapped = 0;
+        part.data = mtp_packing_group(w->packing, begin);
+    } else if (w->is_mapped) {
+        part.data = (const char *)w->data + begin * row_bytes;
+    } else {
+        part.data = (const char *)w->data + mtp_packed_bytes(w->type, begin, w->n_cols);
+    }
+    return part;
 }
 
 size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
@@ -160,6 +176,9 @@ static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
 {
     if (!w->is_mapped)
         return (const char *)w->data + row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
+    const void *packed = w->packing ? mtp_packing_group(w->packing, row) : NULL;
+    if (packed != NULL)
+        return packed;
     mtp_pack_group(w->type, w->n_rows, w->n_cols, w->data, row, scratch);
     return scratch;
 }

@@ -21,6 +21,9 @@
 /* Tokens in a full tile of prepared activations. */
 enum { MTP_TILE = 8 };
 
+/* Which groups of a mapped matrix are packed by now (matmul/packing.h). */
+typedef struct mtp_packing mtp_packing;
+
 /* A matrix, packed or mapped. Packed: groups of 32 output rows, the last padded with zero rows;
  * 64-byte aligned, mtp_packed_bytes(). Mapped: GGUF rows as they lie in a file, aligned to nothing;
  * each group is packed into scratch when it is needed, and so gives the same bits. */
@@ -29,6 +32,7 @@ typedef struct {
     int64_t n_rows; /* outputs */
     int64_t n_cols; /* inputs; a multiple of the type's block */
     const void *data;
+    const mtp_packing *packing; /* of a mapped matrix whose groups are packed meanwhile, or NULL */
 } mtp_matrix;
 
 int mtp_type_is_native(int32_t type);       /* whether it has kernels */

@@ -3,6 +3,7 @@
 
 #include "core/float16.h"
 #include "matmul/pack.h"
+#include "matmul/packing.h"
 
 static void row_f32(const float *group, int64_t n_cols, int r, float *out)
 {
@@ -84,12 +85,14 @@ static void mapped_row(const mtp_matrix *w, const uint8_t *row, float *out)
 void mtp_matrix_row(const mtp_matrix *w, int64_t row, float *out)
 {
     const int64_t n_blocks = w->n_cols / mtp_type_block(w->type);
-    if (w->is_mapped) {
+    const void *packed = w->packing ? mtp_packing_group(w->packing, row) : NULL;
+    if (w->is_mapped && packed == NULL) {
         const int64_t row_bytes = n_blocks * mtp_type_block_bytes(w->type);
         mapped_row(w, (const uint8_t *)w->data + row * row_bytes, out);
         return;
     }
-    const char *group =
-        (const char *)w->data + row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
+    const char *group = packed;
+    if (group == NULL)
+        group = (const char *)w->data + row / MTP_GROUP_ROWS * mtp_group_bytes(w->type, w->n_cols);
     row_of_group(w->type, group, n_blocks, (int)(row % MTP_GROUP_ROWS), out);
 }

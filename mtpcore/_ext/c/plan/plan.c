@@ -78,6 +78,17 @@ static size_t attention_bytes(int64_t k_width, int64_t v_width, int64_t n_querie
     return (size_t)(values * 4 + n_queries * (mtp_query_code_bytes(k_width) + 128));
 }
 
+/* Experts' matrices are alike, but some may be packed by now. */
+static size_t expert_bytes(const mtp_op *op)
+{
+    size_t most = 0;
+    for (int64_t e = 0; e < op->n[0]; e++) {
+        const size_t bytes = mtp_matmul_scratch_bytes(&op->matrices[e]);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 size_t mtp_scratch_bytes(const mtp_op *op)
 {
     const int64_t shared = op->kind == MTP_ATTENTION ? op->in[0].n_heads / op->n[2] : 0;
@@ -91,8 +102,9 @@ size_t mtp_scratch_bytes(const mtp_op *op)
     case MTP_EMBED_CODES: /* a row of the matrix */
         return (size_t)op->out[0].width * sizeof(float);
     case MTP_MATMUL:
-    case MTP_EXPERT_MATMUL: /* whose matrices are alike */
         return mtp_matmul_scratch_bytes(op->matrices);
+    case MTP_EXPERT_MATMUL:
+        return expert_bytes(op);
     default:
         return 0;
     }
