@@ -290,7 +290,7 @@ cdef class Executor:
     cdef list unpacked      # operations with matrices to pack: index, matrices, their mapped rows
     cdef mtp_packing_queue *queue  # of these matrices, or NULL
     cdef int64_t run_ns     # that the last run took; 0 where there was none
-    cdef int64_t worth_prefetching
+    cdef int64_t worth_prefetching, most_packing_ns
     cdef mtp_interrupt interrupt
     cdef object raised      # by a signal handler while a batch ran
     cdef int raise_interrupt(self) except -1
@@ -302,6 +302,7 @@ cdef class Executor:
                        bint holds_embeddings) except *
     cdef int check_lengths(self, const mtp_op *op, matrices, weights, numbers, axes) except -1
     cdef int check_relations(self) except -1
+    cdef int reserve_fetches(self) except -1
     cdef int choose_fetches(self) except -1
     cdef int check_place(self, const int32s *tables, const int32s *length, int64_t n_pages,
                          int64_t seq, int64_t place, int64_t row) except -1

@@ -140,13 +140,15 @@ class Executor:
         work_of_row: float,
         worth_sharing: float,
         worth_prefetching: int = ...,
+        most_packing: float = ...,
     ) -> None:
         """Check how operations fit each other, and allocate scratch; then the plan may run.
 
         ``work`` and ``work_of_row`` estimate nanoseconds of one thread; a run of less than
         ``worth_sharing`` is left to the caller alone. A plan whose packed matrices have fewer
         bytes than ``worth_prefetching`` does not prefetch them (default: none does); another one
-        compares the ways to do it.
+        compares the ways to do it. ``most_packing`` is how many seconds a run may pack before it
+        begins (default: 0, a few groups of rows).
 
         Raises
         ------
@@ -159,14 +161,17 @@ class Executor:
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes, as packed, of the matrices that the last run or ``pack`` found not all packed."""
+        """Bytes, as packed, of the rows that are still to be packed behind runs.
+
+        Any thread may ask.
+        """
 
     def pack(self) -> None:
         """Pack all matrices that are to be packed, on all threads and without the GIL.
 
         Otherwise each run but the first packs some before it begins, for as long as the run before
-        it took. Whoever reads a matrix meanwhile gets the same bits. After an exception of a signal
-        handler what was packed stays so.
+        it took, but no longer than ``finish`` was told. Whoever reads a matrix meanwhile gets the
+        same bits. After an exception of a signal handler what was packed stays so.
 
         Raises
         ------

@@ -24,8 +24,6 @@ SHARING = {mtp_kind_name(kind).decode(): mtp_kind_sharing(kind).decode()
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
-cdef int64_t SHARE_OF_PACKING = 1  # times as long as a run
-cdef int64_t MOST_PACKING_NS = 100 * 1000 * 1000  # before a run
 cdef int64_t MOST = 1 << 31  # rows of a batch, operations, heads: what int32 can count
 HAS_ASAN = bool(MTP_HAS_ASAN)
 MAX_THREADS = MTP_MAX_THREADS
@@ -351,6 +349,15 @@ cdef class Executor:
             free(sizes)
         return 0
 
+    cdef int reserve_fetches(self) except -1:
+        """Take the memory that ``choose_fetches`` needs, so that no later run lacks it."""
+        cdef int64_t i
+        types = {self.ops[i].matrices.type for i in range(self.plan.n_ops)
+                 if self.ops[i].kind in (MTP_MATMUL, MTP_EXPERT_MATMUL)}
+        self.fetch = <mtp_fetch_choice *> zeros(len(types) * MTP_FETCH_CLASSES,
+                                                sizeof(mtp_fetch_choice))
+        return 0
+
     cdef int choose_fetches(self) except -1:
         """Let ways to prefetch be compared for each weight type, where caches hold too little."""
         cdef int64_t i, n_bytes = 0
@@ -365,8 +372,6 @@ cdef class Executor:
         if n_bytes < self.worth_prefetching:
             return 0
         types = sorted({self.ops[i].matrices.type for i in packed})
-        self.fetch = <mtp_fetch_choice *> zeros(len(types) * MTP_FETCH_CLASSES,
-                                                sizeof(mtp_fetch_choice))
         for i in range(len(types) * MTP_FETCH_CLASSES):
             self.fetch[i] = mtp_fetch_choice_new(types[i // MTP_FETCH_CLASSES],
                                                  i % MTP_FETCH_CLASSES)
@@ -376,7 +381,7 @@ cdef class Executor:
         return 0
 
     def finish(self, double work, double work_of_row, double worth_sharing,
-               int64_t worth_prefetching=INT64_MAX):
+               int64_t worth_prefetching=INT64_MAX, double most_packing=0):
         """Check the whole, and give every thread its scratch."""
         refuse_unless(not self.is_finished, "the plan is finished", "one call", "another")
         refuse_unless(self.plan.n_ops == self.most_ops, "not as many operations as were announced",
@@ -396,6 +401,8 @@ cdef class Executor:
         self.plan.work, self.plan.work_of_row = work, work_of_row
         self.plan.worth_sharing = worth_sharing
         self.worth_prefetching = worth_prefetching
+        self.most_packing_ns = <int64_t> (most_packing * 1e9)
+        self.reserve_fetches()
         if self.unpacked:
             self.queue_matrices()
         else:
@@ -445,14 +452,14 @@ cdef class Executor:
 
     @property
     def bytes_to_pack(self):
-        return sum(matrix.nbytes for matrix in dict.fromkeys(
-            matrix for _, some, _ in self.unpacked for matrix in some
-        ))
+        matrices = {matrix for _, some, _ in self.unpacked for matrix in some}
+        return sum(round(matrix.nbytes * (1 - matrix.packed_share)) for matrix in matrices
+                   if (<PackedMatrix> matrix).packing != NULL)
 
     cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil:
         """Pack some of the matrices before a run, for as long as the last one took."""
         if self.queue != NULL and self.run_ns > 0:
-            self.pack_for(min(self.run_ns * SHARE_OF_PACKING, MOST_PACKING_NS), interrupt)
+            self.pack_for(min(self.run_ns, self.most_packing_ns), interrupt)
 
     cdef void pack_for(self, int64_t ns, mtp_interrupt *interrupt) noexcept nogil:
         mtp_packing_queue_run(self.queue, self.plan.pool if self.plan.n_threads > 1 else NULL, ns,

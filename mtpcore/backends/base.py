@@ -228,8 +228,12 @@ class Plan(Protocol):
     def progress(self) -> float:
         """Share of the running batch that is done, 0 .. 1; 0 if none runs or it is not measured."""
 
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes of weights that are still to be packed behind runs; other threads may ask."""
+
     def prepare(self) -> None:
-        """Do at once what the first runs would do beside their work, such as packing weights."""
+        """Pack at once all weights that are to be packed behind runs."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
         """Run all rows (at most ``n_batch``) and return new arrays by output name.

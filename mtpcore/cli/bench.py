@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
         prompts = _prompts(options, model)
         longest = max(map(len, prompts.values()))
         n_ctx = options.ctx_size or max(longest + options.predict, _DEPTH) + max(ROWS)
-        session = open_session(options, model, n_ctx)
+        session = open_session(options, model, n_ctx, pack=True)
         controller = session.controller()
         arms = _arms(options, session, sampling, controller)
         simulated = _simulate(options, session)

@@ -96,7 +96,7 @@ def execute(options: argparse.Namespace) -> int:
         prompt = read_prompt(options, model)
         _note_template(options, model)
         n_ctx = _count_places(options, model, len(prompt))
-        session = open_session(options, model, n_ctx)
+        session = open_session(options, model, n_ctx, pack=options.compare)
         generator = Generator(
             session.source,
             sampling=sampling,

@@ -75,8 +75,10 @@ def open_model(options: argparse.Namespace) -> Model:
     )
 
 
-def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Session:
-    """Make the context, link the drafter, and pack the weights.
+def open_session(
+    options: argparse.Namespace, model: Model, n_ctx: int, *, pack: bool = False
+) -> Session:
+    """Make the context, link the drafter, and make the plans; what is timed packs weights first.
 
     Raises
     ------
@@ -84,7 +86,9 @@ def open_session(options: argparse.Namespace, model: Model, n_ctx: int) -> Sessi
         A drafter was asked for and none fits; says what to do.
     """
     session = _link(options, model, n_ctx)
-    _prepare(session.source)
+    _make_plans(session.source)
+    if pack:
+        _pack(session.source)
     return session
 
 
@@ -142,8 +146,8 @@ def make_context(options: argparse.Namespace, model: Model, n_ctx: int) -> Conte
     )
 
 
-def _prepare(source: Cross) -> None:
-    """Make the plans, with a progress bar while weights are packed."""
+def _make_plans(source: Cross) -> None:
+    """Make the plans, with a progress bar while weights of types without kernels are converted."""
     contexts = source.contexts.values()
     sizes: dict[tuple[Model, str], int] = {}
     for model, program in [(context.model, context.program) for context in contexts]:
@@ -154,10 +158,17 @@ def _prepare(source: Cross) -> None:
     total, models = sum(sizes.values()), {model for model, _ in sizes}
 
     def count() -> tuple[int, int]:
-        packed = {(model, key[2]) for model in models for key in list(model.packed)}
-        return sum(sizes.get(name, 0) for name in packed), total
+        ready = {(model, key[2]) for model in models for key in list(model.packed)}
+        return sum(sizes.get(name, 0) for name in ready), total
 
-    with progress("packing weights", count, "bytes"):
+    with progress("reading weights", count, "bytes"):
+        source.prepare(pack=False)
+
+
+def _pack(source: Cross) -> None:
+    """Pack the weights, with a progress bar."""
+    total = source.bytes_to_pack
+    with progress("packing weights", lambda: (total - source.bytes_to_pack, total), "bytes"):
         source.prepare()
 
 

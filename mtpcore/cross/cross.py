@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mtpcore.acts.guards import Guard, act, act_of_all
 from mtpcore.acts.journal import Journal, Saved, Transaction
-from mtpcore.boundary.arguments import Length, Probability, read, read_below
+from mtpcore.boundary.arguments import Flag, Length, Probability, read, read_below
 from mtpcore.boundary.arrays import RowsLike, integers
 from mtpcore.cross.assembly import make_drafters
 from mtpcore.cross.by_sequence import (
@@ -125,10 +125,16 @@ class Cross:
         self.speculation.settle(runner, seq)
 
     @act
-    def prepare(self) -> None:
+    def prepare(self, *, pack: bool = True) -> None:
         """Make the plans of all contexts and pack the weights now; see ``Context.prepare``."""
+        pack = read(pack, Flag, "pack is yes or no")
         for context in self.contexts.values():
-            context.runner.prepare()
+            context.runner.prepare(pack=pack)
+
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes of weights that are still to be packed; what contexts share counts for each."""
+        return sum(context.runner.bytes_to_pack for context in self.contexts.values())
 
     @overload
     def draft(

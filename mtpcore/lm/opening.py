@@ -54,15 +54,15 @@ def open_cross(
         )
 
     if draft == 0:
-        return _prepared(link(make_context(), []))
+        return _planned(link(make_context(), []))
     insists = draft != "auto" or not isinstance(drafter, str) or drafter != "auto"
     try:
-        cross = _prepared(link(make_context(), drafter, draft_model=draft_model))
+        cross = _planned(link(make_context(), drafter, draft_model=draft_model))
     except (LinkError, GraphError) as error:
         if insists:
             raise
         log.warning("decoding without drafts, as the drafter cannot be used: %s", error)
-        return _prepared(link(make_context(), []))
+        return _planned(link(make_context(), []))
     if insists and not cross.drafters:
         raise LinkError(
             "the model has no drafter",
@@ -74,9 +74,9 @@ def open_cross(
     return cross
 
 
-def _prepared(cross: Cross) -> Cross:
-    """Return a Cross whose weights are packed."""
-    cross.prepare()
+def _planned(cross: Cross) -> Cross:
+    """Return a Cross that can run: what a backend refuses is refused now."""
+    cross.prepare(pack=False)
     return cross
 
 

@@ -15,7 +15,7 @@ from mtpcore.acts.journal import Journal, Transaction
 from mtpcore.backends.base import Backend, FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
-from mtpcore.boundary.arguments import offers, read
+from mtpcore.boundary.arguments import Flag, offers, read
 from mtpcore.boundary.arrays import RowsLike, integers, numbers
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
@@ -202,6 +202,14 @@ class Context:
         """
         return self.runner.progress
 
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes of weights that are still to be packed behind calls of ``process``.
+
+        0 where all are packed, stay in the mapped file, or nothing was run or prepared yet.
+        """
+        return self.runner.bytes_to_pack
+
     def join(self, owner: Owner) -> None:
         """Change from now on only together with the other contexts of ``owner``."""
         self.owner, self.journal, self.guard = owner, owner.journal, owner.guard
@@ -227,15 +235,20 @@ class Context:
         return self.runner.sequences.check(seq)
 
     @act
-    def prepare(self) -> None:
+    def prepare(self, *, pack: bool = True) -> None:
         """Make the plan and pack all weights now, not behind the first calls of ``process``.
+
+        Parameters
+        ----------
+        pack : bool
+            False: make the plan, which tells whether the graph can run, and pack nothing yet.
 
         Raises
         ------
         BackendError, GraphError
             The backend cannot run the graph.
         """
-        self.runner.prepare()
+        self.runner.prepare(pack=read(pack, Flag, "pack is yes or no"))
 
     @act
     def add_taps(self, taps: Sequence[str | Tap]) -> None:

@@ -230,11 +230,17 @@ class GraphRunner:
                 )
         return self._plan
 
-    def prepare(self) -> None:
-        """Make the plans and let them do at once what their first runs would; see ``plan``."""
-        self.plan.prepare()
-        if self._delivery_plan is not None:
-            self._delivery_plan.prepare()
+    def prepare(self, *, pack: bool) -> None:
+        """Make the plans, and let them pack at once what their runs would; see ``plan``."""
+        for plan in (self.plan, self._delivery_plan):
+            if pack and plan is not None:
+                plan.prepare()
+
+    @property
+    def bytes_to_pack(self) -> int:
+        """Bytes of weights that are still to be packed behind runs."""
+        plans = self._plan, self._delivery_plan
+        return sum(plan.bytes_to_pack for plan in plans if plan is not None)
 
     def _make_plan(
         self, program: Program, stores: Sequence[Store], states: StateStore | None

@@ -70,6 +70,8 @@ class HashPlan:
     def __init__(self, program, store, backend):
         self.program, self.store, self.backend = program, store, backend
 
+    bytes_to_pack = 0
+
     def prepare(self):
         pass
 

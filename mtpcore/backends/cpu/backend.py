@@ -46,6 +46,10 @@ instructions that prefetch take up to a sixth of such a pass and bring nothing."
 WORTH_PACKING_BEHIND = 32 << 20
 """Bytes of weights that are packed before the first run, in no time."""
 
+MOST_PACKING = 0.1
+"""Seconds before a run in which weights are packed, at most as long as the run before it took: a
+text begins slowly, and never stops for longer."""
+
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
 _PRODUCTS_PER_NS = 100.0  # of one thread, roughly
@@ -155,7 +159,7 @@ class CpuPlan:
                 f=step.f,
                 memory=step.memory,
             )
-        self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_PREFETCHING)
+        self._executor.finish(*_work(self.steps), WORTH_SHARING, WORTH_PREFETCHING, MOST_PACKING)
         self._kept: dict[str, F32] = {}  # outputs of draft passes
         shapes = {name: self.program.shape(name) for name in lowered.outputs}
         self._outputs = [
@@ -176,7 +180,7 @@ class CpuPlan:
 
     @property
     def bytes_to_pack(self) -> int:
-        """Bytes, as packed, of the matrices that the last run found not all packed."""
+        """Bytes, as packed, of the rows that are still to be packed behind runs."""
         return self._executor.bytes_to_pack
 
     def prepare(self) -> None:

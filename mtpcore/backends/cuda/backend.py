@@ -154,8 +154,13 @@ class CudaPlan:
             for launch in launcher(step, n_batch):
                 self._device.load(launch.kernel)
 
+    @property
+    def bytes_to_pack(self) -> int:
+        """0: weights are read when the plan is made."""
+        return 0
+
     def prepare(self) -> None:
-        """Do nothing: all is done when the plan is made."""
+        """Do nothing: there is nothing to pack."""
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
         """Run all rows and return new arrays by output name."""

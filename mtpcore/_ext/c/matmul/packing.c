@@ -206,7 +206,7 @@ static void pack_as_task(void *argument, int thread, int n_threads)
     mtp_packing_queue *queue = job->queue;
     int64_t at = 0; /* pieces only go up */
     (void)thread, (void)n_threads;
-    while (mtp_now_ns() - job->begin_ns < job->ns && !mtp_is_interrupted(job->interrupt)) {
+    do {
         const int64_t piece = atomic_fetch_add(&queue->next, 1);
         if (piece >= queue->first_pieces[queue->n])
             break;
@@ -216,7 +216,7 @@ static void pack_as_task(void *argument, int thread, int n_threads)
         const int64_t all = n_groups(&packing->mapped), each = piece_groups(&packing->mapped);
         const int64_t begin = (piece - queue->first_pieces[at]) * each;
         pack_groups(packing, begin, begin + each < all ? begin + each : all);
-    }
+    } while (mtp_now_ns() - job->begin_ns < job->ns && !mtp_is_interrupted(job->interrupt));
 }
 
 void mtp_packing_queue_run(mtp_packing_queue *self, mtp_pool *pool, int64_t ns,

@@ -43,8 +43,8 @@ typedef struct {
 mtp_packing_queue *mtp_packing_queue_new(mtp_packing *const *packings, int64_t n);
 void mtp_packing_queue_free(mtp_packing_queue *self);
 
-/* Pack the next pieces on all threads of a pool (NULL: on the caller) until the queue ends, or so
- * many nanoseconds are over, or it is interrupted. Groups that another queue's threads are packing
+/* Pack the next pieces on all threads of a pool (NULL: on the caller), each thread one at least,
+ * until the queue ends, or so many nanoseconds are over, or it is interrupted. Groups that another queue's threads are packing
  * are left to them. */
 void mtp_packing_queue_run(mtp_packing_queue *self, mtp_pool *pool, int64_t ns,
                            mtp_interrupt *interrupt);
