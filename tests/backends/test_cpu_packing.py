@@ -1,6 +1,7 @@
 """Runs begin on the mapped file, and weights are packed behind them: no bit shows when."""
 
 import gc
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,9 @@ from harness.matrices import assert_same_bits
 
 import mtpcore
 from mtpcore._ext._plan import HAS_ASAN
+from mtpcore.backends.cpu import weights
 from mtpcore.cli import main
+from mtpcore.errors import CapacityError
 
 LONG = Sizes(n_layers=24)
 ROUNDS = 400  # far more than there are matrices, of which each run packs one at least
@@ -172,6 +175,24 @@ def test_drafts_are_the_same_while_weights_are_packed(threads, temperature):
     for of_context in zip(*left, strict=True):
         assert of_context == tuple(sorted(of_context, reverse=True))
         assert len(set(of_context)) > 10
+
+
+def test_without_memory_weights_stay_in_the_file(tmp_path, monkeypatch, caplog):
+    def no_memory(n_bytes):
+        raise CapacityError("no memory for packed weights", wanted=f"{n_bytes} bytes")
+
+    path = write_generated(tmp_path / "model.gguf", "glm4moe", "Q8_0")
+    wanted, model = wanted_of(path), mtpcore.load_model(path)
+    monkeypatch.setattr(weights, "PackedMemory", no_memory)
+    with caplog.at_level(logging.WARNING, "mtpcore"):
+        contexts = [mtpcore.Context(model, 64) for _ in range(2)]
+        for context in (*contexts, *contexts):
+            assert_same_bits(logits(context), wanted)
+            context.prepare()
+            assert context.bytes_to_pack == 0
+    said = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" (")[0] for line in said] == ["no memory to pack weights"]
+    assert all(one.is_mapped for one in matrices_of(model))
 
 
 def test_types_without_kernels_are_converted_before_the_first_run(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from mtpcore.memory.base import PAGE
 
 __all__ = ["FORMS", "Weights", "stays_mapped"]
 
+log = logging.getLogger("mtpcore")
 Packed = TypeVar("Packed")
 
 _ROWS = 32
@@ -72,6 +74,7 @@ class Weights:
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self._shared: PackedMemory | None = None
+        self._stays_mapped = not source.repack
         self._converted = _Room(_CONVERTED)
         self._workers = 1
         self._is_over = False
@@ -130,12 +133,14 @@ class Weights:
     def prepare(self, program: Program, threads: int) -> None:
         """Make room for the matrices of a program, and convert those of types without kernels.
 
-        The others are not touched, but must be there.
+        The others are not touched, but must be there; if there is no room for all of them they stay
+        in the file, and the log says so.
 
         Raises
         ------
         CapacityError
-            There is no memory, or shapes are such that most of it would be filling.
+            There is no memory for what is converted, or shapes are such that most of it would be
+            filling.
         ModelFileError
             The file has become shorter since it was opened.
         """
@@ -155,12 +160,12 @@ class Weights:
             for key, weight in wanted.items()
             if ("cpu", *key) not in self._source.packed
         }
-        if self._source.repack:
-            self._share_memory([w for (form, _), w in wanted.items() if form == "matrix"])
-        converted = {key: w for key, w in wanted.items() if not self._is_readable(w, key[0])}
-        for (form, tensor), weight in wanted.items():
-            if (form, tensor) not in converted:
-                make[form](weight)
+        mapped = {key: w for key, w in wanted.items() if self._is_readable(w, key[0])}
+        converted = {key: w for key, w in wanted.items() if key not in mapped}
+        if mapped and not self._stays_mapped:
+            self._share_memory(list(mapped.values()))
+        for (form, _), weight in mapped.items():
+            make[form](weight)
         if converted:
             self._convert_all([partial(make[key[0]], w) for key, w in converted.items()], threads)
         self._shared = None
@@ -226,22 +231,27 @@ class Weights:
 
     def _share_memory(self, weights: Sequence[Weight]) -> None:
         """Make one block for the matrices of known size: huge pages hold all but its end."""
-        tensors = self._source.tensors
         n_bytes = sum(
-            packed_bytes(tensors[weight.tensor].type, *weight.shape)
+            math.prod(weight.shape[:-2])
+            * packed_bytes(self._source.tensors[weight.tensor].type, *weight.shape[-2:])
             for weight in weights
-            if tensors[weight.tensor].type in _NATIVE
         )
-        self._shared = PackedMemory(n_bytes) if n_bytes else None
+        try:
+            self._shared = PackedMemory(n_bytes)
+        except CapacityError:
+            self._stays_mapped = True
+            log.warning(
+                "no memory to pack weights (%d bytes): they stay in the file, and are slower",
+                n_bytes,
+            )
 
-    def _empty(self, kind: int, shape: Sequence[int]) -> list[PackedMatrix]:
+    def _empty(
+        self, kind: int, shape: Sequence[int], memory: PackedMemory | None = None
+    ) -> list[PackedMatrix]:
         """Return matrices to be filled: one, or those of a stack."""
         *stack, n_rows, n_cols = shape
-        if self._shared is not None and not stack:
-            shared = self._shared.take(kind, n_rows, n_cols)
-            if shared is not None:
-                return [shared]
-        memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
+        if memory is None:
+            memory = PackedMemory(math.prod(stack) * packed_bytes(kind, n_rows, n_cols))
         matrices = [memory.take(kind, n_rows, n_cols) for _ in range(math.prod(stack))]
         return [matrix for matrix in matrices if matrix is not None]
 
@@ -259,9 +269,9 @@ class Weights:
         """Return matrices that are read from the file, for good or until they are packed."""
         tensor = self._source.tensors[weight.tensor]
         blocks = tensor.raw().reshape(math.prod(weight.shape[:-2]), -1)
-        if not self._source.repack:
+        if self._stays_mapped:
             return [map_rows(rows, tensor.type, *weight.shape[-2:]) for rows in blocks]
-        matrices = self._empty(tensor.type, weight.shape)
+        matrices = self._empty(tensor.type, weight.shape, self._shared)
         for i, matrix in enumerate(matrices):
             offset = -1 if tensor.offset is None else tensor.offset + i * blocks[i].nbytes
             matrix.read_rows(blocks[i], offset)
