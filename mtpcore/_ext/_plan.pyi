@@ -169,9 +169,9 @@ class Executor:
     def pack(self) -> None:
         """Pack all matrices that are to be packed, on all threads and without the GIL.
 
-        Otherwise each run but the first packs some before it begins, for as long as the run before
-        it took, but no longer than ``finish`` was told. Whoever reads a matrix meanwhile gets the
-        same bits. After an exception of a signal handler what was packed stays so.
+        Otherwise each run but the first packs some before it begins, for four times as long as the
+        run before it took, but no longer than ``finish`` was told. Whoever reads a matrix meanwhile
+        gets the same bits. After an exception of a signal handler what was packed stays so.
 
         Raises
         ------

@@ -22,6 +22,7 @@ KINDS = {mtp_kind_name(kind).decode(): kind for kind in range(MTP_KINDS)}
 SHARING = {mtp_kind_name(kind).decode(): mtp_kind_sharing(kind).decode()
            for kind in range(MTP_KINDS)}
 BARRIER_IF_FEW, BARRIER_IF_MANY = MTP_BARRIER_IF_FEW, MTP_BARRIER_IF_MANY
+cdef int64_t PACKING = 4  # times as long as the run before
 BY_ROWS, IN_COPIES, BY_COLUMNS = MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
 UNIT = MTP_UNIT
 cdef int64_t MOST = 1 << 31  # rows of a batch, operations, heads: what int32 can count
@@ -457,9 +458,9 @@ cdef class Executor:
                    if (<PackedMatrix> matrix).packing != NULL)
 
     cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil:
-        """Pack some of the matrices before a run, for as long as the last one took."""
+        """Pack some of the matrices before a run: the fewer runs are slow until all are packed."""
         if self.queue != NULL and self.run_ns > 0:
-            self.pack_for(min(self.run_ns, self.most_packing_ns), interrupt)
+            self.pack_for(min(PACKING * self.run_ns, self.most_packing_ns), interrupt)
 
     cdef void pack_for(self, int64_t ns, mtp_interrupt *interrupt) noexcept nogil:
         mtp_packing_queue_run(self.queue, self.plan.pool if self.plan.n_threads > 1 else NULL, ns,

@@ -46,9 +46,9 @@ instructions that prefetch take up to a sixth of such a pass and bring nothing."
 WORTH_PACKING_BEHIND = 32 << 20
 """Bytes of weights that are packed before the first run, in no time."""
 
-MOST_PACKING = 0.1
-"""Seconds before a run in which weights are packed, at most as long as the run before it took: a
-text begins slowly, and never stops for longer."""
+MOST_PACKING = 0.2
+"""Seconds before a run in which weights are packed: a text begins slowly, and never stops longer.
+With less, more runs are slow until all are packed, and a gigabyte is so later."""
 
 _SHARING = {Sharing.COPIES: IN_COPIES, Sharing.COLUMNS: BY_COLUMNS}
 
