@@ -79,6 +79,7 @@ def main() -> None:
         for label, draft_model in (("eight steps of a head", None), ("a block", drafter)):
             llm = mtpcore.Context(target, N_CTX, threads=given.threads)
             crosses[label] = mtpcore.link(llm, draft_model=draft_model)
+            crosses[label].prepare()
             llm.process(mtpcore.Batch.of(TEXT))
         for n_new in (1, 4):
             runs = [Undone(partial(draft, c), partial(renew, c, n_new)) for c in crosses.values()]

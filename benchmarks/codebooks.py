@@ -159,6 +159,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = mtpcore.load_model(write(Path(folder) / "csm.gguf", given.type))
         cross = mtpcore.link(mtpcore.Context(model, 128, threads=given.threads))
+        cross.prepare()
         out = cross.llm.process(mtpcore.Batch.of([5, 6, 7, 8]))
         frame = cross.frame([0], sampling)[0].tolist()
         steps = by_steps(cross, sampling, out.tap("hidden")[-1:], frame[0])

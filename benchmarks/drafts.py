@@ -91,6 +91,7 @@ def main() -> None:
             few = mtpcore.DraftVocabulary(order[:n], tokenizer="")
             llm = mtpcore.Context(model, 128, threads=given.threads)
             crosses[n] = mtpcore.link(llm, draft_vocabulary=few if n < N_VOCAB else None)
+            crosses[n].prepare()
             llm.process(mtpcore.Batch.of([5, 6, 7, 8]))
         for name, sampling in SAMPLINGS.items():
             runs = [lambda c=c: c.draft(0, 3, sampling) for c in crosses.values()]  # noqa: B023

@@ -37,6 +37,7 @@ def main() -> None:
     text = write(model, options.n)
     for length in options.lengths:
         cross = mtpcore.link(mtpcore.Context(model, options.n + 64))
+        cross.prepare()
         simulate(model, length, text).install(cross)
         print(f"{length:g} tokens a pass:")
         _measure(cross, options.n)

@@ -118,6 +118,7 @@ def _measure_turns(
 ) -> dict[Draft, list[Speed]]:
     """Return what was found of each draft length, turn by turn."""
     cross = mtpcore.link(mtpcore.Context(model, len(text) + 32, n_seq_max=len(DRAFTS) * n))
+    cross.prepare()
     simulated = simulate(model, length, text)
     simulated.install(cross)
     tokens = [*accumulate(simulated.rates, initial=1.0)]  # of a step, by its drafts

@@ -35,6 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     model = mtpcore.load_model(options.model)
     cross = mtpcore.link(mtpcore.Context(model, options.n + 2 * options.more + 64, n_seq_max=2))
+    cross.prepare()
     generator = mtpcore.Generator(
         cross, sampling=mtpcore.Sampling.greedy(), prefix_cache="all", draft=3
     )

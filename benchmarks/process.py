@@ -23,6 +23,7 @@ def main() -> None:
     samples = Sample()
     for _ in range(4):
         context = mtpcore.Context(model, 512, threads=given.threads)
+        context.prepare()
         context.process(mtpcore.Batch.of([5] * 32))
         for pos in range(32, 300):
 

@@ -15,12 +15,14 @@ __all__ = ["measure_loading"]
 
 HERE = Path(__file__).resolve().parent.parent
 OURS = """
-import sys, time, mtpcore
+import sys, time, mtpcore.names
 begin = time.perf_counter()
 model = mtpcore.load_model(sys.argv[1], repack=bool(int(sys.argv[3])))
 context = mtpcore.Context(model, 512, threads=int(sys.argv[2]))
 context.process(mtpcore.Batch.of([5])).logits
-print(time.perf_counter() - begin)
+seconds = time.perf_counter() - begin
+context.prepare()
+print(seconds, time.perf_counter() - begin)
 """
 THEIRS = """
 import sys, time
@@ -50,34 +52,36 @@ PEERS = {"repack, fa on": 1, "no-repack, fa on": 0}
 def measure_loading(
     name: str, path: Path, threads: int, pairs: int, hold: Hold, *, peer: bool = True
 ) -> Iterator[Found]:
-    """Yield ``load`` and ``load mapped``: weights packed, and left in the file.
+    """Yield ``load`` and ``load mapped``: weights packed behind the first token, or never.
 
-    A virtual machine may have to ask its host for memory, page by page, which takes longer than all
-    else. So each turn ends with as many threads that take as many bytes as the file has and do
-    nothing with them (``touch``, seconds), and another packed load, which finds these
-    (``at_hand``, seconds).
+    ``packed`` is how many seconds it takes until all are packed, if that follows at once. A virtual
+    machine may have to ask its host for memory, page by page, which takes longer than all else. So
+    each turn ends with as many threads that take as many bytes as the file has and do nothing with
+    them (``touch``, seconds), and another load, which finds these (``at_hand``, seconds).
     """
     with path.open("rb") as file:
         while file.read(1 << 24):
             pass
     peers = PEERS if peer else {}
-    ours: dict[str, list[float]] = {said: [] for said in ("mapped", "packed", "touch", "at_hand")}
+    said = ("load mapped", "load", "packed", "touch", "at_hand")
+    ours: dict[str, list[float]] = {what: [] for what in said}
     theirs: dict[str, list[float]] = {said: [] for said in peers}
     for turn in range(pairs + 1):
         with hold:
-            others = [_run(THEIRS, path, threads, repack) for repack in peers.values()]
-            found = [_run(OURS, path, threads, repack) for repack in (0, 1)]
-            found.append(_run(TOUCH, path.stat().st_size, threads))
-            found.append(_run(OURS, path, threads, 1))
+            others = [_run(THEIRS, path, threads, repack)[0] for repack in peers.values()]
+            found = [_run(OURS, path, threads, 0)[0], *_run(OURS, path, threads, 1)]
+            found += _run(TOUCH, path.stat().st_size, threads)
+            found.append(_run(OURS, path, threads, 1)[1])
         for sample, seconds in zip((*ours.values(), *theirs.values()), found + others, strict=True):
             if turn:
                 sample.append(seconds)
-    more = {said: median(ours[said]) for said in ("touch", "at_hand")}
-    yield Found(name, "load", 1, ours["packed"], theirs, more)
-    yield Found(name, "load mapped", 1, ours["mapped"], dict(theirs))
+    more = {what: median(ours[what]) for what in ("packed", "touch", "at_hand")}
+    yield Found(name, "load", 1, ours["load"], theirs, more)
+    yield Found(name, "load mapped", 1, ours["load mapped"], dict(theirs))
 
 
-def _run(child: str, *arguments: object) -> float:
+def _run(child: str, *arguments: object) -> list[float]:
+    """Return what a fresh process prints."""
     command = [sys.executable, "-c", child, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=HERE)
-    return float(done.stdout)
+    return [float(seconds) for seconds in done.stdout.split()]

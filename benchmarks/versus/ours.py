@@ -35,6 +35,7 @@ class Ours:
 
     def __init__(self, model: mtpcore.Model, n_ctx: int, threads: int) -> None:
         self.context = mtpcore.Context(model, n_ctx, threads=threads)
+        self.context.prepare()
         self.depth, self.filled = 0, 0
         self._tokens: list[int] = []
 

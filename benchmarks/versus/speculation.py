@@ -34,6 +34,7 @@ class Writer:
     ) -> None:
         llm = mtpcore.Context(model, DEPTH + len(known), threads=threads)
         cross = mtpcore.link(llm, "auto" if draft else [])
+        cross.prepare()
         simulated = SimulatedAcceptance.of_length(LENGTH, DRAFT)
         simulated.expect([*prompt, *known])
         simulated.install(cross)

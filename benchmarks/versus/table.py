@@ -35,7 +35,7 @@ of each cell. A `✗` marks a figure that misses its target.
 | depth-d, depth-d-rows-n | 16 tokens, or a batch of n, after d |
 | sequences-n | 32 tokens of each of n sequences at once, after 64 |
 | speculation | three drafts a round, simulated acceptance; ratio: speed-up of mtpcore by drafts |
-| load, load mapped | from a fresh process to the first token: weights packed, or left in the file |
+| load, load mapped | imported library to first token: weights packed behind it, or never |
 | accuracy | RMS error of logits over their deviation, against float64; median of seven texts |
 
 | further figure | meaning |
@@ -51,13 +51,14 @@ of each cell. A `✗` marks a figure that misses its target.
 | by_bytes | the speed-up that the bytes read allow |
 | llama.cpp gain | llama.cpp's speed-up by its own MTP drafts, at the same simulated acceptance |
 | touch | seconds in which the threads write one byte to each page of as much new memory |
-| at_hand | seconds of a load that finds free memory, which a process has just released |
+| packed | seconds to the first token and until all weights are packed |
+| at_hand | the same where free memory is found, which a process has just released |
 
 Measured on:"""
 RUNS = "Runs: date, commit, system load, CPU time that the host took, memory bandwidth, command."
 FURTHER = (
     *("share", "recurrence", "checkpoint_mib", "log_row_mib", "gmacs"),
-    *("length", "by_costs", "by_bytes", "llama.cpp gain", "touch", "at_hand"),
+    *("length", "by_costs", "by_bytes", "llama.cpp gain", "packed", "touch", "at_hand"),
 )
 ORDER = (
     *("decode", "verify", "prefill", "depth", "sequences"),

@@ -58,5 +58,5 @@ def own_figure(file: str, cell: str) -> tuple[str, float] | None:
         cost = _COSTS.get((kind, int(cell.removeprefix("verify-"))))
         return ("cost", cost) if cost else None
     if cell.startswith("load"):
-        return "seconds", 0.3 if cell == "load mapped" else 1.0
+        return "seconds", 0.25
     return None
