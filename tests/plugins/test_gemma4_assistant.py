@@ -14,6 +14,7 @@ from mtpcore import (
     Context,
     Cross,
     Generator,
+    GraphError,
     LinkError,
     Prompt,
     Rows,
@@ -231,5 +232,9 @@ def test_what_the_loop_cannot_do_is_refused(pair, tmp_path):
 
 def test_no_target_no_graph(tmp_path):
     _, drafter = write(tmp_path, "clusters")
-    with load_model(drafter) as model, pytest.raises(Exception, match="link"):
+    with (
+        load_model(drafter) as model,
+        pytest.raises(GraphError, match="no target is linked") as caught,
+    ):
         model.program("draft")
+    assert "link the two" in str(caught.value)
