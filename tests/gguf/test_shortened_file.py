@@ -73,6 +73,7 @@ def test_packed_weights_do_not_need_the_file(tmp_path):
     body = """
 model = mtpcore.load_model(path)
 one = mtpcore.Context(model, n_ctx=64)
+one.prepare()
 wanted = process(one).tobytes()
 cut()
 process(one)

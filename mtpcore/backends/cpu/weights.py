@@ -153,7 +153,8 @@ class Weights:
             if weight is not None
         }
         _check_padding(list(wanted.values()))
-        for weight in program.weights().values():
+        in_file = [weight for key, weight in wanted.items() if not self._is_packed(*key)]
+        for weight in in_file if self._source.repack else program.weights().values():
             self._source.tensors[weight.tensor].raw()  # refused where the file lacks it by now
         wanted = {
             key: weight
@@ -224,6 +225,12 @@ class Weights:
             self._source.packed[key] = make()
         packed: Packed = self._source.packed[key]
         return packed
+
+    def _is_packed(self, form: str, tensor: str) -> bool:
+        """Say whether nothing of a tensor's matrices is read from the file any more."""
+        made = self._source.packed.get(("cpu", form, tensor))
+        matrices = made if isinstance(made, list) else [made]
+        return all(matrix is not None and not matrix.is_mapped for matrix in matrices)
 
     def _is_readable(self, weight: Weight, form: str) -> bool:
         """Say whether the kernels can read a matrix from the mapped file."""

@@ -111,7 +111,7 @@ static void fill_tokens(float *x, int64_t n_cols, kind kind)
 static void compare_kind(int32_t type, const char *name, kind kind, int64_t n_cols)
 {
     char what[100];
-    mtp_matrix w = {type, 1, ROWS, n_cols, NULL};
+    mtp_matrix w = {type, 1, ROWS, n_cols, NULL, NULL};
     uint8_t *rows = zeros((size_t)(ROWS * n_cols * 4));
     float *x = zeros((size_t)(TOKENS * n_cols) * sizeof *x);
     fill_weights(&w, kind, rows);
