@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
+from mtpcore.acts.frames import newest_frames
 from mtpcore.boundary.forks import give_lock
 
 __all__ = ["Journal", "Saved", "Transaction"]
@@ -119,7 +120,7 @@ class Transaction(AbstractContextManager["Transaction"]):
 
 def _is_running(frame: FrameType | None) -> bool:
     """Say whether a thread is executing a frame; what an exception left behind is not."""
-    for newest in (sys._getframe(1), *sys._current_frames().values()):
+    for newest in (sys._getframe(1), *newest_frames().values()):
         running: FrameType | None = newest
         while running is not None:
             if running is frame:

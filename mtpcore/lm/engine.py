@@ -11,6 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from threading import Condition, get_ident
 from types import FrameType
 
+from mtpcore.acts.frames import newest_frames
 from mtpcore.acts.guards import Guard, act
 from mtpcore.boundary.forks import give_lock
 from mtpcore.decoding import Generator
@@ -129,7 +130,7 @@ class Engine:
             ) from None
         with self._condition:
             ended = self._condition.wait_for(lambda: self._n_rounds != n_rounds, _PATIENCE)
-        if not ended and self._thread not in sys._current_frames():
+        if not ended and self._thread not in newest_frames():
             raise busy  # a fork was made of a process that was in the middle of a round
 
     def _is_inside_a_round(self) -> bool:
