@@ -217,8 +217,7 @@ class Speculation:
     def _follow(self, drafter: Drafter, seq: int) -> bool:
         """Say whether a drafter can read all that the target read of a sequence."""
         state = self.states[seq]
-        reads_memory = drafter.spec is not None and drafter.spec.shared_memory is not None
-        if state.n_known == state.n or reads_memory:
+        if state.n_known == state.n or not drafter.reads_text:
             return True
         lengths = [runner.lengths[seq] for runner in drafter.runners.values()]
         places = range(min(lengths, default=0), state.n)

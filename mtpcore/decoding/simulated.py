@@ -199,6 +199,11 @@ class _SimulatedDrafter:
         return self._drafter.reads_rows
 
     @property
+    def reads_text(self) -> bool:
+        """As the drafter that it stands for."""
+        return self._drafter.reads_text
+
+    @property
     def paused(self) -> int:
         """The drafter's."""
         return self._drafter.paused

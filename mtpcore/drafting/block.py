@@ -136,7 +136,7 @@ class BlockDrafter(GraphDrafter):
         batch = self._batch(jobs, spans, lengths)
         output = self.runner.process(batch, self._fused_sampling(jobs, lengths))
         for job in jobs:
-            self.runner.rewind(job.seq, len(job.history) - self._is_fed)
+            self._rewind(job.seq, len(job.history) - self._is_fed)
         choose = self._choose if self._post_head is None else self._choose_in_order
         for job, k, ids in zip(jobs, lengths, choose(jobs, lengths, output), strict=True):
             drafts[job.seq] = ids

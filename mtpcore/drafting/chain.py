@@ -31,6 +31,8 @@ class GraphDrafter:
     nothing of a draft remains. Where the target read an embedding row, the head reads it in the
     token's place, if its graph takes any.
 
+    A graph without a memory reads the pending token alone, and holds nothing between its drafts.
+
     Raises
     ------
     LinkError
@@ -49,12 +51,15 @@ class GraphDrafter:
         self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         # A draft model has rows of its own, of another width, where a head reads the target's.
         takes_rows = "embeddings" in runner.program.inputs and bool(self._feeds)
-        self.reads_rows = takes_rows and not upstream.runners
+        self._remembers = runner.memory is not None
+        self.reads_rows = takes_rows and not upstream.runners and self._remembers
+        self.reads_text = self._remembers or bool(upstream.runners)
         self.paused = 0
 
     def _entries(self, job: DraftJob) -> range:
         """Return the places that the head has not read yet, up to the pending token's."""
-        return range(self.runner.lengths[job.seq] or self.first, len(job.history))
+        begin, end = self.runner.lengths[job.seq], len(job.history)
+        return range(max(begin if self._remembers else end - 1, self.first), end)
 
     def _readable(self, seq: int, history: I32, rows: EmbeddingRows, places: range) -> range:
         """Return the places before the first one with a token or a row that is not read.
@@ -86,6 +91,8 @@ class GraphDrafter:
         """
         self._rewind(seq, len(history))
         self.upstream.fill({seq: history})
+        if not self._remembers:
+            return
         begin = self.runner.lengths[seq] or self.first
         places = self._readable(seq, history, rows, range(begin, len(history)))
         self._read(seq, history, rows, places)
@@ -147,10 +154,13 @@ class GraphDrafter:
         drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
         for job, k, ids in zip(jobs, lengths, drafted, strict=True):
             drafts[job.seq] = ids
+            self._rewind(job.seq, len(job.history))
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
 
     def _rewind(self, seq: int, n: int) -> None:
+        """Hold no more than ``n`` entries; nothing where there is no memory."""
+        n = n if self._remembers else 0
         if self.runner.lengths[seq] > n:
             self.runner.rewind(seq, n)
 

@@ -83,6 +83,10 @@ class Drafter(Protocol):
     def reads_rows(self) -> bool:
         """Whether it follows a target that read embedding rows: it reads them, too."""
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether its graphs must have read all that the target read, to draft behind it."""
+
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
@@ -165,7 +169,7 @@ class ProposerDrafter:
     """A drafter without a graph."""
 
     runners: Mapping[str, GraphRunner] = {}
-    reads_rows = False
+    reads_rows, reads_text = False, True
     paused = 0
 
     def __init__(self, proposer: Proposer) -> None:

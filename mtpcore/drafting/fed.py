@@ -87,7 +87,7 @@ class FedDrafter:
     """
 
     runners: Mapping[str, GraphRunner] = {}
-    reads_rows = False
+    reads_rows, reads_text = False, True
 
     def __init__(self, name: str, role: FedRole, boxes: Mapping[str, Inbox]) -> None:
         self.name, self.spec, self.paused = name, role.spec, 0

@@ -54,7 +54,7 @@ class SharedMemoryDrafter:
         self.runners: Mapping[str, GraphRunner] = {name: runner}
         self._ids = read_vocabulary(runner)
         self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
-        self.reads_rows = False  # the target has stored what it made of them
+        self.reads_rows = self.reads_text = False  # the target has stored what it made of both
         self.paused = 0
 
     def _check(self, target: GraphRunner) -> None:

@@ -24,12 +24,19 @@ class TreeDrafter(GraphDrafter):
 
     A node's children are ranked by the sampler: the first is what a chain would draft there. A
     child is run with the row that its parent recycles.
+
+    The nodes on the way are run again with each level, for what ``explore`` wrote is forgotten: a
+    level costs the rows of its paths, up to its depth times the tree's width. Keeping them would
+    save that and cost a memory whose newest rows are a tree. A graph without a memory runs the
+    level's nodes alone.
     """
 
     def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.runner.program)
         output = self.runner.process(self._missing(jobs))
+        for job in jobs:
+            self._rewind(job.seq, len(job.history))
         trees = [GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
         self._branch([(job, tree, -1) for job, tree in zip(jobs, trees, strict=True)], output)
         while self._grow(jobs, trees):
@@ -40,12 +47,7 @@ class TreeDrafter(GraphDrafter):
                 self._pause(job.seq, len(job.history) - 1)
 
     def _grow(self, jobs: list[DraftJob], trees: list[GrowingTree]) -> bool:
-        """Run one more level of every tree; return whether there was one.
-
-        The nodes on the way are run again with each level, for what ``explore`` wrote is forgotten:
-        a level costs the rows of its paths, up to its depth times the tree's width. Keeping them
-        would save that and cost a memory whose newest rows are a tree.
-        """
+        """Run one more level of every tree; return whether there was one."""
         tokens: list[int] = []
         seqs: list[int] = []
         pos: list[int] = []
@@ -55,8 +57,8 @@ class TreeDrafter(GraphDrafter):
         branching: list[Branch] = []
         for job, tree in zip(jobs, trees, strict=True):
             level = tree.next_level(self._room(job))
-            rows = {node: None for at in level for node in tree.path(at)}
-            number = {-1: -1}
+            rows = {node for at in level for node in tree.path(at)} if self._remembers else level
+            number: dict[int, int] = {}
             for node in sorted(rows):
                 node_rows = tree.slot_rows[node]
                 assert node_rows is not None
@@ -64,7 +66,7 @@ class TreeDrafter(GraphDrafter):
                 tokens.append(tree.tokens[node])
                 seqs.append(job.seq)
                 pos.append(len(job.history) + tree.level(node) - 1)
-                parent.append(number[tree.parent[node]])
+                parent.append(number.get(tree.parent[node], -1))
                 wanted.append(node in level)
                 branching += [(job, tree, node)] if node in level else []
                 for slot, rows_of_slot in slots.items():

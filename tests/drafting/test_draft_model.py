@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import toy
-from harness import hybrid_family
+from harness import hybrid_family, seer
 from harness.families import DATA
 from harness.search import searching
 from hypothesis import HealthCheck
@@ -22,7 +22,7 @@ from mtpcore.testing import Subject, Texts, check_drafts, check_texts, cover_tex
 from mtpcore.testing.machine import machine_of
 
 NORMAL, UNUSED = 1, 5
-PLUGINS = Registry.of(hybrid_family.Plugin(), toy)
+PLUGINS = Registry.of(hybrid_family.Plugin(), toy, seer)
 SAMPLED = Sampling(temperature=0.9, seed=3)
 
 
@@ -145,15 +145,15 @@ def test_a_head_and_a_draft_model_side_by_side():
         link(Context(model, 64), "mimo_mtp", draft_model=load_model("demo:mimo"))
 
 
-def named(folder, name, tokens, kinds=None):
-    """Write a trunk with these tokens."""
-    tensors = toy.trunk_tensors()
-    for table in ("token_embd.weight", "output.weight"):
+def named(folder, name, tokens, kinds=None, family="toy"):
+    """Write a trunk with these tokens: ``toy`` has no memory, ``line`` a KV cache."""
+    tensors = toy.trunk_tensors() if family == "toy" else seer.tensors()
+    for table in {"token_embd.weight", "output.weight"} & tensors.keys():
         tensors[table] = np.resize(tensors[table], (len(tokens), toy.WIDTH))
-    metadata = {"toy.block_count": toy.N_LAYERS, "toy.embedding_length": toy.WIDTH}
+    metadata = {f"{family}.block_count": toy.N_LAYERS, f"{family}.embedding_length": toy.WIDTH}
     metadata["tokenizer.ggml.tokens"] = tokens
     metadata["tokenizer.ggml.token_type"] = kinds or [NORMAL] * len(tokens)
-    write_model_file(folder / name, "toy", metadata, tensors)
+    write_model_file(folder / name, family, metadata, tensors)
     return load_model(folder / name, plugins=PLUGINS)
 
 
@@ -202,7 +202,8 @@ def test_padding_makes_no_difference(tmp_path, short_one, restricted, caplog):
 
 
 def test_a_sequence_with_unknown_tokens_goes_on_without_drafts(tmp_path, caplog):
-    target, small = named(tmp_path, "a.gguf", PADDED, KINDS), named(tmp_path, "b.gguf", TOKENS)
+    target = named(tmp_path, "a.gguf", PADDED, KINDS)
+    small = named(tmp_path, "b.gguf", TOKENS, family="line")
     cross = link(Context(target, 64, n_seq_max=2), draft_model=small)
     cross.llm.process(Batch.of([1, 2, 41, 3], seq=0))
     cross.llm.process(Batch.of([1, 2, 3], seq=1))

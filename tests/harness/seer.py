@@ -95,17 +95,22 @@ def mtpcore_models():
     return SPECS
 
 
-def load(folder, name, seed=0):
-    """Write a model of one of the families and load it."""
-    import harness.seer
-
+def tensors(seed=0):
+    """Return the weights of any of the families."""
     made = np.random.default_rng(seed)
-    tensors = {
+    values = {
         "token_embd.weight": made.normal(size=(N_VOCAB, WIDTH)),
         "output_norm.weight": np.ones(WIDTH),
         **{f"{part}.weight": made.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5 for part in "qkv"},
     }
+    return {name: array.astype(np.float32) for name, array in values.items()}
+
+
+def load(folder, name, seed=0):
+    """Write a model of one of the families and load it."""
+    import harness.seer
+
     path = folder / f"{name}.gguf"
     counts = {f"{name}.block_count": 1, f"{name}.embedding_length": WIDTH}
-    write_model_file(path, name, counts, {n: t.astype(np.float32) for n, t in tensors.items()})
+    write_model_file(path, name, counts, tensors(seed))
     return load_model(path, plugins=Registry.of(harness.seer))

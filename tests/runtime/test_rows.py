@@ -17,6 +17,7 @@ from mtpcore.cross import link
 from mtpcore.decoding import Generator
 from mtpcore.errors import BatchError
 from mtpcore.memory import PAGE
+from mtpcore.plugin import Outputs
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.context import Context
 from mtpcore.sampling import Sampling
@@ -139,8 +140,17 @@ def test_paths_that_are_none_and_a_tree_that_begins_the_text(models, backend):
 
 
 def test_embedding_rows_pause_drafters_visibly(tmp_path, caplog):
-    """A drafter that reads tokens cannot follow them: plain decoding, said and counted."""
-    model = toy.load(tmp_path, {**toy.trunk_tensors(), **toy.head_tensors()}, heads=1)
+    """A drafter that keeps tokens cannot follow them: plain decoding, said and counted."""
+
+    def build(g, inputs, h):
+        out = toy.head(g, inputs, h)
+        x = g.split_heads(out.rows["hidden"], 2)
+        x = g.merge_heads(g.attention(x, x, x, layer=g.n, scale=0.25))
+        return Outputs(logits=out.logits, hidden=x)
+
+    keeping = toy.replaced(name="keeping", build=build, acceptance=(0.9, 1.0))
+    tensors = {**toy.trunk_tensors(), **toy.head_tensors()}
+    model = toy.load(tmp_path, tensors, keeping, heads=1)
     cross = link(context(model, "reference", n_seq_max=2))
     picture = np.random.default_rng(0).normal(size=(4, toy.WIDTH))
     cross.llm.process(Batch([1, 2, -1, -1], embeddings=picture, seq=0))
