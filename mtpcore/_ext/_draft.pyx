@@ -82,13 +82,18 @@ cdef int64_t own_values(Executor executor, int64_t buffer):
 
 
 cdef int check_recycled(Executor executor, int64_t slot, int64_t output, int64_t axis,
-                        int64_t width) except -1:
-    """Check that rows of so many values can be taken from an output, and are all a slot reads."""
+                        int64_t width, bint is_fed) except -1:
+    """Check that rows of so many values can be taken from an output, and are all a slot reads.
+
+    A pass that is fed nothing has a slot of any width.
+    """
     cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
     if axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST_TOKENS:
         raise BackendError("no such rows to recycle", got=(axis, width))
     if own_values(executor, output) < width * executor.run_state.n_rows[axis]:
         raise BackendError("an output with less values than are recycled", got=output)
+    if not is_fed:
+        return 0
     if (own_values(executor, slot) < width * n_tokens or executor.reaches[slot].is_written
             or executor.reaches[slot].row_stride[MTP_TOKENS] > width
             or executor.reaches[slot].end[MTP_TOKENS] > width
@@ -125,7 +130,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
     for i, (slot, output, axis, width) in enumerate(recycled):
-        check_recycled(executor, slot, output, axis, width)
+        check_recycled(executor, slot, output, axis, width, number or loop.n_passes == 1)
         own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
     if number == 0:
         loop.n_logits, loop.n_recycled = n_logits, len(recycled)

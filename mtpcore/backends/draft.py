@@ -42,10 +42,12 @@ def check_draft(run: DraftRun, program: Program) -> None:
     if run.later and most > len(passes):
         raise BatchError("a pass for each draft", wanted=most, got=len(passes))
     sequences = run.batch.seq[run.batch.outputs].tolist()
+    before = program if most > 1 and not run.later else None
     for number, (program_of_pass, batch) in enumerate(passes):
         going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
         _check_rows(number, batch, going)
-        _check_program(program_of_pass, run.recycle, reads_drafts=most > 1 and not run.later)
+        _check_program(program_of_pass, run.recycle, before, is_only=not run.later)
+        before = program_of_pass
 
 
 def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
@@ -67,19 +69,27 @@ def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
         raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
 
 
-def _check_program(program: Program, recycle: Mapping[str, str], *, reads_drafts: bool) -> None:
-    """Raise BatchError where a program has no logits, or no output that fits a recycled slot."""
+def _check_program(
+    program: Program, recycle: Mapping[str, str], before: Program | None, *, is_only: bool
+) -> None:
+    """Raise BatchError where a program has no logits, or lacks what it is to read or to recycle.
+
+    ``before`` is the program that makes what it reads, if any does.
+    """
     for slot, width in program.slots().items():
         source = recycle.get(slot)
-        if source is None and not reads_drafts:
+        if source is None and (before is None or not is_only):
             continue
-        if source not in program.outputs or program.shape(source)[1:] != (width,):
-            raise BatchError(
-                "a slot is fed by an output of its width",
-                where=f"recycle[{slot!r}]",
-                wanted=", ".join(program.outputs),
-                got=source,
-            )
+        for one, wanted in ((program, None), (before, (width,))):
+            if one is None:
+                continue
+            if source not in one.outputs or wanted not in (None, one.shape(source)[1:]):
+                raise BatchError(
+                    "a slot is fed by an output of its width",
+                    where=f"recycle[{slot!r}]",
+                    wanted=", ".join(one.outputs),
+                    got=source,
+                )
     if "codes" in program.inputs:
         raise BatchError("a graph that reads codes cannot draft", where=program.name)
     if "logits" not in program.outputs:

@@ -11,6 +11,7 @@ from mtpcore.drafting.block import BlockDrafter
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import Drafter, ProposerDrafter
 from mtpcore.drafting.fed import FedDrafter, FedRole
+from mtpcore.drafting.head_trees import HeadTreeDrafter
 from mtpcore.drafting.heads import HeadDrafter, find_heads, head_role, n_heads
 from mtpcore.drafting.shared_memory import SharedMemoryDrafter
 from mtpcore.drafting.trees import TreeDrafter
@@ -87,14 +88,15 @@ def _shared_memory_drafter(
 
 
 def _head_drafter(name: str, runners: Mapping[str, GraphRunner], links: Links) -> HeadDrafter:
-    heads = find_heads(name, runners)
+    heads, further = find_heads(name, runners), find_upstream(name, runners)
     spec = runners[name].drafter
     assert spec is not None
-    _check(heads, runners["llm"], spec)
-    drafter = HeadDrafter(name, heads)
+    _check({**heads, **further}, runners["llm"], spec)
     for role in heads:
-        links.declare(role)
-    return drafter
+        links.declare(role, name)
+    inboxes = {role: links.inboxes(role) for role in further}
+    kind = HeadTreeDrafter if spec.shape == "tree" else HeadDrafter
+    return kind(name, heads, UpstreamGraphs(name, spec, further, inboxes))
 
 
 def _check(runners: Mapping[str, GraphRunner], target: GraphRunner, spec: DrafterSpec) -> None:

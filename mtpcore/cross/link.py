@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from mtpcore.boundary.arguments import offers
 from mtpcore.cross.cross import Cross
 from mtpcore.declarations.checks import check_tree
 from mtpcore.declarations.proposer import Proposer
-from mtpcore.declarations.spec import DrafterSpec, Tap, TreeShape
+from mtpcore.declarations.spec import DrafterSpec, Feed, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.drafting.drafters import DeclaredProposer
 from mtpcore.drafting.fed import FedRole
@@ -385,8 +386,9 @@ def _contexts(
             logit_rows=rows if graph == "draft" else None,
             host=contexts[role] if is_guest else None,
         )
-    outputs = contexts[role].program.outputs
-    missing = sorted(name for name in recycled if name not in outputs)
+    heads = [contexts[head_role(role, head)].program for head in range(n_heads(spec))]
+    outputs = heads[0].outputs
+    missing = sorted(name for name in recycled if any(name not in one.outputs for one in heads))
     if missing:
         raise LinkError(
             "the graph does not make what its declaration recycles",
@@ -395,10 +397,10 @@ def _contexts(
             got=", ".join(outputs),
         )
     _check_slots(contexts, role, spec, where)
-    _check_widths(contexts[role].program, spec, where)
+    _check_widths(heads, spec, where)
     once = [feed.slot for feed in spec.feeds if not feed.graph and not feed.recycle]
     has_own_heads = spec.heads.order == "each-step" and spec.heads.hidden_from == "target"
-    if once and not has_own_heads and spec.shape in ("chain", "tree"):
+    if once and not has_own_heads and spec.shape in ("chain", "tree") and spec.limit > 1:
         raise LinkError(
             "nothing takes the slot's place in later draft steps",
             where=f"{where}: slot {once[0]!r}",
@@ -431,13 +433,28 @@ def _check_slots(contexts: Mapping[str, Context], role: str, spec: DrafterSpec, 
             )
 
 
-def _check_widths(program: Program, spec: DrafterSpec, where: str) -> None:
-    """Refuse a recycled output whose rows are not those of its slot."""
+def _check_widths(heads: Sequence[Program], spec: DrafterSpec, where: str) -> None:
+    """Refuse a recycled output whose rows are not those of its slot, in the step that reads it."""
+    steps = [(heads[0], heads[0])] if len(heads) == 1 else [*pairwise(heads)]
     for feed in spec.feeds:
-        if feed.graph or not feed.recycle or feed.slot not in program.inputs:
+        if feed.graph or not feed.recycle:
             continue
-        slot = program.values[program.inputs[feed.slot]].shape
-        shape = program.shape(feed.recycle)
+        if feed.width and feed.taps and any(head.memory or head.states for head in heads):
+            raise LinkError(
+                "heads with a memory read rows of the target at every token that it accepted",
+                where=f"{where}: slot {feed.slot!r}",
+                wanted="the taps' width in every head",
+                got=f"width={feed.width}",
+            )
+        for made_by, read_by in steps:
+            _check_width(feed, made_by, read_by, where)
+
+
+def _check_width(feed: Feed, made_by: Program, read_by: Program, where: str) -> None:
+    assert feed.recycle is not None
+    if feed.slot in read_by.inputs:
+        slot = read_by.values[read_by.inputs[feed.slot]].shape
+        shape = made_by.shape(feed.recycle)
         if shape[0] != slot[0]:
             raise LinkError(
                 f"the recycled output {feed.recycle!r} has other rows",

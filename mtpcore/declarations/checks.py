@@ -19,6 +19,7 @@ from mtpcore.declarations.spec import (
     Block,
     Codebooks,
     DrafterSpec,
+    Feed,
     Heads,
     ModelSpec,
     Tap,
@@ -176,8 +177,12 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
                     wanted=", ".join(sorted(known - {""})),
                     got=repr(name),
                 )
-        if not feed.taps:
-            raise PluginError("a feed without taps", where=where)
+        if not feed.taps and not feed.width:
+            raise PluginError(
+                "a feed without taps",
+                where=where,
+                wanted="taps=, or width= and recycle= of a state that begins with zeros",
+            )
         for tap in feed.taps:
             point, _, layer = tap.partition(":")
             listed = point == "layer_input" and layer and not layer.isdigit()
@@ -189,6 +194,12 @@ def _check_trunk(spec: ModelSpec) -> None:
     if not spec.fit.architectures:
         raise PluginError("a trunk names its architectures", where="fit.architectures")
     for feed in spec.feeds:
+        if feed.width or not feed.taps:
+            raise PluginError(
+                "a trunk recycles nothing: its slots are as wide as their taps",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="taps=, and no width=",
+            )
         if bool(feed.graph) != (feed.src == _main(spec)):
             raise PluginError(
                 "a further graph feeds the one that writes texts, or is fed by it",
@@ -270,9 +281,26 @@ def _check_drafter(spec: DrafterSpec) -> None:
             where="shared_memory",
             got=f"shape {spec.shape!r}, heads {spec.heads}, {len(spec.graphs)} further graphs",
         )
+    for feed in spec.feeds:
+        _check_width(feed, spec)
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def _check_width(feed: Feed, spec: DrafterSpec) -> None:
+    """Raise PluginError where a feed's width is that of no recycled row."""
+    if not feed.width:
+        return
+    is_step = spec.shape in ("chain", "tree") and not feed.graph and bool(feed.recycle)
+    has_heads = spec.heads.order == "each-step" and spec.heads.hidden_from == "previous"
+    if not is_step or (feed.taps and not has_heads):
+        raise PluginError(
+            "a width is that of recycled rows",
+            where=f"feed of slot {feed.slot!r}",
+            wanted="recycle=, and either no taps or heads for each step that read the previous one",
+            got=f"width={feed.width!r}, recycle={feed.recycle!r}, shape {spec.shape!r}",
+        )
 
 
 def check_codebooks(codebooks: object, spec: ModelSpec) -> Codebooks:

@@ -158,6 +158,10 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     (empty: the graph that drafts). ``recycle`` names the graph output that feeds the slot in later
     draft steps; None: nothing is recycled. ``mask`` names the tensor float[width] that feeds the
     slot for the mask tokens of a block. ``evidence`` is the source for tap and pairing.
+
+    ``width`` is that of the rows that are recycled, where the taps' is another one: of heads for
+    each step the first reads rows of the taps, the others rows of this width. Without ``taps`` the
+    slot is a state of the drafter's own: zeros in the first step.
     """
 
     slot: str
@@ -166,6 +170,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     graph: str = ""
     pairing: Pairing = "next-token"
     recycle: str | None = None
+    width: int | str | Key = 0
     mask: str = ""
     evidence: str = ""
 

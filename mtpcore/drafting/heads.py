@@ -7,14 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import (
-    DraftJob,
-    draft_settings,
-    warn_unreadable,
-)
+from mtpcore.drafting.drafters import DraftJob, draft_settings, warn_unreadable
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
-from mtpcore.drafting.upstream import finite_places
+from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
 from mtpcore.errors import LinkError
 from mtpcore.runtime.batch import Batch
@@ -24,8 +21,6 @@ __all__ = ["HeadDrafter", "find_heads", "head_role", "n_heads"]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
-Drafts = dict[int, list[int]]
-"""Drafts by sequence."""
 
 
 class HeadDrafter:
@@ -35,76 +30,86 @@ class HeadDrafter:
     it reads what it lacks of them, the pending token and the drafts so far; row j of these is fed
     with what head j - 1 made in this round, or with the target's rows, as the declaration says.
     Afterwards every head goes back to the accepted entries. (llama.cpp chains heads so; SGLang
-    feeds the target's rows.)
+    feeds the target's rows.) A head without a memory reads the newest of these rows alone.
+
+    The drafter's further graphs run before its heads.
+
+    Parameters
+    ----------
+    name : str
+        The role of the first head.
+    heads : mapping of str to GraphRunner
+        By role, in their order.
+    upstream : UpstreamGraphs
 
     Raises
     ------
     LinkError
-        The declaration asks for what this loop cannot do.
+        As ``read_vocabulary``.
     """
 
-    def __init__(self, name: str, runners: Mapping[str, GraphRunner]) -> None:
-        self.name, self.runners, self._heads = name, runners, tuple(runners.values())
+    def __init__(
+        self, name: str, heads: Mapping[str, GraphRunner], upstream: UpstreamGraphs
+    ) -> None:
+        self.name, self.upstream, self._heads = name, upstream, tuple(heads.values())
+        self.runners = {**upstream.runners, **heads}
         spec = self._heads[0].drafter
         assert spec is not None
         self.spec = spec
-        self._check()
         self._reads_target = spec.heads.hidden_from == "target"
         self._ids = read_vocabulary(self._heads[0])
-        self._later = any(feed.pairing == "next-token" for feed in spec.feeds)
+        self._feeds = [feed for feed in spec.feeds if not feed.graph]
+        self._later = any(feed.pairing == "next-token" for feed in self._feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
         self._recycle: dict[str, str] = {}
         if not self._reads_target:
-            self._recycle = {feed.slot: feed.recycle for feed in self.spec.feeds if feed.recycle}
+            self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         self.paused = 0
         self.reads_rows = False
-
-    def _check(self) -> None:
-        """Refuse what this loop cannot follow."""
-        if self.spec.shape == "tree":
-            raise LinkError(
-                "a drafter with a head for each step drafts chains, no trees",
-                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-                fix="leave tree= (--draft-tree) out",
-            )
-        asked = {"vocabulary": self.spec.vocabulary, "graphs": self.spec.graphs}
-        if got := ", ".join(name for name, value in asked.items() if value):
-            raise LinkError(
-                "this loop over heads cannot do what the declaration asks for",
-                where=f"drafter {self.spec.name!r} of plugin {self.spec.plugin!r}",
-                wanted="heads that read the target and draft all of its tokens",
-                got=got,
-                fix="leave it out, or declare one head that is repeated",
-            )
+        self.reads_text = any(runner.memory is not None for runner in self.runners.values())
 
     def _first(self, head: int) -> int:
         """Return the place of a head's first entry."""
         return self._later * (1 + head * self._reads_target)
 
     def _lacking(self, head: int, seq: int, n: int) -> range:
-        """Return the places of accepted entries that a head lacks."""
-        return range(self._heads[head].lengths[seq] or self._first(head), n)
+        """Return the places of entries, of n tokens, that a head lacks to draft behind them."""
+        runner = self._heads[head]
+        begin = n - 1 if runner.memory is None else runner.lengths[seq]
+        return range(max(begin, self._first(head)), n)
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Let each head hold exactly the entries of the tokens that the target has processed."""
+        self.upstream.fill({seq: history})
         for head in range(len(self._heads)):
             self._settle(head, seq, history)
 
     def _settle(self, head: int, seq: int, history: I32) -> None:
         runner = self._heads[head]
-        places = self._lacking(head, seq, len(history))
-        places = finite_places(runner, self.spec.feeds, seq, places)
+        if runner.memory is None:
+            return
+        places = self._readable(head, seq, self._lacking(head, seq, len(history)))
         if places:
             tokens = history[places.start : places.stop]
             runner.process(Batch(tokens, seq=seq, pos=places.start, outputs="none"))
 
-    def draft(self, jobs: list[DraftJob]) -> Drafts:
+    def _readable(self, head: int, seq: int, places: range) -> range:
+        """Return the places before the first one with a row that is missing or not finite."""
+        for feed in self._feeds:
+            end = self.upstream.reach(feed, seq)
+            if end is not None:
+                end += (feed.pairing == "next-token") + head * self._reads_target
+                places = range(places.start, max(places.start, min(places.stop, end)))
+        return finite_places(self._heads[head], self._feeds, seq, places)
+
+    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
 
         A sequence with a non-finite hidden row gets no further drafts. What a head reads runs in
         one piece, so there are at most ``n_batch`` drafts.
         """
-        drafts: Drafts = {job.seq: [] for job in jobs}
+        drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
+        self.upstream.fill({job.seq: job.history[:-1] for job in jobs})
         wanted = [(job, self._reach(job)) for job in jobs]
         wanted = [(job, k) for job, k in wanted if k > 0]
         most = max((k for _, k in wanted), default=1)
@@ -118,10 +123,12 @@ class HeadDrafter:
         n = len(job.history) - 1
         most = min(job.k, len(self._heads), self.spec.limit, self._n_batch)
         for head in range(most):
+            if head and not self._reads_target and self._heads[head].memory is None:
+                continue  # it reads what the head before makes
             places = self._lacking(head, job.seq, n + 1 + head * self._reads_target)
             if not places:
                 return head  # the text is shorter than what the head looks back
-            finite = finite_places(self._heads[head], self.spec.feeds, job.seq, places)
+            finite = self._readable(head, job.seq, places)
             if finite != places:
                 self._pause(job.seq, finite.stop)
                 return head
@@ -133,7 +140,7 @@ class HeadDrafter:
             warn_unreadable(self.name, seq, place)
         self.paused += 1
 
-    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: Drafts) -> None:
+    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: dict[int, Draft]) -> None:
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
         self._catch_up(wanted)
         jobs = [job for job, _ in wanted]
@@ -141,15 +148,17 @@ class HeadDrafter:
             (runner, self._batch(head, [job for job, k in wanted if k > head]))
             for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
         ]
-        settings = draft_settings(jobs, self._recycle, self._ids)
+        recycle = self._recycle if len(passes) > 1 else {}
+        settings = draft_settings(jobs, recycle, self._ids)
         drafted = run_drafts(passes, [k for _, k in wanted], settings)
         for (job, k), ids in zip(wanted, drafted, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
             for runner, _ in passes:
-                if runner.lengths[job.seq] >= len(job.history):
-                    runner.rewind(job.seq, len(job.history) - 1)
+                n = len(job.history) - 1 if runner.memory is not None else 0
+                if runner.lengths[job.seq] > n:
+                    runner.rewind(job.seq, n)
 
     def _catch_up(self, wanted: list[tuple[DraftJob, int]]) -> None:
         """Let heads read accepted entries that do not fit the rows of a draft."""
@@ -168,10 +177,11 @@ class HeadDrafter:
         tokens: list[I32] = []
         seqs: list[int] = []
         places: list[int] = []
-        slots: dict[str, list[F32]] = {feed.slot: [] for feed in self.spec.feeds}
+        widths = runner.program.slots()
+        slots: dict[str, list[F32]] = {feed.slot: [] for feed in self._feeds}
         for job in jobs:
             n = len(job.history)
-            at = range(self._lacking(head, job.seq, n).start, n + head)
+            at = self._lacking(head, job.seq, n + head)
             known = at if self._reads_target else range(at.start, n)
             text = job.history[at.start :]
             tokens += [text, np.zeros(len(at) - len(text), np.int32)]
@@ -179,12 +189,10 @@ class HeadDrafter:
             places += at
             where = np.array(known, np.int32)
             for slot, slot_rows in slots.items():
-                slot_rows.append(
-                    runner.sources[slot](np.full(len(known), job.seq, np.int32), where)
-                )
-                slot_rows.append(
-                    np.zeros((len(at) - len(known), slot_rows[0].shape[1]), np.float32)
-                )
+                if known:
+                    seq = np.full(len(known), job.seq, np.int32)
+                    slot_rows.append(runner.sources[slot](seq, where))
+                slot_rows.append(np.zeros((len(at) - len(known), widths[slot]), np.float32))
         return Batch(
             np.concatenate(tokens),
             seq=seqs,
@@ -194,19 +202,19 @@ class HeadDrafter:
         )
 
     def rewind(self, seq: int, n: int) -> None:
-        """Forget the entries from place ``n`` on."""
-        for runner in self._heads:
+        """Forget the entries from place ``n`` on, and the rows that they were made of."""
+        for runner in self.runners.values():
             if runner.lengths[seq] > n:
                 runner.rewind(seq, n)
 
     def fork(self, seq: int, new: int) -> None:
         """Let ``new`` be a copy of ``seq``."""
-        for runner in self._heads:
+        for runner in self.runners.values():
             runner.fork(seq, new)
 
     def remove(self, seq: int) -> None:
         """Forget a sequence."""
-        for runner in self._heads:
+        for runner in self.runners.values():
             runner.rewind(seq, 0)
 
 

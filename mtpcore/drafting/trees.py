@@ -1,8 +1,11 @@
-"""Drafting trees with a graph that drafts token by token."""
+"""Drafting trees with a graph that drafts token by token, and what other drafters of trees use."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
@@ -12,11 +15,13 @@ from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
+from mtpcore.runtime.runner import GraphRunner
 
-__all__ = ["TreeDrafter"]
+__all__ = ["Branch", "TreeDrafter", "branch"]
 
-Branch = tuple[DraftJob, GrowingTree, int]
-"""A node that gets children, and whose tree it belongs to; -1 is the pending token."""
+Branch = tuple[DraftJob, GrowingTree, int, int]
+"""A node that gets children, whose tree it belongs to, and its row of logits; -1 is the pending
+token."""
 
 
 class TreeDrafter(GraphDrafter):
@@ -38,7 +43,8 @@ class TreeDrafter(GraphDrafter):
         for job in jobs:
             self._rewind(job.seq, len(job.history))
         trees = [GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
-        self._branch([(job, tree, -1) for job, tree in zip(jobs, trees, strict=True)], output)
+        roots = [(job, tree, -1, i) for i, (job, tree) in enumerate(zip(jobs, trees, strict=True))]
+        branch(roots, output, self.runner, self._recycle, self._ids)
         while self._grow(jobs, trees):
             pass
         for job, tree in zip(jobs, trees, strict=True):
@@ -68,7 +74,7 @@ class TreeDrafter(GraphDrafter):
                 pos.append(len(job.history) + tree.level(node) - 1)
                 parent.append(number.get(tree.parent[node], -1))
                 wanted.append(node in level)
-                branching += [(job, tree, node)] if node in level else []
+                branching += [(job, tree, node, len(branching))] if node in level else []
                 for slot, rows_of_slot in slots.items():
                     rows_of_slot.append(node_rows[slot])
         if not branching:
@@ -77,7 +83,7 @@ class TreeDrafter(GraphDrafter):
         output = self.runner.explore(
             Batch(tokens, seq=seqs, pos=pos, parent=parent, outputs=wanted, slots=batch_slots)
         )
-        self._branch(branching, output)
+        branch(branching, output, self.runner, self._recycle, self._ids)
         return True
 
     def _room(self, job: DraftJob) -> int:
@@ -85,30 +91,41 @@ class TreeDrafter(GraphDrafter):
         context = self.runner
         return min(context.n_ctx - len(job.history), context.n_batch, context.longest_draft)
 
-    def _branch(self, branching: list[Branch], output: Output) -> None:
-        """Give nodes their children, each from its row of logits, in order."""
-        program = self.runner.program
-        rows = {
-            slot: output.tap(name)
-            if program.shape(name)[0] == OUTPUTS
-            else output.tap(name)[output.outputs]
-            for slot, name in self._recycle.items()
-        }
-        is_finite = np.ones(len(branching), bool)
-        for slot_rows in rows.values():
-            is_finite &= np.isfinite(slot_rows).all(axis=1)
-        for at, (job, tree, node) in enumerate(branching):
-            path = [tree.tokens[ancestor] for ancestor in tree.path(node)]
-            history = np.concatenate([job.history, np.array(path, np.int32)])
-            ranking = job.sampler.rank(
-                output.logits[at],
-                history,
-                job.n_prompt,
-                len(history),
-                tree.n_ranked(node),
-                self._ids,
-            )
-            node_rows = (
-                {slot: slot_rows[at] for slot, slot_rows in rows.items()} if is_finite[at] else None
-            )
-            tree.branch(node, ranking, node_rows, job.p_min)
+
+def branch(
+    branching: Sequence[Branch],
+    output: Output,
+    runner: GraphRunner,
+    recycle: Mapping[str, str],
+    token_ids: NDArray[np.int32] | None,
+) -> None:
+    """Give nodes their children, and the rows that these are run with.
+
+    Parameters
+    ----------
+    branching : sequence of Branch
+    output : Output
+        What the graph made of the nodes.
+    runner : GraphRunner
+        Of that graph.
+    recycle : mapping of str to str
+        The output that feeds a slot.
+    token_ids : int32[n_logits], optional
+        The token of each logit.
+    """
+    program = runner.program
+    rows = {
+        slot: output.tap(name)
+        if program.shape(name)[0] == OUTPUTS
+        else output.tap(name)[output.outputs]
+        for slot, name in recycle.items()
+    }
+    for job, tree, node, at in branching:
+        path = [tree.tokens[ancestor] for ancestor in tree.path(node)]
+        history = np.concatenate([job.history, np.array(path, np.int32)])
+        ranking = job.sampler.rank(
+            output.logits[at], history, job.n_prompt, len(history), tree.n_ranked(node), token_ids
+        )
+        own = {slot: slot_rows[at] for slot, slot_rows in rows.items()}
+        is_finite = all(np.isfinite(row).all() for row in own.values())
+        tree.branch(node, ranking, own if is_finite else None, job.p_min)

@@ -15,6 +15,7 @@ from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.whole import WholeSequences
+from mtpcore.runtime.admission import SlotSource
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner, Tapped
 
@@ -34,7 +35,7 @@ class Links:
     def __init__(self, runners: Mapping[str, GraphRunner]) -> None:
         self._runners = runners
         self._tapped: dict[str, Tapped] = {}
-        self._sources: dict[Slot, InboxSource] = {}
+        self._sources: dict[Slot, SlotSource] = {}
         self._joined: dict[Slot, list[Link]] = {}
         self._readers: dict[str, frozenset[str]] = {}
         self._inboxes: dict[Slot, Inbox] = {}
@@ -140,8 +141,15 @@ class Links:
         for (role, slot), source in self._sources.items():
             self._runners[role].sources[slot] = source
 
-    def declare(self, role: str) -> None:
+    def declare(self, role: str, first: str = "") -> None:
         """Make the links that a drafter's declaration asks for.
+
+        Parameters
+        ----------
+        role : str
+        first : str, optional
+            The role of the drafter's first head, where it has several. The links of its further
+            graphs come with that one.
 
         Raises
         ------
@@ -151,11 +159,22 @@ class Links:
         runner = self._runners[role]
         drafter = runner.drafter
         assert drafter is not None
-        back = runner.head if drafter.heads.hidden_from == "target" else 0
+        first, from_target = first or role, drafter.heads.hidden_from == "target"
+        back = runner.head if from_target else 0
         owner = f"drafter {drafter.name!r} of plugin {drafter.plugin!r}"
         for feed in drafter.feeds:
-            src, dst = (role_of(graph, role, drafter) for graph in (feed.src, feed.graph))
-            if src == role:  # a drafter hands over what it makes itself
+            src, dst = (role_of(graph, first, drafter) for graph in (feed.src, feed.graph))
+            if src == first:  # a drafter hands over what it makes itself
+                continue
+            if not feed.graph:
+                dst = role
+                if runner.head and not from_target and runner.memory is None:
+                    continue  # a head without a memory reads what the one before makes
+            elif runner.head:
+                continue
+            if not feed.taps:
+                assert isinstance(feed.width, int)
+                self._sources[dst, feed.slot] = Zeros(feed.width)
                 continue
             self._declare_feed(feed, src, dst, owner)
             box = self._inboxes[dst, feed.slot]
@@ -293,6 +312,21 @@ def role_of(graph: str, role: str, drafter: DrafterSpec) -> str:
     if graph == "target":
         return "llm"
     return role if graph in ("", "draft") else f"{role}_{graph}"
+
+
+class Zeros:
+    """Gives a slot rows of zeros: what a state of the drafter's own begins with."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def __call__(self, seq: NDArray[np.int32], place: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Return float32[n, width] for sequences and places int32[n]."""
+        return np.zeros((len(seq), self._width), np.float32)
+
+    def finite_until(self, seq: int, places: range) -> int:
+        """Return the end of these places: every row is finite."""
+        return places.stop
 
 
 class InboxSource:

@@ -215,6 +215,9 @@ def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     if block is not None:
         limit = min(limit, cast(int, block.size) - (not block.from_pending))
     feeds = _resolve_feeds(spec.feeds, fields)
+    if heads.count == 1 and any(feed.width and feed.taps for feed in feeds):
+        limit = 1  # what the head makes has another width than what it reads
+        feeds = tuple(msgspec.structs.replace(feed, width=0, recycle=None) for feed in feeds)
     return msgspec.structs.replace(spec, heads=heads, block=block, limit=limit, feeds=feeds)
 
 
@@ -238,10 +241,12 @@ def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
 
 
 def _resolve_feeds(feeds: Sequence[Feed], fields: Fields) -> tuple[Feed, ...]:
-    """Put the layers that a metadata key lists in place of it."""
+    """Put the layers that a metadata key lists in place of it, and the file's width."""
     return tuple(
         msgspec.structs.replace(
-            feed, taps=tuple(resolved for tap in feed.taps for resolved in _taps(tap, fields))
+            feed,
+            taps=tuple(resolved for tap in feed.taps for resolved in _taps(tap, fields)),
+            width=_value(feed.width, fields, _Some, "no width of a row"),
         )
         for feed in feeds
     )

@@ -482,7 +482,7 @@ class Model:
             spec.name if not graph else f"{spec.name}.{graph}",
             self.tensors,
             ties=(*trunk_ties, *spec.ties),
-            slots={f.slot: self._width(f, fitted) for f in spec.feeds if f.graph == graph},
+            slots={f.slot: self._width(f, fitted, head) for f in spec.feeds if f.graph == graph},
             taps=taps,
             n=fitted.first_block + head if fitted else None,
             axes=getattr(hparams, "rotary_axes", 1),
@@ -519,8 +519,11 @@ class Model:
             )
         return [stored[n] for n in numbers]
 
-    def _width(self, feed: Feed, fitted: FittedDrafter | None) -> int:
-        """Return the width of a slot, that of its taps together."""
+    def _width(self, feed: Feed, fitted: FittedDrafter | None, head: int) -> int:
+        """Return the width of a slot: that of its taps together, or of what a later head reads."""
+        if feed.width and (head or not feed.taps):
+            assert isinstance(feed.width, int)  # keys are read by now
+            return feed.width
         if feed.src not in ("target", GraphType.LLM.name):
             drafter = fitted.spec if fitted else None
             program = self.program(GraphType(feed.src), drafter=drafter)

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from harness.hashed import SPEC, HashBackend, HashModel
 
-from mtpcore import Batch, CapacityError, Context, Cross, LinkError, link, load_model
+from mtpcore import Batch, CapacityError, Context, LinkError, link, load_model
 from mtpcore.declarations.spec import Heads, TreeShape
 from mtpcore.memory import SPARE
 
@@ -12,32 +12,6 @@ from mtpcore.memory import SPARE
 def link_with(**changes):
     model = HashModel(msgspec.structs.replace(SPEC, **changes))
     return link(Context(model, 64, backend=HashBackend()))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"vocabulary": "d2t"}, {"graphs": (("fusion", lambda g, inputs, h: None),)}],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_what_heads_of_their_own_steps_cannot_follow_is_refused(changes):
-    spec = msgspec.structs.replace(SPEC, heads=Heads(count=2, order="each-step"), **changes)
-    model = HashModel(spec)
-    contexts = {
-        name: Context(model, 64, graph_type="draft", head=head, backend=HashBackend())
-        for head, name in enumerate(("draft", "draft_head1"))
-    }
-    with pytest.raises(LinkError, match="cannot do what the declaration asks") as caught:
-        Cross(llm=Context(model, 64, backend=HashBackend()), **contexts)
-    assert caught.value.got == next(iter(changes))
-    assert caught.value.fix
-
-
-def test_heads_of_their_own_steps_draft_no_trees():
-    heads = Heads(count=2, order="each-step")
-    tree = TreeShape(depth=2, width=2, n_nodes=4)
-    with pytest.raises(LinkError, match="chains, no trees") as caught:
-        link_with(heads=heads, shape="tree", tree=tree)
-    assert "--draft-tree" in caught.value.fix
 
 
 @pytest.mark.parametrize("changes", [{"shape": "tree"}, {"tree": TreeShape(paths=((0,),))}])

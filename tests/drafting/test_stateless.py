@@ -90,6 +90,7 @@ def test_the_kit_holds(subject, tree):
     check_broken_rows(subject, place=5)
 
 
+@pytest.mark.hypothesis
 def test_any_order_of_acts_leaves_what_a_context_without_drafts_holds(subject):
     few = searching(12, stateful_step_count=20, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(subject), settings=few)
