@@ -1,6 +1,6 @@
 """All names of ``import mtpcore``, imported together when the first one is used."""
 
-from mtpcore.cross import Cross, Verdict, link
+from mtpcore.cross import Cross, Verdict, Verdicts, link
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import Link, Tap, TreeShape
@@ -77,6 +77,7 @@ __all__ = [
     "Tap",
     "TreeShape",
     "Verdict",
+    "Verdicts",
     "Video",
     "audio_positions",
     "image_positions",

@@ -4,7 +4,7 @@ from mtpcore.cross.cross import Cross
 from mtpcore.cross.link import OneDrafter, find_drafter, link
 from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.speculation import Drafted, DraftSampler, Plan
-from mtpcore.cross.verification import draft_batch
+from mtpcore.cross.verification import Verdicts, draft_batch
 from mtpcore.declarations.draft_tree import Draft
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "OneDrafter",
     "Plan",
     "Verdict",
+    "Verdicts",
     "draft_batch",
     "find_drafter",
     "link",

@@ -25,8 +25,8 @@ from mtpcore.cross.by_sequence import (
 from mtpcore.cross.codebooks import find_codebooks
 from mtpcore.cross.owners import Owners
 from mtpcore.cross.saving import dump_cross, load_cross
-from mtpcore.cross.sequence import Verdict
 from mtpcore.cross.speculation import DraftSampler, Overwritten, Samplings, Speculation
+from mtpcore.cross.verification import Verdicts
 from mtpcore.declarations.checks import check_struct
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import Proposer
@@ -234,7 +234,8 @@ class Cross:
         prefill: Mapping[int, Sequence[int] | Prompt] | None = None,
         unfinished: Collection[int] = (),
         processors: Mapping[int, LogitsProcessor] | None = None,
-    ) -> dict[int, Verdict]:
+        logits: bool = False,
+    ) -> Verdicts:
         """Let the target choose at every drafted position, all sequences in one batch.
 
         Parameters
@@ -253,11 +254,15 @@ class Cross:
         processors : mapping of seq to callable, optional
             Called with the tokens and the logits of each position that the target comes to, before
             it chooses there; each may change the logits in place. See ``LogitsProcessor``.
+        logits : bool
+            Whether the output has the logits of all drafted rows. Where a token is chosen while
+            they are computed they are not kept otherwise.
 
         Returns
         -------
-        dict of seq to Verdict
-            For the sequences of ``drafts``; each waits for ``accept``.
+        Verdicts
+            A dict of seq to Verdict, for the sequences of ``drafts``; each waits for ``accept``.
+            Its ``output`` is the pass's, with the rows of all sequences.
 
         Raises
         ------
@@ -268,8 +273,11 @@ class Cross:
         given = read_ids({} if prefill is None else prefill, "prefill")
         unfinished = read_unfinished(unfinished, given)
         watching = read_processors({} if processors is None else processors)
+        keep: bool = read(logits, Flag, "logits is yes or no")
         with self.transaction({**drafts, **given}):
-            return self.speculation.verify(drafts, sampling, given, unfinished, watching)
+            return self.speculation.verify(
+                drafts, sampling, given, unfinished, watching, logits=keep
+            )
 
     @act
     def accept(self, seq: int, n: int | None = None) -> None:

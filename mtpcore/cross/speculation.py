@@ -18,7 +18,7 @@ from mtpcore.cross.by_sequence import setting_of
 from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
-from mtpcore.cross.verification import RoundBatch, match_drafts, tree_rows
+from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import Drafter, DraftJob
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
@@ -267,7 +267,9 @@ class Speculation:
         prefill: Mapping[int, Sequence[int] | Prompt],
         unfinished: Collection[int],
         processors: Mapping[int, LogitsProcessor],
-    ) -> dict[int, Verdict]:
+        *,
+        logits: bool = False,
+    ) -> Verdicts:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
         prompts = {seq: ids for seq, ids in prefill.items() if isinstance(ids, Prompt)}
         texts = {s: ids for s, ids in prefill.items() if not isinstance(ids, Prompt) and len(ids)}
@@ -288,10 +290,11 @@ class Speculation:
             batch = prompt.batch(seq=seq, place=n, n_axes=n_axes, outputs=outputs)
             self.target.process(batch)
         if not len(rows):
-            return {}
+            return Verdicts({}, None)
         batch = rows.batch()
         self._round = rows
-        output = self.target.process(batch, self._fused_sampling(rows, batch, sampling, processors))
+        fused = None if logits else self._fused_sampling(rows, batch, sampling, processors)
+        output = self.target.process(batch, fused)
         self._round = None
         begin = perf_counter()
         verdicts = {
@@ -314,7 +317,7 @@ class Speculation:
             self._diverge(self.states[seq], seq, int(ids[0]))
         if texts:
             self.states.note(batch, output, {seq: output.rows_of_seq[seq] for seq in texts})
-        return verdicts
+        return Verdicts(verdicts, output)
 
     def _fused_sampling(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,26 @@ from numpy.typing import NDArray
 from mtpcore.cross.sequence import Verdict
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.output import Output
 
-__all__ = ["RoundBatch", "draft_batch", "tree_rows", "match_drafts"]
+__all__ = ["RoundBatch", "Verdicts", "draft_batch", "tree_rows", "match_drafts"]
+
+
+class Verdicts(dict[int, Verdict]):
+    """What the target says of the drafts, by sequence, and what the pass computed.
+
+    Parameters
+    ----------
+    verdicts : mapping of int to Verdict
+        By sequence.
+    output : Output or None
+        Of the whole batch: taps and logits of the pending tokens and the drafts, of rejected ones
+        too; ``output.rows_of_seq[seq]`` are a sequence's rows. None where no row ran.
+    """
+
+    def __init__(self, verdicts: Mapping[int, Verdict], output: Output | None) -> None:
+        super().__init__(verdicts)
+        self.output = output
 
 
 class RoundBatch:

@@ -200,6 +200,12 @@ def _check_trunk(spec: ModelSpec) -> None:
                 where=f"feed of slot {feed.slot!r}",
                 wanted="taps=, and no width=",
             )
+        if feed.missing == "zeros" and feed.pairing == "whole-sequence":
+            raise PluginError(
+                "a whole sequence lacks no row",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="missing='refused'",
+            )
         if bool(feed.graph) != (feed.src == _main(spec)):
             raise PluginError(
                 "a further graph feeds the one that writes texts, or is fed by it",
@@ -224,6 +230,13 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 where=f"feed of slot {feed.slot!r}",
                 wanted="next-token, same-token",
                 got=repr(feed.pairing),
+            )
+        if feed.missing != "refused":
+            raise PluginError(
+                "a drafter reads rows of every token",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="missing='refused'",
+                got=repr(feed.missing),
             )
     for pattern in spec.fit.sidecars:
         if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):

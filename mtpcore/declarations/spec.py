@@ -57,6 +57,10 @@ attention score.
 """
 
 
+Missing = Literal["refused", "zeros"]
+"""What a reader gets in place of a row that its source does not have: an error, or zeros."""
+
+
 class ModelSizes(Protocol):
     """The hyper-parameters that every family has.
 
@@ -138,13 +142,17 @@ def read_taps(taps: Sequence[str | Tap] | str) -> tuple[Tap, ...]:
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one role's tap feed a slot of another role's graph."""
+    """Rows of one role's tap feed a slot of another role's graph.
+
+    Where the source has no row for a token the reader is refused, or reads ``zeros``.
+    """
 
     src: str
     tap: str
     dst: str
     slot: str
     pairing: Pairing = "next-token"
+    missing: Missing = "refused"
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,6 +167,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     draft steps; None: nothing is recycled. ``mask`` names the tensor float[width] that feeds the
     slot for the mask tokens of a block. ``evidence`` is the source for tap and pairing.
 
+    ``missing``, of a trunk's slot: ``zeros`` where rows belong to some tokens alone, as those of
+    an image do.
+
     ``width`` is that of the rows that are recycled, where the taps' is another one: of heads for
     each step the first reads rows of the taps, the others rows of this width. Without ``taps`` the
     slot is a state of the drafter's own: zeros in the first step.
@@ -169,6 +180,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True):
     src: str = "target"
     graph: str = ""
     pairing: Pairing = "next-token"
+    missing: Missing = "refused"
     recycle: str | None = None
     width: int | str | Key = 0
     mask: str = ""
@@ -393,7 +405,9 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         Further graphs (a fusion of taps) by the name of their type. Each has a context of its own,
         in the role ``<role of the drafter>_<type of the graph>``.
     hparams : callable, optional
-        As a ModelSpec's; default: the trunk's hyper-parameters. With ``standalone`` it also gives
+        As a ModelSpec's, but what it returns lies over the trunk's hyper-parameters: the graph's
+        ``h`` has those too that it lacks. Default: the trunk's. With ``standalone`` there is no
+        trunk, and it also gives
         ``target_width``, the width of the target's taps, and ``n_vocab`` counts the target's
         tokens.
     standalone : bool

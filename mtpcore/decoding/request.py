@@ -77,7 +77,8 @@ class Request:
     ``tokens`` are the generated ids without the end-of-text token; ``text`` is their text, cut
     before a stop string. ``finish_reason``: ``end`` (end-of-text token), ``stop`` (stop string),
     ``length`` (``max_tokens`` or the context's end), ``cancelled``, or None while it runs. A
-    ``resting`` one is left out of rounds.
+    ``resting`` one is left out of rounds. ``seq`` is its sequence in the generator's Cross, None
+    before it runs and when it has ended.
 
     Of each token ``drafted`` says whether it was an accepted draft, ``text_ends`` how many
     characters the text had after it, and ``logprobs`` how likely it was, where that was asked for.

@@ -48,12 +48,20 @@ class Inbox:
         Sequences.
     make : callable
         The reader's ``Backend.row_buffer``.
+    has_gaps : bool
+        Whether rows that were not delivered are zeros, and not missing.
     """
 
     def __init__(
-        self, name: str, width: int, n_seq: int, make: Callable[[int, int], RowBuffer]
+        self,
+        name: str,
+        width: int,
+        n_seq: int,
+        make: Callable[[int, int], RowBuffer],
+        *,
+        has_gaps: bool = False,
     ) -> None:
-        self.name, self.width, self._make = name, width, make
+        self.name, self.width, self._make, self._has_gaps = name, width, make, has_gaps
         self._empty = Held(make(0, width))
         self._held = [self._empty] * n_seq
 
@@ -90,6 +98,9 @@ class Inbox:
                 wanted=f"[n, {self.width}]",
                 got=" and ".join(str(part.shape) for part in parts),
             )
+        if self._has_gaps and self._held[seq].first < self._held[seq].length < pos:
+            gap = pos - self._held[seq].length
+            self.put(seq, self._held[seq].length, np.zeros((gap, self.width), np.float32))
         rows, base, first, length, not_finite = self._held[seq]
         if first == length != pos:
             rows, base, first, length = self._empty.rows, pos, pos, pos
@@ -134,12 +145,17 @@ class Inbox:
         """
         self._check(seq, begin, end)
         held = self._held[seq]
-        return held.rows.read(begin - held.base, end - held.base)
+        there, until = max(begin, held.first), min(end, held.length)
+        if there >= until:
+            return np.zeros((end - begin, self.width), np.float32)
+        rows = held.rows.read(there - held.base, until - held.base)
+        around = ((there - begin, end - until), (0, 0))
+        return np.pad(rows, around) if until - there < end - begin else rows
 
     def _check(self, seq: int, begin: int, end: int) -> None:
         """Raise LinkError where one of rows [begin, end) is not there."""
         _, _, first, length, _ = self._held[seq]
-        if begin < end and (begin < first or end > length):
+        if not self._has_gaps and begin < end and (begin < first or end > length):
             missing = begin if begin < first or begin >= length else length
             raise LinkError(
                 "a hidden row is missing",

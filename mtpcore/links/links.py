@@ -77,9 +77,11 @@ class Links:
             tapped = src.with_taps((*tapped.taps, Tap.parse(link.tap)))
         key = (link.dst, link.slot)
         joined = [*self._joined.get(key, []), link]
-        if any(other.src != link.src or other.pairing != link.pairing for other in joined):
+        kinds = {(other.src, other.pairing, other.missing) for other in joined}
+        if len(kinds) > 1:
             raise LinkError(
-                "links that join in a slot have one source and one pairing", where=where
+                "links that join in a slot have one source, one pairing and one kind of gaps",
+                where=where,
             )
         have = sum(_width(tapped.program, other) for other in joined)
         want = int(dst.program.values[dst.program.inputs[link.slot]].shape[1])
@@ -101,7 +103,11 @@ class Links:
         elif key not in self._inboxes:
             n_seq = max(src.n_seq_max, dst.n_seq_max)
             self._inboxes[key] = Inbox(
-                f"{link.dst}.{link.slot}", want, n_seq, dst.backend.row_buffer
+                f"{link.dst}.{link.slot}",
+                want,
+                n_seq,
+                dst.backend.row_buffer,
+                has_gaps=link.missing == "zeros",
             )
             self._sources[key] = InboxSource(self._inboxes[key], link.pairing)
 
@@ -201,7 +207,14 @@ class Links:
     def _declare_feed(self, feed: Feed, src: str, dst: str, owner: str) -> None:
         """Make the links of a feed, which fill its slot."""
         for tap in feed.taps:
-            link = Link(src=src, tap=tap, dst=dst, slot=feed.slot, pairing=feed.pairing)
+            link = Link(
+                src=src,
+                tap=tap,
+                dst=dst,
+                slot=feed.slot,
+                pairing=feed.pairing,
+                missing=feed.missing,
+            )
             try:
                 self.connect(link)
             except (GraphError, LinkError) as error:

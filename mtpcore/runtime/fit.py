@@ -11,7 +11,7 @@ import msgspec
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Key
-from mtpcore.declarations.spec import Block, DrafterSpec, Feed, Fit, Heads, ModelSpec
+from mtpcore.declarations.spec import Block, DrafterSpec, Feed, Fit, Heads, ModelSizes, ModelSpec
 from mtpcore.errors import MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields
 
@@ -60,6 +60,20 @@ class FittedDrafter(msgspec.Struct, frozen=True):
         return cast(int, self.spec.heads.count)
 
 
+class HeadHparams:
+    """A head's own hyper-parameters, and behind them the trunk's: those that it lacks."""
+
+    def __init__(self, own: object, trunk: object) -> None:
+        self._own, self._trunk = own, trunk
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the head's value, or the trunk's where it has none."""
+        try:
+            return getattr(self._own, name)
+        except AttributeError:
+            return getattr(self._trunk, name)
+
+
 def block_of(tensor: str) -> int | None:
     """Return the block that a tensor belongs to, or None."""
     match = _BLOCK.match(tensor)
@@ -104,8 +118,15 @@ def _count_heads(fit: Fit, tensors: Collection[str], first_block: int) -> int:
     return n
 
 
-def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping[str, Any]) -> Any:
+def read_hparams(
+    spec: ModelSpec | DrafterSpec,
+    fields: Fields,
+    tensors: Mapping[str, Any],
+    trunk: ModelSizes | None = None,
+) -> Any:
     """Ask a declaration for a file's hyper-parameters, and check those that all code reads.
+
+    Those of a head in the trunk's file lie over the ``trunk``'s.
 
     Raises
     ------
@@ -118,6 +139,8 @@ def read_hparams(spec: ModelSpec | DrafterSpec, fields: Fields, tensors: Mapping
     assert spec.hparams is not None
     try:
         hparams = spec.hparams(fields, tensors)
+        if trunk is not None:
+            hparams = HeadHparams(hparams, trunk)
         sizes = {name: getattr(hparams, name, None) for name in _SIZES}
     except MtpcoreError:
         raise
@@ -146,7 +169,8 @@ def fit_drafter(
     first_block : int
         The block after the trunk's last.
     hparams : object
-        The trunk's hyper-parameters, used where the spec reads none of its own.
+        The trunk's hyper-parameters: a head's are these, and what it reads itself lies over them.
+        None for a drafter in a file of its own.
 
     Raises
     ------
@@ -163,7 +187,7 @@ def fit_drafter(
     if not holds(spec, fields.architecture, tensors, first_block):
         return None
     if spec.hparams is not None:
-        hparams = read_hparams(spec, fields, tensors)
+        hparams = read_hparams(spec, fields, tensors, hparams)
     return FittedDrafter(_resolve(spec, fields, n_heads), first_block, hparams)
 
 

@@ -144,6 +144,7 @@ LEFT_OUT = {
     "Frames": "takes a model that writes codes; tests/decoding/test_frames.py calls it",
     "Stats": "made by a generator",
     "Verdict": "made by verify",
+    "Verdicts": "made by verify",
     "testing.Runner": "arrays as plans take them, for tests of single storeys",
     "testing.Weights": "arrays as plans take them, for tests of single storeys",
     "testing.Batching": "data; check_rows reads it",

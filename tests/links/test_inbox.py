@@ -64,3 +64,26 @@ def test_parts_lie_side_by_side():
     assert box.get(0, 0, 4).tolist() == [[2, 3, -1], [4, 5, -1], [0, 1, -1], [6, 7, -1]]
     with pytest.raises(LinkError, match="another width"):
         box.put(0, 4, left)
+
+
+@searching(100)
+@given(acts)
+def test_rows_that_nobody_delivered_are_zeros_where_gaps_are_allowed(acts):
+    box, held, first = Inbox("role.slot", 2, 2, HostRows, has_gaps=True), {}, 0
+    for act, at, sound in acts:
+        if act == "put" and (not held or at >= first):
+            rows = np.array([[1.0 + at, i] for i, _ in enumerate(sound)], np.float32)
+            box.put(0, at, rows)
+            first = first if held else at
+            held = {p: row for p, row in held.items() if p < at}
+            held |= {at + i: row for i, row in enumerate(rows)}
+        elif act == "rewind":
+            box.rewind(0, at)
+            held = {p: row for p, row in held.items() if p < at}
+        elif act == "remove":
+            box.remove(0)
+            held, first = {}, 0
+        found = box.get(0, -1, 24)
+        assert box.finite_until(0, -1, 24) == 24
+        for place, row in zip(range(-1, 24), found, strict=True):
+            assert np.array_equal(row, held.get(place, np.zeros(2)))

@@ -234,3 +234,24 @@ def test_a_closed_model_says_so(load):
     assert array.shape == (toy.N_VOCAB, toy.WIDTH)
     with pytest.raises(ModelFileError, match="closed"):
         model.tensors["token_embd.weight"].raw()
+
+
+class Own:
+    """What a head in the trunk's file says itself."""
+
+    factor = 0.5
+
+
+def test_a_heads_hyper_parameters_lie_over_the_trunks(load):
+    def build(g, inputs, h):
+        seen.append((h.factor, h.width, h.n_vocab, h.n_layers))
+        return toy.head(g, inputs, h)
+
+    seen, spec = [], toy.replaced(name="own", build=build, hparams=lambda fields, tensors: Own())
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)
+    model.program("draft", drafter="own")
+    assert seen == [(0.5, toy.WIDTH, toy.N_VOCAB, toy.N_LAYERS)]
+    spec = toy.replaced(name="lacking", build=lambda g, inputs, h: h.nothing, hparams=spec.hparams)
+    model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1, name="b.gguf")
+    with pytest.raises(PluginError, match="nothing"):
+        model.program("draft", drafter="lacking")
