@@ -306,6 +306,7 @@ def _check_width(feed: Feed, spec: DrafterSpec) -> None:
     if not feed.width:
         return
     is_step = spec.shape in ("chain", "tree") and not feed.graph and bool(feed.recycle)
+    is_step &= spec.shared_memory is None
     has_heads = spec.heads.order == "each-step" and spec.heads.hidden_from == "previous"
     if not is_step or (feed.taps and not has_heads):
         raise PluginError(

@@ -344,3 +344,43 @@ def test_a_state_of_another_width_than_its_slot_is_refused(tmp_path):
     with pytest.raises(LinkError, match="of another width") as caught:
         link(Context(subject.model, 64))
     assert caught.value.wanted == f"{NARROW} values a row"
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_repeated_head_has_a_state_that_begins_with_zeros(tmp_path, keeps):
+    """With a KV cache or without: at each pending token anew."""
+
+    def build(g, inputs, h):
+        x = g.concat(g.embed(inputs.tokens, "token_embd.weight"), inputs["hidden"])
+        x = g.matmul(x, "blk.{n}.join.weight")
+        if keeps:
+            part = g.split_heads(x, 2)
+            x = g.add(x, g.merge_heads(g.attention(part, part, part, layer=g.n, scale=0.25)))
+        kept = g.add(g.scale(inputs["cell"], 0.5), g.rms_norm(x, None, toy.EPS))
+        return Outputs(logits=g.matmul(g.output_rows(kept), "output.weight"), x=kept, cell=kept)
+
+    spec = toy.replaced(
+        name="kept",
+        build=build,
+        feeds=(
+            Feed(slot="hidden", recycle="x"),
+            Feed(slot="cell", taps=(), recycle="cell", width=toy.WIDTH),
+        ),
+    )
+    path = toy.write(tmp_path / "kept.gguf", toy.trunk_tensors() | toy.head_tensors(), heads=1)
+    plugins = Registry.of(toy, toy.offering(spec))
+    subject = Subject("kept", str(path), drafter="kept", plugins=plugins)
+    w = {name: tensor.array() for name, tensor in subject.model.tensors.items()}
+
+    def scores(tokens, rows, drafts):
+        row, kept, found = rows["hidden"][-1], 0.0, []
+        for token in [tokens[-1], *drafts[:-1]]:
+            x = w["blk.2.join.weight"] @ np.concatenate([w["token_embd.weight"][token], row])
+            row = kept = 0.5 * kept + normed(x)
+            found.append(w["output.weight"] @ kept)
+        return found
+
+    assert check_drafts(subject, None if keeps else scores, k=4, n_tokens=10) > 40
+    for tree in (None, GROWN):
+        changes = {} if tree is None else {"shape": "tree", "tree": tree}
+        check_texts(subject, Texts(k=4, sampling=WARM), msgspec.structs.replace(spec, **changes))
