@@ -1,5 +1,6 @@
 """Gemma 4's assistant against transformers', and what must hold of every drafter."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness import gemma4
@@ -76,8 +77,11 @@ def drafter_of(cross):
 
 
 @backends
-def test_first_rows(pair, backend):
-    """Logits and recycled rows behind every prefix, within windows and beyond; one batch of all."""
+def test_rows_of_every_step(pair, backend):
+    """Logits and recycled rows behind every prefix, within windows and beyond; one batch of all.
+
+    Steps behind the first read the reference's own draft, and the row that the step before made.
+    """
     subject, refs = pair
     cross = subject.link(kv_dtype="f32", threads=1, backend=backend, n_seq_max=len(refs["n"]))
     text, jobs = gemma4.tokens(), []
@@ -85,12 +89,24 @@ def test_first_rows(pair, backend):
         cross.llm.process(Batch.of(text[:n], seq=seq))
         jobs.append(DraftJob(seq, text[: n + 1], n, 4, sampler=None))
     drafter = drafter_of(cross)
-    found = drafter.runner.plan.run(drafter.batch(jobs), drafter.runner.lent)
-    logits, wanted = found["logits"], refs["logits"][:, 0]
-    held = np.isfinite(logits)
-    assert np.abs(logits - wanted)[held].max() < CLOSE
-    assert (logits[~held] == -np.inf).all()
-    assert np.abs(found["hidden"] - refs["hidden"][:, 0]).max() < CLOSE
+    batch, (slot,) = drafter.batch(jobs), (feed.slot for feed in drafter.spec.feeds)
+    for step in range(refs["drafts"].shape[1]):
+        found = drafter.runner.plan.run(batch, drafter.runner.lent)
+        logits, wanted = found["logits"], refs["logits"][:, step]
+        held = np.isfinite(logits)
+        assert np.abs(logits - wanted)[held].max() < CLOSE
+        assert (logits[~held] == -np.inf).all()
+        assert np.abs(found["hidden"] - refs["hidden"][:, step]).max() < CLOSE
+        check_held(subject, held, wanted)
+        batch = msgspec.structs.replace(
+            batch,
+            tokens=np.ascontiguousarray(refs["drafts"][:, step], np.int32),
+            slots={slot: found["hidden"].copy()},
+        )
+
+
+def check_held(subject, held, wanted):
+    """Compare which logits a head with clusters makes with those that transformers made."""
     n_clusters = gemma4.ASSISTANTS[subject.name.partition(", ")[2]].n_clusters
     n_held = 3 * gemma4.N_VOCAB // n_clusters if n_clusters else gemma4.N_VOCAB
     assert (held.sum(1) == n_held).all()
