@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-__all__ = ["Testimony", "hear", "needs_llama_cpp"]
+__all__ = ["Testimony", "hear", "load", "needs_llama_cpp"]
 
 needs_llama_cpp = pytest.mark.skipif(
     find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"
@@ -50,6 +50,20 @@ def hear(
         raise AssertionError(f"llama.cpp ended with {done.returncode}:\n{done.stderr}")
     with np.load(out) as file:
         return Testimony(file["text"], file["logits"])
+
+
+LOAD = """
+import sys, llama_cpp
+asked = llama_cpp.llama_model_default_params()
+sys.exit(not llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), asked))
+"""
+
+
+def load(path: Path) -> None:
+    """Let llama.cpp load a file that it cannot run alone; raise AssertionError if it fails."""
+    command = [sys.executable, "-c", LOAD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{path}: {done.stderr[-2000:]}"
 
 
 def testify() -> None:
