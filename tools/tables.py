@@ -72,11 +72,13 @@ def effort() -> Iterable[str]:
     """Yield the table of what adding a drafter took."""
     yield "| engine | what was added | new files | edited files | lines added |"
     yield "| --- | --- | --- | --- | --- |"
-    for folder in sorted((ROOT / "plugins").iterdir()):
-        files = sorted(folder.glob("mtpcore_*/*.py"))
-        if files:
-            lines = sum(_n_code_lines(file) for file in files)
-            yield _row("mtpcore", f"{folder.name}: trunks and heads", len(files), 0, lines)
+    for place, inside in (("plugins", "mtpcore_*"), ("examples", "src/mtpcore_*")):
+        for folder in sorted((ROOT / place).iterdir()):
+            files = sorted(folder.glob(f"{inside}/*.py"))
+            if files:
+                lines = sum(_n_code_lines(file) for file in files)
+                what = "trunks and heads" if place == "plugins" else "an example"
+                yield _row("mtpcore", f"{folder.name}: {what}", len(files), 0, lines)
     for engine, what, new, edited, added in OTHERS:
         yield _row(engine, what, new, edited, f"{added:,}")
 
