@@ -66,7 +66,8 @@ class HeadDrafter:
             self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
         self.paused = 0
         self.reads_rows = False
-        self.reads_text = any(runner.memory is not None for runner in self.runners.values())
+        remembers = any(runner.memory is not None for runner in self._heads)
+        self.reads_text = remembers or bool(upstream.runners)
 
     def _first(self, head: int) -> int:
         """Return the place of a head's first entry."""

@@ -287,6 +287,17 @@ def test_any_order_of_acts_leaves_what_a_context_without_drafts_holds(subject):
     run_state_machine_as_test(machine_of(subject), settings=few)
 
 
+def test_drafts_go_on_behind_rows_that_are_no_tokens(subject):
+    """Or pause, where a further graph would have to read them."""
+    cross = link(Context(subject.model, 64))
+    rows = np.random.default_rng(0).normal(size=(3, toy.WIDTH)).astype(np.float32)
+    cross.llm.process(Batch.of(PROMPT))
+    cross.llm.process(Batch([-1] * 3, pos=len(PROMPT), embeddings=rows))
+    cross.llm.process(Batch.of([5], pos=len(PROMPT) + 3))
+    assert len(cross.draft(0, 3)) == (0 if subject.name == "entry" else 3)
+    assert cross.paused == (subject.name == "entry")
+
+
 def test_a_single_head_whose_rows_are_of_another_width_drafts_one_token(tmp_path):
     tensors = toy.trunk_tensors() | tensors_of("steps", n_heads=1)
     path = toy.write(tmp_path / "one.gguf", tensors)
