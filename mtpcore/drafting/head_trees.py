@@ -68,7 +68,8 @@ class HeadTreeDrafter(HeadDrafter):
         self, head: int, job: DraftJob, tree: GrowingTree, level: list[int], rows: _Rows
     ) -> None:
         """Add what a head reads to give the nodes of a level their children."""
-        if self._is_blind(head):
+        is_blind = self._is_blind(head)
+        if is_blind:
             read = level[:1]
         elif self._heads[head].memory is None:
             read = level
@@ -91,7 +92,7 @@ class HeadTreeDrafter(HeadDrafter):
                 )
         at = rows.n_outputs
         for i, node in enumerate(level):
-            rows.branching.append((job, tree, node, at + (0 if self._is_blind(head) else i)))
+            rows.branching.append((job, tree, node, at + (0 if is_blind else i)))
         rows.n_outputs += sum(rows.wanted[len(rows.tokens) - len(number) :])
 
     def _slot_row(
