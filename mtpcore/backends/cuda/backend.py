@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import DTypeLike, NDArray
 
 from mtpcore.backends.base import F32, CheckedBatch, Store, WeightSource
 from mtpcore.backends.cuda.device import Device, DeviceArray, find_device
-from mtpcore.backends.cuda.layout import BITS, pack
-from mtpcore.backends.cuda.ops import LAUNCHERS, DeviceMatrix, Step
+from mtpcore.backends.cuda.launch import LAUNCHERS
+from mtpcore.backends.cuda.launch.step import Step
+from mtpcore.backends.cuda.weights import load_weight
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError
-from mtpcore.graph.program import MemoryLayer, Node, Program, StateLayer, Weight
+from mtpcore.graph.program import MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import Memory, StateStore
 
 __all__ = ["CudaBackend", "CudaPlan"]
@@ -76,48 +77,17 @@ class CudaBackend:
         Raises
         ------
         BackendError
-            An operation, or a matrix of its type, has no kernel yet; names the first one.
+            An operation has no kernel yet; names the first one.
         """
         for node in program.nodes:
-            self._check(node, source)
-        return CudaPlan(self, program, source, n_batch)
-
-    def _check(self, node: Node, source: WeightSource) -> None:
-        if node.op not in LAUNCHERS:
-            raise BackendError(
-                f"no CUDA kernel for operation {node.op!r} yet",
-                where=node.name,
-                wanted=", ".join(LAUNCHERS),
-                fix="use backend='cpu'",
-            )
-        for weight in node.weights:
-            if weight is None:
-                continue
-            kind = source.tensors[weight.tensor].type
-            packed = node.op == "matmul" and len(weight.shape) == 2
-            if packed and kind not in BITS:
+            if node.op not in LAUNCHERS:
                 raise BackendError(
-                    "no CUDA kernel for a matrix of this type yet",
-                    where=f"{node.name}: {weight.tensor}",
-                    wanted="Q8_0 or Q4_0",
-                    got=f"GGUF type {kind}",
+                    f"no CUDA kernel for operation {node.op!r} yet",
+                    where=node.name,
+                    wanted=", ".join(LAUNCHERS),
                     fix="use backend='cpu'",
                 )
-
-    def weight(self, weight: Weight | None, source: WeightSource) -> Any:
-        """Return a weight on the device: a packed matrix, or floats."""
-        if weight is None:
-            return None
-        key = (self.name, self.device.name, weight.tensor)
-        if key not in source.packed:
-            tensor = source.tensors[weight.tensor]
-            if len(weight.shape) == 2:
-                packed = pack(tensor.raw(), tensor.type, *weight.shape)
-                codes, scales = self.device.upload(packed.codes), self.device.upload(packed.scales)
-                source.packed[key] = DeviceMatrix(tensor.type, *weight.shape, codes, scales)
-            else:
-                source.packed[key] = self.device.upload(tensor.array())
-        return source.packed[key]
+        return CudaPlan(self, program, source, n_batch)
 
 
 class CudaPlan:
@@ -130,6 +100,7 @@ class CudaPlan:
     ) -> None:
         self.program, self._device = program, backend.device
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
+        self._constants: dict[tuple[str, bytes], DeviceArray] = {}
         self._arrays = {
             value.id: self._device.empty(
                 (n_batch, *(int(width) for width in value.shape[1:])),
@@ -142,17 +113,22 @@ class CudaPlan:
                 LAUNCHERS[node.op],
                 Step(
                     tuple(self._arrays[i] for i in node.inputs),
-                    tuple(backend.weight(w, source) for w in node.weights),
+                    tuple(
+                        None if weight is None else load_weight(self._device, node, i, source)
+                        for i, weight in enumerate(node.weights)
+                    ),
                     tuple(self._arrays[i] for i in node.outputs),
                     node.attrs,
                     self._temporary,
+                    self._constant,
                 ),
             )
             for node in program.nodes
         ]
         for launcher, step in self._steps:
-            for launch in launcher(step, n_batch):
-                self._device.load(launch.kernel)
+            for n_rows in (1, n_batch):
+                for launch in launcher(step, n_rows):
+                    self._device.load(launch.kernel)
 
     @property
     def bytes_to_pack(self) -> int:
@@ -194,3 +170,9 @@ class CudaPlan:
         if key not in self._scratch:
             self._scratch[key] = self._device.empty(shape, dtype)
         return self._scratch[key]
+
+    def _constant(self, array: NDArray[Any]) -> DeviceArray:
+        key = (array.dtype.str, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._device.upload(array)
+        return self._constants[key]

@@ -1,13 +1,15 @@
 """Kernels from source to machine code, by NVIDIA's run-time compiler; needs no GPU.
 
-Kernels are ``extern "C"`` with variants by ``-D``, free of includes, so that a compiled one is
-kept on disk under a key of source, options, architecture and compiler version.
+Kernels are ``extern "C"`` with variants by ``-D``. What several share is in ``kernels/*.cuh``, and
+pasted where it is included, so that a compiled kernel is kept on disk under a key of all of its
+source, options, architecture and compiler version.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -17,12 +19,17 @@ import msgspec
 from mtpcore.boundary.paths import cache_folder
 from mtpcore.errors import BackendError
 
-__all__ = ["ARCHITECTURES", "Kernel", "compile_kernel", "import_cuda", "kernel_report"]
+__all__ = ["ARCHITECTURES", "Kernel", "Resources", "compile_kernel", "import_cuda", "measure"]
 
-ARCHITECTURES = ("sm_80", "sm_90")
-"""What the tests compile for; a device's own architecture is used at run time."""
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+"""Kernels are held to compile well for these; a device's own architecture is used at run time."""
 
 _CACHE_BYTES = 64 << 20
+_RESOURCES = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\n"
+    r".*Used (\d+) registers(?:.* (\d+) bytes smem)?"
+)
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 
 
 class Kernel(msgspec.Struct, frozen=True):
@@ -33,12 +40,16 @@ class Kernel(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """The CUDA C++ text."""
-        file = resources.files("mtpcore.backends.cuda") / "kernels" / f"{self.name}.cu"
-        return file.read_text("utf-8")
+        """The CUDA C++ text, with the text of the headers in the place of their names."""
+        return _INCLUDE.sub(lambda line: _text(line[1]), _text(f"{self.name}.cu"))
 
     def __str__(self) -> str:
         return " ".join([self.name, *(f"{key}={value}" for key, value in self.defines)])
+
+
+def _text(name: str) -> str:
+    file = resources.files("mtpcore.backends.cuda") / "kernels" / name
+    return file.read_text("utf-8")
 
 
 def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
@@ -56,11 +67,38 @@ def compile_kernel(kernel: Kernel, architecture: str) -> bytes:
         return _compile(kernel, architecture, {}, cache=cache)
 
 
-def kernel_report(kernel: Kernel, architecture: str) -> str:
-    """Return what compiler and assembler say: warnings, registers, spills, shared memory."""
+class Resources(msgspec.Struct, frozen=True):
+    """What a compiled kernel takes: registers a thread, bytes of shared memory a block.
+
+    ``spilled`` are the bytes that a thread keeps in memory for want of registers, or because an
+    array has no fixed places; ``warnings`` is what the compiler complained of.
+    """
+
+    registers: int
+    shared: int
+    spilled: int
+    warnings: str
+
+
+def measure(kernel: Kernel, architecture: str) -> Resources:
+    """Return what compiler and assembler say of a kernel.
+
+    Raises
+    ------
+    BackendError
+        The compiler is not installed, refuses the source, or says something else than it did.
+    """
     log = io.StringIO()
     _compile(kernel, architecture, {"ptxas_options": ["-v"]}, logs=log)
-    return log.getvalue()
+    said = log.getvalue()
+    found = _RESOURCES.search(said)
+    if found is None:
+        raise BackendError(
+            "the CUDA assembler says nothing of a kernel", where=str(kernel), got=said
+        )
+    stack, stores, loads, registers, shared = (int(number or 0) for number in found.groups())
+    warnings = said[: found.start()] if "warning" in said else ""
+    return Resources(registers, shared, max(stack, stores, loads), warnings)
 
 
 def _compile(

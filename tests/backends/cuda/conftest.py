@@ -6,6 +6,7 @@ indices, layouts and orders of summation are tested on machines without a GPU.
 
 import ctypes
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 
 from mtpcore.backends.cuda.device import DeviceArray, find_device
-from mtpcore.backends.cuda.ops import KERNELS
 from mtpcore.errors import BackendError
 
 HEADER = Path(__file__).with_name("emulator.h")
@@ -28,6 +28,8 @@ class EmulatedDevice:
 
     def __init__(self, folder):
         self.folder, self.loaded, self.guards = folder, {}, []
+        shutil.copy(HEADER, folder)
+        self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
 
     def empty(self, shape, dtype):
         noise = np.nan if np.dtype(dtype).kind == "f" else 7
@@ -50,22 +52,30 @@ class EmulatedDevice:
             name, parameters = SIGNATURE.search(kernel.source).groups()
             names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
             source = self.folder / f"{len(self.loaded)}.cpp"
+            defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source.write_text(
-                f"{kernel.source}\n"
+                f"{defines}{kernel.source}\n"
                 f'extern "C" bool emulate(int grid_x, int grid_y, int threads, {parameters})\n'
                 f"{{ return emulator::run(grid_x, grid_y, threads, [&] {{ {name}({names}); }}); }}"
             )
-            flags = [f"-D{key}={value}" for key, value in kernel.defines]
-            flags += ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared"]
-            done = subprocess.run(
-                ["g++", *flags, "-include", HEADER, source, "-o", source.with_suffix(".so")],
-                capture_output=True,
-                text=True,
+            self._compile(
+                *("-shared", "-Winvalid-pch", "-include", HEADER.name),
+                *(source, "-o", source.with_suffix(".so")),
             )
-            assert done.returncode == 0, done.stderr
             self.loaded[kernel] = ctypes.CDLL(str(source.with_suffix(".so"))).emulate
             self.loaded[kernel].restype = ctypes.c_bool
         return self.loaded[kernel]
+
+    def _compile(self, *arguments):
+        """The header is compiled once; flags are the same each time, or the result goes unused."""
+        done = subprocess.run(
+            ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "invalid-pch" not in done.stderr, done.stderr
 
     def launch(self, loaded, grid, block, arguments):
         def c_value(argument):
@@ -81,10 +91,7 @@ class EmulatedDevice:
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    device = EmulatedDevice(tmp_path_factory.mktemp("emulated"))
-    for kernel in KERNELS:
-        device.load(kernel)
-    return device
+    return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])

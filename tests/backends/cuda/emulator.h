@@ -18,9 +18,10 @@
 #define __forceinline__ inline
 #define __shared__ static
 #define __restrict__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct uint2 { unsigned x, y; };
+struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
 struct dim3 { unsigned x, y; };
 
@@ -115,6 +116,8 @@ static Warp &warp() { return warps[current / 32]; }
 
 static void __syncthreads() { emulator::meet(emulator::cta); }
 
+static void __syncwarp() { emulator::meet(emulator::warp().meeting); }
+
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 {
     static_assert(sizeof(T) == 4, "shuffles move words");
@@ -134,6 +137,16 @@ static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float __fsqrt_rn(float a) { return sqrtf(a); }
 static int __float2int_rn(float a) { return (int)nearbyintf(a); }
+
+/* Four of the eight bytes of low and high; a selector's lowest three bits of four say which. */
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
+{
+    const uint64_t bytes = (uint64_t)high << 32 | low;
+    unsigned chosen = 0;
+    for (int i = 0; i < 4; i++)
+        chosen |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return chosen;
+}
 
 static float widen(unsigned short half)
 {

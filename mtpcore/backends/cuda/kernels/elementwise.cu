@@ -1,0 +1,43 @@
+/* y = f(a, b), each value by itself: the same operations, and bits, as on the CPU.
+ *
+ * OPERATION is ADD, MUL, SCALE (by `number`), ACTIVATION (of `kind`) or GATED: kind(a) (b + offset);
+ * where `number` is not 0, a is at most that, and b is cut to -number .. number, before that. Where
+ * `period` is not 0, b repeats after as many values: a weight for each value of a row.
+ * Grid: values / 256 rounded up. Block: 256.
+ */
+#include "functions.cuh"
+
+#define THREADS 256
+
+enum { ADD, MUL, SCALE, ACTIVATION, GATED };
+
+static __device__ __forceinline__ float computed(float a, float b, int kind, float number,
+                                                 float offset)
+{
+    switch (OPERATION) {
+    case ADD:
+        return a + b;
+    case MUL:
+        return a * b;
+    case SCALE:
+        return a * number;
+    case ACTIVATION:
+        return activation(kind, a);
+    default:
+        if (number > 0.0f) {
+            a = number < a ? number : a;
+            b = number < b ? number : b;
+            b = b < -number ? -number : b;
+        }
+        return activation(kind, a) * (offset != 0.0f ? b + offset : b);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    elementwise(const float *__restrict__ a, const float *__restrict__ b, float *__restrict__ y,
+                long long n, int period, int kind, float number, float offset)
+{
+    const long long i = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n)
+        y[i] = computed(a[i], b ? b[period ? i % period : i] : 0.0f, kind, number, offset);
+}

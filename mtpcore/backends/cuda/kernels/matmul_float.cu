@@ -1,0 +1,116 @@
+/* y[t][r] = sum_k w[r][k] x[t][k] + bias[r] in floating point, weights of TYPE F32, F16 or BF16.
+ *
+ * One CTA makes 4 outputs for 8 slots (slots.cuh). Thread i takes four columns from 4i on of every
+ * 1024 in ascending order, in one chain of fused multiply-adds; then a fixed tree adds the threads:
+ * lanes 16, 8, 4, 2 and 1 apart, then the warps in order. So a token's bits are the same alone, in a
+ * batch, and beside any neighbours. Rows of weights are filled up with zeros to whole groups of four
+ * columns. Grid: (rows / 4, slots / 8 rounded up, or tiles of group.cu). Block: 256.
+ */
+#include "float16.cuh"
+#include "slots.cuh"
+
+#define THREADS 256
+#define WARPS (THREADS / 32)
+#define ROWS 4
+#define TOKENS 8
+
+#define F32 0
+#define F16 1
+#define BF16 2
+
+#if TYPE == F32
+typedef uint4 Four;
+#else
+typedef uint2 Four;
+#endif
+
+static __device__ __forceinline__ void unpack(float (&out)[4], Four in)
+{
+#if TYPE == F32
+    const unsigned words[4] = {in.x, in.y, in.z, in.w};
+    for (int i = 0; i < 4; i++)
+        out[i] = __uint_as_float(words[i]);
+#else
+    const unsigned words[2] = {in.x, in.y};
+    for (int i = 0; i < 4; i++) {
+        const unsigned half = words[i >> 1] >> (i & 1) * 16 & 0xffffu;
+        out[i] = TYPE == BF16 ? __uint_as_float(half << 16) : widen((unsigned short)half);
+    }
+#endif
+}
+
+/* Columns column .. column + 3 of a row, zeros behind its end. */
+static __device__ __forceinline__ void read(float (&out)[4], const float *row, int column,
+                                            int n_cols)
+{
+    if (n_cols % 4 == 0) { /* rows begin on 16 bytes */
+        const float4 four = *(const float4 *)(row + column);
+        out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+        return;
+    }
+    for (int i = 0; i < 4; i++)
+        out[i] = column + i < n_cols ? row[column + i] : 0.0f;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    matmul_float(const Four *__restrict__ weights, const float *__restrict__ x,
+                 const float *__restrict__ bias, const int *__restrict__ matrices,
+                 const int *__restrict__ members, float *__restrict__ y, int n_rows, int n_cols,
+                 int n_slots, int n_ranks)
+{
+    __shared__ float partial[WARPS][ROWS * TOKENS];
+    const int matrix = matrix_of_tile(matrices);
+    if (matrix < 0)
+        return;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int first_row = blockIdx.x * ROWS, pitch = (n_cols + 3) / 4;
+
+    int rows_of_x[TOKENS];
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        const int slot = slot_of(members, n_slots, TOKENS, t);
+        rows_of_x[t] = slot < 0 ? -1 : slot / n_ranks;
+    }
+    float sum[ROWS * TOKENS] = {};
+    for (int four = threadIdx.x; four < pitch; four += THREADS) {
+        float w[ROWS][4];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const size_t row = (size_t)matrix * n_rows + first_row + r;
+            unpack(w[r], first_row + r < n_rows ? weights[row * pitch + four] : Four{});
+        }
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+            float v[4] = {};
+            if (rows_of_x[t] >= 0)
+                read(v, x + (size_t)rows_of_x[t] * n_cols, 4 * four, n_cols);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                for (int i = 0; i < 4; i++)
+                    sum[r * TOKENS + t] = fmaf(w[r][i], v[i], sum[r * TOKENS + t]);
+        }
+    }
+    /* Each step leaves a lane half of its sums, those whose number has the lane's own bit; in the end
+     * lane i has sum i of the whole warp. */
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1)
+#pragma unroll
+        for (int i = 0; i < step; i++) {
+            const bool upper = lane & step;
+            const float kept = upper ? sum[i + step] : sum[i];
+            const float sent = upper ? sum[i] : sum[i + step];
+            sum[i] = kept + __shfl_xor_sync(0xffffffffu, sent, step);
+        }
+    partial[warp][lane] = sum[0];
+    __syncthreads();
+    if (warp > 0)
+        return;
+    const int row = first_row + lane / TOKENS;
+    const int slot = slot_of(members, n_slots, TOKENS, lane % TOKENS);
+    if (row < n_rows && slot >= 0) {
+        float total = partial[0][lane];
+        for (int i = 1; i < WARPS; i++)
+            total += partial[i][lane];
+        y[(size_t)slot * n_rows + row] = bias ? total + bias[(size_t)matrix * n_rows + row] : total;
+    }
+}

@@ -1,0 +1,286 @@
+"""Products with matrices: of rows, of experts, heads, positions and clusters, and the routing."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
+from mtpcore.errors import BackendError
+
+__all__ = ["KERNELS", "LAUNCHERS", "ClusteredMatrix", "DeviceMatrix"]
+
+NARROW, WIDE = (1, 1), (2, 4)
+"""Tiles of 16 rows, and of 8 slots, that a CTA multiplies; which of them changes no bit."""
+
+SLOTS = 8
+"""Slots of a tile of 8; a wide one has several."""
+
+_FLOAT_ROWS = 4
+_MOST_THREADS = 1024
+_MOST_EXPERTS = 1024
+
+_QUANTISE = {block: Kernel("quantise", (("BLOCK", str(block)),)) for block in (32, 256)}
+_MATMUL = {
+    (kind, tiles): Kernel(
+        "matmul",
+        (*layout.defines(), ("ROW_TILES", str(tiles[0])), ("TOKEN_TILES", str(tiles[1]))),
+    )
+    for kind, layout in FORMATS.items()
+    for tiles in (NARROW, WIDE)
+}
+_MATMUL_FLOAT = {
+    kind: Kernel("matmul_float", (("TYPE", str(number)),)) for kind, number in FLOATS.items()
+}
+_GROUP, _SCATTER = Kernel("group"), Kernel("scatter")
+_ROUTE = {
+    gate: Kernel("route", (("SOFTMAX", str(i)),)) for i, gate in enumerate(("sigmoid", "softmax"))
+}
+KERNELS = (
+    *_QUANTISE.values(),
+    *_MATMUL.values(),
+    *_MATMUL_FLOAT.values(),
+    *_ROUTE.values(),
+    _GROUP,
+    _SCATTER,
+)
+
+
+class DeviceMatrix(msgspec.Struct, frozen=True):
+    """A stack of packed matrices on a device; see ``layout.PackedMatrix``."""
+
+    type: int
+    n_matrices: int
+    n_rows: int
+    n_cols: int
+    low: DeviceArray
+    high: DeviceArray | None
+    factors: DeviceArray | None
+    scales: DeviceArray | None
+
+
+class ClusteredMatrix(msgspec.Struct, frozen=True):
+    """A matrix as a stack of its clusters' rows.
+
+    ``ordering`` int32[n_clusters * rows of one] says which row of the matrix each of them is.
+    """
+
+    stack: DeviceMatrix
+    ordering: DeviceArray
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """The results of a product, and the tiles that they are made in; see ``kernels/slots.cuh``.
+
+    ``n_ranks`` slots share a row of x. ``matrices`` int32[n_tiles] and ``members`` int32[n_tiles,
+    width] are of a stack whose matrices the slots choose.
+    """
+
+    n: int
+    n_ranks: int
+    n_tiles: int
+    is_wide: bool = False
+    matrices: DeviceArray | None = None
+    members: DeviceArray | None = None
+
+
+def matmul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each row with the matrix."""
+    x, w = step.inputs[0], step.weights[0]
+    width, is_wide = _width(w, n_rows)
+    slots = Slots(n_rows, 1, -(-n_rows // width), is_wide)
+    bias = step.weights[1] if len(step.weights) > 1 else None
+    return _multiply(step, w, x, slots, n_rows, bias, step.outputs[0])
+
+
+def expert_matmul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each row, or each rank's, with the matrices of its experts."""
+    x, ids = step.inputs
+    bias = step.weights[1] if len(step.weights) > 1 else None
+    return _multiply_chosen(step, step.weights[0], x, ids, n_rows, bias, step.outputs[0])
+
+
+def head_matmul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each head with its matrix."""
+    w = step.weights[0]
+    x, y = step.inputs[0], step.outputs[0]
+    slots, group = _grouped(step, w, n_rows, w.n_matrices)
+    return [group, *_multiply(step, w, x, slots, slots.n, None, y)]
+
+
+def matmul_by_position(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each row with the matrix of its position."""
+    x, positions = step.inputs
+    w = step.weights[0]
+    slots, group = _grouped(
+        step,
+        w,
+        n_rows,
+        1,
+        ids=positions,
+        stride=positions.shape[1],
+        first=step.attrs["first"],
+        rows=step.chosen,
+    )
+    return [group, *_multiply(step, w, x, slots, n_rows, None, step.outputs[0])]
+
+
+def cluster_matmul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply each row with the clusters chosen, and put minus infinity elsewhere."""
+    x, ids = step.inputs
+    w, y = step.weights[0], step.outputs[0]
+    n_ranks, size = ids.shape[1], w.stack.n_rows
+    values = step.scratch("values", (x.shape[0], n_ranks, size), np.float32)
+    arguments = (values, ids, w.ordering, y, *map(np.int32, (y.shape[1], n_ranks, size)))
+    return [
+        *_multiply_chosen(step, w.stack, x, ids, n_rows, None, values),
+        Launch(_SCATTER, (n_rows, 1), arguments, block=_MOST_THREADS),
+    ]
+
+
+def route(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply with the router's matrix in floating point, then choose the experts.
+
+    Raises
+    ------
+    BackendError
+        There are more experts than the kernel has room for.
+    """
+    x, attrs = step.inputs[0], step.attrs
+    w, correction, bias, factors = (*step.weights, None, None, None)[:4]
+    if w.n_rows > _MOST_EXPERTS:
+        raise BackendError(
+            "too many experts for the CUDA kernel", wanted=f"at most {_MOST_EXPERTS}", got=w.n_rows
+        )
+    logits = step.scratch("logits", (x.shape[0], w.n_rows), np.float32)
+    slots = Slots(n_rows, 1, -(-n_rows // SLOTS))
+    arguments = (
+        logits,
+        correction,
+        factors,
+        *step.outputs,
+        *map(np.int32, (w.n_rows, attrs["n_used"], attrs["normalise"])),
+        np.float32(attrs["scale"]),
+        *(np.int32(attrs[name]) for name in ("n_groups", "n_groups_used", "n_best_of_group")),
+    )
+    return [
+        *_multiply(step, w, x, slots, n_rows, bias, logits),
+        Launch(_ROUTE[attrs["gate"]], (n_rows, 1), arguments, block=32),
+    ]
+
+
+def _width(w: DeviceMatrix, n_slots: int) -> tuple[int, bool]:
+    """Return how many slots of a matrix a tile takes, and whether that is a wide one."""
+    is_wide = w.type in FORMATS and n_slots > SLOTS
+    return SLOTS * (WIDE[1] if is_wide else 1), is_wide
+
+
+def _multiply_chosen(
+    step: Step,
+    w: DeviceMatrix,
+    x: DeviceArray,
+    ids: DeviceArray,
+    n_rows: int,
+    bias: DeviceArray | None,
+    y: DeviceArray,
+) -> list[Launch]:
+    """Multiply rows of x, or of each rank, with the matrices of ids [rows, ranks]."""
+    n_used = ids.shape[1]
+    has_row_each = len(x.shape) == 3
+    n_ranks = 1 if has_row_each else n_used
+    slots, group = _grouped(step, w, n_rows, n_used, n_ranks, ids)
+    return [group, *_multiply(step, w, x, slots, slots.n // n_ranks, bias, y)]
+
+
+def _grouped(
+    step: Step,
+    w: DeviceMatrix,
+    n_rows: int,
+    per_row: int,
+    n_ranks: int = 1,
+    ids: DeviceArray | None = None,
+    *,
+    stride: int = 1,
+    first: int = 0,
+    rows: DeviceArray | None = None,
+) -> tuple[Slots, Launch]:
+    """Sort the slots of rows by the matrix that they choose; a tile has slots of one matrix.
+
+    Without ids a row's slots take the matrices in turn.
+    """
+    n_slots, most = n_rows * per_row, step.inputs[0].shape[0] * per_row
+    width, is_wide = _width(w, n_slots // w.n_matrices)
+    n_tiles = min(n_slots, n_slots // width + w.n_matrices)
+    members = step.scratch("members", (most, SLOTS * WIDE[1]), np.int32)
+    matrices, leaders, ranks = (
+        step.scratch(name, (most,), np.int32) for name in ("matrices", "leaders", "ranks")
+    )
+    sizes = (n_slots, n_tiles, width, stride, first, w.n_matrices)
+    arguments = (
+        ids,
+        rows,
+        members,
+        matrices,
+        leaders,
+        ranks,
+        *map(np.int32, sizes),
+    )
+    slots = Slots(n_slots, n_ranks, n_tiles, is_wide, matrices, members)
+    return slots, Launch(_GROUP, (1, 1), arguments, block=_MOST_THREADS)
+
+
+def _multiply(
+    step: Step,
+    w: DeviceMatrix,
+    x: DeviceArray,
+    slots: Slots,
+    n_rows_of_x: int,
+    bias: DeviceArray | None,
+    y: DeviceArray,
+) -> list[Launch]:
+    """Quantise rows of x where the matrix is, then multiply."""
+    if w.type in FLOATS:
+        sizes = (w.n_rows, w.n_cols, slots.n, slots.n_ranks)
+        return [
+            Launch(
+                _MATMUL_FLOAT[w.type],
+                (-(-w.n_rows // _FLOAT_ROWS), slots.n_tiles),
+                (w.low, x, bias, slots.matrices, slots.members, y, *map(np.int32, sizes)),
+            )
+        ]
+    block = FORMATS[w.type].block
+    n_blocks, most = w.n_cols // block, int(np.prod(x.shape)) // w.n_cols
+    codes = step.scratch("codes", (most, w.n_cols), np.int8)
+    scales = step.scratch("scales", (most, n_blocks), np.float32)
+    sums = step.scratch("sums", (most, w.n_cols // 16), np.int16)
+    tiles = WIDE if slots.is_wide else NARROW
+    sizes = (w.n_rows, n_blocks, slots.n, slots.n_ranks)
+    return [
+        Launch(
+            _QUANTISE[block],
+            (-(-n_blocks // (THREADS // 32)), n_rows_of_x),
+            (x, codes, scales, sums, np.int32(n_blocks)),
+        ),
+        Launch(
+            _MATMUL[w.type, tiles],
+            (-(-w.n_rows // (TILE * tiles[0])), slots.n_tiles),
+            (
+                *(w.low, w.high, w.factors, w.scales),
+                *(codes, scales, sums, bias, slots.matrices, slots.members, y),
+                *map(np.int32, sizes),
+            ),
+        ),
+    ]
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "matmul": matmul,
+    "expert_matmul": expert_matmul,
+    "head_matmul": head_matmul,
+    "matmul_by_position": matmul_by_position,
+    "cluster_matmul": cluster_matmul,
+    "route": route,
+}

@@ -1,0 +1,208 @@
+"""Operations that make a row of rows, without a product: values alone, norms, rotations, parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of, n_of_row
+from mtpcore.graph.ops import ACTIVATIONS
+
+__all__ = ["KERNELS", "LAUNCHERS"]
+
+_ELEMENTWISE = {
+    name: Kernel("elementwise", (("OPERATION", name),))
+    for name in ("ADD", "MUL", "SCALE", "ACTIVATION", "GATED")
+}
+_NORMALISE = {
+    centred: Kernel("normalise", (("CENTRED", str(int(centred))),)) for centred in (False, True)
+}
+_ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
+_COPY, _MIX = Kernel("copy"), Kernel("mix")
+KERNELS = (*_ELEMENTWISE.values(), *_NORMALISE.values(), *_ROPE.values(), _COPY, _MIX)
+
+
+def _elementwise(
+    name: str,
+    step: Step,
+    n_rows: int,
+    second: DeviceArray | None = None,
+    *,
+    period: int = 0,
+    kind: str = ACTIVATIONS[0],
+    number: float = 0,
+    offset: int = 0,
+) -> list[Launch]:
+    """Compute each value of the output alone; ``second`` repeats where there is a period."""
+    n = n_rows * n_of_row(step.outputs[0])
+    arguments = (
+        step.inputs[0],
+        second,
+        step.outputs[0],
+        np.int64(n),
+        np.int32(period),
+        np.int32(ACTIVATIONS.index(kind)),
+        np.float32(number),
+        np.float32(offset),
+    )
+    return [Launch(_ELEMENTWISE[name], (blocks_of(n), 1), arguments)]
+
+
+def add(step: Step, n_rows: int) -> list[Launch]:
+    """Add two values."""
+    return _elementwise("ADD", step, n_rows, step.inputs[1])
+
+
+def mul(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply two values."""
+    return _elementwise("MUL", step, n_rows, step.inputs[1])
+
+
+def scale(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply by one number, rounded to float32."""
+    return _elementwise("SCALE", step, n_rows, number=step.attrs["factor"])
+
+
+def scale_by(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply by a weight for each value of the last axis, or one for all."""
+    weight = step.weights[0]
+    return _elementwise("MUL", step, n_rows, weight, period=weight.shape[0])
+
+
+def shift_by(step: Step, n_rows: int) -> list[Launch]:
+    """Add a weight for each value of the last axis, or one for all."""
+    weight = step.weights[0]
+    return _elementwise("ADD", step, n_rows, weight, period=weight.shape[0])
+
+
+def activation(step: Step, n_rows: int) -> list[Launch]:
+    """Apply an activation."""
+    return _elementwise("ACTIVATION", step, n_rows, kind=step.attrs["kind"])
+
+
+def gated(step: Step, n_rows: int) -> list[Launch]:
+    """Multiply an activation with the second input."""
+    attrs = step.attrs
+    return _elementwise(
+        "GATED",
+        step,
+        n_rows,
+        step.inputs[1],
+        kind=attrs["kind"],
+        number=attrs["limit"],
+        offset=attrs["offset"],
+    )
+
+
+def rms_norm(step: Step, n_rows: int) -> list[Launch]:
+    """Normalise the last axis by its root mean square; heads are rows of their own."""
+    return _normalise(step, n_rows, step.inputs[0].shape[-1])
+
+
+def l2_norm(step: Step, n_rows: int) -> list[Launch]:
+    """Normalise the last axis by its length; heads are rows of their own."""
+    return _normalise(step, n_rows, 1)
+
+
+def layer_norm(step: Step, n_rows: int) -> list[Launch]:
+    """Normalise the last axis less its mean by its deviation."""
+    return _normalise(step, n_rows, step.inputs[0].shape[-1], centred=True)
+
+
+def _normalise(step: Step, n_rows: int, n: int, *, centred: bool = False) -> list[Launch]:
+    """Divide by the root of the sum of squares by n."""
+    x = step.inputs[0]
+    weight, bias = (*step.weights, None, None)[:2]
+    grid = (n_rows * int(np.prod(x.shape[1:-1])), 1)
+    sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
+    arguments = (x, weight, bias, step.outputs[0], *sizes)
+    return [Launch(_NORMALISE[centred], grid, arguments)]
+
+
+def rope(step: Step, n_rows: int) -> list[Launch]:
+    """Turn the first pairs of each head by its row's positions."""
+    x, positions = step.inputs
+    attrs, factors = step.attrs, (*step.weights, None)[0]
+    arguments = (
+        x,
+        positions,
+        step.constant(np.asarray(attrs["frequencies"], np.float64)),
+        step.constant(np.asarray(attrs["axes"], np.int32)),
+        factors,
+        step.outputs[0],
+        np.int32(len(attrs["frequencies"])),
+        np.int32(positions.shape[1]),
+        *map(np.int32, x.shape[1:]),
+        np.float64(attrs["magnitude"]),
+    )
+    return [Launch(_ROPE[attrs["style"]], (n_rows, 1), arguments)]
+
+
+def _copy(
+    x: DeviceArray,
+    y: DeviceArray,
+    n_rows: int,
+    width: int,
+    *,
+    begin: int = 0,
+    to: int = 0,
+    repeats: int = 1,
+) -> Launch:
+    """Copy columns of rows, counted over all axes but the last."""
+    sizes = (width, x.shape[-1], begin, y.shape[-1], to, repeats)
+    arguments = (x, y, np.int64(n_rows), *map(np.int32, sizes))
+    return Launch(_COPY, (blocks_of(n_rows * width), 1), arguments)
+
+
+def _n_rows(array: DeviceArray, n_rows: int) -> int:
+    return n_rows * int(np.prod(array.shape[1:-1]))
+
+
+def concat(step: Step, n_rows: int) -> list[Launch]:
+    """Copy each part to its place on the last axis."""
+    y, launches, to = step.outputs[0], [], 0
+    for x in step.inputs:
+        launches.append(_copy(x, y, _n_rows(x, n_rows), x.shape[-1], to=to))
+        to += x.shape[-1]
+    return launches
+
+
+def slice_(step: Step, n_rows: int) -> list[Launch]:
+    """Copy some columns."""
+    x, y = step.inputs[0], step.outputs[0]
+    return [_copy(x, y, _n_rows(x, n_rows), y.shape[-1], begin=step.attrs["start"])]
+
+
+def repeat(step: Step, n_rows: int) -> list[Launch]:
+    """Copy one head to all."""
+    x, y = step.inputs[0], step.outputs[0]
+    return [_copy(x, y, _n_rows(y, n_rows), x.shape[-1], repeats=y.shape[1])]
+
+
+def mix(step: Step, n_rows: int) -> list[Launch]:
+    """Add the ranks' rows, each times its share."""
+    x, shares = step.inputs
+    sizes = (n_rows, *x.shape[1:])
+    grid = (blocks_of(n_rows * x.shape[2]), 1)
+    arguments = (x, shares, step.outputs[0], *map(np.int32, sizes))
+    return [Launch(_MIX, grid, arguments)]
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "add": add,
+    "mul": mul,
+    "scale": scale,
+    "scale_by": scale_by,
+    "shift_by": shift_by,
+    "activation": activation,
+    "gated": gated,
+    "rms_norm": rms_norm,
+    "l2_norm": l2_norm,
+    "layer_norm": layer_norm,
+    "rope": rope,
+    "concat": concat,
+    "slice": slice_,
+    "repeat": repeat,
+    "mix": mix,
+}

@@ -1,0 +1,56 @@
+"""A node with its arrays on the device, and the launches that carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+
+__all__ = ["THREADS", "Launch", "Launcher", "Step", "blocks_of", "n_of_row"]
+
+THREADS = 256
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """One kernel with its grid, and its arguments in order."""
+
+    kernel: Kernel
+    grid: tuple[int, int]
+    arguments: tuple[Any, ...]
+    block: int = THREADS
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A node with its arrays on the device, each as large as the largest batch needs.
+
+    ``scratch(name, shape, dtype)`` gives an array that the next step may overwrite, and
+    ``constant(array)`` one with these contents, uploaded once. ``chosen`` int32[n] are the rows of
+    the batch whose outputs are wanted, where the step's rows are these alone.
+    """
+
+    inputs: tuple[DeviceArray, ...]
+    weights: tuple[Any, ...]
+    outputs: tuple[DeviceArray, ...]
+    attrs: dict[str, Any]
+    scratch: Callable[[str, tuple[int, ...], DTypeLike], DeviceArray]
+    constant: Callable[[NDArray[Any]], DeviceArray]
+    chosen: DeviceArray | None = None
+
+
+Launcher = Callable[[Step, int], list[Launch]]
+
+
+def n_of_row(array: DeviceArray) -> int:
+    """Return how many values a row has."""
+    return int(np.prod(array.shape[1:]))
+
+
+def blocks_of(n: int) -> int:
+    """Return how many blocks give each of n values a thread."""
+    return -(-n // THREADS)

@@ -1,0 +1,139 @@
+"""Operations on rows, bit for bit: those of the definition, and the order of the kernels' sums."""
+
+import numpy as np
+import pytest
+from harness.cuda_orders import normalised
+from harness.cuda_steps import carry_out
+
+from mtpcore.backends.cuda.launch.rows import LAUNCHERS
+from mtpcore.backends.reference import formulas
+from mtpcore.backends.reference.arithmetic import elementwise, experts
+from mtpcore.graph.ops import ACTIVATIONS
+
+SPECIAL = np.array(
+    [0, -0.0, 1, -1, 1e-45, -1e-45, 1e-38, -3e-39, 88.37, -87.3, 3.4e38, -3.4e38,
+     np.inf, -np.inf, np.nan], np.float32,
+)  # fmt: skip
+
+
+def floats(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def of_all_sizes(seed, *shape):
+    """Values from 1e-20 to 1e20, most near 1, and those where functions bend."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * 10.0 ** rng.choice([-20, -3, 0, 0, 1, 2, 20], shape)
+    return np.where(rng.random(shape) < 0.2, rng.choice(SPECIAL, shape), values).astype(np.float32)
+
+
+def same(made, wanted):
+    return made.dtype == np.float32 and made.shape == wanted.shape and bits(made) == bits(wanted)
+
+
+def bits(values):
+    """All that is not a number counts alike."""
+    return np.where(np.isnan(values), np.float32(np.nan), values).tobytes()
+
+
+def carried_out(device, op, inputs, weights, row_shape, **attrs):
+    (made,) = carry_out(
+        device, LAUNCHERS[op], inputs, weights, (row_shape, np.float32), n_batch=9, **attrs
+    )
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with np.errstate(all="ignore"):
+        yield
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 3, 50)])
+def test_arithmetic_of_values(device, shape):
+    a, b = of_all_sizes(0, *shape), of_all_sizes(1, *shape)
+    w, one = of_all_sizes(2, shape[-1]), floats(3, 1)
+    row = shape[1:]
+    assert same(carried_out(device, "add", [a, b], [], row), a + b)
+    assert same(carried_out(device, "mul", [a, b], [], row), a * b)
+    assert same(
+        carried_out(device, "scale", [a], [], row, factor=0.3), elementwise.scale(a, factor=0.3)
+    )
+    for weight in (w, one):
+        assert same(carried_out(device, "scale_by", [a], [weight], row), weight * a)
+        assert same(carried_out(device, "shift_by", [a], [weight], row), weight + a)
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_are_those_of_the_definition(device, kind):
+    x, up = of_all_sizes(4, 4, 300), of_all_sizes(5, 4, 300)
+    made = carried_out(device, "activation", [x], [], (300,), kind=kind)
+    assert same(made, elementwise.activation(x, kind=kind))
+    for limit, offset in ((0, 0), (7.0, 1), (0.5, 0)):
+        attrs = {"kind": kind, "limit": limit, "offset": offset}
+        made = carried_out(device, "gated", [x, up], [], (300,), **attrs)
+        assert same(made, elementwise.gated(x, up, **attrs))
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 300), (1, 1), (2, 3, 100), (1, 1030)])
+@pytest.mark.parametrize("n_weights", [0, 1, 2])
+def test_norms_sum_in_their_order(device, shape, n_weights):
+    x, row = floats(6, *shape) + 1, shape[1:]
+    weights = [floats(7, shape[-1]), floats(8, shape[-1])][:n_weights]
+    eps = 1e-5
+    wanted = {
+        "layer_norm": normalised(x, *weights, n=shape[-1], eps=eps, centred=True),
+        "rms_norm": normalised(x, *weights[:1], n=shape[-1], eps=eps),
+        "l2_norm": normalised(x, n=1, eps=eps),
+    }
+    given = {"layer_norm": weights, "rms_norm": weights[:1], "l2_norm": []}
+    for op, expected in wanted.items():
+        made = carried_out(device, op, [x], given[op], row, eps=eps)
+        assert same(made, expected)
+        formula = getattr(formulas, op)(x.astype(np.float64), *given[op], eps=eps)
+        assert np.allclose(made, formula, rtol=2e-6, atol=1e-6)
+        alone = carried_out(device, op, [x[-1:]], given[op], row, eps=eps)
+        assert same(alone, made[-1:])
+
+
+@pytest.mark.parametrize("style", ["halves", "pairs"])
+@pytest.mark.parametrize(
+    ("n_pairs", "width", "n_axes"), [(32, 64, 1), (1, 2, 1), (300, 616, 3), (4, 20, 4)]
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rope_turns_as_defined(device, style, n_pairs, width, n_axes, scaled):
+    rng = np.random.default_rng(9)
+    x = floats(10, 5, 3, width)
+    positions = rng.integers(0, 1 << 20, (5, n_axes), dtype=np.int32)
+    positions[0], positions[1] = 0, np.iinfo(np.int32).max
+    factors = [rng.uniform(1, 8, n_pairs).astype(np.float32)] if scaled else []
+    attrs = {
+        "frequencies": tuple(1e4 ** (-np.arange(n_pairs) / n_pairs)),
+        "axes": tuple(int(axis) for axis in rng.integers(0, n_axes, n_pairs)),
+        "style": style,
+        "magnitude": 1.2 if scaled else 1.0,
+    }
+    made = carried_out(device, "rope", [x, positions], factors, x.shape[1:], **attrs)
+    # Sine and cosine are right to a few units in the last place of a double, of which rounding to
+    # float32 leaves nothing, but for one value in millions.
+    assert same(made, elementwise.rope(x, positions, *factors, **attrs))
+
+
+def test_parts_of_rows(device):
+    a, b, c = floats(11, 3, 2, 7), floats(12, 3, 2, 1), floats(13, 3, 2, 300)
+    joined = np.concatenate([a, b, c], axis=-1)
+    assert same(carried_out(device, "concat", [a, b, c], [], (2, 308)), joined)
+    made = carried_out(device, "slice", [joined], [], (2, 8), start=6, stop=14)
+    assert same(made, joined[..., 6:14])
+    one = floats(14, 3, 1, 40)
+    assert same(
+        carried_out(device, "repeat", [one], [], (5, 40), n_heads=5), np.repeat(one, 5, axis=1)
+    )
+
+
+@pytest.mark.parametrize("n_ranks", [1, 4])
+def test_mix_is_a_chain_by_rank(device, n_ranks):
+    x, shares = floats(15, 5, n_ranks, 130), floats(16, 5, n_ranks)
+    made = carried_out(device, "mix", [x, shares], [], (130,))
+    assert same(made, experts.mix(x, shares))
+    assert same(carried_out(device, "mix", [x[2:3], shares[2:3]], [], (130,)), made[2:3])
