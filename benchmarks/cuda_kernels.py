@@ -1,0 +1,92 @@
+"""What the CUDA kernels take of each architecture; no GPU is needed.
+
+    python benchmarks/cuda_kernels.py
+
+compiles every kernel in every variant for every architecture that kernels are held to, and writes
+registers of a thread, shared memory of a block and spilled bytes into
+``benchmarks/results/cuda_kernels.md``. It ends with an error where a kernel spills, makes the
+compiler warn, or takes more than the budget.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from gguf import GGMLQuantizationType as Type
+
+from mtpcore.backends.cuda.compile import ARCHITECTURES, Kernel, Resources, import_cuda, measure
+from mtpcore.backends.cuda.launch import KERNELS
+from mtpcore.backends.cuda.layout import FORMATS
+
+RESULT = Path(__file__).parent / "results" / "cuda_kernels.md"
+
+MOST_REGISTERS = 128
+"""Of a kernel for few rows: two blocks of 256 threads on a multiprocessor."""
+MOST_REGISTERS_WIDE = 255
+"""Of a kernel for many rows, which one block keeps busy."""
+MOST_SHARED = 16 << 10
+
+TITLE = """# What the CUDA kernels take
+
+Written by `python benchmarks/cuda_kernels.py` with NVRTC {version}, without a GPU.
+
+Registers of a thread, for each architecture; bytes of shared memory of a block; bytes that a
+thread keeps in memory for want of registers. The budget is {narrow} registers ({wide} for products
+of many rows, with tiles of 2 x 4) and {shared} bytes of shared memory; nothing is spilled, and
+nothing makes the compiler warn.
+"""
+
+
+def label(kernel: Kernel) -> str:
+    """Return a kernel's variant in words: a type and its tiles, or the macros."""
+    for kind, layout in FORMATS.items():
+        if kernel.name == "matmul" and kernel.defines[:-2] == layout.defines():
+            rows, tokens = (number for _, number in kernel.defines[-2:])
+            return f"{Type(kind).name}, {rows} x {tokens}"
+    return ", ".join(f"{key} {value}" for key, value in kernel.defines)
+
+
+def faults(kernel: Kernel, taken: Resources) -> Iterator[str]:
+    """Say what is wrong with a compiled kernel."""
+    is_wide = ("ROW_TILES", "1") not in kernel.defines and kernel.name == "matmul"
+    if taken.warnings:
+        yield f"warnings: {taken.warnings}"
+    if taken.spilled:
+        yield f"{taken.spilled} bytes spilled"
+    if taken.registers > (MOST_REGISTERS_WIDE if is_wide else MOST_REGISTERS):
+        yield f"{taken.registers} registers"
+    if taken.shared > MOST_SHARED:
+        yield f"{taken.shared} bytes of shared memory"
+
+
+def main() -> int:
+    """Compile everything and write the table; return how many kernels are wrong."""
+    wrong, rows = 0, []
+    for kernel in KERNELS:
+        taken = {name: measure(kernel, name) for name in ARCHITECTURES}
+        for name, resources in taken.items():
+            for fault in faults(kernel, resources):
+                wrong += 1
+                print(f"{kernel} for {name}: {fault}", file=sys.stderr)
+        registers = [str(resources.registers) for resources in taken.values()]
+        shared, spilled = (
+            str(max(getattr(resources, name) for resources in taken.values()))
+            for name in ("shared", "spilled")
+        )
+        rows.append([kernel.name, label(kernel), *registers, shared, spilled])
+    nvrtc = import_cuda("cuda.bindings.nvrtc")
+    version = ".".join(str(number) for number in nvrtc.nvrtcVersion()[1:])
+    names = ["kernel", "variant", *ARCHITECTURES, "shared", "spilled"]
+    title = TITLE.format(
+        version=version, narrow=MOST_REGISTERS, wide=MOST_REGISTERS_WIDE, shared=MOST_SHARED
+    )
+    table = [names, ["---"] * len(names), *rows]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    RESULT.write_text(f"{title}\n{lines}\n")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main() and 1)
