@@ -17,7 +17,14 @@ from mtpcore.backends.cuda.device import DeviceArray, find_device
 from mtpcore.errors import BackendError
 
 HEADER = Path(__file__).with_name("emulator.h")
-GUARD = 1024
+GUARD, NOISE = 1024, 0x5A
+ALIGNMENT = 256
+"""Bytes; as of memory on a GPU."""
+FLAGS = (
+    *("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC"),
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
+    "-U_FORTIFY_SOURCE",  # jumps from one stack to another
+)
 SIGNATURE = re.compile(r'extern "C" __global__ .*?(\w+)\(([^()]*)\)\n{', re.DOTALL)
 
 
@@ -27,16 +34,19 @@ class EmulatedDevice:
     name = "emulated"
 
     def __init__(self, folder):
-        self.folder, self.loaded, self.guards = folder, {}, []
+        self.folder, self.loaded = folder, {}
         shutil.copy(HEADER, folder)
         self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
 
     def empty(self, shape, dtype):
-        noise = np.nan if np.dtype(dtype).kind == "f" else 7
-        size = int(np.prod(shape))
-        guarded = np.full(size + GUARD, noise, dtype)
-        self.guards.append((guarded[size:], guarded[size:].tobytes()))
-        return DeviceArray(shape, np.dtype(dtype), guarded[:size].reshape(shape))
+        """Make an array of noise, with more behind it that nobody may change."""
+        dtype, size = np.dtype(dtype), int(np.prod(shape))
+        n_bytes = size * dtype.itemsize
+        space = np.full(n_bytes + GUARD + ALIGNMENT, NOISE, np.uint8)
+        array = space[-space.ctypes.data % ALIGNMENT :][:n_bytes].view(dtype)
+        if dtype.kind == "f":
+            array.fill(np.nan)
+        return DeviceArray(shape, dtype, array.reshape(shape))
 
     def upload(self, array, into=None):
         into = into or self.empty(array.shape, array.dtype)
@@ -44,7 +54,6 @@ class EmulatedDevice:
         return into
 
     def download(self, array, n_rows):
-        assert all(guard.tobytes() == clean for guard, clean in self.guards), "wrote past the end"
         return array.memory[:n_rows].copy()
 
     def load(self, kernel):
@@ -69,7 +78,7 @@ class EmulatedDevice:
     def _compile(self, *arguments):
         """The header is compiled once; flags are the same each time, or the result goes unused."""
         done = subprocess.run(
-            ["g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", *arguments],
+            ["g++", *FLAGS, *arguments],
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -87,6 +96,18 @@ class EmulatedDevice:
             return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
 
         assert loaded(*grid, block, *map(c_value, arguments)), "threads wait for each other forever"
+        for argument in arguments:
+            if isinstance(argument, DeviceArray):
+                assert (space_around(argument.memory) == NOISE).all(), "wrote outside an array"
+
+
+def space_around(memory):
+    """Return the bytes before and behind an array that belong to nobody."""
+    space = memory
+    while space.base is not None:
+        space = space.base
+    begin = memory.ctypes.data - space.ctypes.data
+    return np.concatenate([space[:begin], space[begin + memory.nbytes :]])
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,13 @@
 /* Runs a CUDA kernel's own source on the CPU, one CTA after the other; for tests.
  *
  * Each thread of a CTA is a fiber, switched where threads meet: __syncthreads, shuffles and matrix
- * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers).
+ * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers). CTAs, and
+ * threads between two meetings, take turns in another order in every launch, so that one that is
+ * missing shows; vector types must lie where a GPU wants them (-fsanitize=alignment). A CTA finds
+ * noise in its shared memory.
  */
 #include <cmath>
+#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,14 +20,16 @@
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __shared__ static
+#define __shared__ static __attribute__((section("shared")))
 #define __restrict__
 #define __launch_bounds__(...)
 
-struct uint2 { unsigned x, y; };
-struct float4 { float x, y, z, w; };
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct dim3 { unsigned x, y; };
+
+extern "C" char __start_shared[] __attribute__((weak)), __stop_shared[] __attribute__((weak));
 
 namespace emulator {
 
@@ -37,19 +43,29 @@ struct Warp {
     unsigned word[32], a[32][4], b[32][2];
 };
 
+/* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
+ * others are jumps. */
 struct Fiber {
     ucontext_t context;
+    jmp_buf at;
     std::unique_ptr<char[]> stack;
-    bool done = false;
+    bool begun = false, done = true;
 };
 
-static ucontext_t scheduler;
+static ucontext_t outside;
+static jmp_buf scheduler;
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
 static Meeting cta;
 static const std::function<void()> *body;
-static unsigned current;
+static unsigned current, launches;
 static dim3 block_index;
+
+static void leave()
+{
+    if (!_setjmp(fibers[current].at))
+        _longjmp(scheduler, 1);
+}
 
 static void meet(Meeting &meeting)
 {
@@ -59,38 +75,63 @@ static void meet(Meeting &meeting)
         meeting.round++;
     }
     while (meeting.round == round)
-        swapcontext(&fibers[current].context, &scheduler);
+        leave();
 }
 
-static void start()
+static void start() /* lives as long as the fiber, for one CTA after the other */
 {
-    (*body)();
-    fibers[current].done = true;
-    swapcontext(&fibers[current].context, &scheduler);
+    for (;;) {
+        (*body)();
+        fibers[current].done = true;
+        leave();
+    }
+}
+
+static void go_on(Fiber &fiber)
+{
+    if (_setjmp(scheduler))
+        return;
+    if (fiber.begun)
+        _longjmp(fiber.at, 1);
+    fiber.begun = true;
+    const size_t size = 64 << 10;
+    fiber.stack.reset(new char[size]);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack = {fiber.stack.get(), 0, size};
+    makecontext(&fiber.context, start, 0);
+    swapcontext(&outside, &fiber.context); /* never comes back here */
+}
+
+/* Thread or CTA number i of n in this launch's order: forwards, backwards, or with strides. */
+static unsigned turn(unsigned i, unsigned n)
+{
+    const unsigned strides[] = {1, n - 1, 37, 11};
+    unsigned stride = strides[launches % 4], a = stride % n, b = n;
+    while (b)
+        a %= b, std::swap(a, b);
+    stride = a == 1 ? stride : n - 1; /* all numbers, each once */
+    return (unsigned)(((uint64_t)i * stride + launches) % n);
 }
 
 static bool run_cta(int threads)
 {
-    const size_t stack = 64 << 10;
-    fibers = std::vector<Fiber>(threads);
     warps = std::vector<Warp>((threads + 31) / 32);
     cta = Meeting{threads};
+    memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
     for (int i = 0; i < threads; i++) {
-        Fiber &fiber = fibers[i];
+        fibers[i].done = false;
         warps[i / 32].meeting.size++;
-        fiber.stack.reset(new char[stack]);
-        getcontext(&fiber.context);
-        fiber.context.uc_stack = {fiber.stack.get(), 0, stack};
-        makecontext(&fiber.context, start, 0);
     }
     for (int left = threads, rounds = 0; left; rounds++) {
         if (rounds > 100000) /* a meeting that some threads never join */
             return false;
-        for (current = 0; current < fibers.size(); current++)
+        for (int i = 0; i < threads; i++) {
+            current = turn(i, threads);
             if (!fibers[current].done) {
-                swapcontext(&scheduler, &fibers[current].context);
+                go_on(fibers[current]);
                 left -= fibers[current].done;
             }
+        }
     }
     return true;
 }
@@ -98,12 +139,16 @@ static bool run_cta(int threads)
 static bool run(int grid_x, int grid_y, int threads, const std::function<void()> &kernel)
 {
     body = &kernel;
-    for (int y = 0; y < grid_y; y++)
-        for (int x = 0; x < grid_x; x++) {
-            block_index = {(unsigned)x, (unsigned)y};
-            if (!run_cta(threads))
-                return false;
-        }
+    launches++;
+    if (fibers.size() < (size_t)threads)
+        fibers = std::vector<Fiber>(threads);
+    const unsigned n = grid_x * grid_y;
+    for (unsigned i = 0; i < n; i++) {
+        const unsigned block = turn(i, n);
+        block_index = {block % grid_x, block / grid_x};
+        if (!run_cta(threads))
+            return false;
+    }
     return true;
 }
 

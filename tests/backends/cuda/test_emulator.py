@@ -1,0 +1,100 @@
+"""The emulated device shows what a kernel gets wrong: it is seen on kernels that are wrong."""
+
+import faulthandler
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+HALVES = """
+extern "C" __global__ void __launch_bounds__(64)
+    halves(const float *__restrict__ x, float *__restrict__ y, int n)
+{
+    __shared__ float kept[64];
+    kept[threadIdx.x] = x[threadIdx.x];
+    BARRIER
+    y[threadIdx.x] = kept[threadIdx.x ^ 63] + (float)(blockIdx.x == 0) + (n ? kept[n] : 0.0f);
+}
+"""
+
+FOURS = """
+extern "C" __global__ void __launch_bounds__(32)
+    fours(const float *__restrict__ x, float *__restrict__ y, int from)
+{
+    if (threadIdx.x == 0)
+        y[0] = (*(const float4 *)(x + from)).x;
+}
+"""
+
+WAITING = """
+extern "C" __global__ void __launch_bounds__(32)
+    waiting(float *__restrict__ y)
+{
+    if (threadIdx.x)
+        __syncthreads();
+}
+"""
+
+
+def kernel(source, **defines):
+    text = source
+    for name, value in defines.items():
+        text = text.replace(name, value)
+    return Source(text)
+
+
+class Source(SimpleNamespace):
+    """What a device needs of a kernel."""
+
+    defines = ()
+
+    def __init__(self, source):
+        super().__init__(source=source)
+
+    def __hash__(self):
+        return hash(self.source)
+
+
+def run(device, made, n_threads, *arguments):
+    device.launch(device.load(made), (1, 1), n_threads, arguments)
+
+
+@pytest.mark.parametrize("n_launches", range(4))
+def test_a_missing_barrier_shows(emulated, n_launches):
+    x = np.arange(64, dtype=np.float32)
+    results = []
+    for barrier in ("__syncthreads();", ""):
+        loaded, y = kernel(HALVES, BARRIER=barrier), emulated.empty((64,), np.float32)
+        run(emulated, loaded, 64, emulated.upload(x), y, np.int32(0))
+        results.append(emulated.download(y, 64))
+    assert np.array_equal(results[0], x[::-1] + 1)
+    assert np.isnan(results[1]).any()
+
+
+def test_unwritten_memory_is_noise(emulated):
+    assert np.isnan(emulated.download(emulated.empty((3,), np.float32), 3)).all()
+    assert (emulated.download(emulated.empty((3,), np.int32), 3) > 1 << 30).all()
+
+
+def test_a_write_behind_an_array_shows(emulated):
+    x, y = emulated.upload(np.zeros(64, np.float32)), emulated.empty((63,), np.float32)
+    with pytest.raises(AssertionError, match="outside an array"):
+        run(emulated, kernel(HALVES, BARRIER="__syncthreads();"), 64, x, y, np.int32(0))
+
+
+def test_threads_that_wait_forever_show(emulated):
+    with pytest.raises(AssertionError, match="wait for each other forever"):
+        run(emulated, Source(WAITING), 32, emulated.empty((1,), np.float32))
+
+
+def test_an_unaligned_read_ends_the_process(emulated):
+    """A GPU raises an error that cannot be caught, too."""
+    x, y = emulated.upload(np.arange(8, dtype=np.float32)), emulated.empty((1,), np.float32)
+    run(emulated, Source(FOURS), 32, x, y, np.int32(4))
+    assert emulated.download(y, 1) == 4
+    if not (child := os.fork()):
+        faulthandler.disable()
+        run(emulated, Source(FOURS), 32, x, y, np.int32(1))
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
