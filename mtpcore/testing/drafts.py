@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
-from mtpcore.backends.base import Backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.boundary.arrays import numbers
 from mtpcore.cross import Cross
@@ -18,7 +17,6 @@ from mtpcore.errors import BatchError, spell
 from mtpcore.graph import GraphType
 from mtpcore.runtime.batch import Batch
 from mtpcore.sampling import Sampling
-from mtpcore.testing.graphs import DEFINITION
 from mtpcore.testing.subject import Subject
 
 __all__ = ["Scores", "check_drafts"]
@@ -45,7 +43,6 @@ def check_drafts(
     *,
     k: int = 3,
     n_tokens: int = 24,
-    backend: str | Backend = "cpu",
     kv_dtype: str = "f16",
     bound: float = 0.1,
     seed: int = 0,
@@ -65,7 +62,7 @@ def check_drafts(
         Drafts after each token.
     n_tokens : int
         Of the text, which is drawn at random.
-    backend, kv_dtype
+    kv_dtype : {"f16", "f32", "q8_0"}
         Of all contexts.
     bound : float
         How far below the best a draft's score may be, in standard deviations of the row's: other
@@ -91,8 +88,8 @@ def check_drafts(
     bound = read(bound, Finite, "a number of standard deviations", where="check_drafts")
     taps = subject.model.program(GraphType.LLM).taps
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 2, "taps": taps}
-    tested = subject.link(backend=backend, **options)
-    wanted = subject.link(backend=DEFINITION, **options)
+    tested = subject.link(**options)
+    wanted = subject.link(backend=subject.definition, **options)
     tokens = subject.text(n_tokens, seed)
     rows: dict[str, list[F32]] = {tap: [] for tap in taps}
     n_drafts = 0

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from mtpcore.backends.base import F32, Backend, CheckedBatch
+from mtpcore.backends.base import F32, CheckedBatch
 from mtpcore.backends.draft import n_embeddings
-from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
 from mtpcore.boundary.arguments import Finite, Length, expect, read
 from mtpcore.declarations.spec import Tap
@@ -18,10 +17,7 @@ from mtpcore.runtime.context import Context
 from mtpcore.testing.runner import Runner
 from mtpcore.testing.subject import Subject
 
-__all__ = ["DEFINITION", "check_graphs"]
-
-DEFINITION = ReferenceBackend(quantise_activations=True)
-"""Computes as ``mtpcore.backends.reference.arithmetic`` writes down, to the last bit."""
+__all__ = ["check_graphs"]
 
 N_SEQ, N_CTX = 2, 128
 BATCHES = (
@@ -40,22 +36,21 @@ SOURCES = (3, 70)
 def check_graphs(
     subject: Subject,
     *,
-    backend: str | Backend = "cpu",
     kv_dtype: str = "f16",
     threads: int | None = 2,
     bound: float = 0.0,
     seed: int = 0,
 ) -> int:
-    """Compare every graph of the family on a backend with its definition, at every output.
+    """Compare every graph of the family with its definition, at every output.
 
     The trunk and each graph of the drafter are fed tokens, slots and embedding rows drawn at
     random, in batches of one row, of a few and of many. Each is run as the drafter's link runs it,
     and with every tap that it offers. Outputs, and what is stored in memory where bits are
-    compared, must be those of the plain NumPy of ``mtpcore.backends.reference``.
+    compared, must be those of the plain NumPy of ``mtpcore.backends.reference``, or of another
+    definition of the subject's.
 
     Parameters
     ----------
-    backend : str or Backend
     kv_dtype : {"f16", "f32", "q8_0"}
     threads : int, optional
         None: as many as a context takes by itself.
@@ -80,7 +75,7 @@ def check_graphs(
     bound = read(bound, Finite, "a bound", where="check_graphs")
     seed = read(seed, Length, "a seed", where="check_graphs")
     n_compared = 0
-    for where, context, program in _programs(subject, backend, kv_dtype, threads):
+    for where, context, program in _programs(subject, kv_dtype, threads):
         tested, wanted = (
             Runner(
                 chosen_backend,
@@ -92,7 +87,7 @@ def check_graphs(
                 threads=context.threads,
                 kv_dtype=kv_dtype,
             )
-            for chosen_backend in (select_backend(backend), DEFINITION)
+            for chosen_backend in (select_backend(subject.backend), subject.definition)
         )
         rng = np.random.default_rng(seed)
         if program.whole_slot is not None:
@@ -115,10 +110,10 @@ def check_graphs(
 
 
 def _programs(
-    subject: Subject, backend: str | Backend, kv_dtype: str, threads: int | None
+    subject: Subject, kv_dtype: str, threads: int | None
 ) -> Iterator[tuple[str, Context, Program]]:
     """Yield every graph of the family: as it is run, and with all taps it offers."""
-    cross = subject.link(N_CTX, backend=backend, kv_dtype=kv_dtype, threads=threads)
+    cross = subject.link(N_CTX, kv_dtype=kv_dtype, threads=threads)
     for role, context in cross.contexts.items():
         if context.program.shared:
             continue  # check_readers has its rows

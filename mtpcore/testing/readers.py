@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mtpcore.backends.base import F32, Backend, CheckedBatch
+from mtpcore.backends.base import F32, CheckedBatch
 from mtpcore.boundary.arguments import Length, expect, read
 from mtpcore.cross import Cross
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.runner import GraphRunner
-from mtpcore.testing.graphs import DEFINITION
 from mtpcore.testing.subject import Subject
 
 __all__ = ["check_readers"]
@@ -25,7 +24,6 @@ BACK = (0, 2, 0)
 def check_readers(
     subject: Subject,
     *,
-    backend: str | Backend = "cpu",
     kv_dtype: str = "f16",
     threads: int | None = 2,
     seed: int = 0,
@@ -37,7 +35,7 @@ def check_readers(
 
     Parameters
     ----------
-    backend, kv_dtype, threads
+    kv_dtype, threads
         Of the contexts under test.
     seed : int
         Of what is drawn.
@@ -55,8 +53,8 @@ def check_readers(
     expect(subject, Subject, "a family under test")
     rng = np.random.default_rng(read(seed, Length, "a seed", where="check_readers"))
     options: dict[str, Any] = {"n_seq_max": N_SEQ, "kv_dtype": kv_dtype}
-    tested = subject.link(backend=backend, threads=threads, **options)
-    wanted = subject.link(backend=DEFINITION, **options)
+    tested = subject.link(threads=threads, **options)
+    wanted = subject.link(backend=subject.definition, **options)
     for cross in (tested, wanted):
         for seq, n in enumerate(LENGTHS):
             cross.llm.process(Batch.of(subject.text(n, seed=seq), seq=seq))

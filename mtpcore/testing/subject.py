@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import Backend
+from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.boundary.arguments import Length, Whole31, read
 from mtpcore.cross import Cross, find_drafter, link
 from mtpcore.declarations.proposer import Proposer
@@ -22,9 +23,12 @@ from mtpcore.drafting.draft_vocabulary import DraftVocabulary
 from mtpcore.runtime.context import Context
 from mtpcore.runtime.model import Model
 
-__all__ = ["Subject"]
+__all__ = ["DEFINITION", "Subject"]
 
 I32 = NDArray[np.int32]
+
+DEFINITION = ReferenceBackend(quantise_activations=True)
+"""Computes as ``mtpcore.backends.reference.arithmetic`` writes down, to the last bit."""
 
 
 class ContextOptions(TypedDict, total=False):
@@ -53,6 +57,10 @@ class Subject(msgspec.Struct, frozen=True):
         Which of the drafters; "auto" takes the best.
     plugins : Registry, optional
         Plugins to load with; the installed ones, if left out.
+    backend : str or Backend
+        Computes what is tested.
+    definition : Backend
+        Computes what is right, in the same order of sums; that of the ``cpu`` backend, if left out.
     """
 
     name: str
@@ -60,6 +68,8 @@ class Subject(msgspec.Struct, frozen=True):
     draft_path: str | None = None
     drafter: str = "auto"
     plugins: Registry | None = None
+    backend: str | Backend = "cpu"
+    definition: Backend = DEFINITION
 
     def __str__(self) -> str:
         return self.name
@@ -82,6 +92,7 @@ class Subject(msgspec.Struct, frozen=True):
 
     def context(self, n_ctx: int = 256, **options: Unpack[ContextOptions]) -> Context:
         """Return a context of the target, of ``n_ctx`` places; ``options`` as of ``Context``."""
+        options.setdefault("backend", self.backend)
         return Context(self.model, n_ctx, **options)
 
     def link(
