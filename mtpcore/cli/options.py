@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Literal, NoReturn
 
-from mtpcore.backends.select import BACKENDS, OFFERED
+from mtpcore.backends.select import BACKENDS
 from mtpcore.cli.terminal import note
 from mtpcore.conversion import OUT_TYPES
 from mtpcore.declarations.spec import TreeShape
@@ -71,9 +71,9 @@ def text_of(argument: str) -> str:
 
 
 def backend_name(text: str) -> str:
-    """Read the name of a backend."""
-    if text not in BACKENDS:
-        raise argparse.ArgumentTypeError(f"wanted {' or '.join(OFFERED)}, got {text!r}")
+    """Read the name of a backend, with the number of a device or without."""
+    if text.partition(":")[0] not in BACKENDS:
+        raise argparse.ArgumentTypeError(f"wanted {', '.join(BACKENDS)}, got {text!r}")
     return text
 
 
@@ -175,7 +175,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
         type=backend_name,
         default="cpu",
         metavar="NAME",
-        help=f"{' or '.join(OFFERED)} (default: %(default)s)",
+        help=f"{', '.join(BACKENDS)}, or cuda:1 for the second device (default: %(default)s)",
     )
 
 

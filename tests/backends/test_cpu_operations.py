@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from harness.attentions import ATTENTIONS, attention_program, attention_tensors
 from programs import Tensor, random_tensors, trunk
 
 from mtpcore.backends.cpu import CpuBackend
@@ -302,50 +303,11 @@ def test_a_group_whose_worth_is_not_a_number_comes_last():
         assert np.array_equal(found["ids"], np.tile([4, 5, 6], (11, 1)))
 
 
-N_QUERIES = 38
-"""Query heads: those of one key head are shared out, in parts of different sizes."""
-
-
-def attention_program(options, tensors):
-    def make(g):
-        x = g.embed(g.inputs.tokens, "embd.weight")
-        seen = g.inputs["rows"] if options.get("cross") else x
-        q = g.split_heads(g.matmul(x, "q.weight"), N_QUERIES)
-        k = g.split_heads(g.matmul(seen, "k.weight"), 2)
-        v = g.split_heads(g.matmul(seen, "v.weight"), 2)
-        if options.get("cross"):
-            y = g.cross_attention(q, k, v, layer=0, scale=0.1)
-        elif options.get("latent"):
-            y = g.attention(q, k, min(v.shape[2], k.shape[2]), layer=0, scale=0.1)
-        else:
-            y = g.attention(q, k, v, layer=0, scale=0.1, **options)
-        return g.finish(Outputs(y=g.merge_heads(y)))
-
-    g = GraphBuilder("attention", tensors, slots={"rows": 32}, whole=["rows"])
-    return make(g)
-
-
-ATTENTIONS = {
-    "causal": {},
-    "window": {"window": 37},
-    "sinks": {"sinks": "sinks.weight"},
-    "block": {"mask": "block"},
-    "block, window": {"mask": "block", "window": 70},
-    "cross": {"cross": True},
-    "latent": {"latent": True},
-    "bias": {"bias": "bias.weight", "max_distance": 90},
-    "block, bias": {"mask": "block", "bias": "bias.weight", "max_distance": 20},
-}
-
-
 @pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("widths", [(24, 16), (5, 7), (64, 80)], ids=str)
 @pytest.mark.parametrize("kv_dtype", ["f32", "f16"])
 def test_attention(name, widths, kv_dtype):
-    tensors = random_tensors(
-        7, embd=(20, 32), q=(N_QUERIES * widths[0], 32), k=(2 * widths[0], 32),
-        v=(2 * widths[1], 32), sinks=(N_QUERIES,), bias=(10, N_QUERIES),
-    )  # fmt: skip
+    tensors = attention_tensors(widths)
     program = attention_program(ATTENTIONS[name], tensors)
     rng = np.random.default_rng(8)
     cpu = Runner(CpuBackend(), program, Weights(tensors), threads=2, kv_dtype=kv_dtype)

@@ -389,14 +389,18 @@ def test_a_budget_is_a_whole_number(command, glm, n_bytes):
     assert "wanted a whole number >= 0" in err
 
 
-def test_cuda_is_not_offered_and_is_refused_with_a_reason(command, glm):
+def test_backends_are_offered(command, glm):
     for words in (("run", "--help"), ("run", glm, "x", "--backend", "vulkan")):
         _, out, err = command(*words)
-        assert "cpu or reference" in out + err
-        assert "cuda" not in out + err
-    code, out, err = command("run", glm, "x", "--backend", "cuda")
-    assert (code, out) == (1, "")
-    assert err.startswith("mtpcore: ")
+        assert "cpu, reference, cuda" in out + err
+
+
+def test_a_device_that_is_not_there_is_an_error(command, glm):
+    for backend, said in (("cuda:64", "no CUDA device"), ("cpu:1", "without devices")):
+        code, out, err = command("run", glm, "x", "--backend", backend)
+        assert (code, out) == (1, "")
+        assert err.startswith("mtpcore: ")
+        assert said in err
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,17 @@ THREADS, WARPS, LANES = 256, 8, 32
 
 
 def total_of_threads(sums):
-    """Return the sum of 256 threads' sums, [..., 256] -> [...]: by halves in warps, then warps."""
-    lanes = sums.reshape(*sums.shape[:-1], WARPS, LANES)
+    """Return the sum of 256 threads' sums, [..., 256] -> [...]: by halves in warps, then warps.
+
+    Whole warps of zeros may be left out.
+    """
+    lanes = sums.reshape(*sums.shape[:-1], -1, LANES)
     for half in (16, 8, 4, 2, 1):
         lanes = lanes[..., :half] + lanes[..., half:]
     total = lanes[..., 0, 0]
-    for warp in range(1, WARPS):
+    for warp in range(1, lanes.shape[-2]):
         total = total + lanes[..., warp, 0]
-    return total
+    return total + np.float32(0) if lanes.shape[-2] < WARPS else total
 
 
 def by_threads(x, width):
@@ -63,10 +66,13 @@ class Product:
 
     def _by_threads(self, x):
         """A thread takes four columns of every 1024; four sums are made side by side here."""
-        sums = np.zeros((len(x), self.n_outputs, THREADS), np.float32)
+        n_columns = x.shape[1]
+        n_threads = min(-(-n_columns // (4 * LANES)) * LANES, THREADS)  # others have nothing to add
+        sums = np.zeros((len(x), self.n_outputs, n_threads), np.float32)
         for of_w, of_x in zip(by_threads(self.matrix.columns.T, 4), by_threads(x, 4), strict=True):
             for i in range(4):
-                sums = fma(of_w[:, i::4], of_x[:, None, i::4], sums)
+                w, v = of_w[:, i::4], of_x[:, None, i::4]
+                sums = fma(w[..., :n_threads], v[..., :n_threads], sums)
         return total_of_threads(sums)
 
     def _in_eighths(self, x, whole, scale, minimum, min_scale):

@@ -19,7 +19,9 @@ def matrix(device, kind, raw, shape):
     return upload(device, pack(raw.reshape(-1), int(Type[kind]), shape))
 
 
-def carry_out(device, launcher, inputs, weights, *outputs, n_batch=0, chosen=None, **attrs):
+def carry_out(
+    device, launcher, inputs, weights, *outputs, n_batch=0, chosen=None, memory=None, **attrs
+):
     """Return the outputs of an operation, whose row shapes and types are given.
 
     Weights are arrays, or matrices that are on the device already. The device's arrays have room
@@ -46,6 +48,7 @@ def carry_out(device, launcher, inputs, weights, *outputs, n_batch=0, chosen=Non
         scratch,
         device.upload,
         None if chosen is None else device.upload(chosen),
+        memory,
     )
     execute(device, launcher(step, n_rows))
     return [device.download(array, n_rows) for array in made]

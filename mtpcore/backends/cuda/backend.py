@@ -1,24 +1,21 @@
-"""The CUDA backend: programs lowered to kernel launches, for the operations that have kernels."""
+"""The CUDA backend: memory on a GPU, and plans for programs whose operations have kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-from numpy.typing import DTypeLike, NDArray
-
-from mtpcore.backends.base import F32, CheckedBatch, Store, WeightSource
-from mtpcore.backends.cuda.device import Device, DeviceArray, find_device
+from mtpcore.backends.base import Store, WeightSource
+from mtpcore.backends.cuda.device import Device, find_device
 from mtpcore.backends.cuda.launch import LAUNCHERS
-from mtpcore.backends.cuda.launch.step import Step
-from mtpcore.backends.cuda.weights import load_weight
+from mtpcore.backends.cuda.plan import CudaPlan
+from mtpcore.backends.cuda.states import CudaStateStore
+from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
-from mtpcore.memory.base import Memory, StateStore
+from mtpcore.memory.base import StateStore
 
-__all__ = ["CudaBackend", "CudaPlan"]
+__all__ = ["CudaBackend"]
 
 
 class CudaBackend:
@@ -41,21 +38,18 @@ class CudaBackend:
     def __init__(self, device: Device | None = None) -> None:
         self.device = find_device() if device is None else device
 
-    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
-        """Raise BackendError: attention, which reads the pages, has no kernel yet."""
-        raise BackendError(
-            "the cuda backend keeps no memory yet",
-            got=f"{len(layers)} attention layers",
-            fix="use backend='cpu'",
-        )
+    @classmethod
+    def on_device(cls, index: int) -> CudaBackend:
+        """Return the backend of GPU ``index``, from 0 on; raises what ``find_device`` does."""
+        return cls(find_device(index))
 
-    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> StateStore:
-        """Raise BackendError: recurrent operations have no kernels yet."""
-        raise BackendError(
-            "the cuda backend keeps no memory yet",
-            got=f"{len(layers)} recurrent layers",
-            fix="use backend='cpu'",
-        )
+    def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> CudaStore:
+        """Make the pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""
+        return CudaStore(self.device, layers, n_pages, dtype)
+
+    def state_store(self, layers: Sequence[StateLayer], n_slots: int) -> CudaStateStore:
+        """Make the slots for the states of these recurrent layers, and their logs."""
+        return CudaStateStore(self.device, layers, n_slots)
 
     def row_buffer(self, n_rows: int, width: int) -> HostRows:
         """Make room for rows that wait for a plan, in the memory of the host."""
@@ -77,7 +71,8 @@ class CudaBackend:
         Raises
         ------
         BackendError
-            An operation has no kernel yet; names the first one.
+            An operation has no kernel yet, which names the first one; or the memory is another
+            backend's.
         """
         for node in program.nodes:
             if node.op not in LAUNCHERS:
@@ -87,92 +82,17 @@ class CudaBackend:
                     wanted=", ".join(LAUNCHERS),
                     fix="use backend='cpu'",
                 )
-        return CudaPlan(self, program, source, n_batch)
-
-
-class CudaPlan:
-    """A program as launches over arrays made once; implements ``mtpcore.backends.base.Plan``."""
-
-    progress = 0.0  # not measured
-
-    def __init__(
-        self, backend: CudaBackend, program: Program, source: WeightSource, n_batch: int
-    ) -> None:
-        self.program, self._device = program, backend.device
-        self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
-        self._constants: dict[tuple[str, bytes], DeviceArray] = {}
-        self._arrays = {
-            value.id: self._device.empty(
-                (n_batch, *(int(width) for width in value.shape[1:])),
-                np.int32 if value.dtype == "i32" else np.float32,
-            )
-            for value in program.values
-        }
-        self._steps = [
-            (
-                LAUNCHERS[node.op],
-                Step(
-                    tuple(self._arrays[i] for i in node.inputs),
-                    tuple(
-                        None if weight is None else load_weight(self._device, node, i, source)
-                        for i, weight in enumerate(node.weights)
-                    ),
-                    tuple(self._arrays[i] for i in node.outputs),
-                    node.attrs,
-                    self._temporary,
-                    self._constant,
-                ),
-            )
-            for node in program.nodes
-        ]
-        for launcher, step in self._steps:
-            for n_rows in (1, n_batch):
-                for launch in launcher(step, n_rows):
-                    self._device.load(launch.kernel)
-
-    @property
-    def bytes_to_pack(self) -> int:
-        """0: weights are read when the plan is made."""
-        return 0
-
-    def prepare(self) -> None:
-        """Do nothing: there is nothing to pack."""
-
-    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, F32]:
-        """Run all rows and return new arrays by output name."""
-        n_rows = len(batch.tokens)
-        given: dict[str, Any] = {
-            "tokens": batch.tokens,
-            "positions": batch.positions,
-            **batch.slots,
-        }
-        if batch.embeddings is not None:
-            given["embeddings"] = batch.embeddings
-        for name, i in self.program.inputs.items():
-            if name in given:
-                self._device.upload(given[name], self._arrays[i])
-        if n_rows:
-            for launcher, step in self._steps:
-                for launch in launcher(step, n_rows):
-                    self._device.launch(
-                        self._device.load(launch.kernel),
-                        launch.grid,
-                        launch.block,
-                        launch.arguments,
-                    )
-        return {
-            name: self._device.download(self._arrays[i], n_rows)
-            for name, i in self.program.outputs.items()
-        }
-
-    def _temporary(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        key = (name, shape, np.dtype(dtype))
-        if key not in self._scratch:
-            self._scratch[key] = self._device.empty(shape, dtype)
-        return self._scratch[key]
-
-    def _constant(self, array: NDArray[Any]) -> DeviceArray:
-        key = (array.dtype.str, array.tobytes())
-        if key not in self._constants:
-            self._constants[key] = self._device.upload(array)
-        return self._constants[key]
+        cuda_stores = [store for store in stores if isinstance(store, CudaStore)]
+        if len(cuda_stores) < len(stores):
+            raise BackendError("memory of another backend", got=type(stores[0]).__name__)
+        if not isinstance(states, CudaStateStore | None):
+            raise BackendError("memory of another backend", got=type(states).__name__)
+        return CudaPlan(
+            self.device,
+            program,
+            source,
+            n_batch=n_batch,
+            n_ctx=n_ctx,
+            stores=cuda_stores,
+            states=states,
+        )

@@ -42,6 +42,17 @@ class Device(Protocol):
     def download(self, array: DeviceArray, n_rows: int) -> NDArray[Any]:
         """Wait for all launches and copy the first rows back."""
 
+    def copy(
+        self, source: DeviceArray, source_at: int, target: DeviceArray, target_at: int, n_bytes: int
+    ) -> None:
+        """Copy bytes between arrays, or within one, from these bytes on; they do not overlap."""
+
+    def read(self, array: DeviceArray, at: int, n_bytes: int) -> bytes:
+        """Wait for all launches and return ``n_bytes`` from byte ``at`` on."""
+
+    def write(self, array: DeviceArray, at: int, data: bytes | memoryview) -> None:
+        """Store bytes from byte ``at`` on."""
+
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
 
@@ -96,7 +107,7 @@ class CudaDevice:
         device.set_current()
         self._device, self._stream = device, device.create_stream()
         self._loaded: dict[Kernel, Any] = {}
-        self.name = str(device.name)
+        self.name = f"{device.name}, device {device.device_id}"
         self.architecture = "sm_{}{}".format(*device.compute_capability)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
@@ -109,26 +120,38 @@ class CudaDevice:
         """Copy an array to the device, to the start of ``into`` where that is given."""
         array = np.ascontiguousarray(array)
         target = into or self.empty(array.shape, array.dtype)
-        if array.nbytes:
-            self._check(
-                self._driver.cuMemcpyHtoDAsync(
-                    int(target.memory.handle), array.ctypes.data, array.nbytes, self._stream.handle
-                )
-            )
-            self._stream.sync()  # the caller may change the array afterwards
+        self._send(array, target, 0)
         return target
 
     def download(self, array: DeviceArray, n_rows: int) -> NDArray[Any]:
         """Wait for all launches and copy the first rows back."""
         out = np.empty((n_rows, *array.shape[1:]), array.dtype)
-        if out.nbytes:
+        self._fetch(array, 0, out)
+        return out
+
+    def copy(
+        self, source: DeviceArray, source_at: int, target: DeviceArray, target_at: int, n_bytes: int
+    ) -> None:
+        """Copy bytes between arrays, or within one, from these bytes on; they do not overlap."""
+        if n_bytes:
             self._check(
-                self._driver.cuMemcpyDtoHAsync(
-                    out.ctypes.data, int(array.memory.handle), out.nbytes, self._stream.handle
+                self._driver.cuMemcpyDtoDAsync(
+                    int(target.memory.handle) + target_at,
+                    int(source.memory.handle) + source_at,
+                    n_bytes,
+                    self._stream.handle,
                 )
             )
-        self._stream.sync()
-        return out
+
+    def read(self, array: DeviceArray, at: int, n_bytes: int) -> bytes:
+        """Wait for all launches and return ``n_bytes`` from byte ``at`` on."""
+        out = np.empty(n_bytes, np.uint8)
+        self._fetch(array, at, out)
+        return out.tobytes()
+
+    def write(self, array: DeviceArray, at: int, data: bytes | memoryview) -> None:
+        """Store bytes from byte ``at`` on."""
+        self._send(np.frombuffer(data, np.uint8), array, at)
 
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
@@ -152,6 +175,26 @@ class CudaDevice:
             for argument in arguments
         ]
         self._core.launch(self._stream, config, loaded, *given)
+
+    def _send(self, array: NDArray[Any], target: DeviceArray, at: int) -> None:
+        if array.nbytes:
+            begin = int(target.memory.handle) + at
+            self._check(
+                self._driver.cuMemcpyHtoDAsync(
+                    begin, array.ctypes.data, array.nbytes, self._stream.handle
+                )
+            )
+            self._stream.sync()  # the caller may change the array afterwards
+
+    def _fetch(self, array: DeviceArray, at: int, out: NDArray[Any]) -> None:
+        if out.nbytes:
+            begin = int(array.memory.handle) + at
+            self._check(
+                self._driver.cuMemcpyDtoHAsync(
+                    out.ctypes.data, begin, out.nbytes, self._stream.handle
+                )
+            )
+        self._stream.sync()
 
     def _check(self, answer: tuple[Any, ...]) -> None:
         status = answer[0]

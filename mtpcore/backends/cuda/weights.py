@@ -13,11 +13,15 @@ from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.cuda.launch.products import ClusteredMatrix, DeviceMatrix
 from mtpcore.backends.cuda.layout import NATIVE_TYPES, PackedMatrix, pack
 from mtpcore.errors import BackendError
+from mtpcore.graph.buckets import distance_buckets
 from mtpcore.graph.program import Node
 
 __all__ = ["MATRICES", "load_weight", "upload"]
 
 MATRICES = {
+    "embed": "matrix",
+    "embed_by_position": "matrix",
+    "embed_codes": "matrix",
     "matmul": "matrix",
     "matmul_by_position": "matrix",
     "expert_matmul": "matrix",
@@ -25,7 +29,7 @@ MATRICES = {
     "cluster_matmul": "clusters",
     "route": "exact matrix",
 }
-"""How products want their first weight; all other weights are vectors."""
+"""How operations want their first weight, where it is no vector; all others are vectors."""
 
 
 def upload(device: Device, packed: PackedMatrix) -> DeviceMatrix:
@@ -52,6 +56,8 @@ def load_weight(device: Device, node: Node, index: int, source: WeightSource) ->
     weight = node.weights[index]
     assert weight is not None
     form = MATRICES.get(node.op, "vector") if index == 0 else "vector"
+    if node.op == "attention" and index == 1:
+        form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
     key = ("cuda", device.name, form, weight.tensor)
     if key not in source.packed:
         tensor, shape = source.tensors[weight.tensor], weight.shape
@@ -69,6 +75,10 @@ def load_weight(device: Device, node: Node, index: int, source: WeightSource) ->
             n = node.attrs["n_clusters"]
             stack = upload(device, pack(cut.reshape(-1), kind, (n, shape[0] // n, shape[1])))
             made = ClusteredMatrix(stack, device.upload(rows))
+        elif form.startswith("bias"):
+            table = np.asarray(tensor.array(), np.float32)
+            furthest, ahead = node.attrs["max_distance"], node.attrs["mask"] == "block"
+            made = device.upload(table[distance_buckets(len(table), furthest, ahead=ahead)])
         else:
             made = device.upload(np.asarray(tensor.array(), np.float32))
         source.packed[key] = made

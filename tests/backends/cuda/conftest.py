@@ -29,7 +29,7 @@ SIGNATURE = re.compile(r'extern "C" __global__ .*?(\w+)\(([^()]*)\)\n{', re.DOTA
 
 
 class EmulatedDevice:
-    """Implements ``mtpcore.backends.cuda.device.Device`` with arrays of NumPy."""
+    """Implements ``mtpcore.backends.cuda.device.Device``; memory is uint8[n_bytes] of NumPy."""
 
     name = "emulated"
 
@@ -43,18 +43,32 @@ class EmulatedDevice:
         dtype, size = np.dtype(dtype), int(np.prod(shape))
         n_bytes = size * dtype.itemsize
         space = np.full(n_bytes + GUARD + ALIGNMENT, NOISE, np.uint8)
-        array = space[-space.ctypes.data % ALIGNMENT :][:n_bytes].view(dtype)
+        memory = space[-space.ctypes.data % ALIGNMENT :][:n_bytes]
         if dtype.kind == "f":
-            array.fill(np.nan)
-        return DeviceArray(shape, dtype, array.reshape(shape))
+            memory.view(dtype).fill(np.nan)
+        return DeviceArray(shape, dtype, memory)
 
     def upload(self, array, into=None):
         into = into or self.empty(array.shape, array.dtype)
-        into.memory.reshape(-1)[: array.size] = array.reshape(-1)
+        self.write(into, 0, np.ascontiguousarray(array).tobytes())
         return into
 
     def download(self, array, n_rows):
-        return array.memory[:n_rows].copy()
+        shape = (n_rows, *array.shape[1:])
+        n_bytes = int(np.prod(shape)) * array.dtype.itemsize
+        return np.frombuffer(self.read(array, 0, n_bytes), array.dtype).reshape(shape).copy()
+
+    def copy(self, source, source_at, target, target_at, n_bytes):
+        self.write(target, target_at, self.read(source, source_at, n_bytes))
+
+    def read(self, array, at, n_bytes):
+        assert 0 <= at <= at + n_bytes <= array.memory.nbytes
+        return array.memory[at : at + n_bytes].tobytes()
+
+    def write(self, array, at, data):
+        values = np.frombuffer(data, np.uint8)
+        assert 0 <= at <= at + len(values) <= array.memory.nbytes
+        array.memory[at : at + len(values)] = values
 
     def load(self, kernel):
         if kernel not in self.loaded:
@@ -91,7 +105,6 @@ class EmulatedDevice:
             if argument is None:
                 return ctypes.c_void_p(None)
             if isinstance(argument, DeviceArray):
-                assert argument.memory.flags.c_contiguous
                 return ctypes.c_void_p(argument.memory.ctypes.data)
             return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
 

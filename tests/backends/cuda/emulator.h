@@ -2,9 +2,9 @@
  *
  * Each thread of a CTA is a fiber, switched where threads meet: __syncthreads, shuffles and matrix
  * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers). CTAs, and
- * threads between two meetings, take turns in another order in every launch, so that one that is
- * missing shows; vector types must lie where a GPU wants them (-fsanitize=alignment). A CTA finds
- * noise in its shared memory.
+ * threads between two meetings, take turns in another order in every launch, and warps run ahead of
+ * each other as far as they can, so that a barrier that is missing shows; vector types must lie where
+ * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory.
  */
 #include <cmath>
 #include <csetjmp>
@@ -38,9 +38,11 @@ struct Meeting { /* where `size` threads wait for each other */
     long round = 0;
 };
 
+/* What lanes show each other at a meeting, in turns: whoever writes one of the two a second time has
+ * met those who read it. */
 struct Warp {
     Meeting meeting;
-    unsigned word[32], a[32][4], b[32][2];
+    unsigned word[2][32], a[2][32][4], b[2][32][2];
 };
 
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
@@ -50,6 +52,10 @@ struct Fiber {
     jmp_buf at;
     std::unique_ptr<char[]> stack;
     bool begun = false, done = true;
+    const Meeting *meeting = nullptr; /* where it waits for the end of a round */
+    long round = 0;
+
+    bool can_go_on() const { return !done && !(meeting && meeting->round == round); }
 };
 
 static ucontext_t outside;
@@ -69,13 +75,14 @@ static void leave()
 
 static void meet(Meeting &meeting)
 {
-    const long round = meeting.round;
+    fibers[current].meeting = &meeting;
+    fibers[current].round = meeting.round;
     if (++meeting.arrived == meeting.size) {
         meeting.arrived = 0;
         meeting.round++;
-    }
-    while (meeting.round == round)
+    } else {
         leave();
+    }
 }
 
 static void start() /* lives as long as the fiber, for one CTA after the other */
@@ -102,36 +109,44 @@ static void go_on(Fiber &fiber)
     swapcontext(&outside, &fiber.context); /* never comes back here */
 }
 
-/* Thread or CTA number i of n in this launch's order: forwards, backwards, or with strides. */
-static unsigned turn(unsigned i, unsigned n)
+/* The n threads or CTAs in this launch's order: forwards, backwards, or with strides. */
+static std::vector<unsigned> in_turn(unsigned n)
 {
     const unsigned strides[] = {1, n - 1, 37, 11};
     unsigned stride = strides[launches % 4], a = stride % n, b = n;
     while (b)
         a %= b, std::swap(a, b);
     stride = a == 1 ? stride : n - 1; /* all numbers, each once */
-    return (unsigned)(((uint64_t)i * stride + launches) % n);
+    std::vector<unsigned> order(n);
+    for (unsigned i = 0; i < n; i++)
+        order[i] = (unsigned)(((uint64_t)i * stride + launches) % n);
+    return order;
 }
 
-static bool run_cta(int threads)
+static bool run_cta(const std::vector<unsigned> &order)
 {
-    warps = std::vector<Warp>((threads + 31) / 32);
+    const int threads = (int)order.size();
+    warps.assign((threads + 31) / 32, Warp());
     cta = Meeting{threads};
     memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
     for (int i = 0; i < threads; i++) {
         fibers[i].done = false;
+        fibers[i].meeting = nullptr;
         warps[i / 32].meeting.size++;
     }
-    for (int left = threads, rounds = 0; left; rounds++) {
-        if (rounds > 100000) /* a meeting that some threads never join */
-            return false;
-        for (int i = 0; i < threads; i++) {
-            current = turn(i, threads);
-            if (!fibers[current].done) {
+    for (int left = threads; left;) {
+        bool goes_on = false;
+        for (unsigned thread : order) { /* of the first warp that can go on */
+            const bool is_in_turn = !goes_on || thread / 32 == current / 32;
+            if (is_in_turn && fibers[thread].can_go_on()) {
+                current = thread;
                 go_on(fibers[current]);
+                goes_on = true;
                 left -= fibers[current].done;
             }
         }
+        if (!goes_on) /* a meeting that some threads never join */
+            return false;
     }
     return true;
 }
@@ -142,11 +157,10 @@ static bool run(int grid_x, int grid_y, int threads, const std::function<void()>
     launches++;
     if (fibers.size() < (size_t)threads)
         fibers = std::vector<Fiber>(threads);
-    const unsigned n = grid_x * grid_y;
-    for (unsigned i = 0; i < n; i++) {
-        const unsigned block = turn(i, n);
+    const std::vector<unsigned> order = in_turn(threads);
+    for (unsigned block : in_turn(grid_x * grid_y)) {
         block_index = {block % grid_x, block / grid_x};
-        if (!run_cta(threads))
+        if (!run_cta(order))
             return false;
     }
     return true;
@@ -167,11 +181,10 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 {
     static_assert(sizeof(T) == 4, "shuffles move words");
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32;
-    memcpy(&warp.word[lane], &value, 4);
+    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    memcpy(&warp.word[turn][lane], &value, 4);
     emulator::meet(warp.meeting);
-    memcpy(&value, &warp.word[lane ^ mask], 4);
-    emulator::meet(warp.meeting);
+    memcpy(&value, &warp.word[turn][lane ^ mask], 4);
     return value;
 }
 
@@ -182,6 +195,14 @@ static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }
 static float __fsqrt_rn(float a) { return sqrtf(a); }
 static int __float2int_rn(float a) { return (int)nearbyintf(a); }
+
+/* The sum plus the products of four signed bytes each. */
+static int __dp4a(int a, int b, int sum)
+{
+    for (int i = 0; i < 32; i += 8)
+        sum += (int8_t)(a >> i) * (int8_t)(b >> i);
+    return sum;
+}
 
 /* Four of the eight bytes of low and high; a selector's lowest three bits of four say which. */
 static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
@@ -202,25 +223,32 @@ static float widen(unsigned short half)
     return half >> 15 ? -magnitude : magnitude;
 }
 
+static unsigned short narrow(float value)
+{
+    const _Float16 half = (_Float16)value;
+    unsigned short bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
+
 /* Lane 4 g + q holds rows g (registers 0, 2) and g + 8 (1, 3) of the left side, columns 4q.. (0, 1)
  * and 16 + 4q.. (2, 3); column g of the right side, rows 4q.. and 16 + 4q..; and of the result rows
  * g (0, 1) and g + 8 (2, 3), columns 2q (0, 2) and 2q + 1 (1, 3). */
 static void multiply(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     emulator::Warp &warp = emulator::warp();
-    const unsigned lane = emulator::current % 32;
-    memcpy(warp.a[lane], a, sizeof a);
-    warp.b[lane][0] = b0, warp.b[lane][1] = b1;
+    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    memcpy(warp.a[turn][lane], a, sizeof a);
+    warp.b[turn][lane][0] = b0, warp.b[turn][lane][1] = b1;
     emulator::meet(warp.meeting);
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
         sum[i] = 0;
         for (int k = 0; k < 32; k++) {
             const int half = k / 16, q = k % 16 / 4, shift = k % 4 * 8;
-            const unsigned left = warp.a[row % 8 * 4 + q][half * 2 + row / 8];
-            const unsigned right = warp.b[column * 4 + q][half];
+            const unsigned left = warp.a[turn][row % 8 * 4 + q][half * 2 + row / 8];
+            const unsigned right = warp.b[turn][column * 4 + q][half];
             sum[i] += (int8_t)(left >> shift) * (int8_t)(right >> shift);
         }
     }
-    emulator::meet(warp.meeting);
 }

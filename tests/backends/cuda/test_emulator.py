@@ -18,6 +18,25 @@ extern "C" __global__ void __launch_bounds__(64)
 }
 """
 
+SUMS = """
+extern "C" __global__ void __launch_bounds__(64)
+    sums(const float *__restrict__ x, float *__restrict__ y, int n)
+{
+    __shared__ float kept[64];
+    float sum = 0.0f;
+    for (int i = 0; i < n; i++) {
+        kept[threadIdx.x] = x[threadIdx.x] + i;
+        __syncthreads();
+        float seen = kept[threadIdx.x ^ 63];
+        for (int twice = 0; twice < 2; twice++)
+            seen = __shfl_xor_sync(0xffffffffu, seen, 1);
+        sum += seen;
+        BARRIER
+    }
+    y[threadIdx.x] = sum;
+}
+"""
+
 FOURS = """
 extern "C" __global__ void __launch_bounds__(32)
     fours(const float *__restrict__ x, float *__restrict__ y, int from)
@@ -70,6 +89,19 @@ def test_a_missing_barrier_shows(emulated, n_launches):
         results.append(emulated.download(y, 64))
     assert np.array_equal(results[0], x[::-1] + 1)
     assert np.isnan(results[1]).any()
+
+
+@pytest.mark.parametrize("n_launches", range(4))
+def test_a_warp_that_runs_ahead_shows(emulated, n_launches):
+    """It writes again what the other one is still to read."""
+    x = np.arange(64, dtype=np.float32)
+    results = []
+    for barrier in ("__syncthreads();", ""):
+        loaded, y = kernel(SUMS, BARRIER=barrier), emulated.empty((64,), np.float32)
+        run(emulated, loaded, 64, emulated.upload(x), y, np.int32(3))
+        results.append(emulated.download(y, 64))
+    assert np.array_equal(results[0], 3 * x[::-1] + 3)
+    assert not np.array_equal(*results)
 
 
 def test_unwritten_memory_is_noise(emulated):

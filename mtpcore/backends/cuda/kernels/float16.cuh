@@ -6,4 +6,12 @@ __device__ __forceinline__ float widen(unsigned short half)
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
     return value;
 }
+
+/* Float to the nearest float16, half to even; what is too large becomes infinite. */
+__device__ __forceinline__ unsigned short narrow(float value)
+{
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+}
 #endif

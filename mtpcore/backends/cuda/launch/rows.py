@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
@@ -148,10 +149,11 @@ def _copy(
     begin: int = 0,
     to: int = 0,
     repeats: int = 1,
+    rows: DeviceArray | None = None,
 ) -> Launch:
-    """Copy columns of rows, counted over all axes but the last."""
+    """Copy columns of rows, counted over all axes but the last; of these ``rows``, if given."""
     sizes = (width, x.shape[-1], begin, y.shape[-1], to, repeats)
-    arguments = (x, y, np.int64(n_rows), *map(np.int32, sizes))
+    arguments = (x, rows, y, np.int64(n_rows), *map(np.int32, sizes))
     return Launch(_COPY, (blocks_of(n_rows * width), 1), arguments)
 
 
@@ -180,6 +182,22 @@ def repeat(step: Step, n_rows: int) -> list[Launch]:
     return [_copy(x, y, _n_rows(y, n_rows), x.shape[-1], repeats=y.shape[1])]
 
 
+def outputs(step: Step, n_rows: int) -> list[Launch]:
+    """Copy the rows that were asked for."""
+    x, y = (_flat(array) for array in (step.inputs[0], step.outputs[0]))
+    return [_copy(x, y, n_rows, x.shape[1], rows=step.chosen)]
+
+
+def _flat(array: DeviceArray) -> DeviceArray:
+    """See a row as one axis."""
+    return msgspec.structs.replace(array, shape=(array.shape[0], n_of_row(array)))
+
+
+def seen_otherwise(step: Step, n_rows: int) -> list[Launch]:
+    """Do nothing: the output is the input's memory with another shape."""
+    return []
+
+
 def mix(step: Step, n_rows: int) -> list[Launch]:
     """Add the ranks' rows, each times its share."""
     x, shares = step.inputs
@@ -204,5 +222,8 @@ LAUNCHERS: dict[str, Launcher] = {
     "concat": concat,
     "slice": slice_,
     "repeat": repeat,
+    "split_heads": seen_otherwise,
+    "merge_heads": seen_otherwise,
+    "outputs": outputs,
     "mix": mix,
 }

@@ -31,7 +31,8 @@ class Step(msgspec.Struct, frozen=True):
 
     ``scratch(name, shape, dtype)`` gives an array that the next step may overwrite, and
     ``constant(array)`` one with these contents, uploaded once. ``chosen`` int32[n] are the rows of
-    the batch whose outputs are wanted, where the step's rows are these alone.
+    the batch whose outputs are wanted, where the step's rows are these alone. ``memory`` is what a
+    node that keeps something of each sequence reaches of it.
     """
 
     inputs: tuple[DeviceArray, ...]
@@ -41,6 +42,7 @@ class Step(msgspec.Struct, frozen=True):
     scratch: Callable[[str, tuple[int, ...], DTypeLike], DeviceArray]
     constant: Callable[[NDArray[Any]], DeviceArray]
     chosen: DeviceArray | None = None
+    memory: Any = None
 
 
 Launcher = Callable[[Step, int], list[Launch]]

@@ -1,0 +1,133 @@
+"""Attention over pages of keys and values, and what is stored in them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.visible import Attended
+from mtpcore.errors import BackendError
+from mtpcore.memory.types import CODES
+
+__all__ = ["KERNELS", "LAUNCHERS"]
+
+_TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
+_HEADS = 8
+"""Query heads of a CTA."""
+_COLUMNS = ((32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4))
+"""Threads and columns of each, for values of so many entries or fewer."""
+_MOST_SUMS = 1 << 24
+"""Values of the sums of ranges; rows are attended to in several goes where there are more."""
+
+_REMEMBER = {dtype: Kernel("remember", (("TYPE", str(i)),)) for dtype, i in _TYPES.items()}
+_ATTENTION = {
+    (dtype, columns): Kernel(
+        "attention",
+        (("TYPE", str(i)), ("V_THREADS", str(columns[0])), ("COLUMNS", str(columns[1]))),
+    )
+    for dtype, i in _TYPES.items()
+    for columns in _COLUMNS
+}
+_MERGE = Kernel("merge")
+KERNELS = (*_REMEMBER.values(), *_ATTENTION.values(), _MERGE)
+
+
+def remember(step: Step, n_rows: int) -> list[Launch]:
+    """Store keys and values of all rows; keys alone, or nothing, where that is all there is."""
+    return _remember(step.memory, step.inputs, n_rows)
+
+
+def attention(step: Step, n_rows: int) -> list[Launch]:
+    """Store, then let each row attend to what it sees."""
+    sinks, bias = (*step.weights, None, None)[:2]
+    furthest = step.attrs["max_distance"]
+    stored = _remember(step.memory, step.inputs[1:], n_rows)
+    return [*stored, *_attend(step, n_rows, sinks, bias, furthest)]
+
+
+def cross_attention(step: Step, n_rows: int) -> list[Launch]:
+    """Let each row attend to all that was delivered of its sequence."""
+    return _attend(step, n_rows)
+
+
+def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> list[Launch]:
+    layer, rows, table = memory.layer, memory.rows, memory.tables.array
+    launches = []
+    for begin, x in zip((0, layer.v_begin), given, strict=False):
+        n_heads, width = x.shape[1:]
+        n_warps = n_heads * -(-width // CODES)
+        arguments = (
+            *(x, rows.seq, rows.place, table, layer.rows),
+            *map(np.int64, (begin, layer.rows.shape[1])),
+            *map(np.int32, (table.shape[1], n_heads, width)),
+        )
+        grid = (-(-n_warps // (THREADS // 32)), n_rows)
+        launches.append(Launch(_REMEMBER[layer.dtype], grid, arguments))
+    return launches
+
+
+def _attend(
+    step: Step,
+    n_rows: int,
+    sinks: DeviceArray | None = None,
+    bias: DeviceArray | None = None,
+    furthest: int = 0,
+) -> list[Launch]:
+    """Sum the ranges of some rows, and take these together, until all rows are done."""
+    q, y, memory = step.inputs[0], step.outputs[0], step.memory
+    layer, rows, table, visible = memory.layer, memory.rows, memory.tables.array, memory.visible
+    n_heads, k_width, v_width = q.shape[1], q.shape[2], y.shape[2]
+    n_shared = n_heads // layer.n_heads
+    n_tiles = layer.n_heads * -(-n_shared // _HEADS)
+    n_values = n_heads * (v_width + 2)
+    n_ranges = visible.n_ranges
+    most_rows = max(_MOST_SUMS // (n_values * visible.most_ranges), 1)
+    size = min(most_rows, q.shape[0]) * n_values * visible.most_ranges
+    sums = step.scratch("sums", (size,), np.float32)
+    kernel = _ATTENTION[layer.dtype, _columns_for(v_width)]
+    launches = []
+    for first in range(0, n_rows, most_rows):
+        n = min(most_rows, n_rows - first)
+        sizes = (
+            *(table.shape[1], first, n_ranges, layer.n_heads, n_shared),
+            *(k_width, v_width, layer.kept_width, furthest),
+        )
+        arguments = (
+            *(q, rows.seq, rows.place, rows.parent, visible.array, table, layer.rows, bias, sums),
+            *map(np.int64, (layer.rows.shape[1], layer.v_begin)),
+            *map(np.int32, sizes),
+            np.float32(step.attrs["scale"]),
+        )
+        launches.append(Launch(kernel, (n * n_tiles, n_ranges), arguments))
+        merging = (
+            sums,
+            visible.array,
+            sinks,
+            y,
+            *map(np.int32, (first, n_ranges, n_heads, v_width)),
+        )
+        launches.append(Launch(_MERGE, (n_heads, n), merging))
+    return launches
+
+
+def _columns_for(v_width: int) -> tuple[int, int]:
+    """Return how threads share the values.
+
+    Raises
+    ------
+    BackendError
+        They are wider than the kernel has variants for.
+    """
+    for columns in _COLUMNS:
+        if v_width <= columns[0] * columns[1]:
+            return columns
+    raise BackendError("values too wide for the CUDA kernel", wanted="at most 1024", got=v_width)
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "attention": attention,
+    "cross_attention": cross_attention,
+    "remember": remember,
+}

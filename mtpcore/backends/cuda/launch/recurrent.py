@@ -1,0 +1,102 @@
+"""Recurrent operations: rows of sequences go on from states on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
+from mtpcore.errors import BackendError
+from mtpcore.graph.program import DeltaLayer, StateLayer
+
+__all__ = ["KERNELS", "LAUNCHERS", "StepStates", "settle"]
+
+_CHAINS, _COLUMNS = 4, 32
+"""Threads of a column of a delta rule's state, and columns of a block."""
+
+_ENTRIES = (16, 32, 64)
+"""Entries of a column that a thread has, at most."""
+
+_CONVOLVE = Kernel("causal_conv")
+_ADVANCE = {
+    (entries, by_channel): Kernel(
+        "delta_rule", (("ENTRIES", str(entries)), ("BY_CHANNEL", str(int(by_channel))))
+    )
+    for entries in _ENTRIES
+    for by_channel in (False, True)
+}
+KERNELS = (_CONVOLVE, *_ADVANCE.values())
+
+
+class StepStates(msgspec.Struct, frozen=True):
+    """The states of a step's layer on the device, and how those of a run go on.
+
+    ``bases`` float32[slots, ...] and ``logs`` float32[slots, LOG, values of a row] have rows as
+    ``StateLayer`` counts them. ``walks`` int32[...] is of at most ``n_seq`` sequences and
+    ``n_rows`` rows (``kernels/advance.cuh``).
+    """
+
+    layer: StateLayer
+    bases: DeviceArray
+    logs: DeviceArray
+    walks: DeviceArray
+    n_seq: int
+    n_rows: int
+
+
+def causal_conv(step: Step, n_rows: int) -> list[Launch]:
+    """Convolve each row with those before it."""
+    states, layer, is_silu = step.memory, step.memory.layer, step.attrs["kind"] == "silu"
+    arguments = (
+        *(step.inputs[0], step.weights[0], step.outputs[0]),
+        *(states.bases, states.logs, states.walks),
+        *map(np.int32, (states.n_seq, states.n_rows, layer.channels, layer.kernel, is_silu)),
+    )
+    return [Launch(_CONVOLVE, (blocks_of(layer.channels), n_rows), arguments)]
+
+
+def delta_rule(step: Step, n_rows: int) -> list[Launch]:
+    """Take each row into the state of its sequence, and read that.
+
+    Raises
+    ------
+    BackendError
+        Keys are wider than the kernel has registers for.
+    """
+    return [_advance(step.memory, n_rows, *step.inputs, step.outputs[0])]
+
+
+def settle(states: StepStates) -> Launch:
+    """Write a delta rule's base behind rows of a log, as the one sequence in ``walks`` says."""
+    return _advance(states, 1)
+
+
+def _advance(states: StepStates, n_rows: int, *given: DeviceArray) -> Launch:
+    """Launch the kernel; ``given`` are q, k, v, decays, betas and y, or nothing."""
+    layer = states.layer
+    assert isinstance(layer, DeltaLayer)
+    n_entries = -(-layer.k_width // _CHAINS)
+    if n_entries > _ENTRIES[-1]:
+        raise BackendError(
+            "keys of a delta rule are too wide for the CUDA kernel",
+            wanted=f"at most {_CHAINS * _ENTRIES[-1]} entries",
+            got=layer.k_width,
+            fix="use backend='cpu'",
+        )
+    entries = next(most for most in _ENTRIES if n_entries <= most)
+    sizes = (states.n_seq, states.n_rows, layer.n_heads, layer.n_key_heads)
+    arguments: tuple[Any, ...] = (
+        *(given or (None,) * 6),
+        *(states.bases, states.logs, states.walks),
+        *map(np.int32, (*sizes, layer.k_width, layer.v_width, layer.key_heads == "tiled")),
+    )
+    grid = layer.n_heads * -(-layer.v_width // _COLUMNS), min(n_rows, states.n_seq)
+    kernel = _ADVANCE[entries, layer.by_channel]
+    return Launch(kernel, grid, arguments, block=_CHAINS * _COLUMNS)
+
+
+LAUNCHERS: dict[str, Launcher] = {"causal_conv": causal_conv, "delta_rule": delta_rule}

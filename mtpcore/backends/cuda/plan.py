@@ -1,0 +1,252 @@
+"""A program as launches over arrays that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, WeightSource, codes_of
+from mtpcore.backends.cuda.buffers import share_buffers
+from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
+from mtpcore.backends.cuda.device import Device, DeviceArray
+from mtpcore.backends.cuda.launch import LAUNCHERS
+from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
+from mtpcore.backends.cuda.launch.recurrent import StepStates
+from mtpcore.backends.cuda.launch.step import Step
+from mtpcore.backends.cuda.states import CudaStateStore
+from mtpcore.backends.cuda.store import CudaStore
+from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
+from mtpcore.backends.cuda.weights import load_weight
+from mtpcore.backends.draft import draft_steps
+from mtpcore.errors import BackendError
+from mtpcore.graph.program import OUTPUTS, Node, Program
+from mtpcore.memory.base import Memory
+from mtpcore.memory.grouped import GroupedKV
+from mtpcore.memory.kv import PagedKV
+from mtpcore.memory.pages import PageTables
+from mtpcore.memory.recurrent import Pass, RecurrentMemory
+
+__all__ = ["CudaPlan"]
+
+_ATTENDING = {"attention": True, "cross_attention": True, "remember": False}
+"""Operations with pages of keys and values, and whether they read them."""
+
+
+class CudaPlan:
+    """A program with its weights on a device; implements ``mtpcore.backends.base.Plan``.
+
+    Raises
+    ------
+    BackendError
+        An operation has no kernel, or attention no memory; names the node.
+    """
+
+    progress = 0.0  # not measured
+
+    def __init__(
+        self,
+        device: Device,
+        program: Program,
+        source: WeightSource,
+        *,
+        n_batch: int,
+        n_ctx: int,
+        stores: Sequence[CudaStore],
+        states: CudaStateStore | None = None,
+    ) -> None:
+        self.program, self._device, self._stores = program, device, stores
+        self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
+        self._walks = states.walks(n_batch) if states else None
+        self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
+        self._constants: dict[tuple[str, bytes], DeviceArray] = {}
+        self._rows = Rows(device, n_batch)
+        self._tables = [Tables(device) for _ in stores]
+        self._remembering: set[int] = set()  # groups in which rows are stored
+        self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
+        self._arrays = self._make_arrays()
+        self._steps = [
+            (LAUNCHERS[node.op], self._step(node, source), self._makes_outputs(node))
+            for node in program.nodes
+        ]
+        for launcher, step, _ in self._steps:
+            for n_rows in (1, n_batch):
+                for launch in launcher(step, n_rows):
+                    device.load(launch.kernel)
+
+    @property
+    def bytes_to_pack(self) -> int:
+        """0: weights are read when the plan is made."""
+        return 0
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to pack."""
+
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
+        """Run all rows and return new arrays by output name.
+
+        Raises
+        ------
+        BatchError
+            The batch does not fit the plan, or the memory; nothing was run.
+        BackendError
+            The memory is not paged, or another plan's.
+        CapacityError
+            Rows were not reserved in the memory of recurrent layers, or follow none that it has.
+        """
+        check_batch(batch, self.program, self._n_batch)
+        n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
+        groups = self._groups(memory)
+        for number, group in enumerate(groups):
+            self._check_memory(batch, number, group.pages)
+        passes: list[Pass] = []
+        if self._states:
+            passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
+        for name, i in self.program.inputs.items():
+            given = self._given(name, batch)
+            if given is not None:
+                self._device.upload(given, self._arrays[i])
+        self._rows.take(batch)
+        for tables, group in zip(self._tables, groups, strict=True):
+            tables.take(group.pages)
+        for (number, _, _), visible in self._visible.items():
+            visible.take(batch, groups[number].pages)
+        if self._walks and passes:
+            self._walks.tell(passes)
+        for launcher, step, is_of_outputs in self._steps:
+            n = n_outputs if is_of_outputs else n_rows
+            if n == 0:
+                continue
+            for launch in launcher(step, n):
+                loaded = self._device.load(launch.kernel)
+                self._device.launch(loaded, launch.grid, launch.block, launch.arguments)
+        return {
+            name: self._device.download(
+                self._arrays[i], n_outputs if self.program.shape(name)[0] == OUTPUTS else n_rows
+            )
+            for name, i in self.program.outputs.items()
+        }
+
+    def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
+        """Return the drafts of each sequence and the number of passes, one after the other."""
+        return draft_steps(self, run, memory)
+
+    def _make_arrays(self) -> dict[int, DeviceArray]:
+        """Return the array of each value that is made here."""
+        buffer_of, sizes = share_buffers(self.program, self._n_batch)
+        buffers = [self._device.empty((n_bytes // 4,), np.float32) for n_bytes in sizes]
+        arrays = {}
+        for value in self.program.values:
+            if value.id in buffer_of:
+                shape = (self._n_batch, *(int(width) for width in value.shape[1:]))
+                dtype = np.dtype(np.int32 if value.dtype == "i32" else np.float32)
+                arrays[value.id] = DeviceArray(shape, dtype, buffers[buffer_of[value.id]].memory)
+        return arrays
+
+    def _step(self, node: Node, source: WeightSource) -> Step:
+        weights = tuple(
+            None if weight is None else load_weight(self._device, node, i, source)
+            for i, weight in enumerate(node.weights)
+        )
+        return Step(
+            tuple(self._arrays[i] for i in node.inputs),
+            weights,
+            tuple(self._arrays[i] for i in node.outputs),
+            node.attrs,
+            self._temporary,
+            self._constant,
+            self._rows.outputs if self._makes_outputs(node) else None,
+            self._memory_of(node),
+        )
+
+    def _memory_of(self, node: Node) -> Attended | StepStates | None:
+        """Return what a node reaches of what is kept of sequences."""
+        if node.op in _ATTENDING:
+            return self._attended(node)
+        if node.op not in RECURRENT:
+            return None
+        if self._states is None or self._walks is None:
+            raise BackendError("recurrent layers need memory", where=node.name)
+        return self._states.states_of(node, self._walks)
+
+    def _makes_outputs(self, node: Node) -> bool:
+        """Whether a node's rows are those whose outputs are wanted."""
+        return any(self.program.values[i].shape[0] == OUTPUTS for i in node.outputs)
+
+    def _attended(self, node: Node) -> Attended:
+        number = node.attrs["layer"]
+        found = [i for i, store in enumerate(self._stores) if number in store.layers]
+        if not found:
+            raise BackendError("layer has no memory", where=node.name, got=f"layer {number}")
+        group, visible = found[0], None
+        if len(node.inputs) > 1:
+            self._remembering.add(group)
+        if _ATTENDING[node.op]:
+            mask, window = node.attrs.get("mask", "block"), node.attrs.get("window", 0)
+            visible = self._visible.setdefault(
+                (group, mask, window),
+                Visible(
+                    self._device,
+                    n_batch=self._n_batch,
+                    n_ctx=self._n_ctx,
+                    mask=mask,
+                    window=window,
+                ),
+            )
+        layer = self._stores[group].layer(number)
+        return Attended(layer, self._rows, self._tables[group], visible)
+
+    def _groups(self, memory: Memory | None) -> Sequence[PagedKV]:
+        """Return the groups of memory, one for each store."""
+        if not self._stores:
+            return ()
+        if not isinstance(memory, (PagedKV, GroupedKV)):
+            raise BackendError("attention needs paged memory", got=type(memory).__name__)
+        if len(memory.groups) != len(self._stores):
+            raise BackendError(
+                "memory of another plan",
+                wanted=f"{len(self._stores)} groups",
+                got=len(memory.groups),
+            )
+        return memory.groups
+
+    def _check_memory(self, batch: CheckedBatch, number: int, pages: PageTables) -> None:
+        """Check what is stored in a group of memory, and what is seen of it."""
+        n_pages = self._stores[number].n_pages
+        if number in self._remembering:
+            check_places(batch, pages, n_pages)
+        if any(group == number for group, _, _ in self._visible):
+            check_sequences(batch, pages, n_pages, number not in self._remembering)
+
+    def _given(self, name: str, batch: CheckedBatch) -> F32 | NDArray[np.int32] | None:
+        """Return the rows of an input; None where the batch has none."""
+        if name == "tokens":
+            return batch.tokens
+        if name == "positions":
+            return batch.positions
+        if name == "codes":
+            return codes_of(batch, self.program)
+        if name == "embeddings":
+            return batch.embeddings
+        return batch.slots[name]
+
+    def _temporary(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        key = (name, shape, np.dtype(dtype))
+        if key not in self._scratch:
+            self._scratch[key] = self._device.empty(shape, dtype)
+        return self._scratch[key]
+
+    def _constant(self, array: NDArray[Any]) -> DeviceArray:
+        key = (array.dtype.str, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._device.upload(array)
+        return self._constants[key]
+
+
+def _recurrent(memory: Memory | None) -> RecurrentMemory:
+    """Return what memory keeps of recurrent layers."""
+    if isinstance(memory, GroupedKV) and memory.recurrent:
+        return memory.recurrent
+    raise BackendError("recurrent layers need memory", got=type(memory).__name__)

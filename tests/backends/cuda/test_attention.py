@@ -1,0 +1,141 @@
+"""Attention and the pages behind it, bit for bit as the definition has them."""
+
+import numpy as np
+import pytest
+from harness.attentions import ATTENTIONS, attention_program, attention_tensors
+from harness.cuda_definition import definition
+
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.launch import attention as launching
+from mtpcore.backends.cuda.visible import visible_of
+from mtpcore.backends.reference.attention import visible_places
+from mtpcore.errors import BackendError, BatchError
+from mtpcore.memory.pages import PageTables
+from mtpcore.testing import Runner, Weights
+
+N_QUERIES = 18
+"""Query heads: those of one key head take more than one CTA."""
+
+
+def pair(device, name, widths, **options):
+    """Return runners of a layer of attention: on the device, and of its definition."""
+    tensors = attention_tensors(widths, N_QUERIES)
+    program = attention_program(ATTENTIONS[name], tensors, N_QUERIES)
+    options = {"kv_dtype": "f32", "n_ctx": 256, "n_batch": 80, **options}
+    return [
+        Runner(backend, program, Weights(tensors), **options)
+        for backend in (CudaBackend(device), definition())
+    ]
+
+
+def fill(runner, n):
+    """Let sequence 0 have n places of keys and values drawn at random."""
+    rng = np.random.default_rng(4)
+    memory = runner.memory.groups[0]
+    runner.memory.reserve({0: (0, n)})
+    for place in range(n):
+        values = rng.normal(size=memory.store.place_bytes // 4).astype(np.float32)
+        memory.store.write(*memory.pages.where(0, place), values.data.cast("B"))
+
+
+def same(made, wanted):
+    return made.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize(
+    ("kv_dtype", "widths"), [("f32", (24, 16)), ("f16", (5, 7)), ("q8_0", (66, 80))], ids=str
+)
+def test_attention_of_every_kind(device, name, kv_dtype, widths):
+    runners = pair(device, name, widths, kv_dtype=kv_dtype)
+    rng = np.random.default_rng(8)
+    if name == "cross":
+        rows = rng.normal(size=(75, 32)).astype(np.float32)
+        with pytest.raises(BatchError, match="nothing to attend to"):
+            runners[0].feed([1], seq=1)
+        for runner in runners:
+            runner.memory.rewind(1, 0)
+            runner.deliver(1, rows=rows)
+    for n in (1, 3, 66, 9):
+        tokens = rng.integers(0, 20, n)
+        place = 30 if n == 1 else None  # places below the first do not exist
+        made, wanted = (r.feed(tokens, seq=1, place=place)["y"] for r in runners)
+        assert same(made, wanted)
+    assert runners[0].memory.digest(1) == runners[1].memory.digest(1)
+
+
+@pytest.mark.parametrize("v_width", [64, 128, 200, 300, 600])
+def test_values_of_every_width(device, v_width):
+    runners = pair(device, "causal", (8, v_width))
+    assert same(*(r.feed([3, 1, 4, 1])["y"] for r in runners))
+
+
+def test_values_that_are_too_wide(emulated):
+    with pytest.raises(BackendError, match="too wide"):
+        pair(emulated, "causal", (8, 1025))
+
+
+@pytest.mark.parametrize("name", ["causal", "sinks", "window"])
+def test_sums_of_ranges_are_taken_together(device, monkeypatch, name):
+    """Of all rows at once, and of a few in each go; a window begins in the middle of a range."""
+    runners = pair(device, name, (4, 3), n_ctx=2200)
+    for runner in runners:
+        fill(runner, 2040)
+    for most in (launching._MOST_SUMS, 1):
+        monkeypatch.setattr(launching, "_MOST_SUMS", most)
+        made, wanted = (r.feed([3, 1, 4])["y"] for r in runners)
+        assert same(made, wanted)
+        for runner in runners:
+            runner.memory.rewind(0, 2040)
+
+
+def test_rows_of_a_tree_see_their_path(device):
+    runners = pair(device, "window", (24, 16), kv_dtype="f16")
+    for runner in runners:
+        runner.feed(np.arange(62) % 20)
+    parent = [-1, 0, 0, 1, 3, -1, 5, 4]
+    made, wanted = (r.feed(np.arange(8), parent=parent)["y"] for r in runners)
+    assert same(made, wanted)
+    for runner in runners:
+        runner.memory.keep(0, 62, [0, 1, 3, 4, 7])
+    assert runners[0].memory.digest(0) == runners[1].memory.digest(0)
+    assert same(*(r.feed([7])["y"] for r in runners))
+
+
+@pytest.mark.parametrize("mask", ["causal", "block", "spans"])
+@pytest.mark.parametrize("window", [0, 1, 5])
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_visible_places_are_those_of_the_definition(mask, window, is_tree):
+    if is_tree and mask != "causal":
+        pytest.skip("trees have no other masks")
+    pages = PageTables(3, 256, 12, lambda src, dst: None)
+    pages.reserve({0: (3, 40), 2: (0, 12)})
+    pages.rewind(0, 36)
+    pages.reserve({0: (36, 40)})
+    batch = CheckedBatch(
+        tokens=np.zeros(7, np.int32),
+        positions=np.zeros((7, 1), np.int32),
+        seq=np.array([0, 2, 0, 0, 2, 0, 2], np.int32),
+        place=np.array([36, 9, 37, 38, 10, 39, 11], np.int32),
+        outputs=np.zeros(0, np.int32),
+        parent=np.array([-1, -1, 0, 0, 1, 3, -1], np.int32) if is_tree else None,
+        until=None if is_tree else np.array([38, 12, 38, 40, 12, 40, 12], np.int32),
+    )
+
+    class Memory:
+        def __init__(self):
+            self.pages = pages
+
+        def length(self, seq):
+            return pages.length.item(seq)
+
+    for t, (begin, end, base, own) in enumerate(visible_of(batch, pages, mask, window).tolist()):
+        seen = []
+        for number in range(begin, end):
+            row = t
+            for _ in range(end - 1 - number if number >= base else 0):
+                row = batch.parent[row]
+            seen.append(number if number < base else batch.place.item(row))
+        assert seen == visible_places(batch, t, Memory(), mask, window).tolist()
+        assert own == (batch.place[t] if mask == "block" else end - 1)

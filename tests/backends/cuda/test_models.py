@@ -1,0 +1,74 @@
+"""Whole models, and drafting with them, on the emulated device: the conformance kit."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.cuda_definition import definition
+from harness.families import FAMILIES
+from harness.fixtures import model_file
+
+from mtpcore import Batch
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.sampling import Sampling
+from mtpcore.testing import (
+    Batching,
+    Subject,
+    Texts,
+    check_drafts,
+    check_graphs,
+    check_rows,
+    check_texts,
+)
+
+HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
+families = pytest.mark.parametrize("family", [*FAMILIES, HYBRID], ids=str)
+
+
+@pytest.fixture(scope="module")
+def backend(emulated):
+    return CudaBackend(emulated)
+
+
+@pytest.fixture
+def on_device(family, backend):
+    return msgspec.structs.replace(family, backend=backend, definition=definition())
+
+
+@families
+def test_graphs_are_their_definition(on_device):
+    """Outputs and memory, to the last bit."""
+    assert check_graphs(on_device, kv_dtype="f16") > 700
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_drafts_are_those_of_the_definition(on_device):
+    assert check_drafts(on_device, n_tokens=4) == 24
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+@pytest.mark.parametrize("kv_dtype", ["f32", "q8_0"])
+def test_graphs_on_memory_of_every_type(on_device, kv_dtype):
+    assert check_graphs(on_device, kv_dtype=kv_dtype) > 700
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+def test_rows_do_not_depend_on_their_company(on_device):
+    check_rows(on_device, Batching(chunk=40, n_batch=64, neighbours=1))
+
+
+@families
+def test_texts_do_not_depend_on_drafts(on_device):
+    sampling = Sampling(temperature=0.9, seed=3)
+    texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
+    assert 0 <= check_texts(on_device, texts) <= 1
+
+
+def test_text_is_the_cpu_s_where_no_two_tokens_are_close(backend):
+    """Both backends compute the same formulas; only orders of sums differ."""
+    demo = FAMILIES[-1]
+    logits = []
+    for chosen in ("cpu", backend):
+        context = msgspec.structs.replace(demo, backend=chosen).context(64)
+        logits.append(context.process(Batch.of(demo.text(30), outputs="all")).logits)
+    spread = np.std(logits[0])
+    assert np.abs(logits[0] - logits[1]).max() < 0.05 * spread
