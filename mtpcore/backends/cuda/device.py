@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -111,9 +112,25 @@ class CudaDevice:
         self.architecture = "sm_{}{}".format(*device.compute_capability)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """Make an array without contents."""
-        n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        memory = self._device.allocate(max(n_bytes, 1), stream=self._stream)
+        """Make an array without contents.
+
+        Raises
+        ------
+        BackendError
+            The device has no room for it; says how much is wanted, and how much is free.
+        """
+        n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+        try:
+            self._device.set_current()
+            memory = self._device.allocate(n_bytes, stream=self._stream)
+        except Exception as error:
+            raise BackendError(
+                "no memory on the CUDA device",
+                where=self.name,
+                wanted=f"{n_bytes:,} bytes more",
+                got=f"{self._free_bytes()} ({error})",
+                fix="make n_ctx, n_seq_max or n_batch smaller, or use backend='cpu'",
+            ) from error
         return DeviceArray(shape, np.dtype(dtype), memory)
 
     def upload(self, array: NDArray[Any], into: DeviceArray | None = None) -> DeviceArray:
@@ -134,14 +151,14 @@ class CudaDevice:
     ) -> None:
         """Copy bytes between arrays, or within one, from these bytes on; they do not overlap."""
         if n_bytes:
-            self._check(
-                self._driver.cuMemcpyDtoDAsync(
-                    int(target.memory.handle) + target_at,
-                    int(source.memory.handle) + source_at,
-                    n_bytes,
-                    self._stream.handle,
-                )
+            begin, end = (
+                int(source.memory.handle) + source_at,
+                int(target.memory.handle) + target_at,
             )
+            with self._working("a copy failed"):
+                self._check(
+                    self._driver.cuMemcpyDtoDAsync(end, begin, n_bytes, self._stream.handle)
+                )
 
     def read(self, array: DeviceArray, at: int, n_bytes: int) -> bytes:
         """Wait for all launches and return ``n_bytes`` from byte ``at`` on."""
@@ -157,15 +174,15 @@ class CudaDevice:
         """Compile a kernel for this device."""
         if kernel not in self._loaded:
             cubin = compile_kernel(kernel, self.architecture)
-            module = self._core.ObjectCode.from_cubin(cubin, name=kernel.name)
-            self._loaded[kernel] = module.get_kernel(kernel.name)
+            with self._working(f"kernel {kernel} could not be loaded"):
+                module = self._core.ObjectCode.from_cubin(cubin, name=kernel.name)
+                self._loaded[kernel] = module.get_kernel(kernel.name)
         return self._loaded[kernel]
 
     def launch(
         self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
     ) -> None:
         """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
-        config = self._core.LaunchConfig(grid=grid, block=block)
         given = [
             argument.memory
             if isinstance(argument, DeviceArray)
@@ -174,29 +191,61 @@ class CudaDevice:
             else argument
             for argument in arguments
         ]
-        self._core.launch(self._stream, config, loaded, *given)
+        with self._working("a kernel could not be launched"):
+            config = self._core.LaunchConfig(grid=grid, block=block)
+            self._core.launch(self._stream, config, loaded, *given)
 
     def _send(self, array: NDArray[Any], target: DeviceArray, at: int) -> None:
         if array.nbytes:
-            begin = int(target.memory.handle) + at
-            self._check(
-                self._driver.cuMemcpyHtoDAsync(
-                    begin, array.ctypes.data, array.nbytes, self._stream.handle
+            begin, stream = int(target.memory.handle) + at, self._stream
+            with self._working("a copy to the device failed"):
+                self._check(
+                    self._driver.cuMemcpyHtoDAsync(
+                        begin, array.ctypes.data, array.nbytes, stream.handle
+                    )
                 )
-            )
-            self._stream.sync()  # the caller may change the array afterwards
+                stream.sync()  # the caller may change the array afterwards
 
     def _fetch(self, array: DeviceArray, at: int, out: NDArray[Any]) -> None:
-        if out.nbytes:
-            begin = int(array.memory.handle) + at
-            self._check(
-                self._driver.cuMemcpyDtoHAsync(
-                    out.ctypes.data, begin, out.nbytes, self._stream.handle
+        begin, stream = int(array.memory.handle) + at, self._stream
+        with self._working("a copy from the device failed"):
+            if out.nbytes:
+                self._check(
+                    self._driver.cuMemcpyDtoHAsync(
+                        out.ctypes.data, begin, out.nbytes, stream.handle
+                    )
                 )
-            )
-        self._stream.sync()
+            stream.sync()
+
+    @contextmanager
+    def _working(self, what: str) -> Iterator[None]:
+        """Make the device that of this thread; name it in errors, which come with any later call.
+
+        A kernel that fails does so behind its launch, and what waits for it is told.
+        """
+        try:
+            self._device.set_current()
+            yield
+        except BackendError:
+            raise
+        except Exception as error:  # cuda-core's and the driver's errors share no base class
+            raise BackendError(
+                what,
+                where=self.name,
+                got=error,
+                fix="see nvidia-smi and dmesg; a lost device comes back in a new process",
+            ) from error
 
     def _check(self, answer: tuple[Any, ...]) -> None:
+        """Raise RuntimeError where a call of the driver did not succeed."""
         status = answer[0]
         if status != self._driver.CUresult.CUDA_SUCCESS:
-            raise BackendError("a copy failed", where=self.name, got=status)
+            raise RuntimeError(status)
+
+    def _free_bytes(self) -> str:
+        """Say how much memory is free; the device may not even say that."""
+        try:
+            _, free, total = self._driver.cuMemGetInfo()
+            return f"{free:,} of {total:,} bytes free"
+        except Exception:
+            return "the device does not answer"

@@ -1,0 +1,117 @@
+"""``CudaDevice`` on packages that run launches on the CPU: what it asks of them, what it says."""
+
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from harness.emulated_cuda import EmulatedCuda
+from harness.families import FAMILIES
+
+from mtpcore import Batch
+from mtpcore.backends import select
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda import device as talking
+from mtpcore.backends.select import select_backend
+from mtpcore.errors import BackendError
+
+DEMO = FAMILIES[-1]
+
+
+@pytest.fixture
+def cuda(emulated, monkeypatch):
+    made = EmulatedCuda(emulated, n_devices=2)
+    monkeypatch.setattr(talking, "import_cuda", lambda module: made)
+    monkeypatch.setattr(talking, "compile_kernel", lambda kernel, architecture: kernel)
+    monkeypatch.setattr(select, "_made", {})
+    return made
+
+
+def context(backend):
+    return msgspec.structs.replace(DEMO, backend=backend).context(64, n_batch=8)
+
+
+def test_arrays_go_there_and_back(cuda):
+    device = CudaBackend().device
+    array = np.arange(24, dtype=np.int32).reshape(6, 4)
+    there = device.upload(array)
+    device.copy(there, 16, there, 80, 16)
+    device.write(there, 0, np.array([7, 8], np.int32).tobytes())
+    assert device.read(there, 4, 8) == np.array([8, 2], np.int32).tobytes()
+    assert device.download(there, 6)[5].tolist() == [4, 5, 6, 7]
+    assert device.download(device.empty((0, 3), np.float32), 0).shape == (0, 3)
+
+
+def test_a_model_runs_as_on_the_emulated_device(cuda, emulated):
+    logits = []
+    for backend in ("cuda", CudaBackend(emulated)):
+        output = context(backend).process(Batch.of(DEMO.text(5), outputs="all"))
+        logits.append(output.logits.tobytes())
+    assert logits[0] == logits[1]
+
+
+def test_devices_are_chosen_by_number_and_each_call_finds_its_own(cuda):
+    tokens, contexts = DEMO.text(3), [context("cuda:1"), context("cuda"), context("cuda:0")]
+    assert select_backend("cuda:1") is select_backend("cuda:1")
+    assert select_backend("cuda:1").device.name == "Emulated GPU, device 1"
+    rows = [one.process(Batch.of(tokens)).logits.tobytes() for one in contexts]
+    assert len({*rows}) == 1
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(contexts[0].process(Batch.of([5], pos=3)).logits)
+    )
+    thread.start()
+    thread.join()
+    assert found[0].shape[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("cuda:2", "wanted GPU 2; got 2 GPUs"),
+        ("cuda:", "a device has a number"),
+        ("cuda:x", "a device has a number"),
+        ("cpu:0", "without devices"),
+        ("gpu", "wanted cpu, reference, cuda"),
+    ],
+)
+def test_names_of_no_device_are_refused(cuda, name, said):
+    with pytest.raises(BackendError, match=said):
+        select_backend(name)
+
+
+def test_a_device_without_room_says_how_much_is_wanted(cuda):
+    backend = CudaBackend()
+    cuda.free = 1000
+    with pytest.raises(BackendError, match="no memory on the CUDA device") as caught:
+        backend.device.empty((300, 4), np.float32)
+    assert caught.value.wanted == "4,800 bytes more"
+    assert caught.value.got.startswith("1,000 of 1,073,741,824 bytes free")
+    assert "n_ctx" in caught.value.fix
+
+
+def test_a_call_that_fails_half_way_leaves_what_was_there(cuda):
+    """At every call in turn; then the device answers again, and the text goes on."""
+    tested, untouched = context("cuda"), context("cuda")
+    for one in (tested, untouched):
+        one.process(Batch.of(DEMO.text(4)))
+    before = tested.digest(0)
+    for n_calls in range(0, 60, 7):
+        cuda.calls_left = n_calls
+        with pytest.raises(BackendError, match="device") as caught:
+            tested.process(Batch.of([9, 8], pos=4))
+        cuda.calls_left = None
+        assert "CUDA_ERROR_DEVICE_UNAVAILABLE" in str(caught.value.got)
+        assert caught.value.where == "Emulated GPU, device 0"
+        assert tested.length(0) == 4
+        assert tested.digest(0) == before
+    rows = [one.process(Batch.of([9, 8], pos=4)).logits.tobytes() for one in (tested, untouched)]
+    assert rows[0] == rows[1]
+
+
+def test_a_device_that_is_lost_while_memory_is_asked_for(cuda):
+    backend = CudaBackend()
+    cuda.calls_left = 0
+    cuda.cuMemGetInfo = None
+    with pytest.raises(BackendError, match=r"no memory on the CUDA device.*does not answer"):
+        backend.device.empty((1,), np.float32)

@@ -1,0 +1,81 @@
+"""NVIDIA's Python packages as ``CudaDevice`` uses them, with launches that run on the CPU.
+
+``EmulatedCuda`` stands for ``cuda.core`` and ``cuda.bindings.driver`` both. Calls can be let fail,
+as a driver's do that has lost its device.
+"""
+
+import ctypes
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+
+from mtpcore.backends.cuda.device import DeviceArray
+
+SUCCESS, LOST = "CUDA_SUCCESS", "CUDA_ERROR_DEVICE_UNAVAILABLE"
+
+
+class Buffer:
+    """Memory, with noise behind it."""
+
+    def __init__(self, n_bytes):
+        self.memory = np.full(n_bytes, 0x5A, np.uint8)
+        self.handle = self.memory.ctypes.data
+
+
+class EmulatedCuda:
+    def __init__(self, emulated, n_devices=1, n_bytes=1 << 30):
+        self.emulated, self.free, self.n_bytes = emulated, n_bytes, n_bytes
+        self.calls_left = None  # until one fails; None: all succeed
+        self.current = threading.local()
+        self.devices = [self._device(i) for i in range(n_devices)]
+        self.Device = SimpleNamespace(get_all_devices=lambda: self.devices)
+        self.CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
+        self.LaunchConfig = lambda grid, block: (grid, block)
+        self.ObjectCode = SimpleNamespace(from_cubin=self._module)
+
+    def _device(self, number):
+        return SimpleNamespace(
+            name="Emulated GPU", device_id=number, compute_capability=(9, 0),
+            set_current=lambda: setattr(self.current, "number", number),
+            create_stream=lambda: SimpleNamespace(handle=number, sync=lambda: self._use(number)),
+            allocate=lambda n_bytes, stream: self._allocate(n_bytes, number),
+        )  # fmt: skip
+
+    def _use(self, number):
+        """Fail where it is time to, or another device is the thread's."""
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise RuntimeError(LOST)
+        assert getattr(self.current, "number", None) == number, "another device's context"
+
+    def _allocate(self, n_bytes, number):
+        self._use(number)
+        if n_bytes > self.free:
+            raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY")
+        self.free -= n_bytes
+        return Buffer(n_bytes)
+
+    def _module(self, kernel, name):
+        return SimpleNamespace(get_kernel=lambda name: self.emulated.load(kernel))
+
+    def launch(self, stream, config, loaded, *arguments):
+        self._use(stream.handle)
+        given = [
+            DeviceArray((), None, argument.memory) if isinstance(argument, Buffer)
+            else None if isinstance(argument, np.uint64) and argument == 0
+            else argument
+            for argument in arguments
+        ]  # fmt: skip
+        self.emulated.launch(loaded, *config, given)
+
+    def _copy(self, to, origin, n_bytes, stream):
+        self._use(stream)
+        ctypes.memmove(to, origin, n_bytes)
+        return (SUCCESS,)
+
+    cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
+
+    def cuMemGetInfo(self):
+        return SUCCESS, self.free, self.n_bytes
