@@ -173,7 +173,8 @@ def _run(runner: Runner, batch: CheckedBatch) -> dict[str, F32]:
     for seq in np.unique(batch.seq).tolist():
         mine = batch.place[batch.seq == seq]
         runner.memory.reserve({seq: (int(mine[0]), int(mine[-1]) + 1)})
-    return runner.plan.run(batch, runner.memory)
+    made = runner.plan.run(batch, runner.memory)
+    return {name: np.asarray(rows) for name, rows in made.items()}
 
 
 def _compare(got: NDArray[np.float32], wanted: F32, bound: float, where: str) -> None:

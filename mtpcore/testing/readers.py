@@ -106,7 +106,8 @@ def _only(batch: CheckedBatch, row: int) -> CheckedBatch:
 
 
 def _run(runner: GraphRunner, batch: CheckedBatch) -> dict[str, F32]:
-    return runner.plan.run(batch, runner.lent)
+    made = runner.plan.run(batch, runner.lent)
+    return {name: np.asarray(rows) for name, rows in made.items()}
 
 
 def _digests(cross: Cross) -> list[bytes]:

@@ -154,4 +154,5 @@ class Runner:
             slots=slots,
         )
         self.memory.reserve({seq: (begin, begin + n)})
-        return self.plan.run(rows, self.memory)
+        made = self.plan.run(rows, self.memory)
+        return {name: np.asarray(values) for name, values in made.items()}

@@ -59,7 +59,8 @@ def feed(runner, text, batch):
         mine = batch.place[batch.seq == seq]
         rows[int(seq)] = (int(mine[0]), int(mine[-1]) + 1)
     runner.memory.reserve(rows)
-    return runner.plan.run(text.rows(batch), runner.memory)
+    made = runner.plan.run(text.rows(batch), runner.memory)
+    return {name: np.asarray(rows) for name, rows in made.items()}
 
 
 def assert_same_bits(made, wanted, what):

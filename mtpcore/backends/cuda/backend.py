@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from mtpcore.backends.base import Store, WeightSource
 from mtpcore.backends.cuda.device import Device, find_device
 from mtpcore.backends.cuda.launch import LAUNCHERS
+from mtpcore.backends.cuda.outputs import DeviceRowBuffer
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
-from mtpcore.backends.host_rows import HostRows
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import MemoryLayer, Program, StateLayer
 from mtpcore.memory.base import StateStore
@@ -51,9 +51,9 @@ class CudaBackend:
         """Make the slots for the states of these recurrent layers, and their logs."""
         return CudaStateStore(self.device, layers, n_slots)
 
-    def row_buffer(self, n_rows: int, width: int) -> HostRows:
-        """Make room for rows that wait for a plan, in the memory of the host."""
-        return HostRows(n_rows, width)
+    def row_buffer(self, n_rows: int, width: int) -> DeviceRowBuffer:
+        """Make room for rows that wait for a plan, on the device."""
+        return DeviceRowBuffer(self.device, n_rows, width)
 
     def plan(
         self,

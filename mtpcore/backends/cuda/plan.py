@@ -15,7 +15,8 @@ from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch import LAUNCHERS
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
-from mtpcore.backends.cuda.launch.step import Step
+from mtpcore.backends.cuda.launch.step import Step, start
+from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
@@ -84,8 +85,8 @@ class CudaPlan:
     def prepare(self) -> None:
         """Do nothing: there is nothing to pack."""
 
-    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, NDArray[Any]]:
-        """Run all rows and return new arrays by output name.
+    def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, Any]:
+        """Run all rows and return new ``DeviceRows`` by output name.
 
         Raises
         ------
@@ -106,8 +107,12 @@ class CudaPlan:
             passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
         for name, i in self.program.inputs.items():
             given = self._given(name, batch)
-            if given is not None:
-                self._device.upload(given, self._arrays[i])
+            if isinstance(given, DeviceRows) and given.device is self._device:
+                size = given.row_bytes
+                n_bytes = len(given) * size
+                self._device.copy(given.array, given.begin * size, self._arrays[i], 0, n_bytes)
+            elif given is not None:
+                self._device.upload(np.asarray(given), self._arrays[i])
         self._rows.take(batch)
         for tables, group in zip(self._tables, groups, strict=True):
             tables.take(group.pages)
@@ -117,13 +122,10 @@ class CudaPlan:
             self._walks.tell(passes)
         for launcher, step, is_of_outputs in self._steps:
             n = n_outputs if is_of_outputs else n_rows
-            if n == 0:
-                continue
-            for launch in launcher(step, n):
-                loaded = self._device.load(launch.kernel)
-                self._device.launch(loaded, launch.grid, launch.block, launch.arguments)
+            if n:
+                start(self._device, launcher(step, n))
         return {
-            name: self._device.download(
+            name: self._output(
                 self._arrays[i], n_outputs if self.program.shape(name)[0] == OUTPUTS else n_rows
             )
             for name, i in self.program.outputs.items()
@@ -197,6 +199,13 @@ class CudaPlan:
             )
         layer = self._stores[group].layer(number)
         return Attended(layer, self._rows, self._tables[group], visible)
+
+    def _output(self, array: DeviceArray, n_rows: int) -> DeviceRows:
+        """Return a copy of what a run made, which later runs write over."""
+        copied = self._device.empty((n_rows, *array.shape[1:]), array.dtype)
+        rows = DeviceRows(self._device, copied, 0, n_rows)
+        self._device.copy(array, 0, copied, 0, n_rows * rows.row_bytes)
+        return rows
 
     def _groups(self, memory: Memory | None) -> Sequence[PagedKV]:
         """Return the groups of memory, one for each store."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
+from mtpcore.backends.cuda.launch.step import start
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, DeltaLayer, Node, StateLayer
 from mtpcore.memory.base import LOG
@@ -177,9 +178,7 @@ class CudaStateStore:
         n_bytes = states.base_bytes
         self._device.copy(states.bases, slot * n_bytes, copied, 0, n_bytes)
         copy = msgspec.structs.replace(states, bases=copied)
-        launch = settle(_with_walks(copy, self._settling))
-        loaded = self._device.load(launch.kernel)
-        self._device.launch(loaded, launch.grid, launch.block, launch.arguments)
+        start(self._device, [settle(_with_walks(copy, self._settling))])
         return self._device.read(copied, 0, n_bytes)
 
     @property

@@ -59,7 +59,8 @@ class EmulatedDevice:
         return np.frombuffer(self.read(array, 0, n_bytes), array.dtype).reshape(shape).copy()
 
     def copy(self, source, source_at, target, target_at, n_bytes):
-        self.write(target, target_at, self.read(source, source_at, n_bytes))
+        assert 0 <= source_at <= source_at + n_bytes <= source.memory.nbytes
+        self.write(target, target_at, source.memory[source_at : source_at + n_bytes].tobytes())
 
     def read(self, array, at, n_bytes):
         assert 0 <= at <= at + n_bytes <= array.memory.nbytes

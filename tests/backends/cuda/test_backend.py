@@ -77,6 +77,7 @@ def test_program_gives_what_the_reference_gives(device, source):
         assert made.keys() == defined.keys()
         for name in made:
             assert made[name].shape == defined[name].shape
+            assert np.asarray(made[name]).shape == defined[name].shape
             # A last-bit difference of the norm may move a rounded activation by one.
             scale = np.abs(defined[name]).max(initial=1.0)
             assert np.abs(made[name] - defined[name]).max(initial=0) < 3e-3 * scale

@@ -10,7 +10,7 @@ from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of, n_of_row
 from mtpcore.graph.ops import ACTIVATIONS
 
-__all__ = ["KERNELS", "LAUNCHERS"]
+__all__ = ["KERNELS", "LAUNCHERS", "copy_rows", "mark_not_finite"]
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
@@ -20,8 +20,15 @@ _NORMALISE = {
     centred: Kernel("normalise", (("CENTRED", str(int(centred))),)) for centred in (False, True)
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
-_COPY, _MIX = Kernel("copy"), Kernel("mix")
-KERNELS = (*_ELEMENTWISE.values(), *_NORMALISE.values(), *_ROPE.values(), _COPY, _MIX)
+_COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
+KERNELS = (
+    *_ELEMENTWISE.values(),
+    *_NORMALISE.values(),
+    *_ROPE.values(),
+    _COPY,
+    _MIX,
+    _NOT_FINITE,
+)
 
 
 def _elementwise(
@@ -150,11 +157,27 @@ def _copy(
     to: int = 0,
     repeats: int = 1,
     rows: DeviceArray | None = None,
+    from_row: int = 0,
+    to_row: int = 0,
 ) -> Launch:
     """Copy columns of rows, counted over all axes but the last; of these ``rows``, if given."""
     sizes = (width, x.shape[-1], begin, y.shape[-1], to, repeats)
-    arguments = (x, rows, y, np.int64(n_rows), *map(np.int32, sizes))
+    counts = map(np.int64, (n_rows, from_row, to_row))
+    arguments = (x, rows, y, *counts, *map(np.int32, sizes))
     return Launch(_COPY, (blocks_of(n_rows * width), 1), arguments)
+
+
+def copy_rows(
+    x: DeviceArray, y: DeviceArray, n_rows: int, *, from_row: int, to_row: int, to: int
+) -> Launch:
+    """Copy rows of x, from one on, to rows of y, from column ``to`` of one on."""
+    return _copy(x, y, n_rows, x.shape[1], to=to, from_row=from_row, to_row=to_row)
+
+
+def mark_not_finite(x: DeviceArray, marks: DeviceArray, first: int, n_rows: int) -> Launch:
+    """Say which of n rows of x, from one on, hold NaN or infinity: int32[n_rows]."""
+    arguments = (x, marks, np.int64(first), np.int32(x.shape[1]))
+    return Launch(_NOT_FINITE, (n_rows, 1), arguments)
 
 
 def _n_rows(array: DeviceArray, n_rows: int) -> int:

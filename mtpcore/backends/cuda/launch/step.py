@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mtpcore.backends.cuda.compile import Kernel
-from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.device import Device, DeviceArray
 
-__all__ = ["THREADS", "Launch", "Launcher", "Step", "blocks_of", "n_of_row"]
+__all__ = ["THREADS", "Launch", "Launcher", "Step", "blocks_of", "n_of_row", "start"]
 
 THREADS = 256
 
@@ -46,6 +46,12 @@ class Step(msgspec.Struct, frozen=True):
 
 
 Launcher = Callable[[Step, int], list[Launch]]
+
+
+def start(device: Device, launches: Iterable[Launch]) -> None:
+    """Start kernels one after the other."""
+    for launch in launches:
+        device.launch(device.load(launch.kernel), launch.grid, launch.block, launch.arguments)
 
 
 def n_of_row(array: DeviceArray) -> int:

@@ -1,0 +1,72 @@
+"""What a plan made stays on the device until somebody asks, and so do rows that wait."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.families import FAMILIES
+
+from mtpcore import Batch
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.outputs import DeviceRowBuffer, DeviceRows
+from mtpcore.backends.host_rows import HostRows
+
+DEMO = FAMILIES[-1]
+
+
+def rows(n, width, seed=0):
+    return np.random.default_rng(seed).normal(size=(n, width)).astype(np.float32)
+
+
+def on(device, values):
+    return DeviceRows(device, device.upload(values), 0, len(values))
+
+
+def test_rows_of_a_slice_stay_there(device, monkeypatch):
+    values = rows(7, 3)
+    there = on(device, values)
+    part = there[2:6][1:]
+    assert isinstance(part, DeviceRows)
+    assert (len(part), part.shape, part.ndim, part.dtype) == (3, (3, 3), 2, np.float32)
+    assert np.asarray(part).tobytes() == values[3:6].tobytes()
+    assert len(there[5:2]) == 0
+    assert np.array_equal(there[[4, 0]], values[[4, 0]])
+    assert np.array_equal(there[::2], values[::2])
+    assert there[-1].tolist() == values[-1].tolist()
+    assert np.asarray(there, np.float64).dtype == np.float64
+    monkeypatch.setattr(device, "read", lambda *given: pytest.fail("copied a second time"))
+    assert np.concatenate([there, there]).shape == (14, 3)
+
+
+def test_a_buffer_holds_what_one_on_the_host_holds(device):
+    tested, wanted = DeviceRowBuffer(device, 9, 5), HostRows(9, 5)
+    assert len(tested) == 9
+    whole, left, right = rows(4, 5), rows(3, 2, 1), rows(3, 3, 2)
+    left[1, 1], right[2, 0], whole[0, 4] = np.nan, -np.inf, np.inf
+    tested.write(0, (on(device, whole),))
+    wanted.write(0, (whole,))
+    tested.write(5, (on(device, np.vstack([left, left]))[3:], right))
+    wanted.write(5, (left, right))
+    tested.write(4, (rows(0, 5),))
+    for begin, end in ((0, 4), (5, 8), (6, 7), (2, 2)):
+        assert np.asarray(tested.read(begin, end)).tobytes() == wanted.read(begin, end).tobytes()
+        assert tested.not_finite(begin, end) == wanted.not_finite(begin, end)
+    copied = tested.read(0, 2)
+    tested.write(0, (rows(4, 5, 7),))
+    assert np.asarray(copied).tobytes() == whole[:2].tobytes()
+
+
+def test_rows_reach_the_drafter_without_the_host(emulated, monkeypatch):
+    """Of the target's pass logits alone come home, once; what the drafter reads never does."""
+    subject = msgspec.structs.replace(DEMO, backend=CudaBackend(emulated))
+    cross = subject.link(64, n_batch=8)
+    came = []
+    read = type(emulated).read
+    monkeypatch.setattr(
+        emulated, "read", lambda *given: (came.append(given[2]), read(emulated, *given))[1]
+    )
+    output = cross.llm.process(Batch.of(DEMO.text(6), outputs="all"))
+    assert not output.logits.flags.writeable
+    assert came == [4 * 6, output.logits.nbytes]  # which rows are finite, and the logits
+    inbox = cross.links.inboxes("draft")["hidden"]
+    assert isinstance(inbox.get(0, 2, 5), DeviceRows)
+    assert len(came) == 2
