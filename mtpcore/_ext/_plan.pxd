@@ -56,6 +56,7 @@ cdef extern from "plan/plan.h" nogil:
     ctypedef int mtp_kind
     mtp_kind MTP_EMBED, MTP_EMBED_CODES, MTP_MATMUL, MTP_EXPERT_MATMUL, MTP_ROUTE, MTP_ATTENTION
     mtp_kind MTP_MERGE, MTP_ANGLES, MTP_CAUSAL_CONV, MTP_REMEMBER, MTP_SCATTER
+    mtp_kind MTP_BLOCK_MIX
     mtp_kind MTP_KINDS
     const char *mtp_kind_name(mtp_kind kind)
     const char *mtp_kind_sharing(mtp_kind kind)
@@ -154,6 +155,7 @@ cdef extern from "plan/plan.h" nogil:
     int MTP_BY_ROWS, MTP_IN_COPIES, MTP_BY_COLUMNS
     int MTP_RANGE
     int MTP_LOG
+    int MTP_BLOCK_ROWS
     int64_t mtp_bias_width(int64_t max_distance)
     size_t mtp_scratch_bytes(const mtp_op *op)
     void mtp_plan_run(const mtp_plan *plan, mtp_run *run)

@@ -714,6 +714,34 @@ class GraphBuilder:
         self._add_state(ConvLayer(layer, taps.shape[0], taps.shape[1]))
         return convolved[0]
 
+    def block_mean(self, x: Value, size: int, *, name: str | None = None) -> Value:
+        """Give each row the mean of its block: [T, width] -> [T, width].
+
+        Parameters
+        ----------
+        x : Value
+            [T, width]
+        size : int
+            The rows of a sequence in a batch are blocks of so many, one behind the other; the last
+            one may have fewer.
+        """
+        return self.add_node("block_mean", [x], name=name, size=size)[0]
+
+    def block_mix(self, x: Value, weight: str, *, name: str | None = None) -> Value:
+        """Mix the rows of a block, channel by channel: [T, channels] -> [T, channels].
+
+        Row i of a block becomes the sum over j <= i of ``weight[i, j]`` times its row j.
+
+        Parameters
+        ----------
+        x : Value
+            [T, channels]
+        weight : str
+            [size, size, channels]; what lies above the diagonal is not read. Blocks are those of
+            ``block_mean``.
+        """
+        return self.add_node("block_mix", [x], [weight], name=name or self._stem(weight))[0]
+
     def delta_rule(
         self,
         q: Value,

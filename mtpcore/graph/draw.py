@@ -17,6 +17,7 @@ _SHOWN = {
     "remember": ("layer",),
     "cross_attention": ("layer",),
     "causal_conv": ("layer", "kind"),
+    "block_mean": ("size",),
     "delta_rule": ("layer", "key_heads"),
     "route": ("n_used", "gate"),
     "rope": ("style",),

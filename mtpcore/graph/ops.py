@@ -19,6 +19,9 @@ MASKS = ("causal", "block", "spans")
 """What a row of attention sees: all up to itself, all of its sequence, or all up to the end of the
 span that it is in."""
 
+MAX_BLOCK = 1 << 10
+"""How many rows a block has at most."""
+
 MAX_DISTANCE, MAX_BUCKETS = 1 << 12, 1 << 10
 """How many places a relative position bias may tell apart at most, and in how many buckets."""
 
@@ -332,6 +335,21 @@ def _causal_conv(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     return _f32(*x[0])
 
 
+def _block_mean(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    fits = len(x[0]) == 2 and x[0][0] == TOKENS
+    _want(fits, "a block has rows of the batch", f"[{TOKENS}, width]", x[0])
+    _want(1 <= a["size"] <= MAX_BLOCK, "rows of a block", f"1..{MAX_BLOCK}", a["size"])
+    return _f32(*x[0])
+
+
+def _block_mix(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    weight = w[0]
+    assert weight is not None
+    fits = len(weight) == 3 and weight[0] == weight[1] and weight[2] == x[0][-1]
+    _want(fits, "a weight for each two rows and channel", f"[rows, rows, {x[0][-1]}]", weight)
+    return _block_mean(x, w, {"size": weight[0]})
+
+
 def _delta_rule(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     q, k, v, decay, beta = x
     for name, s in (("q", q), ("k", k), ("v", v)):
@@ -529,6 +547,22 @@ OPS: dict[str, OpRule] = {
         _causal_conv,
         "kind(sum over j of w[c, j] * x[t - kernel + 1 + j, c]) of the sequence's rows, zeros "
         "before its first; kind is silu or none",
+    ),
+    "block_mean": _rule(
+        1,
+        0,
+        "size",
+        _block_mean,
+        "the mean over the rows of a block; the rows of a sequence in a batch are blocks of size "
+        "rows, the last one of those that are left",
+    ),
+    "block_mix": _rule(
+        1,
+        1,
+        "",
+        _block_mix,
+        "sum over j <= i of w[i, j, c] * x[j, c] for row i of a block, x[j] being its row j; "
+        "blocks are those of block_mean, with as many rows as w is for",
     ),
     "delta_rule": _rule(
         5,

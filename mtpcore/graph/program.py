@@ -206,8 +206,16 @@ class Program(msgspec.Struct, frozen=True):
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether rows of a batch attend to later ones of their sequence: it is run whole."""
-        return any(node.op == "attention" and node.attrs["mask"] == "block" for node in self.nodes)
+        """Whether rows of a batch see later ones of their sequence."""
+        return any(
+            node.op == "block_mean" or (node.op == "attention" and node.attrs["mask"] == "block")
+            for node in self.nodes
+        )
+
+    @property
+    def is_run_whole(self) -> bool:
+        """Whether a row depends on which rows of its sequence come with it: they stay together."""
+        return self.sees_ahead or any(node.op == "block_mix" for node in self.nodes)
 
     @property
     def n_codes(self) -> int:

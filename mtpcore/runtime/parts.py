@@ -30,7 +30,7 @@ def run_parts(
         Rows that see each other are more than ``n_batch``, or there is no room.
     """
     fused_sampling, parts = batch.fused_sampling, []
-    whole = len(batch.tokens) > n_batch and plan.program.sees_ahead
+    whole = len(batch.tokens) > n_batch and plan.program.is_run_whole
     for part, places in _split(batch, ranges, n_batch, whole):
         if memory:
             memory.reserve(places)

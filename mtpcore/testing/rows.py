@@ -18,7 +18,7 @@ __all__ = ["Batching", "check_rows"]
 
 N_TOKENS = 96  # more than a page of memory, and than a short window
 N_WHOLE = 8
-"""Rows of a batch where rows see later ones: these have to come together."""
+"""Rows of a batch where rows of a sequence have to come together."""
 _SEED = 11
 
 
@@ -44,8 +44,8 @@ class Batching(msgspec.Struct, frozen=True):
 def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> None:
     """Compare every graph of the family, batched as ``batching`` says, with token by token runs.
 
-    Where rows see later ones of their sequence, these always come together, and what may differ is
-    what comes beside them.
+    Where a row depends on which rows of its sequence come with it, as in a block, these always come
+    together, and what may differ is what comes beside them.
 
     The trunk with all taps that the drafter reads, and each graph of the drafter on rows drawn at
     random, are run with a memory of type ``kv_dtype``, batched as ``batching`` says; outputs and
@@ -83,7 +83,7 @@ def _unlinked(cross: Cross, batching: Batching) -> Iterator[tuple[str, Context]]
     for role, linked in cross.contexts.items():
         if linked.program.shared:
             continue  # check_readers has its rows
-        least = N_WHOLE * (1 + batching.neighbours) if linked.program.sees_ahead else 1
+        least = N_WHOLE * (1 + batching.neighbours) if linked.program.is_run_whole else 1
         yield (
             role,
             Context(
@@ -103,7 +103,7 @@ def _unlinked(cross: Cross, batching: Batching) -> Iterator[tuple[str, Context]]
 
 def _feed(context: Context, subject: Subject, batching: Batching) -> Iterator[tuple[str, bytes]]:
     parts: dict[str, list[np.ndarray]] = {}
-    if context.program.sees_ahead:
+    if context.program.is_run_whole:
         batching = msgspec.structs.replace(batching, chunk=N_WHOLE)
     for begin in range(0, N_TOKENS, batching.chunk):
         batch, mine = _batch(context, subject, batching, begin)

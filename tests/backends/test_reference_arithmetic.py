@@ -234,6 +234,18 @@ def test_norms(data, isa, width, n, eps):
 
 
 @each_operation
+@given(st.data(), isas, widths, st.integers(1, 14), st.integers(1, 6))
+def test_rows_of_blocks(data, isa, width, n, size):
+    tensors = {"w.weight": Tensor(data.draw(values(size, size, width)))}
+
+    def make(g):
+        x = g.inputs["a"]
+        return {"mean": g.block_mean(x, size), "mix": g.block_mix(x, "w.weight")}
+
+    compare(isa, make, tensors, {"a": data.draw(values(n, width))})
+
+
+@each_operation
 @given(st.data(), isas, counts, st.integers(1, 20), st.sampled_from(["halves", "pairs"]))
 def test_rope(data, isa, n, pairs, style):
     tensors = {"f.weight": Tensor(np.random.default_rng(2).uniform(0.5, 4, pairs))}

@@ -10,7 +10,7 @@ from mtpcore.declarations.spec import Tap, first_of
 from mtpcore.errors import GraphError
 from mtpcore.graph import GraphBuilder, GraphType, MemoryLayer, Outputs
 from mtpcore.graph.inference import check
-from mtpcore.graph.ops import MASKS, OPS
+from mtpcore.graph.ops import MASKS, MAX_BLOCK, OPS
 
 W, V = 12, 20
 TENSORS = {
@@ -25,6 +25,8 @@ TENSORS = {
     "short.weight": np.zeros((2, 7, W)),
     "long.weight": np.zeros((4, 7, W)),
     "router.weight": np.zeros((3, W)),
+    "mixer.weight": np.zeros((5, 5, W)),
+    "tall.weight": np.zeros((5, 6, W)),
     "blk.4.own.weight": np.zeros((W, W)),
 }
 
@@ -104,6 +106,15 @@ WRONG = {
     "causal_conv, output rows": lambda g, x: g.causal_conv(
         g.output_rows(x), "square.weight", layer=0
     ),
+    "block_mean, no rows": lambda g, x: g.block_mean(x, 0),
+    "block_mean, too many": lambda g, x: g.block_mean(x, MAX_BLOCK + 1),
+    "block_mean, heads": lambda g, x: g.block_mean(heads(g, x), 4),
+    "block_mean, output rows": lambda g, x: g.block_mean(g.output_rows(x), 4),
+    "block_mix, channels": lambda g, x: g.block_mix(g.slice(x, 0, 3), "mixer.weight"),
+    "block_mix, matrix": lambda g, x: g.block_mix(x, "square.weight"),
+    "block_mix, not square": lambda g, x: g.block_mix(x, "tall.weight"),
+    "block_mix, heads": lambda g, x: g.block_mix(heads(g, x), "mixer.weight"),
+    "block_mix, output rows": lambda g, x: g.block_mix(g.output_rows(x), "mixer.weight"),
     "causal_conv, twice": lambda g, x: [
         g.causal_conv(x, "square.weight", layer=2) for _ in range(2)
     ],

@@ -228,6 +228,13 @@ class Writer:
         self.state += 1
         return g.add(x, self.product(g.merge_heads(y), x.shape[1]))
 
+    def mix_blocks(self, x):
+        """What a row makes of its block, and with those before it."""
+        g, size, width = self.g, self.draw(st.integers(1, 9)), x.shape[1]
+        self.sees_batch = True
+        mean = g.block_mean(x, self.draw(st.integers(1, 20)))
+        return g.add(mean, g.block_mix(self.product(x, width), self.vector(size, size, width)))
+
     def experts(self, x):
         g, n_groups = self.g, self.draw(few)
         n_experts = n_groups * self.draw(st.integers(1, 4))
@@ -276,7 +283,7 @@ class Writer:
 
     UNITS = (
         norm, project, combine, feed_forward, views, attend, attend, attend_again, recur,
-        experts, clusters, multiply_heads,
+        experts, clusters, multiply_heads, mix_blocks,
     )  # fmt: skip
 
     # The whole

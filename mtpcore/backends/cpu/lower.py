@@ -545,6 +545,16 @@ class Lowering:
             ints=[*offsets, is_silu, weight.shape[1]],
         )
 
+    def _lower_block_mean(self, node: Node) -> None:
+        self._add(node, "block_mean", self._in(node), ints=[node.attrs["size"]])
+
+    def _lower_block_mix(self, node: Node) -> None:
+        weight = self.weights.vector(node.weights[0])
+        assert weight is not None
+        self._add(
+            node, "block_mix", self._in(node), weights=[weight.reshape(-1)], ints=[len(weight)]
+        )
+
     def _lower_delta_rule(self, node: Node) -> None:
         q, k, v, decay, beta = self._in(node)
         offsets = self._slot_offsets(DeltaLayer, node)

@@ -29,7 +29,7 @@ BARRIER_NS = 2000.0
 _BYTES_PER_NS = 40.0  # of weights in its caches that one thread multiplies with
 _LANES = 16  # values of a cache line, which two threads should not share
 _EACH_VALUE = {"add", "mul", "scale", "scale_by", "shift_by", "activation", "gated"}
-_EACH_VALUE |= {"copy", "take"}
+_EACH_VALUE |= {"copy", "take", "block_mean", "block_mix"}
 _EACH_HEAD = {"rms_norm", "l2_norm", "layer_norm", "rope"}
 _PRODUCTS = {"matmul", "expert_matmul"}
 

@@ -15,7 +15,14 @@ from mtpcore.backends.reference.activation import BLOCK_OF_TYPE
 from mtpcore.backends.reference.attention import attention, cross_attention, remember
 from mtpcore.backends.reference.matrix import QuantisedMatrix
 from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
-from mtpcore.backends.reference.run import Array, Operation, Run, by_row, with_positions
+from mtpcore.backends.reference.run import (
+    Array,
+    Operation,
+    Run,
+    by_block,
+    by_row,
+    with_positions,
+)
 from mtpcore.backends.reference.states import ReferenceStateStore
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.errors import BackendError
@@ -77,6 +84,8 @@ class ReferenceBackend:
         "remember": remember,
         "cross_attention": cross_attention,
         "causal_conv": causal_conv(formulas.convolve),
+        "block_mean": by_block(formulas.block_mean),
+        "block_mix": by_block(formulas.block_mix),
         "delta_rule": delta_rule(formulas.read_state),
         "route": by_row(formulas.route),
         "expert_matmul": by_row(formulas.expert_matmul),

@@ -239,6 +239,16 @@ def advance(state: Array, k: Array, v: Array, decay: Array, beta: Array) -> Arra
     return np.asarray(state + k[:, :, None] * change[:, None])
 
 
+def block_mean(x: Array) -> Array:
+    """Return the mean of a block's rows, for each of them: [rows, width] -> [rows, width]."""
+    return np.tile(x.mean(axis=0), (len(x), 1))
+
+
+def block_mix(x: Array, w: Array) -> Array:
+    """Return the sum over j <= i of w[i, j] x[j] for each row i of a block."""
+    return np.stack([(w[i, : i + 1] * x[: i + 1]).sum(axis=0) for i in range(len(x))])
+
+
 def read_state(state: Array, q: Array) -> Array:
     """Return S^T q of each head: [H, Dk, Dv], [H, Dk] -> [H, Dv]."""
     return np.stack([s.T @ row for s, row in zip(state, q, strict=True)])

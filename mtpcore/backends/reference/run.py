@@ -12,7 +12,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference.store import ReferenceStore
 from mtpcore.memory.base import Memory
 
-__all__ = ["Array", "Operation", "Run", "by_row", "with_positions"]
+__all__ = ["Array", "Operation", "Run", "by_block", "by_row", "with_positions"]
 
 Array = NDArray[Any]
 
@@ -47,6 +47,28 @@ def by_row(formula: Callable[..., Any]) -> Operation:
 
     operation.__name__ = formula.__name__
     operation.__doc__ = formula.__doc__
+    return operation
+
+
+def by_block(formula: Callable[..., Array]) -> Operation:
+    """Make an operation of a formula for the rows of a block: ``formula(x, *weights)``.
+
+    A block has ``size`` rows of a sequence, or as many as its weight is for. No block can see
+    another.
+    """
+
+    def operation(
+        run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    ) -> tuple[Array, ...]:
+        (x,), out = inputs, np.empty_like(inputs[0])
+        size = len(weights[0]) if weights else attrs["size"]
+        for seq in np.unique(run.batch.seq):
+            rows = np.flatnonzero(run.batch.seq == seq)
+            for begin in range(0, len(rows), size):
+                block = rows[begin : begin + size]
+                out[block] = formula(x[block], *weights)
+        return (out,)
+
     return operation
 
 

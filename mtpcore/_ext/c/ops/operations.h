@@ -30,6 +30,8 @@
     X(ATTENTION, attention, SPREAD)                                                                \
     X(MERGE, merge, ROWS)                                                                          \
     X(CAUSAL_CONV, causal_conv, SPREAD)                                                            \
+    X(BLOCK_MEAN, block_mean, SPREAD)                                                              \
+    X(BLOCK_MIX, block_mix, SPREAD)                                                                \
     X(DELTA_RULE, delta_rule, SPREAD)                                                              \
     X(ROUTE, route, ROWS)                                                                          \
     X(SORT_BY_EXPERT, sort_by_expert, GATHER)                                                      \

@@ -231,6 +231,13 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
                    : "ranges of another attention";
     case MTP_CAUSAL_CONV:
         return misfit_of_conv(op, bounds);
+    case MTP_BLOCK_MEAN:
+    case MTP_BLOCK_MIX:
+        if (op->axis != MTP_TOKENS || !is_alike(in, out) || in->n_heads != 1)
+            return "rows of different shapes";
+        if (op->kind == MTP_BLOCK_MIX && !op->weights[0])
+            return "no weight for each two rows of a block";
+        return op->n[0] >= 1 && op->n[0] <= MTP_BLOCK_ROWS ? NULL : "no size of a block";
     case MTP_DELTA_RULE:
         return misfit_of_delta(op, bounds);
     case MTP_ADD:

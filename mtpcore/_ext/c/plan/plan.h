@@ -35,7 +35,8 @@ enum {
     MTP_QUERIES = 128,    /* query heads of these rows that share it, at most */
     MTP_CODES = 64,       /* entries of a key, a value or a query that share a scale as codes */
     MTP_LOG = 17,         /* rows in the log of a recurrent state */
-    MTP_TAPS = 32         /* of a convolution, at most */
+    MTP_TAPS = 32,        /* of a convolution, at most */
+    MTP_BLOCK_ROWS = 1024 /* of a block whose rows are mixed, at most */
 };
 
 /* How keys and values are stored. */

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtpcore.backends.base import WeightTensor
-from mtpcore.backends.reference.arithmetic import elementwise, experts, recurrent
+from mtpcore.backends.reference.arithmetic import block_rows, elementwise, experts, recurrent
 from mtpcore.backends.reference.arithmetic.attention import (
     attention,
     cross_attention,
@@ -22,7 +22,7 @@ from mtpcore.backends.reference.arithmetic.matrix import (
     load_table,
 )
 from mtpcore.backends.reference.recurrent import causal_conv, delta_rule
-from mtpcore.backends.reference.run import Array, Operation, Run, with_positions
+from mtpcore.backends.reference.run import Array, Operation, Run, by_block, with_positions
 from mtpcore.graph.program import Weight
 
 __all__ = ["OPERATIONS", "load"]
@@ -60,6 +60,8 @@ OPERATIONS: dict[str, Operation] = {
     "remember": remember,
     "cross_attention": cross_attention,
     "causal_conv": causal_conv(recurrent.convolve),
+    "block_mean": by_block(block_rows.block_mean),
+    "block_mix": by_block(block_rows.block_mix),
     "delta_rule": delta_rule(recurrent.read_state),
     "route": at_once(experts.route),
     "expert_matmul": at_once(experts.expert_matmul),

@@ -1,0 +1,190 @@
+"""Operations over the rows of a block: their formulas, and that blocks do not see each other."""
+
+import numpy as np
+import pytest
+from programs import Tensor
+
+from mtpcore._ext._plan import ORDERS, use_order
+from mtpcore.backends.base import CheckedBatch
+from mtpcore.backends.cpu import CpuBackend
+from mtpcore.backends.cpu.backend import CpuPlan
+from mtpcore.backends.cpu.lower import Lowering
+from mtpcore.backends.cpu.weights import Weights as CpuWeights
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.errors import BackendError, BatchError
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.runtime.parts import run_parts
+from mtpcore.testing import Runner, Weights
+
+pytestmark = pytest.mark.usefixtures("share_small_plans")
+
+SIZE, WIDTH = 5, 37
+BACKENDS = {
+    "cpu": (CpuBackend(), 2e-6),
+    "f32": (ReferenceBackend(), 2e-6),
+    "f64": (ReferenceBackend("f64"), 1e-14),
+}
+RNG = np.random.default_rng(4)
+MIXER = RNG.normal(0, 1, (SIZE, SIZE, WIDTH)).astype(np.float32)
+SEQ = np.array([0, 0, 2, 0, 1, 2, 0, 0, 1, 0, 2, 0, 0, 0, 0], np.int32)
+"""Two whole blocks of sequence 0, and shorter ones; the rows of the others lie between."""
+X = RNG.normal(0, 1, (len(SEQ), WIDTH)).astype(np.float32)
+
+
+def block_program(mixer=MIXER):
+    tensors = {"mixer.weight": Tensor(mixer)}
+    g = GraphBuilder("blocks", tensors, slots={"x": WIDTH})
+    x = g.inputs["x"]
+    mean, mixed = g.block_mean(x, SIZE), g.block_mix(x, "mixer.weight")
+    return g.finish(Outputs(mean=mean, mixed=mixed)), Weights(tensors)
+
+
+def rows_of(seq, x):
+    places = np.array([(seq[:t] == s).sum() for t, s in enumerate(seq)], np.int32)
+    return CheckedBatch(
+        tokens=np.zeros(len(seq), np.int32),
+        positions=places[:, None],
+        seq=seq,
+        place=places,
+        outputs=np.zeros(0, np.int32),
+        slots={"x": x},
+    )
+
+
+def plan_on(backend, n_batch=15, threads=1, mixer=MIXER):
+    program, weights = block_program(mixer)
+    return backend.plan(program, weights, n_batch=n_batch, n_ctx=64, threads=threads, stores=[])
+
+
+def blocks():
+    """Yield the rows of each block."""
+    for s in range(3):
+        rows = np.flatnonzero(s == SEQ)
+        yield from (rows[at : at + SIZE] for at in range(0, len(rows), SIZE))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_each_block_by_its_formula(name):
+    """As published: x + einsum("ckj,njc->nkc", tril(L), x), without the x."""
+    backend, bound = BACKENDS[name]
+    made = plan_on(backend).run(rows_of(SEQ, X), None)
+    lower = MIXER.transpose(2, 0, 1) * np.tril(np.ones((SIZE, SIZE)))
+    assert sorted(len(block) for block in blocks()) == [2, 3, 5, 5]
+    for block in blocks():
+        x, n = X[block].astype(np.float64), len(block)
+        wanted = np.einsum("ckj,jc->kc", lower[:, :n, :n], x)
+        np.testing.assert_allclose(made["mixed"][block], wanted, rtol=0, atol=8 * bound)
+        np.testing.assert_allclose(
+            made["mean"][block], np.tile(x.mean(0), (n, 1)), rtol=0, atol=bound
+        )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_do_not_see_each_other(threads, order):
+    """Bit for bit, whatever lies beside them, what is not a number included."""
+    use_order(order)
+    plan = plan_on(CpuBackend(), threads=threads)
+    beside = X.copy()
+    for block in list(blocks())[1:]:
+        beside[block] = np.nan
+    first = next(iter(blocks()))
+    alone = plan.run(rows_of(SEQ[first], X[first]), None)
+    for x in (X, beside):
+        together = plan.run(rows_of(SEQ, x), None)
+        for name, rows in alone.items():
+            assert together[name][first].tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("name", ["cpu", "f32"])
+def test_a_row_is_mixed_with_none_behind_it(name):
+    """Nor does what is above the diagonal matter."""
+    backend = BACKENDS[name][0]
+    upper = np.where(np.tril(np.ones((SIZE, SIZE)))[:, :, None] > 0, MIXER, np.float32(np.nan))
+    x = X[:SIZE].copy()
+    x[3:] = np.inf
+    seq = np.zeros(SIZE, np.int32)
+    made = plan_on(backend, mixer=upper).run(rows_of(seq, x), None)["mixed"]
+    wanted = plan_on(backend).run(rows_of(seq, X[:SIZE]), None)["mixed"]
+    assert made[:3].tobytes() == wanted[:3].tobytes()
+
+
+def test_programs_say_that_blocks_stay_together():
+    tensors = {"mixer.weight": Tensor(MIXER)}
+    for make, whole in (
+        (lambda g, x: g.block_mean(x, 4), (True, True)),
+        (lambda g, x: g.block_mix(x, "mixer.weight"), (False, True)),
+        (lambda g, x: g.scale(x, 2.0), (False, False)),
+    ):
+        g = GraphBuilder("blocks", tensors, slots={"x": WIDTH})
+        program = g.finish(Outputs(y=make(g, g.inputs["x"])))
+        assert (program.sees_ahead, program.is_run_whole) == whole
+
+
+def test_batches_are_cut_between_sequences():
+    """Rows that were cut from their block would be another block's."""
+    seq = np.repeat(np.arange(3, dtype=np.int32), 5)
+    plan, batch = plan_on(CpuBackend(), n_batch=6), rows_of(seq, X)
+    ranges = {s: (0, 5) for s in range(3)}
+    made = run_parts(plan, None, 6, batch, ranges)
+    wanted = plan_on(CpuBackend()).run(batch, None)
+    assert all(made[name].tobytes() == wanted[name].tobytes() for name in wanted)
+    with pytest.raises(BatchError, match="run in one piece"):
+        run_parts(plan, None, 4, batch, ranges)
+
+
+def set_size(size):
+    return lambda step: setattr(step, "ints", [size])
+
+
+MISFITS = {
+    "mean, no rows": ("block_mean", set_size(0)),
+    "mean, too many rows": ("block_mean", set_size(1025)),
+    "mean, outputs": ("block_mean", lambda s: setattr(s, "axis", 1)),
+    "mean, heads": (
+        "block_mean",
+        lambda s: setattr(s, "inputs", [s.inputs[0]._replace(n_heads=2, width=WIDTH // 2)]),
+    ),
+    "mean, width": (
+        "block_mean",
+        lambda s: setattr(s, "inputs", [s.inputs[0]._replace(width=WIDTH - 1)]),
+    ),
+    "mix, size": ("block_mix", set_size(SIZE + 1)),
+    "mix, no rows": ("block_mix", set_size(0)),
+    "mix, far too many rows": ("block_mix", set_size(1 << 40)),
+    "mix, no weights": ("block_mix", lambda s: setattr(s, "weights", [None])),
+    "mix, fewer weights": (
+        "block_mix",
+        lambda s: setattr(s, "weights", [s.weights[0][:-1].copy()]),
+    ),
+    "mix, outputs": ("block_mix", lambda s: setattr(s, "axis", 1)),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_no_plan_is_made(name):
+    kind, change = MISFITS[name]
+    program, source = block_program()
+    lowered = Lowering(program, CpuWeights(source), [], n_batch=4, n_ctx=64)
+    change(next(step for step in lowered.steps if step.kind == kind))
+    with pytest.raises(BackendError):
+        CpuPlan(lowered, threads=1)
+
+
+def test_what_fits_is_made():
+    program, source = block_program()
+    CpuPlan(Lowering(program, CpuWeights(source), [], n_batch=4, n_ctx=64), threads=2)
+
+
+def test_cuda_refuses_them_when_it_plans():
+    """It has no kernels for them yet; the device is not asked."""
+    with pytest.raises(BackendError, match="no CUDA kernel for operation 'block_mean'"):
+        plan_on(CudaBackend(object()))
+
+
+def test_a_runner_without_memory_mixes_what_it_is_fed():
+    program, weights = block_program()
+    found = [Runner(b, program, weights).feed([0] * 7, x=X[:7]) for b, _ in BACKENDS.values()]
+    for made in found[1:]:
+        np.testing.assert_allclose(made["mixed"], found[0]["mixed"], rtol=0, atol=2e-5)
