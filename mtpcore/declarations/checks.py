@@ -368,6 +368,13 @@ def _check_block(spec: DrafterSpec) -> None:
             wanted=", ".join(name for name, _ in spec.graphs) or "further graphs",
             got=f"entries={block.entries!r}, post_head={block.post_head!r}",
         )
+    if block.passes != 0 and not block.post_head:
+        raise PluginError(
+            "passes are those of a post-head",
+            where="block.passes",
+            wanted="post_head=",
+            got=repr(block.passes),
+        )
     if spec.block and spec.heads != Heads():
         raise PluginError("a block is drafted by one head", where="heads", got=repr(spec.heads))
     for feed in spec.feeds:

@@ -254,6 +254,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     made of the target's rows, in the memory of the graph that drafts; without one, that graph reads
     these tokens itself. ``post_head`` names the further graph that chooses the drafts one after the
     other: for each it reads what the drafting graph made of the row, and the token before.
+
+    With ``passes`` the post-head chooses all drafts at once, so many times: each pass has the rows
+    of all drafts, and reads behind them what the pass before has chosen, the first one what the
+    drafting graph alone would draft. Its rows may see each other, but none behind their own.
     """
 
     size: int | str | Key
@@ -261,6 +265,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     from_pending: bool | str | Key = True
     entries: str = ""
     post_head: str = ""
+    passes: int | str | Key = 0
 
 
 class Codebooks(msgspec.Struct, frozen=True, kw_only=True):

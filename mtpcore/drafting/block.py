@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,7 +42,8 @@ class BlockDrafter(GraphDrafter):
     name, runner, upstream
         As ``GraphDrafter``.
     post_head : mapping of str to GraphRunner
-        The graph that chooses drafts one after the other, by its role; empty where there is none.
+        The graph that chooses drafts one after the other, or all at once in passes, by its role;
+        empty where there is none.
 
     Raises
     ------
@@ -61,10 +63,14 @@ class BlockDrafter(GraphDrafter):
         assert block is not None
         assert isinstance(block.size, int)
         assert isinstance(block.mask, int)
+        assert isinstance(block.passes, int)
         self._size, self._mask = block.size, block.mask
         self._first_draft = int(not block.from_pending)  # the row of the first draft
         self._is_fed = bool(block.entries)  # with entries that another graph makes
-        self._is_whole = runner.program.sees_ahead
+        self._is_whole = runner.program.is_run_whole
+        self._passes = block.passes
+        # A post-head that runs in passes reads the pending token's row, whatever that row drafts.
+        self._first_row = 0 if block.passes else self._first_draft
         self.runners = {**self.runners, **post_head}
         self._post_head = next(iter(post_head.values()), None)
         self._masks = {feed.slot: _mask_row(feed, runner) for feed in self._feeds}
@@ -85,21 +91,27 @@ class BlockDrafter(GraphDrafter):
             )
         if self._is_whole and not self._is_fed:
             raise LinkError(
-                "rows that see later ones make no entries of a text",
+                "rows that see a whole block make no entries of a text",
                 where=where,
                 wanted="a further graph that makes them: Block(entries=...)",
-                fix="or let the graph's attention be causal",
+                fix="or let each row see what is before it alone",
             )
-        if self.runner.n_batch < self._size:
+        n_batch = self.runner.n_batch
+        if self._post_head is not None and self._passes:
+            n_batch = min(n_batch, self._post_head.n_batch)
+        if n_batch < self._size:
             raise LinkError(
                 "a block runs in one piece",
                 where=where,
                 wanted=f"n_batch {self._size}",
-                got=f"n_batch {self.runner.n_batch}",
+                got=f"n_batch {n_batch}",
             )
-        if self._post_head is None:
-            return
-        programs = (self.runner.program, self._post_head.program)
+        if self._post_head is not None:
+            self._check_post_head(self._post_head, where)
+
+    def _check_post_head(self, post_head: GraphRunner, where: str) -> None:
+        """Refuse a post-head that does not fit the block, or cannot run as it is declared."""
+        programs = (self.runner.program, post_head.program)
         made, chosen = (p.shape("logits")[1] if "logits" in p.outputs else 0 for p in programs)
         if made != chosen:
             raise LinkError(
@@ -107,6 +119,15 @@ class BlockDrafter(GraphDrafter):
                 where=where,
                 wanted=f"{made} logits",
                 got=f"{chosen} logits",
+            )
+        program = post_head.program
+        sees_too_much = program.sees_ahead if self._passes else program.is_run_whole
+        if sees_too_much:
+            raise LinkError(
+                "the post-head's rows see more than they may",
+                where=where,
+                wanted="none behind them" if self._passes else "none: it runs row after row",
+                got=", ".join(dict.fromkeys(node.op for node in program.nodes)),
             )
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
@@ -134,11 +155,17 @@ class BlockDrafter(GraphDrafter):
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
         lengths = [min(job.k, self.spec.limit, n) for job, n in zip(jobs, lengths, strict=True)]
         batch = self._batch(jobs, spans, lengths)
-        output = self.runner.process(batch, self._fused_sampling(jobs, lengths))
+        fused = None if self._post_head else self._fused_sampling(jobs, lengths)
+        output = self.runner.process(batch, fused)
         for job in jobs:
             self._rewind(job.seq, len(job.history) - self._is_fed)
-        choose = self._choose if self._post_head is None else self._choose_in_order
-        for job, k, ids in zip(jobs, lengths, choose(jobs, lengths, output), strict=True):
+        if self._post_head is None:
+            chosen = self._choose(jobs, lengths, output)
+        elif self._passes:
+            chosen = self._choose_in_passes(jobs, lengths, output)
+        else:
+            chosen = self._choose_in_order(jobs, lengths, output)
+        for job, k, ids in zip(jobs, lengths, chosen, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:
                 self._pause(job.seq, len(job.history) + len(ids) - 1)
@@ -153,7 +180,7 @@ class BlockDrafter(GraphDrafter):
     def _batch(
         self, jobs: Sequence[DraftJob], spans: Sequence[range], lengths: Sequence[int]
     ) -> Batch:
-        """Return the entries that are missing and the blocks; outputs are the rows of drafts."""
+        """Return the missing entries and the blocks; outputs are the rows that are read."""
         tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
@@ -165,8 +192,8 @@ class BlockDrafter(GraphDrafter):
             tokens += job.history[text.start :].tolist() + [self._mask] * n_masks
             seqs += [job.seq] * (len(text) + n_masks)
             places += [*text, *span[1:]]
-            drafting = range(self._first_draft, self._first_draft + k)
-            wanted += [False] * (len(text) - 1) + [row in drafting for row in range(len(span))]
+            read = range(self._first_row, self._first_draft + k)
+            wanted += [False] * (len(text) - 1) + [row in read for row in range(len(span))]
             at = np.array(text, np.int32)
             for slot, rows in slots.items():
                 rows.append(self.runner.sources[slot](np.full(len(at), job.seq, np.int32), at))
@@ -183,8 +210,6 @@ class BlockDrafter(GraphDrafter):
         self, jobs: Sequence[DraftJob], lengths: Sequence[int]
     ) -> FusedSampling | None:
         """Return what chooses drafts while their logits are computed; None if all are needed."""
-        if self._post_head is not None:
-            return None
         samplers = [
             job.sampler if job.sampler.is_gumbel_max and job.p_min <= 0 else None
             for job, k in zip(jobs, lengths, strict=True)
@@ -198,13 +223,17 @@ class BlockDrafter(GraphDrafter):
         return FusedSampling(samplers=samplers, indices=indices, token_ids=self._ids)
 
     def _choose(
-        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
+        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output, n_before: int = 0
     ) -> list[list[int]]:
-        """Return each sequence's drafts, each chosen from its row with those before it known."""
+        """Return each sequence's drafts, each chosen from its row with those before it known.
+
+        Of each sequence the first ``n_before`` outputs draft nothing.
+        """
         chosen: list[list[int]] = []
         begin = 0
         for job, k in zip(jobs, lengths, strict=True):
             ids: list[int] = []
+            begin += n_before
             for at in range(begin, begin + k):
                 token = output.chosen_at(at)
                 if token is None:
@@ -226,8 +255,7 @@ class BlockDrafter(GraphDrafter):
         """Return each sequence's drafts, by the post-head: row by row, from the token before."""
         post_head = self._post_head
         assert post_head is not None
-        feeds = [feed for feed in self.spec.feeds if feed.graph == post_head.graph_type.name]
-        rows = {feed.slot: self._rows(feed, output) for feed in feeds}
+        rows = self._post_head_rows(post_head, output)
         begins = np.cumsum([0, *lengths[:-1]])
         passes = []
         for step in range(max(lengths, default=0)):
@@ -254,6 +282,71 @@ class BlockDrafter(GraphDrafter):
             chosen[i] = ids
             post_head.rewind(jobs[i].seq, 0)
         return chosen
+
+    def _choose_in_passes(
+        self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
+    ) -> list[list[int]]:
+        """Return each sequence's drafts, by the post-head: all at once, in several passes.
+
+        Each pass reads what the one before has chosen, which is Jacobi's iteration (Wang and others
+        2026, arXiv 2608.02438). Rows see none behind them, and noise belongs to a place: so draft i
+        no longer changes after pass i, and a pass that changes nothing is the last one.
+        """
+        post_head = self._post_head
+        assert post_head is not None
+        rows = self._post_head_rows(post_head, output)
+        n_before = self._first_draft - self._first_row
+        begins = np.cumsum([0, *(n_before + k for k in lengths[:-1])])
+        anyhow = [msgspec.structs.replace(job, p_min=0.0) for job in jobs]
+        chosen = self._choose(anyhow, lengths, output, n_before)
+        for _ in range(self._passes):
+            before, lengths = chosen, [len(ids) for ids in chosen]
+            if not any(lengths):
+                break
+            batch = self._pass(jobs, before, begins, rows)
+            output = post_head.process(batch, self._fused_sampling(jobs, lengths))
+            for job in jobs:
+                post_head.rewind(job.seq, 0)
+            chosen = self._choose(anyhow, lengths, output)
+            if chosen == before:
+                break
+        return self._choose(jobs, lengths, output)
+
+    def _pass(
+        self,
+        jobs: Sequence[DraftJob],
+        drafts: Sequence[Sequence[int]],
+        begins: NDArray[np.int64],
+        rows: Mapping[str, F32],
+    ) -> Batch:
+        """Return the rows of a pass of the post-head, each behind the token before its draft.
+
+        ``begins`` says where the rows of each sequence begin in ``rows``. Where the text has no
+        token before the pending one, that stands for it.
+        """
+        tokens: list[int] = []
+        seqs: list[int] = []
+        places: list[int] = []
+        wanted: list[bool] = []
+        taken: list[int] = []
+        for job, ids, begin in zip(jobs, drafts, begins.tolist(), strict=True):
+            known = job.history[-2:].tolist()
+            text, pending = [*known, *ids], len(known) - 1
+            at = range(self._first_row, self._first_draft + len(ids)) if ids else range(0)
+            tokens += [text[max(pending + row - self._first_draft, 0)] for row in at]
+            seqs += [job.seq] * len(at)
+            places += [len(job.history) - 1 + row for row in at]
+            wanted += [row >= self._first_draft for row in at]
+            taken += range(begin, begin + len(at))
+        slots = {  # mostly all rows, which are not copied
+            slot: part if len(part) == len(taken) else part[taken] for slot, part in rows.items()
+        }
+        return Batch(tokens, seq=seqs, pos=places, outputs=wanted, slots=slots)
+
+    def _post_head_rows(self, post_head: GraphRunner, output: Output) -> dict[str, F32]:
+        """Return what feeds each slot of the post-head, float32[n_outputs, width]."""
+        feeds = [feed for feed in self.spec.feeds if feed.graph == post_head.graph_type.name]
+        return {feed.slot: self._rows(feed, output) for feed in feeds}
 
     def _rows(self, feed: Feed, output: Output) -> F32:
         """Return what feeds a slot of the post-head, float32[n_outputs, width]."""

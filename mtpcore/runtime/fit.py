@@ -26,6 +26,7 @@ _Block = {
     for drafts_first, least in ((True, 1), (False, 2))
 }
 """Rows of a block, by whether the first one drafts."""
+_Passes = Annotated[int, msgspec.Meta(ge=1, le=1 << 10, description="1..1024")]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _One = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1, description="an int in 1..2**31 - 1")]
 _Some = Annotated[int, msgspec.Meta(ge=0, le=1 << 20, description=f"an int in 0..{1 << 20}")]
@@ -260,6 +261,7 @@ def _resolve_block(block: Block | None, fields: Fields) -> Block | None:
         block,
         size=_value(block.size, fields, _Block[from_pending], "no size of a block that drafts"),
         mask=_value(block.mask, fields, _Token, "no mask token"),
+        passes=block.passes and _value(block.passes, fields, _Passes, "no number of passes"),
         from_pending=from_pending,
     )
 
