@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafters of random weights as they are published, and their formulas in NumPy.
+"""DFlash, DSpark and XPress drafters of random weights as published, and their formulas in NumPy.
 
 The witness works on a whole text at once, in float64, on weights by their published names without
 ``.weight``.
@@ -36,6 +36,7 @@ class Variant(NamedTuple):
     windows: tuple[int, ...] = (0, 0, 0)
     windows_both_ways: bool = False
     markov: bool = False
+    passes: int = 0
     from_anchor: bool | None = None
 
     @property
@@ -58,8 +59,27 @@ VARIANTS = {
         "DSparkDraftModel", speculators=True, markov=True, n_draft=N_DRAFT, own_tables=True
     ),
     "dspark in place": Variant("DSparkDraftModel", markov=True, from_anchor=False, size=4),
+    "xpress": Variant("Qwen3XPressModel", passes=3),
+    "speculators' xpress": Variant(
+        "XPressSpeculator", speculators=True, passes=6, n_draft=N_DRAFT, own_tables=True
+    ),
+    "xpress from the pending token": Variant(
+        "XPressDraftModel", passes=1, from_anchor=True, causal=True
+    ),
 }
 MASK = N_VOCAB - 2
+REFINER = {
+    "w1": "token_embed",
+    "w2": "readout",
+    "down_h": "down_h",
+    "down_g": "down_g",
+    "in_proj": "in_proj",
+    "mix.L": "mix_l",
+    "mlp.gate_proj": "mlp_gate",
+    "mlp.up_proj": "mlp_up",
+    "mlp.down_proj": "mlp_down",
+}
+"""What the authors' code calls a tensor of XPress' head, and what speculators calls it."""
 
 
 def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
@@ -99,6 +119,19 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
         made["markov_head.markov_w1"] = 3 * random(N_VOCAB, RANK)
         made["markov_head.markov_w2"] = random(c.n_draft, RANK)
         made["confidence_head.proj"] = random(1, WIDTH + RANK)
+    if c.passes:
+        head = {
+            "w1": 6 * random(N_VOCAB, RANK),
+            "w2": 3 * random(c.n_draft, RANK),
+            "down_h": random(RANK, WIDTH),
+            "down_g": random(RANK, WIDTH),
+            "in_proj": random(RANK, 3 * RANK),
+            "mix.L": 2 * random(RANK, c.size, c.size),
+            "mlp.gate_proj": random(2 * RANK, RANK),
+            "mlp.up_proj": random(2 * RANK, RANK),
+            "mlp.down_proj": random(RANK, 2 * RANK),
+        }
+        made |= {f"xpress_head.{name}": values for name, values in head.items()}
     return made
 
 
@@ -125,13 +158,15 @@ def config_of(c: Variant) -> dict[str, object]:
     if c.speculators:
         made |= {
             "transformer_layer_config": layer,
-            "speculators_model_type": "dspark" if c.markov else "dflash",
+            "speculators_model_type": "dspark" if c.markov else "xpress" if c.passes else "dflash",
             "draft_vocab_size": c.n_draft,
             "aux_hidden_state_layer_ids": list(c.layers),
             "mask_token_id": MASK,
             "sliding_window_non_causal": c.windows_both_ways,
         }
-        return made
+        return made | ({"num_jacobi_passes": c.passes} if c.passes else {})
+    if c.passes:
+        made |= {"xpress_num_passes": c.passes, "xpress_rank": RANK, "xpress_block_size": c.size}
     inner = {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": MASK}
     return made | layer | {"dflash_config": inner | {"causal": c.causal}}
 
@@ -140,7 +175,11 @@ def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
     """Write a drafter's checkpoint and convert it; return the model file."""
     named = {}
     for name, values in weights_of(c, seed).items():
-        named[name if name in ("d2t", "t2d") else f"{name}.weight"] = values
+        head, _, rest = name.partition("xpress_head.")
+        if rest and not head and c.speculators:
+            name = f"refiner_head.{REFINER[rest]}"
+        bare = name in ("d2t", "t2d") or rest == "mix.L"
+        named[name if bare else f"{name}.weight"] = values
     source = write_checkpoint(folder / "drafter", config_of(c), named)
     target = folder / "target"
     target.mkdir(exist_ok=True)
@@ -185,10 +224,10 @@ def entries(c: Variant, w: dict[str, np.ndarray], taps: np.ndarray) -> list[np.n
     return [_stored(c, w, n, x, 0) for n in range(c.n_layers)]
 
 
-def block_logits(
+def block_hidden(
     c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
 ) -> np.ndarray:
-    """Return the logits of a block's rows, behind these entries."""
+    """Return the hidden states of a block's rows, behind these entries."""
     begin, size = stored[0].shape[2], len(tokens)
     x = w["embed_tokens"][tokens]
     for n in range(c.n_layers):
@@ -212,7 +251,14 @@ def block_logits(
         f = norm(x, w[at + "post_attention_layernorm"])
         gate = silu(f @ w[at + "mlp.gate_proj"].T)
         x = x + (gate * (f @ w[at + "mlp.up_proj"].T)) @ w[at + "mlp.down_proj"].T
-    return norm(x, w["norm"]) @ w["lm_head"].T
+    return norm(x, w["norm"])
+
+
+def block_logits(
+    c: Variant, w: dict[str, np.ndarray], stored: list[np.ndarray], tokens: np.ndarray
+) -> np.ndarray:
+    """Return the logits of a block's rows, behind these entries."""
+    return block_hidden(c, w, stored, tokens) @ w["lm_head"].T
 
 
 def markov_logits(w: dict[str, np.ndarray], base: np.ndarray, before: int) -> np.ndarray:
@@ -220,14 +266,56 @@ def markov_logits(w: dict[str, np.ndarray], base: np.ndarray, before: int) -> np
     return base + w["markov_head.markov_w2"] @ w["markov_head.markov_w1"][before]
 
 
+def refined_logits(w: dict[str, np.ndarray], hidden: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return a whole block's logits once the token before each row's own is known."""
+    of = {name: w[f"xpress_head.{name}"] for name in REFINER}
+    mean = np.tile(hidden.mean(0), (len(hidden), 1))
+    x = np.concatenate([hidden @ of["down_h"].T, mean @ of["down_g"].T, of["w1"][before]], axis=1)
+    x = x @ of["in_proj"].T
+    x = x + np.einsum("ckj,jc->kc", of["mix.L"] * np.tri(len(x)), x)
+    gate = silu(x @ of["mlp.gate_proj"].T)
+    x = x + (gate * (x @ of["mlp.up_proj"].T)) @ of["mlp.down_proj"].T
+    return hidden @ w["lm_head"].T + x @ of["w2"].T
+
+
+def drafted(c: Variant, w: dict[str, np.ndarray], logits: np.ndarray) -> np.ndarray:
+    """Return the best token of each row."""
+    best = logits.argmax(1)
+    return best + w["d2t"][best].astype(int) if "d2t" in w else best
+
+
+def rounds(
+    c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray
+) -> list[np.ndarray]:
+    """Return the logits of a block before XPress' first pass and behind each, as published.
+
+    The published loop is ``block[:, 1:] = argmax(base)``, then so many times ``prev =
+    block.roll(1)``, ``prev[:, 0] =`` the token before the pending one, and ``block[:, 1:] =
+    argmax(base + bias(prev))``. Where the pending token's row drafts, row i is behind draft i.
+    """
+    block = np.array([text[-1]] + [MASK] * (c.size - 1))
+    hidden = block_hidden(c, w, entries(c, w, taps), block)
+    made = [hidden @ w["lm_head"].T]
+    for _ in range(c.passes):
+        chosen = drafted(c, w, made[-1])
+        if c.first:
+            before = np.concatenate([[text[max(len(text) - 2, 0)], text[-1]], chosen[1:-1]])
+        else:
+            before = np.concatenate([[text[-1]], chosen[:-1]])
+        made.append(refined_logits(w, hidden, before))
+    return made
+
+
 def scores(
-    c: Variant, w: dict[str, np.ndarray], pending: int, taps: np.ndarray, drafts: list[int]
+    c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray, drafts: list[int]
 ) -> np.ndarray:
-    """Return what each of these drafts is chosen by: [n, N_VOCAB], -inf where none can be."""
-    block = np.array([pending] + [MASK] * (c.size - 1))
-    logits = block_logits(c, w, entries(c, w, taps), block)[c.first :][: len(drafts)]
+    """Return what each of these drafts is chosen by: [n, N_VOCAB], -inf where none can be.
+
+    The pending token is the last one of the text.
+    """
+    logits = rounds(c, w, text, taps)[-1][c.first :][: len(drafts)]
     if c.markov:
-        before = [pending, *drafts[:-1]]
+        before = [text[-1], *drafts[:-1]]
         logits = np.stack([markov_logits(w, *pair) for pair in zip(logits, before, strict=True)])
     if "d2t" not in w:
         return logits
@@ -237,13 +325,16 @@ def scores(
 
 
 def drafts(
-    c: Variant, w: dict[str, np.ndarray], pending: int, taps: np.ndarray, k: int
+    c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray, k: int
 ) -> tuple[list[int], float]:
     """Return k greedy drafts, and the least distance of the two best logits."""
     found: list[int] = []
     margin = np.inf
+    if c.passes:
+        second, first = np.sort(rounds(c, w, text, taps), axis=-1)[:, c.first :, -2:].T
+        margin = (first - second).min()
     for _ in range(k):
-        row = scores(c, w, pending, taps, [*found, 0])[-1]
+        row = scores(c, w, text, taps, [*found, 0])[-1]
         second, first = np.sort(row)[-2:]
         margin = min(margin, first - second)
         found.append(int(row.argmax()))

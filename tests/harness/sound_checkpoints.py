@@ -228,6 +228,7 @@ ORIGINALS = {
     ),
     "dflash": _drafter(dflash.write_drafter, dflash.VARIANTS["speculators' windows"], "drafter"),
     "dspark": _drafter(dflash.write_drafter, dflash.VARIANTS["dspark"], "drafter"),
+    "xpress": _drafter(dflash.write_drafter, dflash.VARIANTS["xpress"], "drafter"),
     "peagle": _drafter(peagle.write_head, peagle.VARIANTS["speculators"], "head"),
     "qwen3.5": _hybrid("irregular layers, tied"),
     "qwen3.5 with experts": _hybrid("experts in one piece"),

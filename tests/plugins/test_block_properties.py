@@ -19,7 +19,7 @@ from mtpcore.testing import (
 )
 from mtpcore.testing.machine import machine_of
 
-DRAFTERS = ("z-lab", "windows", "dspark", "peagle", "pard")
+DRAFTERS = ("z-lab", "windows", "dspark", "xpress", "peagle", "pard")
 FED = DRAFTERS[:-1]
 """Those that read the target's rows."""
 drafters = pytest.mark.parametrize("name", DRAFTERS)

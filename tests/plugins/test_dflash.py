@@ -1,4 +1,4 @@
-"""Every variant of DFlash and DSpark, from its published layout, against its formulas in NumPy."""
+"""Variants of DFlash, DSpark and XPress, as published and converted, against formulas in NumPy."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,8 @@ def test_formulas(name, kind, target, tmp_path):
         drafting.memory,
     )
     block = np.array([3] + [MASK] * (c.size - 1), np.int32)
-    logits = drafting.feed(block)["logits"]
+    drawn = drafting.feed(block)
+    logits = drawn["logits"]
     wanted = dflash.block_logits(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
     assert np.abs(wanted).max() > 0.5
     assert np.abs(logits - wanted).max() < near * np.abs(wanted).max()
@@ -87,6 +88,13 @@ def test_formulas(name, kind, target, tmp_path):
         post_head = runner(drafter, "markov").feed(TOKENS[:1], base=logits[:1])["logits"]
         wanted = dflash.markov_logits(w, wanted[0], TOKENS[0])
         assert np.abs(post_head[0] - wanted).max() < near * np.abs(wanted).max()
+    if c.passes:
+        before = TOKENS[: c.size]
+        slots = {"base": drawn["logits"], "description": drawn["description"]}
+        refined = runner(drafter, "refiner").feed(before, **slots)["logits"]
+        hidden = dflash.block_hidden(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
+        wanted = dflash.refined_logits(w, hidden, before)
+        assert np.abs(refined - wanted).max() < near * np.abs(wanted).max()
 
 
 @variants
@@ -102,7 +110,8 @@ def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
         made = llm.process(Batch.of([token], pos=place))
         rows.append(np.concatenate([made.tap(tap)[0] for tap in taps_of(c)]))
         pending = cross.pending(0, Sampling.greedy())
-        wanted, margin = dflash.drafts(c, w, pending, np.array(rows, np.float64), longest)
+        text = [*TOKENS[: place + 1].tolist(), pending]
+        wanted, margin = dflash.drafts(c, w, text, np.array(rows, np.float64), longest)
         near += margin < 1e-2
         if margin >= 1e-2:
             assert cross.draft(0, 8) == wanted
@@ -111,7 +120,9 @@ def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
     assert near < 8
 
 
-@pytest.mark.parametrize("name", ["z-lab", "speculators", "windows", "dspark", "dspark in place"])
+@pytest.mark.parametrize(
+    "name", ["z-lab", "speculators", "windows", "dspark", "dspark in place", "speculators' xpress"]
+)
 def test_the_conformance_kit_agrees_with_the_formulas(name, tmp_path, target):
     c = VARIANTS[name]
     w = dflash.read_weights(c, seed_of(name), target)
@@ -120,7 +131,7 @@ def test_the_conformance_kit_agrees_with_the_formulas(name, tmp_path, target):
 
     def scores(tokens, rows, drafts):
         taps = np.concatenate([rows[tap] for tap in taps_of(c)], axis=1).astype(np.float64)
-        return dflash.scores(c, w, int(tokens[-1]), taps, list(drafts))
+        return dflash.scores(c, w, list(tokens), taps, list(drafts))
 
     assert check_drafts(subject, scores, k=c.size, n_tokens=12) >= 12 * (c.size - c.first)
 
@@ -137,6 +148,29 @@ def test_layers_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr(dflash, "config_of", config_of)
     with pytest.raises(ModelFileError, match="does not name the target's layers"):
         dflash.write_drafter(tmp_path, VARIANTS["z-lab"])
+
+
+@pytest.fixture
+def change(monkeypatch):
+    """Return what changes the configuration of drafters that are written from then on."""
+    plain = dflash.config_of
+
+    def change(**values):
+        monkeypatch.setattr(dflash, "config_of", lambda c: plain(c) | values)
+
+    return change
+
+
+def test_passes_are_six_where_nobody_says(tmp_path, change):
+    change(xpress_num_passes=None)
+    drafter = load_model(dflash.write_drafter(tmp_path, VARIANTS["xpress"]))
+    assert drafter.drafters[0].block.passes == 6
+
+
+def test_a_refiner_mixes_whole_blocks(tmp_path, change):
+    change(block_size=4)
+    with pytest.raises(ModelFileError, match="not the size of the blocks that the refiner mixes"):
+        dflash.write_drafter(tmp_path, VARIANTS["xpress"])
 
 
 @pytest.mark.parametrize("n", range(SIZES.n_layers + 1))

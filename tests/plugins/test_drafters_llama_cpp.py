@@ -25,8 +25,9 @@ def test_eagle3(name, tmp_path):
     load(eagle3.write_head(tmp_path, eagle3.VARIANTS[name]))
 
 
-@pytest.mark.parametrize("name", dflash.VARIANTS)
+@pytest.mark.parametrize("name", [name for name, c in dflash.VARIANTS.items() if not c.passes])
 def test_dflash(name, tmp_path):
+    """XPress it does not know."""
     load(dflash.write_drafter(tmp_path, dflash.VARIANTS[name]))
 
 

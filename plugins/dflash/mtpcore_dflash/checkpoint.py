@@ -1,10 +1,13 @@
-"""How DFlash and DSpark drafters are published, and what their model files call it.
+"""How DFlash, DSpark and XPress drafters are published, and what their model files call it.
 
 There are two layouts of the configuration: z-lab's, with ``dflash_config`` and layers counted by
 their outputs, and speculators', with ``transformer_layer_config`` and layers counted by inputs.
+XPress' tensors have names of their own in each.
 """
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mtpcore.plugin import (
     ATTENTION,
@@ -70,6 +73,17 @@ def window_causal(config: Config) -> bool | None:
     return is_speculators(config) and not both_ways
 
 
+def passes(config: Config) -> int:
+    """Return how often XPress refines a block; the authors' default is 6."""
+    count: int = config.get("num_jacobi_passes", "xpress_num_passes", default=6, type=int)
+    return count
+
+
+def channels_last(mixer: NDArray[np.float32], config: Config) -> NDArray[np.float32]:
+    """Put the weights of a row for another side by side: [channels, rows, rows] before."""
+    return np.ascontiguousarray(mixer.transpose(1, 2, 0))
+
+
 DFLASH_CHECKPOINT = Checkpoint(
     architectures=frozenset({"DFlashDraftModel", "DFlashSpeculator"}),
     requires=("block_size",),
@@ -118,5 +132,40 @@ DSPARK_CHECKPOINT = msgspec.structs.replace(
     metadata=(
         *DFLASH_CHECKPOINT.metadata,
         ("{arch}.sample_from_anchor", dspark_drafts_from_anchor),
+    ),
+)
+
+_HEAD = "refiner_head"
+XPRESS_CHECKPOINT = msgspec.structs.replace(
+    DFLASH_CHECKPOINT,
+    architectures=frozenset(
+        {"Qwen3XPressModel", "Qwen3XPressForCausalLM", "XPressDraftModel", "XPressSpeculator"}
+    ),
+    prefixes=(
+        *DFLASH_CHECKPOINT.prefixes,
+        ("xpress_head.", f"{_HEAD}."),
+        ("xpress_head.w1.", f"{_HEAD}.token_embed."),
+        ("xpress_head.w2.", f"{_HEAD}.readout."),
+        ("xpress_head.mix.L", f"{_HEAD}.mix_l"),
+        ("xpress_head.mlp.gate_proj.", f"{_HEAD}.mlp_gate."),
+        ("xpress_head.mlp.up_proj.", f"{_HEAD}.mlp_up."),
+        ("xpress_head.mlp.down_proj.", f"{_HEAD}.mlp_down."),
+    ),
+    tensors=(
+        *DFLASH_CHECKPOINT.tensors,
+        Rename(f"{_HEAD}.down_h.weight", "refiner.row.weight"),
+        Rename(f"{_HEAD}.down_g.weight", "refiner.block.weight"),
+        Rename(f"{_HEAD}.token_embed.weight", "refiner.token_embd.weight"),
+        Rename(f"{_HEAD}.in_proj.weight", "refiner.join.weight"),
+        Rename(f"{_HEAD}.mix_l", "refiner.mix.weight", channels_last),
+        Rename(f"{_HEAD}.mlp_gate.weight", "refiner.ffn_gate.weight"),
+        Rename(f"{_HEAD}.mlp_up.weight", "refiner.ffn_up.weight"),
+        Rename(f"{_HEAD}.mlp_down.weight", "refiner.ffn_down.weight"),
+        Rename(f"{_HEAD}.readout.weight", "refiner.output.weight"),
+    ),
+    metadata=(
+        *DFLASH_CHECKPOINT.metadata,
+        ("{arch}.sample_from_anchor", Key("sample_from_anchor", False)),
+        ("{arch}.refiner_passes", passes),
     ),
 )

@@ -1,6 +1,7 @@
-"""The graphs of DFlash: entries made of the target's rows, a block; and DSpark's post-head.
+"""The graphs of DFlash: entries made of the target's rows, a block; and the others' post-heads.
 
-Chen, Liang and others: DFlash, 2026 (arXiv 2602.06036). Names are llama.cpp's.
+Chen, Liang and others: DFlash, 2026 (arXiv 2602.06036). Wang and others: xPress, 2026 (arXiv
+2608.02438). Names are llama.cpp's, but for those of XPress (``refiner.*``), which it has not.
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from mtpcore.plugin import (
     Inputs,
     LayerKind,
     Outputs,
+    Value,
     attention_block,
     feed_forward_block,
     remember,
@@ -36,13 +38,14 @@ _NEUTRAL = {
 
 
 class DFlashHparams(Hparams, frozen=True, kw_only=True):
-    """What DFlash adds: the target's width, and what the rows of a block see of each other.
+    """What DFlash adds: sizes of block and target, and what rows of a block see of each other.
 
     They see each other both ways, or with ``causal`` what precedes them. ``windowed`` says which
     layers see ``window`` tokens only; with ``window_causal`` these layers are causal at least.
     """
 
     target_width: int = msgspec.field(name="target_hidden_size", default=0)
+    block_size: int = 16
     causal: bool = msgspec.field(name="attention.causal", default=False)
     window: int = msgspec.field(name="attention.sliding_window", default=0)
     window_causal: bool = msgspec.field(name="attention.sliding_window_causal", default=False)
@@ -58,6 +61,14 @@ class DFlashHparams(Hparams, frozen=True, kw_only=True):
                     key, "a relative of DFlash that the graph is not of", wanted=neutral, got=value
                 )
         made = super().read(fields, tensors)
+        mixer = tensors.get("refiner.mix.weight")
+        if mixer is not None and mixer.shape[0] != made.block_size:
+            raise fields.error(
+                "{arch}.block_size",
+                "not the size of the blocks that the refiner mixes",
+                wanted=mixer.shape[0],
+                got=made.block_size,
+            )
         width = fields.get("{arch}.target_hidden_size", Count, made.width)
         return msgspec.structs.replace(made, target_width=width)
 
@@ -88,7 +99,7 @@ def entries(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     return Outputs()
 
 
-def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+def _layers(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Value:
     """Build the layers that fill a block; attention sees the entries and the block's rows."""
     x = g.embed(inputs.tokens, "token_embd.weight")
     for n in range(h.n_layers):
@@ -104,7 +115,12 @@ def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
         )
         x = g.add(x, attended)
         x = g.add(x, feed_forward_block(g, x, n, h))
-    hidden = g.rms_norm(g.output_rows(x), "output_norm.weight", h.norm_eps)
+    return x
+
+
+def block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Draft each token of a block from its own row."""
+    hidden = g.rms_norm(g.output_rows(_layers(g, inputs, h)), "output_norm.weight", h.norm_eps)
     return Outputs(logits=g.matmul(hidden, "output.weight"))
 
 
@@ -112,4 +128,24 @@ def markov(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
     """Add to a row's logits those that the token before it suggests."""
     before = g.embed(inputs.tokens, "markov_w1.weight")
     suggested = g.matmul(g.output_rows(before), "markov_w2.weight")
+    return Outputs(logits=g.add(g.output_rows(inputs["base"]), suggested))
+
+
+def described_block(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Draft as ``block`` does, and describe each row and the whole block for the refiner."""
+    hidden = g.rms_norm(_layers(g, inputs, h), "output_norm.weight", h.norm_eps)
+    row = g.matmul(hidden, "refiner.row.weight")
+    whole = g.matmul(g.block_mean(hidden, h.block_size), "refiner.block.weight")
+    logits = g.matmul(g.output_rows(hidden), "output.weight")
+    return Outputs(logits=logits, description=g.concat(row, whole))
+
+
+def refiner(g: GraphBuilder, inputs: Inputs, h: DFlashHparams) -> Outputs:
+    """Add to the rows' logits what they suggest with the tokens before them, mixed in order."""
+    before = g.embed(inputs.tokens, "refiner.token_embd.weight")
+    x = g.matmul(g.concat(inputs["description"], before), "refiner.join.weight")
+    x = g.add(x, g.block_mix(x, "refiner.mix.weight"))
+    gate, up = (g.matmul(x, f"refiner.ffn_{name}.weight") for name in ("gate", "up"))
+    x = g.add(x, g.matmul(g.gated(gate, up), "refiner.ffn_down.weight"))
+    suggested = g.matmul(g.output_rows(x), "refiner.output.weight")
     return Outputs(logits=g.add(g.output_rows(inputs["base"]), suggested))
