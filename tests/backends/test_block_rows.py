@@ -10,7 +10,6 @@ from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.weights import Weights as CpuWeights
-from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.graph import GraphBuilder, Outputs
@@ -175,12 +174,6 @@ def test_no_plan_is_made(name):
 def test_what_fits_is_made():
     program, source = block_program()
     CpuPlan(Lowering(program, CpuWeights(source), [], n_batch=4, n_ctx=64), threads=2)
-
-
-def test_cuda_refuses_them_when_it_plans():
-    """It has no kernels for them yet; the device is not asked."""
-    with pytest.raises(BackendError, match="no CUDA kernel for operation 'block_mean'"):
-        plan_on(CudaBackend(object()))
 
 
 def test_a_runner_without_memory_mixes_what_it_is_fed():

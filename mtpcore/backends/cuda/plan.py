@@ -13,10 +13,12 @@ from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch import LAUNCHERS
+from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
 from mtpcore.backends.cuda.launch.step import Step, start
 from mtpcore.backends.cuda.outputs import DeviceRows
+from mtpcore.backends.cuda.sequences import SequenceRows
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
@@ -65,6 +67,7 @@ class CudaPlan:
         self._constants: dict[tuple[str, bytes], DeviceArray] = {}
         self._rows = Rows(device, n_batch)
         self._tables = [Tables(device) for _ in stores]
+        self._sequences: SequenceRows | None = None  # where rows of a sequence are blocks
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
         self._arrays = self._make_arrays()
@@ -118,6 +121,8 @@ class CudaPlan:
             tables.take(group.pages)
         for (number, _, _), visible in self._visible.items():
             visible.take(batch, groups[number].pages)
+        if self._sequences:
+            self._sequences.take(batch.seq)
         if self._walks and passes:
             self._walks.tell(passes)
         for launcher, step, is_of_outputs in self._steps:
@@ -163,10 +168,13 @@ class CudaPlan:
             self._memory_of(node),
         )
 
-    def _memory_of(self, node: Node) -> Attended | StepStates | None:
-        """Return what a node reaches of what is kept of sequences."""
+    def _memory_of(self, node: Node) -> Attended | StepStates | SequenceRows | None:
+        """Return what a node reaches of its rows' sequences, and of what is kept of them."""
         if node.op in _ATTENDING:
             return self._attended(node)
+        if node.op in OVER_BLOCKS:
+            self._sequences = self._sequences or SequenceRows(self._device, self._n_batch)
+            return self._sequences
         if node.op not in RECURRENT:
             return None
         if self._states is None or self._walks is None:

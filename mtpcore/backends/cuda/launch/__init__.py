@@ -4,7 +4,15 @@ A launcher is a plain function of sizes and arrays, so that it can be checked, a
 GPU. A test holds that no operation of the table is missing.
 """
 
-from mtpcore.backends.cuda.launch import attention, embedding, products, recurrent, rows, tokens
+from mtpcore.backends.cuda.launch import (
+    attention,
+    blocks,
+    embedding,
+    products,
+    recurrent,
+    rows,
+    tokens,
+)
 
 __all__ = ["KERNELS", "LAUNCHERS"]
 
@@ -14,6 +22,7 @@ LAUNCHERS = {
     **products.LAUNCHERS,
     **attention.LAUNCHERS,
     **recurrent.LAUNCHERS,
+    **blocks.LAUNCHERS,
 }
 
 KERNELS = (
@@ -22,5 +31,6 @@ KERNELS = (
     *products.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,
+    *blocks.KERNELS,
     *tokens.KERNELS,
 )

@@ -1,0 +1,36 @@
+"""Operations over the rows of a block of a sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
+
+__all__ = ["KERNELS", "LAUNCHERS"]
+
+_MEAN, _MIX = (Kernel("block", (("MIX", str(i)),)) for i in range(2))
+KERNELS = (_MEAN, _MIX)
+
+
+def block_mean(step: Step, n_rows: int) -> list[Launch]:
+    """Give the rows of a block their mean."""
+    return _over_blocks(_MEAN, step, n_rows, None, step.attrs["size"])
+
+
+def block_mix(step: Step, n_rows: int) -> list[Launch]:
+    """Mix the rows of a block, each with those before it."""
+    return _over_blocks(_MIX, step, n_rows, step.weights[0], step.weights[0].shape[0])
+
+
+def _over_blocks(
+    kernel: Kernel, step: Step, n_rows: int, weight: DeviceArray | None, size: int
+) -> list[Launch]:
+    x, rows = step.inputs[0], step.memory
+    arguments = (x, weight, rows.order, rows.spans, step.outputs[0])
+    sizes = map(np.int32, (x.shape[1], size))
+    return [Launch(kernel, (blocks_of(x.shape[1]), n_rows), (*arguments, *sizes))]
+
+
+LAUNCHERS: dict[str, Launcher] = {"block_mean": block_mean, "block_mix": block_mix}

@@ -1,0 +1,36 @@
+"""Operations over the rows of a block, bit for bit as the definition has them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from harness.cuda_steps import carry_out
+
+from mtpcore.backends.cuda.launch.blocks import LAUNCHERS
+from mtpcore.backends.cuda.sequences import SequenceRows
+from mtpcore.backends.reference.arithmetic.table import OPERATIONS
+
+SEQ = np.array([2, 0, 0, 2, 0, 7, 2, 0, 2, 2, 0], np.int32)
+
+
+def both(device, op, x, seq, weights=(), **attrs):
+    rows = SequenceRows(device, len(x) + 3)
+    rows.take(seq)
+    (made,) = carry_out(
+        device, LAUNCHERS[op], [x], weights, (x.shape[1:], np.float32), memory=rows, **attrs
+    )
+    run = SimpleNamespace(batch=SimpleNamespace(seq=seq))
+    (wanted,) = OPERATIONS[op](run, [x], list(weights), attrs)
+    return made, wanted
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("width", [5, 300])
+def test_mean_and_mix(device, size, width):
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(len(SEQ), width)).astype(np.float32)
+    w = rng.normal(size=(size, size, width)).astype(np.float32)
+    made, wanted = both(device, "block_mean", x, SEQ, size=size)
+    assert made.tobytes() == wanted.tobytes()
+    made, wanted = both(device, "block_mix", x, SEQ, [w])
+    assert made.tobytes() == wanted.tobytes()
