@@ -6,9 +6,12 @@ import pytest
 from harness.families import FAMILIES
 
 from mtpcore import Batch
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.outputs import DeviceRowBuffer, DeviceRows
 from mtpcore.backends.host_rows import HostRows
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.testing import Weights
 
 DEMO = FAMILIES[-1]
 
@@ -70,3 +73,22 @@ def test_rows_reach_the_drafter_without_the_host(emulated, monkeypatch):
     inbox = cross.links.inboxes("draft")["hidden"]
     assert isinstance(inbox.get(0, 2, 5), DeviceRows)
     assert len(came) == 2
+
+
+def test_a_plan_reads_a_slice_of_rows_where_they_are(device):
+    g = GraphBuilder("double", {}, slots={"a": 3})
+    program = g.finish(Outputs(y=g.scale(g.inputs["a"], 2.0)))
+    backend, values = CudaBackend(device), rows(6, 3)
+    plan = backend.plan(program, Weights({}), n_batch=4, n_ctx=64, threads=1, stores=())
+    place = np.arange(3, dtype=np.int32)
+    batch = CheckedBatch(
+        tokens=place,
+        positions=place[:, None],
+        seq=np.zeros(3, np.int32),
+        place=place,
+        outputs=place[:0],
+        slots={"a": on(device, values)[2:5]},
+    )
+    first = plan.run(batch, None)["y"]
+    plan.run(msgspec.structs.replace(batch, slots={"a": values[:3]}), None)
+    assert np.array_equal(first, 2 * values[2:5])
