@@ -50,6 +50,7 @@ cdef class Scratch:
 cdef class Sampler:
     cdef mtp_sampling settings  # its mask is NULL between calls
     cdef readonly Scratch scratch
+    cdef readonly object sampling
     cdef object bias_arrays  # settings points into them
     cdef object _choose(
         self, const float[::1] logits, const int32_t[::1] history, int64_t n_prompt,

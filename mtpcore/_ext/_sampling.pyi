@@ -66,10 +66,20 @@ class Sampler:
     """
 
     scratch: Scratch
+    sampling: Settings
     def __init__(self, settings: Settings, scratch: Scratch) -> None: ...
     @property
     def is_gumbel_max(self) -> bool:
         """Whether a choice reads each logit by itself: no bias, no penalties, no cuts."""
+
+    def check(self, n_vocab: int, index: int, token_ids: NDArray[np.int32] | None = None) -> None:
+        """Check the arguments of a choice that is made elsewhere, as on a device.
+
+        Raises
+        ------
+        SamplingError
+            As `choose` does.
+        """
 
     def choose(
         self,

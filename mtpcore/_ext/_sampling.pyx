@@ -44,7 +44,7 @@ cdef class Sampler:
         cdef const int32_t[::1] ids
         cdef const float[::1] bias
         pairs = sorted((settings.logit_bias or {}).items())
-        self.scratch = scratch
+        self.scratch, self.sampling = scratch, settings
         self.settings.temperature = settings.temperature
         self.settings.top_k = settings.top_k
         self.settings.top_p = settings.top_p
@@ -65,6 +65,9 @@ cdef class Sampler:
     @property
     def is_gumbel_max(self):
         return mtp_can_fuse(&self.settings)
+
+    def check(self, int64_t n_vocab, int64_t index, const int32_t[::1] token_ids=None):
+        self._check(n_vocab, 0, 0, index, token_ids, None)
 
     def choose(self, const float[::1] logits not None, const int32_t[::1] history not None,
                int64_t n_prompt, int64_t index, const int32_t[::1] token_ids=None,

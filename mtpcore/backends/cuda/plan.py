@@ -11,12 +11,14 @@ from numpy.typing import DTypeLike, NDArray
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, WeightSource, codes_of
 from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
+from mtpcore.backends.cuda.choice import Choice
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch import LAUNCHERS
 from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
 from mtpcore.backends.cuda.launch.step import Step, start
+from mtpcore.backends.cuda.launch.tokens import KERNELS as CHOOSING
 from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.sequences import SequenceRows
 from mtpcore.backends.cuda.states import CudaStateStore
@@ -75,10 +77,14 @@ class CudaPlan:
             (LAUNCHERS[node.op], self._step(node, source), self._makes_outputs(node))
             for node in program.nodes
         ]
+        logits = program.outputs.get("logits")
+        self._choice = None if logits is None else Choice(device, self._arrays[logits])
         for launcher, step, _ in self._steps:
             for n_rows in (1, n_batch):
                 for launch in launcher(step, n_rows):
                     device.load(launch.kernel)
+        for kernel in CHOOSING if self._choice else ():
+            device.load(kernel)
 
     @property
     def bytes_to_pack(self) -> int:
@@ -93,8 +99,8 @@ class CudaPlan:
 
         Raises
         ------
-        BatchError
-            The batch does not fit the plan, or the memory; nothing was run.
+        BatchError, SamplingError
+            The batch or its fused sampling does not fit the plan, or the memory; nothing was run.
         BackendError
             The memory is not paged, or another plan's.
         CapacityError
@@ -102,6 +108,9 @@ class CudaPlan:
         """
         check_batch(batch, self.program, self._n_batch)
         n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
+        choice, wanted = self._choice, batch.fused_sampling
+        if choice and wanted is not None:
+            choice.check(wanted, n_outputs)
         groups = self._groups(memory)
         for number, group in enumerate(groups):
             self._check_memory(batch, number, group.pages)
@@ -129,12 +138,14 @@ class CudaPlan:
             n = n_outputs if is_of_outputs else n_rows
             if n:
                 start(self._device, launcher(step, n))
-        return {
-            name: self._output(
-                self._arrays[i], n_outputs if self.program.shape(name)[0] == OUTPUTS else n_rows
-            )
-            for name, i in self.program.outputs.items()
-        }
+        made: dict[str, Any] = {}
+        for name, i in self.program.outputs.items():
+            if wanted is None or name != "logits":
+                is_of_outputs = self.program.shape(name)[0] == OUTPUTS
+                made[name] = self._output(self._arrays[i], n_outputs if is_of_outputs else n_rows)
+        if choice and wanted is not None:  # after that, logits may be others
+            made["chosen"], made["logits"] = choice.run(wanted)
+        return made
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""

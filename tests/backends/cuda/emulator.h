@@ -42,7 +42,8 @@ struct Meeting { /* where `size` threads wait for each other */
  * met those who read it. */
 struct Warp {
     Meeting meeting;
-    unsigned word[2][32], a[2][32][4], b[2][32][2];
+    uint64_t word[2][32];
+    unsigned a[2][32][4], b[2][32][2];
 };
 
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
@@ -179,17 +180,20 @@ static void __syncwarp() { emulator::meet(emulator::warp().meeting); }
 
 template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 {
-    static_assert(sizeof(T) == 4, "shuffles move words");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move words, and pairs of them");
     emulator::Warp &warp = emulator::warp();
     const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
-    memcpy(&warp.word[turn][lane], &value, 4);
+    memcpy(&warp.word[turn][lane], &value, sizeof value);
     emulator::meet(warp.meeting);
-    memcpy(&value, &warp.word[turn][lane ^ mask], 4);
+    memcpy(&value, &warp.word[turn][lane ^ mask], sizeof value);
     return value;
 }
 
 static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }
+static double __longlong_as_double(long long bits) { double v; memcpy(&v, &bits, 8); return v; }
+static long long __double_as_longlong(double value) { long long v; memcpy(&v, &value, 8); return v; }
+static int __ffs(int bits) { return __builtin_ffs(bits); }
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }

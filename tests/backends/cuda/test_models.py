@@ -9,6 +9,7 @@ from harness.fixtures import model_file
 
 from mtpcore import Batch
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.sampling import Sampling
 from mtpcore.testing import (
     Batching,
@@ -19,6 +20,7 @@ from mtpcore.testing import (
     check_rows,
     check_texts,
 )
+from mtpcore.testing.texts import decode
 
 HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
 families = pytest.mark.parametrize("family", [*FAMILIES, HYBRID], ids=str)
@@ -61,6 +63,32 @@ def test_texts_do_not_depend_on_drafts(on_device):
     sampling = Sampling(temperature=0.9, seed=3)
     texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
     assert 0 <= check_texts(on_device, texts) <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+def test_texts_are_those_of_choices_at_home(on_device, monkeypatch):
+    """With drafts, of several requests, and with no token chosen on the device."""
+    sampling = Sampling(temperature=0.9, seed=3)
+    texts = Texts(k=2, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
+
+    def decoded():
+        return decode(on_device.link(n_seq_max=2, n_batch=64), on_device, texts)[0]
+
+    run, n_chosen = CudaPlan.run, []
+
+    def counted(plan, batch, memory):
+        made = run(plan, batch, memory)
+        n_chosen.append((made["chosen"] >= 0).sum() if "chosen" in made else 0)
+        return made
+
+    def at_home(plan, batch, memory):
+        return run(plan, msgspec.structs.replace(batch, fused_sampling=None), memory)
+
+    monkeypatch.setattr(CudaPlan, "run", counted)
+    made = decoded()
+    assert sum(n_chosen) >= sum(map(len, made)) - texts.n_texts  # all but those after prompts
+    monkeypatch.setattr(CudaPlan, "run", at_home)
+    assert decoded() == made
 
 
 def test_text_is_the_cpu_s_where_no_two_tokens_are_close(backend):
