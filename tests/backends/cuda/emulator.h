@@ -192,8 +192,21 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
 static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }
 static double __longlong_as_double(long long bits) { double v; memcpy(&v, &bits, 8); return v; }
-static long long __double_as_longlong(double value) { long long v; memcpy(&v, &value, 8); return v; }
+static long long __double_as_longlong(double value)
+{
+    long long bits;
+    memcpy(&bits, &value, 8);
+    return bits;
+}
 static int __ffs(int bits) { return __builtin_ffs(bits); }
+
+template <class T> static T atomicAdd(T *at, T value) /* threads take turns at meetings alone */
+{
+    const T before = *at;
+    *at += value;
+    return before;
+}
+
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __fdiv_rn(float a, float b) { return a / b; }

@@ -2,19 +2,34 @@
 
 import sys
 
+import msgspec
 import numpy as np
 from harness.cuda_steps import execute
 from harness.search import searching
+from harness.situations import situations
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from mtpcore.backends.cuda.launch.tokens import WINNER, choose, choosers_of, n_parts
+from mtpcore._ext._sampling import exp, gumbel
+from mtpcore.backends.cuda.launch.tokens import (
+    N_DIGITS,
+    TALLY,
+    WINNER,
+    Cuts,
+    adjust,
+    adjustments_of,
+    choose,
+    choosers_of,
+    cut,
+    cuts_of,
+    n_parts,
+)
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
 
 # One device serves all examples of a property.
 shared = searching(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 NOTHING = np.zeros(0, np.int32)
-WHOLE64, WHOLE32 = (st.integers(0, 2**n - 1) for n in (64, 32))
+WHOLE64, WHOLE32, WHOLE31 = (st.integers(0, 2**n - 1) for n in (64, 32, 31))
 TEMPERATURES = [0.0, 1e-30, 0.01, 0.7, 1.0, 20.0, sys.float_info.max]
 ODD = [np.nan, np.inf, -np.inf, 0.0, -0.0, 3e38, -3e38, 1e-45]
 
@@ -43,6 +58,22 @@ def chosen_by_sampler(logits, sampling, index, token_ids=None):
     n_ids = len(logits) if token_ids is None else int(token_ids.max()) + 1
     scratch = Scratch(len(logits), max(len(logits), n_ids))
     return Sampler(sampling, scratch).choose(logits, NOTHING, 0, index, token_ids)
+
+
+@shared
+@given(st.lists(st.tuples(WHOLE64, WHOLE64, WHOLE32), min_size=1, max_size=40), WHOLE31)
+def test_noise_has_the_sampler_s_bits(device, keys, token_id):
+    """The score of a row's only token, whose logit is 0."""
+    scratch, n = Scratch(1), len(keys)
+    samplers = [Sampler(Sampling(seed=seed, stream=stream), scratch) for seed, stream, _ in keys]
+    choosers = device.upload(choosers_of((one, keys[i][2], 0) for i, one in enumerate(samplers)))
+    arrays = device.upload(np.zeros((1, 1), np.float32)), choosers
+    names = device.upload(np.array([token_id], np.int32))
+    winners, ids = device.empty((n, 1), WINNER), device.empty((n,), np.int32)
+    execute(device, choose(*arrays, names, winners, ids, n))
+    scores = device.download(winners, n)["score"][:, 0]
+    assert scores.tolist() == [gumbel(*key, token_id) for key in keys]
+    assert (device.download(ids, n) == token_id).all()
 
 
 @st.composite
@@ -104,10 +135,86 @@ def test_of_equal_scores_the_lowest_row_is_chosen(device):
 
 
 def test_noise_decides_alone_among_equals(device):
-    """As often as it is drawn, on a row of many parts: the definition's largest."""
-    n, ids = 40_000, np.arange(40_000, dtype=np.int32)
-    logits, indices = np.zeros((1, n), np.float32), list(range(6))
+    """The definition's largest, also where the token that promised most is another."""
+    n, indices = 4500, list(range(60))
+    logits, ids = np.zeros((1, n), np.float32), np.arange(n, dtype=np.int32)
     sampling = Sampling(seed=2**63 + 5, stream=2**40 + 1)
     wanted = [int(reference.gumbel(sampling, index, ids).argmax()) for index in indices]
-    assert chosen_on(device, logits, [sampling] * 6, indices, rows=[0] * 6) == wanted
-    assert len(set(wanted)) == 6
+    assert chosen_on(device, logits, [sampling] * 60, indices, rows=[0] * 60) == wanted
+    assert len(set(wanted)) > 50
+
+
+def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids=None):
+    """Return what each setting chooses from a copy of the row, after bias, penalties and cuts."""
+    n, n_logits = len(samplings), len(logits)
+    scratch = Scratch(n_logits)
+    samplers = [Sampler(one, scratch) for one in samplings]
+    adjustments = np.concatenate(
+        [
+            adjustments_of(sampler, history, n_prompt, row, n_logits, token_ids)
+            for row, sampler in enumerate(samplers)
+        ]
+    )
+    rows = device.upload(np.tile(logits, (n, 1)))
+    choosers = device.upload(choosers_of((one, index, i) for i, one in enumerate(samplers)))
+    tallies = device.upload(np.zeros((n, N_DIGITS), TALLY))
+    cuts = Cuts(device.upload(cuts_of(samplers)), device.empty((n,), np.int32), tallies)
+    winners = device.empty((n, n_parts(n_logits)), WINNER)
+    ids, names = device.empty((n,), np.int32), None
+    if token_ids is not None:
+        names = device.upload(token_ids)
+    launches = [
+        *adjust(rows, device.upload(adjustments), len(adjustments)),
+        *cut(rows, choosers, cuts, winners, n),
+        *choose(rows, choosers, names, winners, ids, n, cuts),
+    ]
+    execute(device, launches)
+    assert not device.download(tallies, n)["count"].any()
+    return device.download(ids, n).tolist()
+
+
+@shared
+@given(situations(), situations(), WHOLE32)
+def test_tokens_after_bias_penalties_and_cuts_are_the_sampler_s(device, one, other, index):
+    """Of two settings, one of which may have no cuts."""
+    sampling, logits, history, n_prompt, n_ids, token_ids, _ = one
+    samplings, scratch = [sampling, other[0]], Scratch(len(logits), n_ids)
+    wanted = [
+        Sampler(each, scratch).choose(logits, history, n_prompt, index, token_ids)
+        for each in samplings
+    ]
+    made = chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids)
+    assert made == wanted
+
+
+@shared
+@given(situations(), st.integers(0, 2**32))
+def test_cuts_are_those_of_the_definition(device, situation, seed):
+    """On rows of one part and of several, with ties: all that passes, and nothing else.
+
+    The mass that is wanted has the bits of the sampler's.
+    """
+    sampling, logits, *_ = situation
+    sampling = msgspec.structs.replace(sampling, min_p=0, temperature=1)
+    rng = np.random.default_rng(seed)
+    logits = rng.choice(logits, rng.choice([1, 100, 2048, 2500])).astype(np.float32)
+    n_logits = len(logits)
+    sampler = Sampler(sampling, Scratch(n_logits))
+    arrays = [cuts_of([sampler]), np.zeros(1, np.int32), np.zeros((1, N_DIGITS), TALLY)]
+    cuts = Cuts(*map(device.upload, arrays))
+    choosers = device.upload(choosers_of([(sampler, 0, 0)]))
+    winners = device.empty((1, n_parts(n_logits)), WINNER)
+    execute(device, cut(device.upload(logits[None]), choosers, cuts, winners, 1))
+    found = device.download(cuts.cuts, 1)
+    (last,), (wanted,) = found["last"].tolist(), found["wanted"].tolist()
+    row_bits = (n_logits - 1).bit_length()
+    least, row = last >> row_bits, 2**row_bits - 1 - last % 2**row_bits
+    bits = (logits + np.float32(0)).view(np.uint32).astype(np.int64)
+    rising = np.where(bits >> 31, 2**32 - 1 - bits, bits + 2**31)
+    passes = (rising > least) | ((rising == least) & (np.arange(n_logits) <= row))
+    passes &= logits > -np.inf
+    usable = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    if usable.max() > -np.inf:
+        masses = np.rint(exp(np.maximum(reference.gaps(usable), -40)) * reference.MASS_ONE)
+        assert wanted == (sampling.top_p * masses.sum() if sampling.top_p < 1 else np.inf)
+        assert np.flatnonzero(passes).tolist() == sorted(reference.cut(sampling, usable))

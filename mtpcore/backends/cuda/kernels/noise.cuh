@@ -12,7 +12,7 @@ struct Chooser {
 };
 
 /* The random bits of a token: the lower and the upper word. */
-static __device__ __forceinline__ uint2 noise_bits(const Chooser &chooser, int token_id)
+__device__ __forceinline__ uint2 noise_bits(const Chooser &chooser, int token_id)
 {
     unsigned a = (unsigned)token_id, b = chooser.index;
     unsigned c = (unsigned)chooser.stream, d = (unsigned)(chooser.stream >> 32);
@@ -32,7 +32,7 @@ static __device__ __forceinline__ uint2 noise_bits(const Chooser &chooser, int t
 
 /* log(x) of a positive normal x: x = 2^e m with m in [sqrt(1/2), sqrt(2)), log m = 2 atanh(s) with
  * s = (m - 1) / (m + 1), by its Taylor series. */
-static __device__ __forceinline__ double logarithm(double x)
+__device__ __forceinline__ double logarithm(double x)
 {
     const double series[] = {2.0 / 21, 2.0 / 19, 2.0 / 17, 2.0 / 15, 2.0 / 13,
                              2.0 / 11, 2.0 / 9,  2.0 / 7,  2.0 / 5,  2.0 / 3};
@@ -48,7 +48,7 @@ static __device__ __forceinline__ double logarithm(double x)
 }
 
 /* -log(-log u), u being the upper 52 of 64 bits and a half, times 2^-52. */
-static __device__ __forceinline__ double gumbel(uint2 bits)
+__device__ __forceinline__ double gumbel(uint2 bits)
 {
     const unsigned long long all = (unsigned long long)bits.y << 32 | bits.x;
     const double u = ((double)(all >> 12) + 0.5) * 0x1p-52;
@@ -58,7 +58,7 @@ static __device__ __forceinline__ double gumbel(uint2 bits)
 /* No noise whose bits have this upper word is larger: -log u is at least 1 - u, at least y 2^-24 with
  * the upper 24 bits inverted as y; and the bits of a float, read as an integer, are
  * 2^23 (127 + log2 y) or less, since log2 is above its chords. */
-static __device__ __forceinline__ double noise_bound(unsigned upper)
+__device__ __forceinline__ double noise_bound(unsigned upper)
 {
     const unsigned bits = __float_as_uint((float)(int)(~upper >> 8));
     return (24 + 127) * LN2 + 1e-9 - (double)(int)bits * (LN2 / (1 << 23));

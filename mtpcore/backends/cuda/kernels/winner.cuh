@@ -8,19 +8,19 @@ struct Winner {
     int row;
 };
 
-static __device__ __forceinline__ Winner nobody()
+__device__ __forceinline__ Winner nobody()
 {
     return Winner{(double)__uint_as_float(0xff800000u), NOBODY}; /* minus infinity */
 }
 
-static __device__ __forceinline__ Winner better(Winner a, Winner b)
+__device__ __forceinline__ Winner better(Winner a, Winner b)
 {
     const bool take = b.score > a.score || (b.score == a.score && b.row < a.row);
     return take ? b : a;
 }
 
 /* The best of all threads, for each of them; `partial` has room for one of each warp. */
-static __device__ __forceinline__ Winner best_of_block(Winner best, Winner *partial)
+__device__ __forceinline__ Winner best_of_block(Winner best, Winner *partial)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     for (int step = 16; step > 0; step >>= 1) {
