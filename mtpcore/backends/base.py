@@ -46,16 +46,23 @@ class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
     ``indices[i]`` in its sequence. Where the sampler is None the logits are wanted instead, and
     the index is ignored. ``token_ids`` int32[n_logits] names the token of each logit where that
     is not its index.
+
+    With ``texts`` samplers may have bias, penalties and cuts as well, on plans that choose after
+    texts: ``texts[i]`` int32[n] are the tokens before that of output i, ``n_prompt[i]`` of them the
+    prompt.
     """
 
     samplers: Sequence[Sampler | None]
     indices: Sequence[int]
     token_ids: I32 | None = None
+    texts: Sequence[I32] = ()
+    n_prompt: Sequence[int] = ()
 
     def part(self, begin: int, end: int) -> FusedSampling:
         """Return the samplers of outputs ``begin`` to ``end``."""
-        samplers, indices = self.samplers[begin:end], self.indices[begin:end]
-        return msgspec.structs.replace(self, samplers=samplers, indices=indices)
+        names = ("samplers", "indices", "texts", "n_prompt")
+        parts = {name: getattr(self, name)[begin:end] for name in names}
+        return msgspec.structs.replace(self, **parts)
 
 
 class CheckedBatch(msgspec.Struct, frozen=True, kw_only=True):

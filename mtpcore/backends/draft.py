@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, FusedSampling, Plan
 from mtpcore.errors import BatchError
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
@@ -96,8 +97,14 @@ def _check_program(
         raise BatchError("a graph without logits cannot draft", where=program.name)
 
 
-def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
-    """Draft by ``plan.run``, pass by pass; see ``DraftRun``."""
+def draft_steps(
+    plan: Plan, run: DraftRun, memory: Memory | None, *, chooses_after_texts: bool = False
+) -> tuple[list[list[int]], int]:
+    """Draft by ``plan.run``, pass by pass; see ``DraftRun``.
+
+    Where all plans choose after texts, they do: logits are asked for only where a draft's
+    probability matters.
+    """
     check_draft(run, plan.program)
     programs = [plan.program, *(later.plan.program for later in run.later)]
     n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
@@ -108,22 +115,29 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
     batch, n_passes = run.batch, 0
     active = going = list(range(len(run.k)))  # the sequence of each row of logits
     while going:
+        texts = [np.concatenate([run.history[i], np.array(drafts[i], np.int32)]) for i in active]
+        if chooses_after_texts:
+            wanted = _fused_sampling(run, active, texts, [len(drafts[i]) for i in active])
+            batch = msgspec.structs.replace(batch, fused_sampling=wanted)
         arrays, program = plan.run(batch, memory), plan.program
+        chosen = arrays.get("chosen", np.full(len(active), -1))
+        at_home = np.cumsum(chosen < 0) - 1  # the row of logits of each that has one
         n_passes += 1
         live, going = going, []
         for at, i in enumerate(active):
             if i not in live or run.k[i] < 1:
                 continue
-            history = np.concatenate([run.history[i], np.asarray(drafts[i], np.int32)])
-            token, probability = run.samplers[i].choose_with_probability(
-                arrays["logits"][at],
-                history,
-                run.n_prompt[i],
-                indices[i] + len(drafts[i]),
-                run.token_ids,
-            )
-            if probability < run.p_min[i]:
-                continue
+            token = int(chosen[at])
+            if token < 0:
+                token, probability = run.samplers[i].choose_with_probability(
+                    arrays["logits"][at_home[at]],
+                    texts[at],
+                    run.n_prompt[i],
+                    indices[i] + len(drafts[i]),
+                    run.token_ids,
+                )
+                if probability < run.p_min[i]:
+                    continue
             drafts[i].append(token)
             recycled = {
                 slot: arrays[name][at if program.shape(name)[0] == OUTPUTS else batch.outputs[at]]
@@ -149,6 +163,19 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             batch = _go_on(batch, newest, tokens, recycled_rows, 0 if run.in_place else 1)
             active = going
     return drafts, n_passes
+
+
+def _fused_sampling(
+    run: DraftRun, active: list[int], texts: list[NDArray[np.int32]], n_drafts: list[int]
+) -> FusedSampling:
+    """Return what chooses from the rows of these sequences, each with its drafts so far."""
+    return FusedSampling(
+        samplers=[None if run.p_min[i] > 0 else run.samplers[i] for i in active],
+        indices=[run.indices[i] + n for i, n in zip(active, n_drafts, strict=True)],
+        token_ids=run.token_ids,
+        texts=texts,
+        n_prompt=[run.n_prompt[i] for i in active],
+    )
 
 
 def _fill_in(

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import F32, FusedSampling
 from mtpcore.backends.cuda.device import Device, DeviceArray
-from mtpcore.backends.cuda.launch.tokens import CHOOSER, WINNER, choose, choosers_of, n_parts
+from mtpcore.backends.cuda.launch.step import Launch
+from mtpcore.backends.cuda.launch.tokens import (
+    ADJUSTMENT,
+    CHOOSER,
+    CUT,
+    N_DIGITS,
+    TALLY,
+    WINNER,
+    Cuts,
+    adjust,
+    adjustments_of,
+    choose,
+    choosers_of,
+    cut,
+    cuts_of,
+    n_parts,
+)
 from mtpcore.errors import BatchError, SamplingError
 
 __all__ = ["Choice"]
@@ -32,24 +51,36 @@ class Choice:
         self._choosers = device.empty((n_batch,), CHOOSER)
         self._winners = device.empty((n_batch, n_parts(n_logits)), WINNER)
         self._ids = device.empty((n_batch,), np.int32)
+        self._cuts = Cuts(
+            device.empty((n_batch,), CUT),
+            device.empty((n_batch,), np.int32),
+            device.upload(np.zeros((n_batch, N_DIGITS), TALLY)),
+        )
+        self._adjustments = device.empty((1,), ADJUSTMENT)  # grows
         self._token_ids = device.empty((n_logits,), np.int32)
         self._named: I32 | None = None  # what _token_ids holds
 
     def check(self, wanted: FusedSampling, n_outputs: int) -> None:
         """Raise BatchError or SamplingError where samplers do not fit outputs and logits."""
-        if not len(wanted.samplers) == len(wanted.indices) == n_outputs:
-            raise BatchError(
-                "one choice an output",
-                where="fused_sampling",
-                wanted=n_outputs,
-                got=(len(wanted.samplers), len(wanted.indices)),
-            )
+        given = [len(wanted.samplers), len(wanted.indices)]
+        if wanted.texts:
+            given += [len(wanted.texts), len(wanted.n_prompt)]
+        if {*given} != {n_outputs}:
+            where = "fused_sampling"
+            raise BatchError("one choice an output", where=where, wanted=n_outputs, got=given)
         for i, (sampler, index) in enumerate(zip(wanted.samplers, wanted.indices, strict=True)):
             if sampler is None:
                 continue
             sampler.check(self._logits.shape[1], index, wanted.token_ids)
-            if not sampler.is_gumbel_max:
-                raise SamplingError("a choice needs all of its logits", where=f"output {i}")
+            if wanted.texts and not 0 <= wanted.n_prompt[i] <= len(wanted.texts[i]):
+                raise SamplingError(
+                    "the prompt is not a part of the text",
+                    where=f"output {i}",
+                    wanted=f"n_prompt from 0 to {len(wanted.texts[i])}",
+                    got=wanted.n_prompt[i],
+                )
+            if not (wanted.texts or sampler.is_gumbel_max):
+                raise SamplingError("a choice needs the text before it", where=f"output {i}")
 
     def run(self, wanted: FusedSampling) -> tuple[I32, F32]:
         """Return the token of each output, -1 where it has no sampler, and the logits of these.
@@ -60,21 +91,45 @@ class Choice:
         logits : float32[n_without, n_logits]
         """
         pairs = zip(wanted.samplers, wanted.indices, strict=True)
-        choosers = choosers_of(
+        who = [
             (sampler, index, row)
             for row, (sampler, index) in enumerate(pairs)
             if sampler is not None
-        )
+        ]
         chosen = np.full(len(wanted.samplers), -1, np.int32)
-        if len(choosers):
-            self._device.upload(choosers, self._choosers)
-            names, n = self._names_of(wanted.token_ids), len(choosers)
-            arrays = self._logits, self._choosers, names, self._winners, self._ids
-            for launch in choose(*arrays, n):
+        if who:
+            for launch in self._launches(wanted, who):
                 loaded = self._device.load(launch.kernel)
                 self._device.launch(loaded, launch.grid, launch.block, launch.arguments)
-            chosen[choosers["row"]] = self._device.download(self._ids, n)
+            chosen[[row for *_, row in who]] = self._device.download(self._ids, len(who))
         return chosen, self._rows(np.flatnonzero(chosen < 0))
+
+    def _launches(
+        self, wanted: FusedSampling, who: list[tuple[Sampler, int, int]]
+    ) -> Iterator[Launch]:
+        """Upload what those who choose go by; yield what chooses."""
+        logits, choosers, winners, n = self._logits, self._choosers, self._winners, len(who)
+        self._device.upload(choosers_of(who), choosers)
+        yield from self._adjust(wanted, who)
+        cuts, found = cuts_of(sampler for sampler, *_ in who), None
+        if (cuts["is_open"] | (cuts["min_p"] > 0)).any():
+            self._device.upload(cuts, self._cuts.cuts)
+            found = self._cuts
+            yield from cut(logits, choosers, found, winners, n)
+        names = self._names_of(wanted.token_ids)
+        yield from choose(logits, choosers, names, winners, self._ids, n, found)
+
+    def _adjust(self, wanted: FusedSampling, who: list[tuple[Sampler, int, int]]) -> list[Launch]:
+        """Return what applies bias and penalties to the logits, which do not come home."""
+        n_logits, parts = self._logits.shape[1], [np.empty(0, ADJUSTMENT)]
+        for sampler, _, row in who if wanted.texts else ():
+            text, n_prompt = wanted.texts[row], wanted.n_prompt[row]
+            parts.append(adjustments_of(sampler, text, n_prompt, row, n_logits, wanted.token_ids))
+        adjustments = np.concatenate(parts)
+        if len(adjustments) > self._adjustments.shape[0]:
+            self._adjustments = self._device.empty((2 * len(adjustments),), ADJUSTMENT)
+        self._device.upload(adjustments, self._adjustments)
+        return adjust(self._logits, self._adjustments, len(adjustments))
 
     def _names_of(self, token_ids: I32 | None) -> DeviceArray | None:
         """Return token ids on the device; they are mostly those of the run before."""

@@ -149,7 +149,8 @@ class CudaPlan:
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
-        return draft_steps(self, run, memory)
+        is_here = all(isinstance(later.plan, CudaPlan) for later in run.later)
+        return draft_steps(self, run, memory, chooses_after_texts=is_here)
 
     def _make_arrays(self) -> dict[int, DeviceArray]:
         """Return the array of each value that is made here."""

@@ -150,6 +150,8 @@ def test_choices_that_do_not_fit_are_errors(one):
         (msgspec.structs.replace(good, token_ids=ids[1:]), SamplingError),
         (fused_sampling(2, N_LOGITS - 1), SamplingError),
         (with_cuts, SamplingError),
+        (msgspec.structs.replace(good, texts=[NOTHING] * 2, n_prompt=[0, 1]), SamplingError),
+        (msgspec.structs.replace(good, texts=[NOTHING], n_prompt=[0, 0]), BatchError),
     ):
         with pytest.raises(error):
             run(one, rows, wrong)
