@@ -1,5 +1,6 @@
 """The choice of tokens: what kernels choose is what the sampler chooses from the same logits."""
 
+import math
 import sys
 
 import msgspec
@@ -134,14 +135,24 @@ def test_of_equal_scores_the_lowest_row_is_chosen(device):
                 assert chosen_on(device, logits, [Sampling(seed=1)], [0]) == greedy
 
 
-def test_noise_decides_alone_among_equals(device):
-    """The definition's largest, also where the token that promised most is another."""
-    n, indices = 2100, list(range(400))
-    logits, ids = np.zeros((1, n), np.float32), np.arange(n, dtype=np.int32)
-    sampling = Sampling(seed=2**63 + 5, stream=2**40 + 1)
-    wanted = [int(reference.gumbel(sampling, index, ids).argmax()) for index in indices]
-    assert chosen_on(device, logits, [sampling] * 400, indices, rows=[0] * 400) == wanted
-    assert len(set(wanted)) > 300
+def test_a_token_may_win_that_does_not_promise_most(device):
+    """By the bounds of noise: the kernel tries another one first."""
+    n, sampling, indices = 700, Sampling(seed=2**63 + 5, stream=7), []
+    ids, counters = np.arange(n, dtype=np.int32), np.zeros((n, 4), np.uint32)
+    logits = np.random.default_rng(2).normal(size=(1, n)).astype(np.float32)
+    wanted = []
+    for index in range(1500):
+        counters[:, 0], counters[:, 1:] = ids, (index, 7, 0)
+        upper = reference.philox(counters, 2**63 + 5)[:, 1]
+        y = (~upper >> np.uint32(8)).astype(np.float32)
+        bounds = logits[0] - y.view(np.int32) * (math.log(2) / 2**23)
+        best = int((logits[0] + reference.gumbel(sampling, index, ids)).argmax())
+        if bounds.argmax() != best:
+            indices.append(index)
+            wanted.append(best)
+    assert len(indices) > 5
+    made = chosen_on(device, logits, [sampling] * len(indices), indices, rows=[0] * len(indices))
+    assert made == wanted
 
 
 def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids=None):
@@ -185,6 +196,39 @@ def test_tokens_after_bias_penalties_and_cuts_are_the_sampler_s(device, one, oth
     ]
     made = chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids)
     assert made == wanted
+
+
+def assert_adjusted(device, sampling, logits, history, n_prompt, token_ids=None):
+    """In the second of two rows; the first stays."""
+    sampler, n_logits = Sampler(sampling, Scratch(len(logits))), len(logits)
+    rows = device.upload(np.tile(logits, (2, 1)))
+    changes = adjustments_of(sampler, history, n_prompt, 1, n_logits, token_ids)
+    execute(device, adjust(rows, device.upload(changes), len(changes)))
+    first, made = device.download(rows, 2)
+    assert first.tobytes() == logits.tobytes()
+    ids = np.arange(n_logits, dtype=np.int32) if token_ids is None else token_ids
+    wanted = reference.adjust(sampling, logits, history, n_prompt, ids)
+    assert np.array_equal(np.where(np.isnan(made), np.float32(-np.inf), made), wanted)
+
+
+@shared
+@given(situations())
+def test_adjusted_logits_have_the_sampler_s_bits(device, situation):
+    sampling, logits, history, n_prompt, _, token_ids, _ = situation
+    assert_adjusted(device, sampling, logits, history, n_prompt, token_ids)
+
+
+def test_a_logit_is_rounded_after_its_bias_and_after_its_penalties(device):
+    """Where each of many tokens has all of them."""
+    rng, n = np.random.default_rng(8), 300
+    sampling = Sampling(
+        logit_bias=dict(enumerate(rng.normal(size=n).tolist())),
+        repetition_penalty=1.3,
+        frequency_penalty=0.1,
+        presence_penalty=0.7,
+    )
+    history = rng.permutation(np.repeat(np.arange(n), 2)).astype(np.int32)
+    assert_adjusted(device, sampling, rng.normal(size=n).astype(np.float32), history, n)
 
 
 @shared
