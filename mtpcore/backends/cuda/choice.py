@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.base import F32, FusedSampling
 from mtpcore.backends.cuda.device import Device, DeviceArray
-from mtpcore.backends.cuda.launch.step import Launch
+from mtpcore.backends.cuda.launch.step import Launch, start
 from mtpcore.backends.cuda.launch.tokens import (
     ADJUSTMENT,
     CHOOSER,
@@ -98,9 +98,7 @@ class Choice:
         ]
         chosen = np.full(len(wanted.samplers), -1, np.int32)
         if who:
-            for launch in self._launches(wanted, who):
-                loaded = self._device.load(launch.kernel)
-                self._device.launch(loaded, launch.grid, launch.block, launch.arguments)
+            start(self._device, self._launches(wanted, who))
             chosen[[row for *_, row in who]] = self._device.download(self._ids, len(who))
         return chosen, self._rows(np.flatnonzero(chosen < 0))
 
