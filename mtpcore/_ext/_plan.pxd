@@ -36,7 +36,8 @@ cdef extern from "matmul/fetch_choice.h" nogil:
         MTP_FETCH_CLASSES
 
     ctypedef struct mtp_fetch_choice:
-        pass
+        int is_timed
+        double ns
 
     mtp_fetch_choice mtp_fetch_choice_new(int32_t type, int32_t rows)
 

@@ -166,6 +166,10 @@ class Executor:
         Any thread may ask.
         """
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the last run packed no weights and did not compare ways to prefetch them."""
+
     def pack(self) -> None:
         """Pack all matrices that are to be packed, on all threads and without the GIL.
 

@@ -459,6 +459,16 @@ cdef class Executor:
         return sum(round(matrix.nbytes * (1 - matrix.packed_share)) for matrix in matrices
                    if (<PackedMatrix> matrix).packing != NULL)
 
+    @property
+    def is_warm(self):
+        cdef int64_t i
+        if self.queue != NULL:
+            return False
+        for i in range(self.run_state.n_fetch):
+            if self.fetch[i].is_timed and self.fetch[i].ns > 0:
+                return False
+        return True
+
     cdef void pack_behind(self, mtp_interrupt *interrupt) noexcept nogil:
         """Pack some of the matrices before a run: the fewer runs are slow until all are packed."""
         if self.queue != NULL and self.run_ns > 0:

@@ -239,6 +239,10 @@ class Plan(Protocol):
     def bytes_to_pack(self) -> int:
         """Bytes of weights that are still to be packed behind runs; other threads may ask."""
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the last run took no longer than such runs will: it tried out nothing."""
+
     def prepare(self) -> None:
         """Pack at once all weights that are to be packed behind runs."""
 

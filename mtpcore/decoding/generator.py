@@ -361,6 +361,7 @@ class Generator:
                 choose_seconds=ran.choose_seconds,
                 makers=ran.makers,
                 seconds_of=ran.seconds_of,
+                is_warm=ran.is_warm,
             )
             self.stats.note(self.lengths.observe(done))
 

@@ -37,6 +37,7 @@ class RoundResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_rows: int
     draft_seconds: float
     choose_seconds: float
+    is_warm: bool
     makers: dict[int, str]
     seconds_of: dict[str, float]
 
@@ -84,6 +85,7 @@ def run_round(
         if cross.llm.runner.lengths[seq] in running[seq].stops:
             cross.speculation.settle_all(seq)  # who goes on from there shares drafters' memory, too
     n_prompt = sum(map(len, prefill.values())) + n_encoded
+    used = cross.contexts.values() if any(asked.values()) else [cross.llm]
     stats.draft_seconds += draft_seconds
     stats.invalid += cross.invalid - invalid
     stats.paused += cross.paused - paused
@@ -105,6 +107,7 @@ def run_round(
         prompt_rows=n_prompt,
         draft_seconds=draft_seconds,
         choose_seconds=choose_seconds,
+        is_warm=all(context.runner.is_warm for context in used),
         makers=makers,
         seconds_of=seconds_of,
     )

@@ -242,6 +242,11 @@ class GraphRunner:
         plans = self._plan, self._delivery_plan
         return sum(plan.bytes_to_pack for plan in plans if plan is not None)
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the last run took no longer than such runs will."""
+        return self._plan is None or self._plan.is_warm
+
     def _make_plan(
         self, program: Program, stores: Sequence[Store], states: StateStore | None
     ) -> Plan:

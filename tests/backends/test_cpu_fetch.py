@@ -70,6 +70,19 @@ def test_a_plan_compares_the_ways_and_remembers_the_result(n_rows, rows, measure
         assert min(speeds.values()) > 0
 
 
+def test_passes_that_compare_ways_are_not_warm(measure_small_plans):
+    """Of each class of rows the first ones; those of many rows compare nothing."""
+    with mtpcore.load_model("demo") as model:
+        context, warm = mtpcore.Context(model, 1024, threads=2), {}
+        for _ in range(2 * TRIAL + 2):
+            for n_rows in (1, 3, 9):
+                context.remove(0)
+                context.process(mtpcore.Batch.of([7] * n_rows, outputs="all"))
+                warm.setdefault(n_rows, []).append(context.runner.is_warm)
+    assert warm[1] == warm[3] == [False] * TRIAL + [True] * (TRIAL + 2)
+    assert warm[9] == [True] * (2 * TRIAL + 2)
+
+
 def test_many_rows_are_not_measured(measure_small_plans):
     decode(9)
     assert _fetch.recall() == {}

@@ -121,6 +121,17 @@ def test_bytes_to_pack_fall_with_each_run(tmp_path):
     assert left == sorted(set(left), reverse=True)
 
 
+@pytest.mark.usefixtures("little_by_little")
+def test_runs_are_warm_once_all_is_packed(tmp_path):
+    path = write_generated(tmp_path / "model.gguf", "llama", "Q8_0", sizes=LONG)
+    context = mtpcore.Context(mtpcore.load_model(path), 64, threads=1)
+    while not (logits(context), context.runner.is_warm)[1]:
+        assert context.bytes_to_pack or not context.runner.is_warm
+    logits(context)
+    assert context.bytes_to_pack == 0
+    assert context.runner.is_warm
+
+
 def test_texts_begin_before_weights_are_packed(tmp_path):
     path = write_generated(tmp_path / "model.gguf", "llama", "Q8_0", sizes=LONG)
     with mtpcore.LM(path, n_ctx=64) as lm:

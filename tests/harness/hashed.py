@@ -71,6 +71,7 @@ class HashPlan:
         self.program, self.store, self.backend = program, store, backend
 
     bytes_to_pack = 0
+    is_warm = True
 
     def prepare(self):
         pass

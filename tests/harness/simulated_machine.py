@@ -14,14 +14,25 @@ class Machine:
     ``steps`` has for each step of drafting how many sequences share it. ``noise`` is the spread of
     what comes on top; every ``slow_round``-th measurement takes five times as long. ``speed(i)``
     says how slow everything is in round i. A drafter reads what it lacks of a text at ``read``
-    seconds a token; to begin with, ``prompt`` tokens.
+    seconds a token; to begin with, ``prompt`` tokens. ``cold(rows)`` says how much longer a pass
+    takes that is not warm yet, and 0 of others.
     """
 
     def __init__(
-        self, verify, draft, *, noise=0.05, slow_round=50, speed=None, read=0.0005, prompt=100
+        self,
+        verify,
+        draft,
+        *,
+        noise=0.05,
+        slow_round=50,
+        speed=None,
+        read=0.0005,
+        prompt=100,
+        cold=None,
     ):
         self.verify, self.draft, self.read, self.prompt = verify, draft, read, prompt
         self.noise, self.slow_round, self.speed = noise, slow_round, speed or (lambda i: 1.0)
+        self.cold = cold or (lambda rows: 0)
 
     def run(self, choose, rates, n_rounds, *, n_seqs=1, observe=None, seed=1):
         """Run rounds; ``rates(i, seq)`` are those of drafts 1, 2, ... after accepted ones.
@@ -52,9 +63,11 @@ class Machine:
                 room[seq] -= accepted[seq] + 1
                 unread[seq] = accepted[seq] + 1 + (0 if asked[seq] else unread[seq])
             rows = n_seqs + sum(asked.values())
-            verify = take(self.verify(rows), i)
+            cold = self.cold(rows)
+            verify = take(self.verify(rows) * (cold or 1.0), i)
             if observe:
-                said += observe(Round(asked, asked, accepted, rows, 0, draft, verify, 1e-6))
+                done = Round(asked, asked, accepted, rows, 0, draft, verify, 1e-6, is_warm=not cold)
+                said += observe(done)
             seconds += draft + verify
             tokens += n_seqs + sum(accepted.values())
             asked_by_round.append(asked)

@@ -183,6 +183,11 @@ class CpuPlan:
         """Bytes, as packed, of the rows that are still to be packed behind runs."""
         return self._executor.bytes_to_pack
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether the last run packed no weights and did not compare ways to prefetch them."""
+        return self._executor.is_warm
+
     def prepare(self) -> None:
         """Pack all weights that are not packed yet."""
         self._executor.pack()

@@ -50,6 +50,7 @@ class CudaPlan:
     """
 
     progress = 0.0  # not measured
+    is_warm = True
 
     def __init__(
         self,

@@ -188,6 +188,7 @@ class ReferencePlan:
     """A program with its weights; implements ``mtpcore.backends.base.Plan``."""
 
     progress = 0.0  # not measured
+    is_warm = True
 
     def __init__(
         self,

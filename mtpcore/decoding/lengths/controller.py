@@ -73,6 +73,8 @@ class Controller:
 
     Prices are compared at one speed of the machine, which the passes show. When it changes by a
     fifth, and every 128 rounds, a round without drafts says whether that is all that has changed.
+    Rounds that are not warm say only what a pass costs at most; where no more is known of plain
+    decoding, it is tried again soon.
 
     Parameters
     ----------
@@ -215,12 +217,12 @@ class Controller:
         # What cost an unknown price until now is thought over at once.
         self._due = self._due or not costs.passes.n_seen(done.rows)
         if self._prices_passes:
-            costs.passes.observe(done.rows, done.pass_seconds, now)
+            costs.passes.observe(done.rows, done.pass_seconds, now, is_warm=done.is_warm)
         if late:
             usual = costs.drafts.at(drafting, longest) * costs.slowness
             costs.observe_catching_up(late, done.draft_seconds - usual)
         elif drafting:
-            costs.observe_draft(drafting, longest, done.draft_seconds, now)
+            costs.observe_draft(drafting, longest, done.draft_seconds, now, is_warm=done.is_warm)
 
     def _is_late(self, seq: int) -> bool:
         """Say whether a drafter has more to read of a text than it mostly has."""
@@ -234,7 +236,7 @@ class Controller:
             self._calibration.insert(1, 1)
         self._first_seconds = self._first_seconds or done.draft_seconds + done.pass_seconds
         del self._calibration[0]
-        if self._hopeless(len(done.asked)):
+        if done.is_warm and self._hopeless(len(done.asked)):
             self._calibration.clear()
         elif not self._calibration and not len(self.costs.drafts):
             self._calibration.append(self._start)
@@ -277,7 +279,8 @@ class Controller:
         change = self.costs.slowness / self._slowness
         changed = not 1 / _CHANGED <= change <= _CHANGED
         if self._round - self._last_try >= (_CURIOUS if changed else _EXPLORE):
-            self._explore(done, changed or self._round - self._last_plain >= _PLAIN)
+            unsure = changed or self.costs.passes.is_cold(len(done.asked))
+            self._explore(done, unsure or self._round - self._last_plain >= _PLAIN)
 
     def _count_off(self, text: _Text, seq: int, done: Round) -> None:
         """Count a round of a sequence that is not drafted for, or a probe of it."""

@@ -25,6 +25,9 @@ _MORE_ROW = 0.1
 class Curve:
     """Seconds by size: medians of the latest measurements, never falling with size.
 
+    What was measured while it was not warm says only how much a size costs at most: the least of it
+    counts until there is better.
+
     Between sizes that were measured it is a line; beyond the largest the line from the smallest to
     the largest goes on. No shape is assumed: rows that share a kernel's tile or an expert cost
     little, the next one may cost much. Large sizes are kept together by eights.
@@ -39,6 +42,7 @@ class Curve:
         self._anchored = anchored
         self._seen: dict[int, deque[tuple[int, float]]] = {}
         self._newest: dict[int, int] = {}
+        self._cold: set[int] = set()  # sizes of which there is nothing better
         self._sizes: list[float] = []
         self._seconds: list[float] = []
 
@@ -50,10 +54,18 @@ class Curve:
         """The largest size that was measured."""
         return max(self._seen)
 
-    def observe(self, size: int, seconds: float, now: int) -> None:
+    def observe(self, size: int, seconds: float, now: int, *, is_warm: bool = True) -> None:
         """Take a measurement of round ``now``."""
         kept = _kept_as(size)
         seen = self._seen.setdefault(kept, deque(maxlen=_KEPT))
+        if not is_warm:
+            if seen and (kept not in self._cold or seen[0][1] <= seconds):
+                return
+            self._cold.add(kept)
+            seen.clear()
+        elif kept in self._cold:
+            self._cold.remove(kept)
+            seen.clear()
         if now - self._newest.get(kept, now) > _STALE:
             while len(seen) > 1:
                 seen.popleft()
@@ -64,6 +76,10 @@ class Curve:
     def n_seen(self, size: int) -> int:
         """Return how many measurements of a size are kept."""
         return len(self._seen.get(_kept_as(size), ()))
+
+    def is_cold(self, size: int) -> bool:
+        """Say whether nothing but the most that a size may cost is known."""
+        return _kept_as(size) in self._cold
 
     def at(self, size: float) -> float:
         """Return the seconds of a size; there must be a measurement of some size."""
@@ -120,12 +136,12 @@ class Passes(Curve):
         self.slowness = 1.0
         self._slowness = deque([1.0] * _AGREEING, maxlen=_AGREEING)
 
-    def observe(self, size: int, seconds: float, now: int) -> None:
+    def observe(self, size: int, seconds: float, now: int, *, is_warm: bool = True) -> None:
         """Take a pass of round ``now``, and what it says of the machine's speed."""
-        if self.n_seen(size) >= _WELL_KNOWN:
+        if is_warm and self.n_seen(size) >= _WELL_KNOWN:
             self._slowness.append(max(seconds, _LEAST) / self.at(size))
             self.slowness = median(self._slowness)
-        super().observe(size, seconds / self.slowness, now)
+        super().observe(size, seconds / self.slowness, now, is_warm=is_warm)
 
 
 class DraftCurves:
@@ -142,12 +158,14 @@ class DraftCurves:
     def __len__(self) -> int:
         return len(self._curves)
 
-    def observe(self, n_seqs: int, longest: int, seconds: float, now: int) -> None:
+    def observe(
+        self, n_seqs: int, longest: int, seconds: float, now: int, *, is_warm: bool = True
+    ) -> None:
         """Take a draft of ``n_seqs`` sequences together."""
         if n_seqs not in self._curves:
             self._curves[n_seqs] = Curve(anchored=True)
             self._measured = sorted(self._curves)
-        self._curves[n_seqs].observe(longest, seconds, now)
+        self._curves[n_seqs].observe(longest, seconds, now, is_warm=is_warm)
 
     def at(self, n_seqs: int, longest: int) -> float:
         """Return the seconds; nothing where nobody drafts or nothing was measured."""
@@ -199,9 +217,11 @@ class Costs:
         """How much longer everything takes now than its price says."""
         return self.passes.slowness
 
-    def observe_draft(self, n_seqs: int, longest: int, seconds: float, now: int) -> None:
+    def observe_draft(
+        self, n_seqs: int, longest: int, seconds: float, now: int, *, is_warm: bool = True
+    ) -> None:
         """Take a draft of ``n_seqs`` sequences together."""
-        self.drafts.observe(n_seqs, longest, seconds / self.slowness, now)
+        self.drafts.observe(n_seqs, longest, seconds / self.slowness, now, is_warm=is_warm)
 
     def observe_choices(self, tokens: int, seconds: float) -> None:
         """Take the choice of so many tokens."""

@@ -84,7 +84,7 @@ class OrderController:
         """Learn from a round and return what was decided; see ``LengthPolicy``."""
         self._round += 1
         if done.asked and not done.prompt_rows:
-            self.passes.observe(done.rows, done.pass_seconds, self._round)
+            self.passes.observe(done.rows, done.pass_seconds, self._round, is_warm=done.is_warm)
         said: list[LengthDecision] = []
         for role, controller in self.controllers.items():
             asked = {

@@ -29,8 +29,10 @@ class Round(msgspec.Struct, frozen=True):
     By sequence: ``asked`` is the draft length (0: none was asked for), ``made`` how many tokens
     were drafted, ``accepted`` how many of them in a row. ``rows`` is all that the target's pass
     had, ``prompt_rows`` those of prompts among them. ``pass_seconds`` is the whole round without
-    ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits. ``makers`` are
-    the roles that made the drafts, where one was made; ``seconds_of`` what each of them took.
+    ``draft_seconds`` and ``choose_seconds``, the choice of tokens from their logits. Where a round
+    is not warm, a backend packed weights in it or tried out how to read them, so others take less.
+    ``makers`` are the roles that made the drafts, where one was made; ``seconds_of`` what each of
+    them took.
     """
 
     asked: Mapping[int, int]
@@ -43,6 +45,7 @@ class Round(msgspec.Struct, frozen=True):
     choose_seconds: float
     makers: Mapping[int, str] = {}
     seconds_of: Mapping[str, float] = {}
+    is_warm: bool = True
 
 
 @runtime_checkable

@@ -244,6 +244,50 @@ def test_a_machine_whose_speed_wanders_makes_no_length_look_cheap(n_seqs):
     assert sum(shares) / 8 < 0.02
 
 
+TRIED = (1.3, 1.8, 1.0) * 7
+"""How much longer passes take in which a backend tries three ways to read weights in turn."""
+
+
+def trying(begin=0):
+    """Say how cold a pass is: after so many of its class (4, 8, more rows) three ways are tried."""
+    seen = Counter()
+
+    def cold(rows):
+        kind = (rows > 4) + (rows > 8)
+        seen[kind] += 1
+        at = seen[kind] - 1 - begin
+        return TRIED[at] if kind < 2 and 0 <= at < len(TRIED) else 0
+
+    return cold
+
+
+ROUGHLY_EVEN = (lambda n: 1 + 0.05 * max(n - 4, 0) + 0.06 * max(n - 8, 0), lambda s: 0.15 * len(s))
+"""Four rows cost one, and a draft of each of four texts is worth a third of a pass."""
+
+
+@pytest.mark.parametrize("first", [0.3, 0.5, 0.6, 0.8])
+def test_what_a_backend_tries_out_meanwhile_flips_nothing(first):
+    """Lengths are those of a machine without it, once prices are known."""
+    machines = [
+        Machine(*ROUGHLY_EVEN, noise=0.0, slow_round=10**9, read=0.0, cold=cold)
+        for cold in (None, trying(60))
+    ]
+    (_, calm, _), (_, tried, _) = (auto(one, falling(first), 400, n_seqs=4) for one in machines)
+    assert tried == calm
+
+
+def test_a_price_that_was_tried_out_is_forgotten_at_the_next_one():
+    """Drafting seems hopeless while slow ways are tried; the first probe shows that it is not."""
+    slow = iter([3.0] * 3)
+
+    def cold(rows):
+        return next(slow, 0) if rows > 4 else 0
+
+    machine = Machine(*ROUGHLY_EVEN, noise=0.0, slow_round=10**9, read=0.0, cold=cold)
+    _, asked, _ = auto(machine, falling(0.9), 150, n_seqs=4)
+    assert count(asked[30:])[0] < 0.1 * 120 * 4
+
+
 @pytest.mark.parametrize("at", range(5))
 def test_a_slow_round_while_it_learns_is_forgotten(at):
     """One that takes five times as long is no price of anything, were it the only one measured."""

@@ -37,3 +37,24 @@ def test_a_size_measured_three_times_says_that_the_machine_is_fast_again():
 def test_what_is_not_known_yet_says_nothing_of_the_speed():
     passes = measured([(4, 1.0), (4, 9.0), (4, 9.0), (7, 9.0), (7, 9.0), (7, 9.0)])
     assert passes.slowness == 1.0
+
+
+def test_what_was_not_warm_is_the_most_that_a_size_costs():
+    """The least of it counts until there is better, and then never again."""
+    passes, prices = Passes(), []
+    for now, (seconds, is_warm) in enumerate(
+        [(9.0, False), (5.0, False), (7.0, False), (6.0, True), (3.0, False), (8.0, True)]
+    ):
+        passes.observe(4, seconds, now, is_warm=is_warm)
+        prices.append((passes.at(4), passes.is_cold(4), passes.n_seen(4)))
+    assert prices == [
+        *[(9.0, True, 1), (5.0, True, 1), (5.0, True, 1)],
+        *[(6.0, False, 1), (6.0, False, 1), (6.0, False, 2)],
+    ]
+
+
+def test_what_is_not_warm_says_nothing_of_the_speed():
+    passes = Passes()
+    for now in range(30):
+        passes.observe(4, 1.0 if now < 9 else 1.8, now, is_warm=now < 9)
+    assert (passes.slowness, passes.at(4)) == (1.0, 1.0)

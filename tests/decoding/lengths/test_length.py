@@ -247,6 +247,28 @@ def test_a_generator_finds_what_pays(monkeypatch, verify, step, length, usual):
     assert costs["draft_seconds"][1] == pytest.approx(step)
 
 
+@pytest.mark.parametrize("cold", ["llm", "draft"])
+def test_a_round_is_warm_where_all_that_ran_in_it_is(cold, monkeypatch):
+    """A drafter's last pass says nothing of rounds in which it does not draft."""
+    cross, _ = cross_of("head", skill=16, n_ctx=500)
+    seen = []
+
+    class Watching(AnyLength):
+        def observe(self, done):
+            seen.append((done.asked[0] > 0, done.is_warm))
+            return super().observe(done)
+
+    gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=Watching([0, 1]))
+    cross.prepare()
+    runner = cross.contexts[cold].runner
+    monkeypatch.setattr(
+        type(runner.plan), "is_warm", property(lambda plan: plan is not runner.plan)
+    )
+    list(gen.generate([1], max_tokens=100))
+    assert {asked for asked, _ in seen} == {False, True}
+    assert all(is_warm is (cold == "draft" and not asked) for asked, is_warm in seen)
+
+
 def test_statistics_stay_bounded():
     cross, _ = cross_of("head", skill=16, n_ctx=500)
     gen = Generator(cross, sampling=SAMPLING, draft="auto", lengths=AnyLength([0, 1]))
