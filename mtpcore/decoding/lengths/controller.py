@@ -26,6 +26,9 @@ _EXPLORE, _CURIOUS = 16, 6
 _PLAIN, _CHANGED = 128, 1.2
 """Rounds between two of plain decoding, or how much slower or faster passes become before one: are
 others, too?"""
+_CLOSE, _CLOSE_PLAIN = 0.85, 32
+"""Where plain decoding promises so much of the speed, rounds between two of it: the choice depends
+on its price, and a round of it costs little."""
 _TRIED = 2
 """Measurements after which a price is known, and rounds of plain decoding before drafts end."""
 _WAIT, _MOST_WAITS = 16, 4
@@ -72,7 +75,8 @@ class Controller:
     as it has had.
 
     Prices are compared at one speed of the machine, which the passes show. When it changes by a
-    fifth, and every 128 rounds, a round without drafts says whether that is all that has changed.
+    fifth, and every 128 rounds, a round without drafts says whether that is all that has changed;
+    every 32 rounds where plain decoding seems nearly as fast, since all depends on its price then.
     Rounds that are not warm say only what a pass costs at most; where no more is known of plain
     decoding, it is tried again soon.
 
@@ -108,6 +112,7 @@ class Controller:
         self._round = self._next_look = self._next_probe = self._last_try = self._turn = 0
         self._try: dict[int, int] = {}
         self._last_plain, self._slowness = 0, 1.0  # when plain decoding was tried last
+        self._is_close = False  # whether it is nearly as fast
         self._probed: int | None = None
         self._failures = 0  # of probes, whichever text it was
         self._lasting = float(_LASTING)  # rounds of a text
@@ -280,7 +285,8 @@ class Controller:
         changed = not 1 / _CHANGED <= change <= _CHANGED
         if self._round - self._last_try >= (_CURIOUS if changed else _EXPLORE):
             unsure = changed or self.costs.passes.is_cold(len(done.asked))
-            self._explore(done, unsure or self._round - self._last_plain >= _PLAIN)
+            pause = _CLOSE_PLAIN if self._is_close else _PLAIN
+            self._explore(done, unsure or self._round - self._last_plain >= pause)
 
     def _count_off(self, text: _Text, seq: int, done: Round) -> None:
         """Count a round of a sequence that is not drafted for, or a probe of it."""
@@ -351,6 +357,8 @@ class Controller:
             alike = best[seq] == k
             if not alike and outlook.speed({**best, seq: k}) * (1 + margin) >= outlook.speed(best):
                 best[seq] = k
+        plain = outlook.speed(dict.fromkeys(best, 0))
+        self._is_close = plain >= _CLOSE * outlook.speed(best)
         for seq in limits:
             self._settle(seq, best, outlook)
         self._be_curious(best, outlook)

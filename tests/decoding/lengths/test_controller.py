@@ -244,6 +244,19 @@ def test_a_machine_whose_speed_wanders_makes_no_length_look_cheap(n_seqs):
     assert sum(shares) / 8 < 0.02
 
 
+def test_where_plain_decoding_is_close_its_price_is_measured_again():
+    """It was measured in two slow rounds; drafts cost a twentieth of the speed until that shows."""
+    machine = Machine(
+        lambda n: 1 + 0.08 * (n - 4), lambda s: 0.15 * len(s), noise=0.0, slow_round=10**9,
+        read=0.0, speed=lambda i: 1.25 if i in (1, 3) else 1.0,
+    )  # fmt: skip
+    rates = falling(0.4)
+    assert 0.9 < machine.expected(1, rates, 4) / machine.expected(0, rates, 4) < 0.97
+    _, asked, _ = auto(machine, rates, 300, n_seqs=4)
+    assert count(asked[20:40])[1] > 0.6 * 20 * 4
+    assert count(asked[80:120])[0] > 0.9 * 40 * 4
+
+
 TRIED = (1.3, 1.8, 1.0) * 7
 """How much longer passes take in which a backend tries three ways to read weights in turn."""
 
