@@ -110,7 +110,7 @@ def test_logits_of_chosen_rows_stay_on_the_device(one, backend, monkeypatch):
         n_bytes.clear()
         run(one, rows_of(4, [0, 2, 3]), fused_sampling(3, without=without))
         assert len(n_bytes) == n_reads + (len(without) < 3)
-        assert sum(n_bytes) == 4 * (4 * WIDTH + (3 - len(without)) + len(without) * N_LOGITS)
+        assert sum(n_bytes) == 4 * (3 - len(without) + len(without) * N_LOGITS)
 
 
 def test_other_outputs_may_be_made_of_the_logits(backend):
