@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.device import DeviceArray, find_device
 from mtpcore.errors import BackendError
 
@@ -129,9 +130,22 @@ def emulated(tmp_path_factory):
     return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
 
 
-@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+DEVICES = ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
 def device(request):
     """Both kinds of device; the GPU is skipped where there is none."""
+    return find(request)
+
+
+@pytest.fixture(scope="session", params=DEVICES)
+def backend(request):
+    """The backend on both kinds of device."""
+    return CudaBackend(find(request))
+
+
+def find(request):
     if request.param == "emulated":
         return request.getfixturevalue("emulated")
     try:

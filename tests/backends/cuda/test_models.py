@@ -8,7 +8,6 @@ from harness.families import FAMILIES
 from harness.fixtures import model_file
 
 from mtpcore import Batch
-from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.sampling import Sampling
 from mtpcore.testing import (
@@ -24,11 +23,6 @@ from mtpcore.testing.texts import decode
 
 HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
 families = pytest.mark.parametrize("family", [*FAMILIES, HYBRID], ids=str)
-
-
-@pytest.fixture(scope="module")
-def backend(emulated):
-    return CudaBackend(emulated)
 
 
 @pytest.fixture

@@ -8,16 +8,10 @@ from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
 
 from mtpcore import Batch, Context, link, load_model
-from mtpcore.backends.cuda import CudaBackend
 from mtpcore.conversion import convert
 from mtpcore.testing import Subject, check_drafts, check_readers
 
 CLOSE = 2e-4
-
-
-@pytest.fixture(scope="module")
-def backend(emulated):
-    return CudaBackend(emulated)
 
 
 def model_file(folder, config, tensors, n_vocab):
