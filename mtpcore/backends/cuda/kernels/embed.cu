@@ -34,7 +34,7 @@ static __device__ __forceinline__ float value_of(const Low *low, const High *, c
 #endif
 }
 #else
-#include "blocks.cuh"
+#include "quantised.cuh"
 
 /* Of a lane's product with 32 columns, the byte that is this row's and column's. */
 static __device__ __forceinline__ float value_of(const Low *low, const High *high,

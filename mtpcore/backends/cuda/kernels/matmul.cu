@@ -8,11 +8,11 @@
  * alone: a token's bits are the same alone, in a batch, in tiles of any number, and beside any
  * neighbours. Missing tokens are columns of zeros.
  *
- * Weights lie as blocks.cuh says. Grid: (row tiles / ROW_TILES, slots / 8 / TOKEN_TILES rounded up,
- * or tiles of group.cu). Block: 256.
+ * Weights lie as quantised.cuh says. Grid: (row tiles / ROW_TILES, slots / 8 / TOKEN_TILES rounded
+ * up, or tiles of group.cu). Block: 256.
  */
 #include "float16.cuh"
-#include "blocks.cuh"
+#include "quantised.cuh"
 #include "slots.cuh"
 
 #define WARPS 8
