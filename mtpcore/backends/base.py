@@ -31,6 +31,7 @@ __all__ = [
     "codes_of",
     "StateStore",
     "Store",
+    "Verification",
     "WeightSource",
     "WeightTensor",
 ]
@@ -121,6 +122,21 @@ class DraftPass(msgspec.Struct, frozen=True):
     batch: CheckedBatch
 
 
+class Verification(msgspec.Struct, kw_only=True):
+    """The target's pass over what a draft run makes, which a plan may run behind it in one go.
+
+    ``batch`` has of the run's sequence i, from row ``first[i]`` on, the pending token and ``k[i]``
+    drafts, whose tokens are filled in; its places are reserved in ``memory``. ``arrays`` are what
+    ``plan.run`` returns of it, if it was run: not where a draft is missing.
+    """
+
+    plan: Plan
+    memory: Memory | None
+    batch: CheckedBatch
+    first: Sequence[int]
+    arrays: dict[str, Any] | None = None
+
+
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens of m sequences, chosen one after the other without returning in between.
 
@@ -142,6 +158,8 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     ends them, and so does a recycled row that is not finite or a token without an embedding.
     ``token_ids`` int32[n_logits] names the token of each logit where that is not its index.
 
+    A ``verification`` may be run, too.
+
     Places up to ``k[i] - 1`` after the newest row, or those of the later passes' rows, are reserved
     beforehand and may be written.
     """
@@ -156,6 +174,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
     later: Sequence[DraftPass] = ()
+    verification: Verification | None = None
     in_place: bool = False
 
     @property
@@ -257,6 +276,9 @@ class Plan(Protocol):
         A plan on a device may return arrays of its own kind: with a shape, a length, slices of rows
         and ``__array__``, which copies to the host.
         """
+
+    def joins(self, plan: Plan) -> bool:
+        """Whether a draft run here can end with a run of that plan; see ``Verification``."""
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.

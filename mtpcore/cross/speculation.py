@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -12,15 +13,17 @@ from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
 from mtpcore.acts.journal import Saved
-from mtpcore.backends.base import FusedSampling
+from mtpcore.backends.base import FusedSampling, Verification
+from mtpcore.backends.base import Plan as BackendPlan
 from mtpcore.boundary.arguments import read_below
+from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.cross.by_sequence import setting_of
 from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import Drafter, DraftJob
+from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.links.links import Links
 from mtpcore.runtime.batch import Batch, Wanted
@@ -86,6 +89,7 @@ class Speculation:
             name: runner for name, runner in runners.items() if id(runner) not in self._drafter_of
         }
         self._round: RoundBatch | None = None  # which is being verified
+        self._ahead: VerificationAhead | None = None  # what was run behind the drafts
         links.apply()
         for name, runner in runners.items():
             runner.deliver = self._deliverer(name)
@@ -106,7 +110,7 @@ class Speculation:
 
     def restore(self, saved: Any) -> None:
         """Count what was counted then; no round is under way."""
-        self._round = None
+        self._round = self._ahead = None
         self.trust.invalid, self.trust.paused, self.choose_seconds, paused = saved
         for drafter, n in zip(self.drafters.values(), paused, strict=True):
             drafter.paused = n
@@ -165,10 +169,14 @@ class Speculation:
         sampling: Samplings,
         draft_sampler: DraftSampler | Mapping[int, DraftSampler],
         p_min: float | Mapping[int, float],
+        *,
+        verified: Sequence[int] = (),
     ) -> Drafted:
         """Draft for each sequence: of those that its plan names the first that proposes anything.
 
-        Sequences that ask the same drafter at the same turn are drafted for together.
+        Sequences that ask the same drafter at the same turn are drafted for together. ``verified``
+        are the sequences that ``verify`` will be asked of at once, in its order, with nothing else
+        in its pass: where devices allow it, the pass is a part of the draft run then.
         """
         jobs: dict[int, DraftJob] = {}
         for s, plan in wanted.items():
@@ -196,23 +204,62 @@ class Speculation:
                     if asked.get(s) == name and self._follow(drafter, s)
                 ]
                 if open_jobs:
-                    self._draft_by(name, drafter, open_jobs, drafted)
+                    is_only = len(open_jobs) == len(wanted) and not any(
+                        any(plan[other] for other in plan if other != name)
+                        for plan in wanted.values()
+                    )
+                    verify = partial(self._verify_ahead, verified, sampling) if is_only else None
+                    self._draft_by(name, drafter, open_jobs, drafted, verify)
             turn += 1
         for s in jobs:
             self._release(s)
         return drafted
 
     def _draft_by(
-        self, name: str, drafter: Drafter, jobs: list[DraftJob], drafted: Drafted
+        self,
+        name: str,
+        drafter: Drafter,
+        jobs: list[DraftJob],
+        drafted: Drafted,
+        verify: Verify | None,
     ) -> None:
         """Let one drafter draft, and note what it made."""
         begin = perf_counter()
         by_seq = {job.seq: job for job in jobs}
-        for s, draft in drafter.draft(jobs).items():
+        for s, draft in drafter.draft(jobs, verify).items():
             drafted.drafts[s] = self.trust.check(name, by_seq[s], draft)
             if len(drafted.drafts[s]):
                 drafted.makers[s] = name
         drafted.seconds[name] = drafted.seconds.get(name, 0.0) + perf_counter() - begin
+
+    def _verify_ahead(
+        self,
+        verified: Sequence[int],
+        sampling: Samplings,
+        plan: BackendPlan,
+        seqs: Sequence[int],
+        lengths: Sequence[int],
+    ) -> Verification | None:
+        """Return the pass that verifies a round, if a draft run for these sequences is all of it.
+
+        Where there is no room for it, ``verify`` will say so.
+        """
+        n_rows = len(verified) + sum(lengths)
+        if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
+            return None
+        rows, length_of = RoundBatch(), dict(zip(seqs, lengths, strict=True))
+        for seq in verified:
+            pending = self.states.choose(seq, setting_of(sampling, seq))
+            room = [pending] * length_of.get(seq, 0)  # any token that there is
+            rows.add_draft(seq, self.states.decided(seq).n, pending, room)
+            if self.target.memory:
+                self.target.memory.allow_rewind(len(room))
+        fused = self._fused_sampling(rows, rows.batch(), sampling, {})
+        try:
+            self._ahead = VerificationAhead(self.target, rows, fused, seqs)
+        except CapacityError:
+            return None
+        return self._ahead.verification
 
     def _follow(self, drafter: Drafter, seq: int) -> bool:
         """Say whether a drafter can read all that the target read of a sequence."""
@@ -271,6 +318,10 @@ class Speculation:
         logits: bool = False,
     ) -> Verdicts:
         """Let the target choose at every drafted position; see ``Cross.verify``."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (prefill or processors or logits):
+            ahead.give_back()
+            ahead = None
         prompts = {seq: ids for seq, ids in prefill.items() if isinstance(ids, Prompt)}
         texts = {s: ids for s, ids in prefill.items() if not isinstance(ids, Prompt) and len(ids)}
         rows = RoundBatch()
@@ -294,7 +345,8 @@ class Speculation:
         batch = rows.batch()
         self._round = rows
         fused = None if logits else self._fused_sampling(rows, batch, sampling, processors)
-        output = self.target.process(batch, fused)
+        admitted = self.target.admit(batch, fused)
+        output = self.target.run(batch, admitted, ahead.take(admitted) if ahead else None)
         self._round = None
         begin = perf_counter()
         verdicts = {

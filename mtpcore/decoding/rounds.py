@@ -58,7 +58,10 @@ def run_round(
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
     plans = _plan(cross, ready, lengths)
     stats.length_seconds += watch.lap()
-    drafts, makers, seconds_of = _draft(cross, ready, plans, samplings)
+    is_whole = len(ready) == len(running) and not any(map(watches, running.values()))
+    drafts, makers, seconds_of = _draft(
+        cross, ready, plans, samplings, [*plans] if is_whole else ()
+    )
     draft_seconds = watch.lap()
     asked = {seq: _asked(plan, makers.get(seq)) for seq, plan in plans.items()}
     prefill = _chunks(cross, running, sum(len(draft) + 1 for draft in drafts.values()))
@@ -169,14 +172,19 @@ def _asked(plan: Plan, maker: str | None = None) -> int:
 
 
 def _draft(
-    cross: Cross, ready: Requests, plans: Mapping[int, Plan], samplings: Mapping[int, Sampling]
+    cross: Cross,
+    ready: Requests,
+    plans: Mapping[int, Plan],
+    samplings: Mapping[int, Sampling],
+    verified: Sequence[int],
 ) -> Drafted:
+    """Draft as planned; ``verified`` are all sequences of the pass that follows, where known."""
     wanted = {seq: plan for seq, plan in plans.items() if _asked(plan)}
     if not wanted:
         return Drafted({seq: [] for seq in plans}, {}, {})
     samplers = {seq: ready[seq].draft_sampler for seq in wanted}
     least = {seq: ready[seq].p_min for seq in wanted}
-    drafted = cross.speculation.draft(wanted, samplings, samplers, least)
+    drafted = cross.speculation.draft(wanted, samplings, samplers, least, verified=verified)
     return drafted._replace(drafts={seq: drafted.drafts.get(seq, []) for seq in plans})
 
 

@@ -15,7 +15,7 @@ from mtpcore.boundary.arrays import integers
 from mtpcore.cross import Cross, Draft
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import Drafter, DraftJob
+from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import SamplingError
 from mtpcore.runtime.runner import GraphRunner
@@ -212,8 +212,8 @@ class _SimulatedDrafter:
     def paused(self, n: int) -> None:
         self._drafter.paused = n
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
-        """Let the drafter draft, and correct what it says."""
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
+        """Let the drafter draft, and correct what it says, which nobody verifies before."""
         history = {job.seq: job.history for job in jobs}
         drafts = self._drafter.draft(jobs)
         return {seq: self._acceptance.correct(history[seq], draft) for seq, draft in drafts.items()}

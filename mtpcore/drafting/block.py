@@ -13,7 +13,7 @@ from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec, Feed
 from mtpcore.drafting.chain import GraphDrafter
-from mtpcore.drafting.drafters import DraftJob, draft_settings
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs
 from mtpcore.errors import LinkError
@@ -144,13 +144,15 @@ class BlockDrafter(GraphDrafter):
             return super()._readable(seq, history, rows, places)
         return places if len(places) <= 1 else places[:0]  # only the pending token has no entry
 
-    def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _run(self, active: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None) -> None:
         """Draft for as many sequences at once as blocks fit a batch."""
         n_together = max(self.runner.n_batch // self._size, 1)
         for begin in range(0, len(active), n_together):
-            self._run_together(active[begin : begin + n_together], drafts)
+            self._run_together(active[begin : begin + n_together], drafts, verify)
 
-    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _run_together(
+        self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
+    ) -> None:
         spans = [self._span(job) for job in jobs]
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
         lengths = [min(job.k, self.spec.limit, n) for job, n in zip(jobs, lengths, strict=True)]

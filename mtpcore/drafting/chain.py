@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.drafters import (
     DraftJob,
+    Verify,
     draft_settings,
     warn_unreadable,
 )
@@ -102,7 +103,7 @@ class GraphDrafter:
         for batch in rows.batches(seq, history, places):
             self.runner.process(batch)
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
 
         A sequence with a non-finite hidden row gets no drafts.
@@ -121,10 +122,10 @@ class GraphDrafter:
                 self._pause(job.seq, readable.stop)
         if not active:
             return drafts
-        self._run(active, drafts)
+        self._run(active, drafts, verify)
         return drafts
 
-    def _run(self, active: list[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _run(self, active: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None) -> None:
         """Fill in the missing entries and draft, in one call without the GIL if they fit one."""
         room = max(self.runner.n_batch // len(active), 1)
         for job in active:
@@ -132,7 +133,7 @@ class GraphDrafter:
             end = missing.stop - 1 if len(missing) > room else job.rows.end
             self._read(job.seq, job.history, job.rows, range(missing.start, end))
         for begin in range(0, len(active), self.runner.n_batch):
-            self._run_together(active[begin : begin + self.runner.n_batch], drafts)
+            self._run_together(active[begin : begin + self.runner.n_batch], drafts, verify)
 
     def _missing(self, jobs: list[DraftJob]) -> Batch:
         """Return the rows of all missing entries; the pending tokens' outputs are wanted."""
@@ -148,9 +149,14 @@ class GraphDrafter:
             wanted += [False] * (len(missing) - 1) + [True]
         return Batch(tokens, seq=seqs, pos=places, outputs=wanted)
 
-    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _run_together(
+        self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
+    ) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
         settings = draft_settings(jobs, self._recycle, self._ids)
+        settings["verification"] = verify and verify(
+            self.runner.plan, [job.seq for job in jobs], lengths
+        )
         drafted = run_drafts([(self.runner, self._missing(jobs))], lengths, settings)
         for job, k, ids in zip(jobs, lengths, drafted, strict=True):
             drafts[job.seq] = ids

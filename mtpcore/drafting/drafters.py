@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore._ext._sampling import Sampler
+from mtpcore.backends.base import Plan, Verification
 from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec
@@ -27,11 +28,16 @@ __all__ = [
     "call_plugin",
     "draft_settings",
     "ProposerDrafter",
+    "Verify",
     "read_answer",
     "warn_unreadable",
 ]
 
 I32 = NDArray[np.int32]
+Verify = Callable[[Plan, Sequence[int], Sequence[int]], Verification | None]
+"""``verify(plan, seqs, lengths)``: what the target is to run behind a draft run of ``plan``, which
+drafts so much for each of these sequences; None where they are not all that it verifies."""
+
 GREEDY = Sampling.greedy()
 logger = logging.getLogger("mtpcore")
 
@@ -90,8 +96,11 @@ class Drafter(Protocol):
     paused: int
     """How often a sequence got no further draft because a hidden row was not finite."""
 
-    def draft(self, jobs: list[DraftJob]) -> Mapping[int, Draft]:
-        """Return drafts by sequence; ids are not trusted."""
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> Mapping[int, Draft]:
+        """Return drafts by sequence; ids are not trusted.
+
+        Where one draft run makes all of them, it may end with what ``verify`` returns.
+        """
 
     def settle(self, seq: int, history: I32, rows: EmbeddingRows = NO_ROWS) -> None:
         """Let each graph hold exactly the entries of these tokens, which the target processed.
@@ -176,7 +185,7 @@ class ProposerDrafter:
         self.proposer = proposer
         self.spec = proposer.spec if isinstance(proposer, DeclaredProposer) else None
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Ask the proposer for each sequence in turn."""
         return {job.seq: self._ask(job) for job in jobs}
 

@@ -12,7 +12,7 @@ from mtpcore.boundary.arguments import read_below
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.proposer import FedProposer
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import DraftJob, call_plugin, read_answer, warn_unreadable
+from mtpcore.drafting.drafters import DraftJob, Verify, call_plugin, read_answer, warn_unreadable
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.errors import LinkError
 from mtpcore.links.inbox import Inbox
@@ -93,7 +93,7 @@ class FedDrafter:
         self.name, self.spec, self.paused = name, role.spec, 0
         self._proposer, self._boxes = role.proposer, boxes
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Ask the plugin for each sequence in turn.
 
         Raises

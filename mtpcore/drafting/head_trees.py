@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import DraftJob
+from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.heads import HeadDrafter
 from mtpcore.drafting.trees import Branch, branch
@@ -25,7 +25,12 @@ class HeadTreeDrafter(HeadDrafter):
     arXiv 2401.10774).
     """
 
-    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: dict[int, Draft]) -> None:
+    def _draft_together(
+        self,
+        wanted: list[tuple[DraftJob, int]],
+        drafts: dict[int, Draft],
+        verify: Verify | None,
+    ) -> None:
         assert self.spec.tree is not None
         tables = filter(None, (n_embeddings(runner.program) for runner in self._heads))
         n_tokens = min(tables, default=0)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.declarations.spec import DrafterSpec
-from mtpcore.drafting.drafters import DraftJob, draft_settings, warn_unreadable
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings, warn_unreadable
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import UpstreamGraphs, finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
@@ -103,7 +103,7 @@ class HeadDrafter:
                 places = range(places.start, max(places.start, min(places.stop, end)))
         return finite_places(self._heads[head], self._feeds, seq, places)
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Draft up to one token a head for each job; sequences leave the loop one by one.
 
         A sequence with a non-finite hidden row gets no further drafts. What a head reads runs in
@@ -116,7 +116,7 @@ class HeadDrafter:
         most = max((k for _, k in wanted), default=1)
         n_together = max(self._n_batch // most, 1)
         for begin in range(0, len(wanted), n_together):
-            self._draft_together(wanted[begin : begin + n_together], drafts)
+            self._draft_together(wanted[begin : begin + n_together], drafts, verify)
         return drafts
 
     def _reach(self, job: DraftJob) -> int:
@@ -141,7 +141,12 @@ class HeadDrafter:
             warn_unreadable(self.name, seq, place)
         self.paused += 1
 
-    def _draft_together(self, wanted: list[tuple[DraftJob, int]], drafts: dict[int, Draft]) -> None:
+    def _draft_together(
+        self,
+        wanted: list[tuple[DraftJob, int]],
+        drafts: dict[int, Draft],
+        verify: Verify | None,
+    ) -> None:
         """Draft up to k tokens for each (job, k), in one call without the GIL."""
         self._catch_up(wanted)
         jobs = [job for job, _ in wanted]
@@ -150,8 +155,11 @@ class HeadDrafter:
             for head, runner in enumerate(self._heads[: max(k for _, k in wanted)])
         ]
         recycle = self._recycle if len(passes) > 1 else {}
-        settings = draft_settings(jobs, recycle, self._ids)
-        drafted = run_drafts(passes, [k for _, k in wanted], settings)
+        settings, lengths = draft_settings(jobs, recycle, self._ids), [k for _, k in wanted]
+        settings["verification"] = verify and verify(
+            self._heads[0].plan, [job.seq for job in jobs], lengths
+        )
+        drafted = run_drafts(passes, lengths, settings)
         for (job, k), ids in zip(wanted, drafted, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:

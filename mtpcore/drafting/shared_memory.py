@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch, DraftRun
 from mtpcore.declarations.draft_tree import Draft
-from mtpcore.drafting.drafters import DraftJob, draft_settings, warn_unreadable
+from mtpcore.drafting.drafters import DraftJob, Verify, draft_settings, warn_unreadable
 from mtpcore.drafting.embedding_rows import NO_ROWS, EmbeddingRows
 from mtpcore.drafting.upstream import finite_places
 from mtpcore.drafting.vocabulary import read_vocabulary
@@ -80,7 +80,7 @@ class SharedMemoryDrafter:
                 fix="let link() make the context",
             )
 
-    def draft(self, jobs: list[DraftJob]) -> dict[int, Draft]:
+    def draft(self, jobs: list[DraftJob], verify: Verify | None = None) -> dict[int, Draft]:
         """Draft up to k tokens for each job; sequences leave the loop one by one.
 
         A sequence with a non-finite hidden row gets no drafts, nor does one of which nothing is
@@ -96,12 +96,17 @@ class SharedMemoryDrafter:
             elif pending:
                 self._pause(job.seq, pending)
         for begin in range(0, len(active), self.runner.n_batch):
-            self._draft_together(active[begin : begin + self.runner.n_batch], drafts)
+            self._draft_together(active[begin : begin + self.runner.n_batch], drafts, verify)
         return drafts
 
-    def _draft_together(self, jobs: Sequence[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _draft_together(
+        self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
+    ) -> None:
         lengths = [min(job.k, self.spec.limit) for job in jobs]
         settings = draft_settings(jobs, self._recycle, self._ids)
+        settings["verification"] = verify and verify(
+            self.runner.plan, [job.seq for job in jobs], lengths
+        )
         run = DraftRun(batch=self.batch(jobs), k=lengths, in_place=True, **settings)
         drafted, _ = self.runner.plan.draft(run, self.runner.lent)
         for job, k, ids in zip(jobs, lengths, drafted, strict=True):

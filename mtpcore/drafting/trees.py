@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
 from mtpcore.drafting.chain import GraphDrafter
-from mtpcore.drafting.drafters import DraftJob
+from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
@@ -36,7 +36,9 @@ class TreeDrafter(GraphDrafter):
     level's nodes alone.
     """
 
-    def _run_together(self, jobs: list[DraftJob], drafts: dict[int, Draft]) -> None:
+    def _run_together(
+        self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
+    ) -> None:
         assert self.spec.tree is not None
         n_tokens = n_embeddings(self.runner.program)
         output = self.runner.process(self._missing(jobs))

@@ -13,7 +13,7 @@ from mtpcore.runtime.admission import Ranges
 from mtpcore.runtime.fused_sampling import sample_logits
 from mtpcore.runtime.sequences import ContextMemory
 
-__all__ = ["run_parts"]
+__all__ = ["finish", "run_parts"]
 
 
 def run_parts(
@@ -29,7 +29,7 @@ def run_parts(
     BatchError, CapacityError
         Rows that see each other are more than ``n_batch``, or there is no room.
     """
-    fused_sampling, parts = batch.fused_sampling, []
+    parts = []
     whole = len(batch.tokens) > n_batch and plan.program.is_run_whole
     for part, places in _split(batch, ranges, n_batch, whole):
         if memory:
@@ -38,6 +38,12 @@ def run_parts(
     arrays = parts[0]
     if len(parts) > 1:
         arrays = {name: np.concatenate([part[name] for part in parts]) for name in arrays}
+    return finish(batch, arrays)
+
+
+def finish(batch: CheckedBatch, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return what a plan made of a batch, read-only, with the tokens that are chosen of it."""
+    fused_sampling = batch.fused_sampling
     if fused_sampling is not None and "chosen" not in arrays:
         arrays["chosen"] = sample_logits(fused_sampling, arrays)
         arrays["logits"] = arrays["logits"][arrays["chosen"] < 0]

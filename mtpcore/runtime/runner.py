@@ -29,7 +29,7 @@ from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.delivery import delivered_batch
 from mtpcore.runtime.limits import Sizes
 from mtpcore.runtime.output import Output
-from mtpcore.runtime.parts import run_parts
+from mtpcore.runtime.parts import finish, run_parts
 from mtpcore.runtime.sequences import ContextMemory, Sequences
 from mtpcore.runtime.sliced_logits import slice_logits
 
@@ -274,11 +274,19 @@ class GraphRunner:
         """Run all rows and store them; see ``Context.process``."""
         return self.run(batch, self.admit(batch, fused_sampling))
 
-    def run(self, batch: Batch, admitted: Admitted) -> Output:
-        """Run rows that were admitted, store them, and deliver what they made."""
+    def run(
+        self, batch: Batch, admitted: Admitted, arrays: dict[str, NDArray[Any]] | None = None
+    ) -> Output:
+        """Run rows that were admitted, store them, and deliver what they made.
+
+        ``arrays`` are what the plan made of them, where they were run already.
+        """
         checked, ranges, rows_of_seq = admitted
-        plan = self._plan or self.plan
-        arrays = run_parts(plan, self.memory, self.n_batch, checked, ranges)
+        if arrays is None:
+            plan = self._plan or self.plan
+            arrays = run_parts(plan, self.memory, self.n_batch, checked, ranges)
+        else:
+            arrays = finish(checked, arrays)
         output = Output(checked.seq, checked.place, checked.outputs, rows_of_seq, arrays)
         if self.deliver is not None:
             self.deliver(batch, output)

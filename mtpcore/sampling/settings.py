@@ -88,6 +88,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in checked.items():
             msgspec.structs.force_setattr(self, name, value)
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether what was chosen before changes what is chosen."""
+        penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+        return penalties != (1, 0, 0)
+
     @classmethod
     def greedy(cls) -> Sampling:
         """Return settings that always take the largest logit."""

@@ -23,9 +23,59 @@ class Buffer:
         self.handle = self.memory.ctypes.data
 
 
+class Builder:
+    """A graph under construction, or a part of one: what is done when the graph is launched."""
+
+    def __init__(self, cuda, number):
+        self.cuda, self.number, self.works, self.is_building = cuda, number, [], False
+        self.stream = SimpleNamespace(handle=self)
+
+    def begin_building(self):
+        self.is_building = True
+
+    def end_building(self):
+        assert self.is_building
+        self.is_building = False
+
+    def add(self, work):
+        assert self.is_building
+        self.works.append(work)
+
+    def create_condition(self, default_value):
+        self.cuda.n_conditions += 1
+        value = np.zeros(1, np.uint32)
+        self.add(lambda: value.fill(default_value))
+        return Condition(value)
+
+    def if_then(self, condition):
+        part = Builder(self.cuda, self.number)
+        self.add(lambda: condition.value[0] and part.run())
+        return part
+
+    def run(self):
+        for work in self.works:
+            work()
+
+    def complete(self):
+        assert not self.is_building
+        return self
+
+    def launch(self, stream):
+        self.cuda._use(stream.handle)
+        self.run()
+
+
+class Condition:
+    """A condition of a graph; its handle is where the value is."""
+
+    def __init__(self, value):
+        self.value = value
+
+
 class EmulatedCuda:
     def __init__(self, emulated, n_devices=1, n_bytes=1 << 30):
         self.emulated, self.free, self.n_bytes = emulated, n_bytes, n_bytes
+        self.n_conditions, self.version = 0, 13000  # of the driver
         self.calls_left = None  # until one fails; None: all succeed
         self.current = threading.local()
         self.devices = [self._device(i) for i in range(n_devices)]
@@ -40,6 +90,7 @@ class EmulatedCuda:
             set_current=lambda: setattr(self.current, "number", number),
             create_stream=lambda: SimpleNamespace(handle=number, sync=lambda: self._use(number)),
             allocate=lambda n_bytes, stream: self._allocate(n_bytes, number),
+            create_graph_builder=lambda: Builder(self, number),
         )  # fmt: skip
 
     def _use(self, number):
@@ -61,9 +112,16 @@ class EmulatedCuda:
         return SimpleNamespace(get_kernel=lambda name: self.emulated.load(kernel))
 
     def launch(self, stream, config, loaded, *arguments):
+        if isinstance(stream, Builder):
+            stream.add(lambda: self._launch(config, loaded, arguments))
+            return
         self._use(stream.handle)
+        self._launch(config, loaded, arguments)
+
+    def _launch(self, config, loaded, arguments):
         given = [
             DeviceArray((), None, argument.memory) if isinstance(argument, Buffer)
+            else np.uint64(argument.value.ctypes.data) if isinstance(argument, Condition)
             else None if isinstance(argument, np.uint64) and argument == 0
             else argument
             for argument in arguments
@@ -71,11 +129,17 @@ class EmulatedCuda:
         self.emulated.launch(loaded, *config, given)
 
     def _copy(self, to, origin, n_bytes, stream):
+        if isinstance(stream, Builder):
+            stream.add(lambda: ctypes.memmove(to, origin, n_bytes))
+            return (SUCCESS,)
         self._use(stream)
         ctypes.memmove(to, origin, n_bytes)
         return (SUCCESS,)
 
     cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
+
+    def cuDriverGetVersion(self):
+        return SUCCESS, self.version
 
     def cuMemGetInfo(self):
         return SUCCESS, self.free, self.n_bytes

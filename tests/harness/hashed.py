@@ -136,6 +136,9 @@ class HashPlan:
             return int(rows.place[rows.parent[i]])
         return int(rows.place[rows.seq == rows.seq[i]].min()) - 1
 
+    def joins(self, plan):
+        return False
+
     def draft(self, run, memory):
         return draft_steps(self, run, memory)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource, codes_of
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, Store, WeightSource, codes_of
 from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
@@ -225,6 +225,10 @@ class CpuPlan:
             batch, pages, external, logits, arrays.get("logits"), _states_of(memory)
         )
         return arrays if chosen is None else {**arrays, "chosen": chosen}
+
+    def joins(self, plan: Plan) -> bool:
+        """No: each run is a call of its own."""
+        return False
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from mtpcore.errors import BackendError
 __all__ = ["CudaDevice", "Device", "DeviceArray", "find_device"]
 
 _OLDEST = (8, 0)
+_FIRST_WITH_CONDITIONS = 12040
+"""CUDA 12.4, as drivers count."""
 
 
 class DeviceArray(msgspec.Struct, frozen=True):
@@ -30,9 +33,13 @@ class DeviceArray(msgspec.Struct, frozen=True):
 
 
 class Device(Protocol):
-    """What plans need of a device; launches happen in order."""
+    """What plans need of a device; launches happen in order.
+
+    ``has_conditions`` says whether parts of a graph may be left out.
+    """
 
     name: str
+    has_conditions: bool
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Make an array without contents."""
@@ -54,6 +61,9 @@ class Device(Protocol):
     def write(self, array: DeviceArray, at: int, data: bytes | memoryview) -> None:
         """Store bytes from byte ``at`` on."""
 
+    def address(self, array: DeviceArray) -> int:
+        """Return where an array begins, as kernels on the device see it."""
+
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
 
@@ -61,6 +71,21 @@ class Device(Protocol):
         self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
     ) -> None:
         """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
+
+    def record(self, work: Callable[[], None]) -> Any:
+        """Return the launches and copies of ``work`` as a graph; none of them is done yet."""
+
+    def condition(self) -> Any:
+        """Return a condition of the graph under construction, as an argument of launches.
+
+        It does not hold until a kernel sets it.
+        """
+
+    def when(self, condition: Any, work: Callable[[], None]) -> None:
+        """Record launches that are done only where a condition holds by then."""
+
+    def replay(self, graph: Any) -> None:
+        """Start all that was recorded, in one call."""
 
 
 def find_device(index: int = 0) -> CudaDevice:
@@ -107,8 +132,11 @@ class CudaDevice:
         self._core, self._driver = import_cuda("cuda.core"), import_cuda("cuda.bindings.driver")
         device.set_current()
         self._device, self._stream = device, device.create_stream()
+        self._recording = threading.local()  # a thread's graph under construction
         self._loaded: dict[Kernel, Any] = {}
         self.name = f"{device.name}, device {device.device_id}"
+        _, version = self._driver.cuDriverGetVersion()
+        self.has_conditions = version >= _FIRST_WITH_CONDITIONS
         self.architecture = "sm_{}{}".format(*device.compute_capability)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
@@ -155,10 +183,9 @@ class CudaDevice:
                 int(source.memory.handle) + source_at,
                 int(target.memory.handle) + target_at,
             )
+            stream = self._target.stream if self._is_recording else self._stream
             with self._working("a copy failed"):
-                self._check(
-                    self._driver.cuMemcpyDtoDAsync(end, begin, n_bytes, self._stream.handle)
-                )
+                self._check(self._driver.cuMemcpyDtoDAsync(end, begin, n_bytes, stream.handle))
 
     def read(self, array: DeviceArray, at: int, n_bytes: int) -> bytes:
         """Wait for all launches and return ``n_bytes`` from byte ``at`` on."""
@@ -169,6 +196,10 @@ class CudaDevice:
     def write(self, array: DeviceArray, at: int, data: bytes | memoryview) -> None:
         """Store bytes from byte ``at`` on."""
         self._send(np.frombuffer(data, np.uint8), array, at)
+
+    def address(self, array: DeviceArray) -> int:
+        """Return where an array begins, as kernels on the device see it."""
+        return int(array.memory.handle)
 
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
@@ -193,7 +224,50 @@ class CudaDevice:
         ]
         with self._working("a kernel could not be launched"):
             config = self._core.LaunchConfig(grid=grid, block=block)
-            self._core.launch(self._stream, config, loaded, *given)
+            self._core.launch(self._target, config, loaded, *given)
+
+    def record(self, work: Callable[[], None]) -> Any:
+        """Return the launches and copies of ``work`` as a graph; none of them is done yet."""
+        with self._working("launches could not be recorded"):
+            builder = self._device.create_graph_builder()
+            try:
+                self._record_onto(builder, work)
+            finally:
+                del self._recording.target
+            return builder.complete()
+
+    def _record_onto(self, builder: Any, work: Callable[[], None]) -> None:
+        """Let a graph, or a part of one, be what this thread launches."""
+        builder.begin_building()
+        self._recording.target = builder
+        try:
+            work()
+        finally:
+            builder.end_building()
+
+    def condition(self) -> Any:
+        """Return a condition of the graph under construction, as an argument of launches."""
+        return self._target.create_condition(default_value=0)
+
+    def when(self, condition: Any, work: Callable[[], None]) -> None:
+        """Record launches that are done only where a condition holds by then."""
+        whole = self._target
+        self._record_onto(whole.if_then(condition), work)
+        self._recording.target = whole
+
+    def replay(self, graph: Any) -> None:
+        """Start all that was recorded, in one call."""
+        with self._working("a graph could not be launched"):
+            graph.launch(self._stream)
+
+    @property
+    def _is_recording(self) -> bool:
+        return hasattr(self._recording, "target")
+
+    @property
+    def _target(self) -> Any:
+        """Where this thread's launches go: the stream, or its graph under construction."""
+        return getattr(self._recording, "target", self._stream)
 
     def _send(self, array: NDArray[Any], target: DeviceArray, at: int) -> None:
         if array.nbytes:

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, WeightSource, codes_of
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, WeightSource, codes_of
 from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
-from mtpcore.backends.cuda.choice import Choice
+from mtpcore.backends.cuda.choice import Choice, Choosing
 from mtpcore.backends.cuda.device import Device, DeviceArray
+from mtpcore.backends.cuda.drafts import DraftLoop
+from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch import LAUNCHERS
 from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
+from mtpcore.backends.cuda.launch.passes import KERNELS as BETWEEN
+from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
-from mtpcore.backends.cuda.launch.step import Step, start
+from mtpcore.backends.cuda.launch.step import Launch, Step, start
 from mtpcore.backends.cuda.launch.tokens import KERNELS as CHOOSING
 from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.sequences import SequenceRows
+from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
@@ -38,6 +44,24 @@ __all__ = ["CudaPlan"]
 
 _ATTENDING = {"attention": True, "cross_attention": True, "remember": False}
 """Operations with pages of keys and values, and whether they read them."""
+
+
+class Shape(NamedTuple):
+    """What the launches of a run depend on, besides the plan."""
+
+    n_rows: int
+    n_outputs: int
+    n_ranges: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    n_parts: int
+    choosing: Choosing | None
+
+
+class PlannedRun(NamedTuple):
+    """A run that is to come: its shape, and what it brings from the host, to be held."""
+
+    shape: Shape
+    parts: list[Part]
 
 
 class CudaPlan:
@@ -63,29 +87,35 @@ class CudaPlan:
         stores: Sequence[CudaStore],
         states: CudaStateStore | None = None,
     ) -> None:
-        self.program, self._device, self._stores = program, device, stores
+        self.program, self.device, self._stores = program, device, stores
         self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
         self._walks = states.walks(n_batch) if states else None
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
         self._constants: dict[tuple[str, bytes], DeviceArray] = {}
-        self._rows = Rows(device, n_batch)
+        self.rows = Rows(device, n_batch)
         self._tables = [Tables(device) for _ in stores]
         self._sequences: SequenceRows | None = None  # where rows of a sequence are blocks
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
-        self._arrays = self._make_arrays()
+        self.arrays = self._make_arrays()
         self._steps = [
             (LAUNCHERS[node.op], self._step(node, source), self._makes_outputs(node))
             for node in program.nodes
         ]
+        self.staging, self.graphs, self._loop = Staging(device), Graphs(device), DraftLoop(self)
         logits = program.outputs.get("logits")
-        self._choice = None if logits is None else Choice(device, self._arrays[logits])
+        self.choice = None if logits is None else Choice(device, self.arrays[logits])
         for launcher, step, _ in self._steps:
             for n_rows in (1, n_batch):
                 for launch in launcher(step, n_rows):
                     device.load(launch.kernel)
-        for kernel in CHOOSING if self._choice else ():
+        for kernel in (*BETWEEN, *(CHOOSING if self.choice else ())):
             device.load(kernel)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether there are recurrent layers."""
+        return self._states is not None
 
     @property
     def bytes_to_pack(self) -> int:
@@ -107,56 +137,110 @@ class CudaPlan:
         CapacityError
             Rows were not reserved in the memory of recurrent layers, or follow none that it has.
         """
-        check_batch(batch, self.program, self._n_batch)
-        n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
-        choice, wanted = self._choice, batch.fused_sampling
-        if choice and wanted is not None:
-            choice.check(wanted, n_outputs)
-        groups = self._groups(memory)
-        for number, group in enumerate(groups):
-            self._check_memory(batch, number, group.pages)
-        passes: list[Pass] = []
-        if self._states:
-            passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
-        for name, i in self.program.inputs.items():
-            given = self._given(name, batch)
-            if isinstance(given, DeviceRows) and given.device is self._device:
-                size = given.row_bytes
-                n_bytes = len(given) * size
-                self._device.copy(given.array, given.begin * size, self._arrays[i], 0, n_bytes)
-            elif given is not None:
-                self._device.upload(np.asarray(given), self._arrays[i])
-        self._rows.take(batch)
-        for tables, group in zip(self._tables, groups, strict=True):
-            tables.take(group.pages)
-        for (number, _, _), visible in self._visible.items():
-            visible.take(batch, groups[number].pages)
-        if self._sequences:
-            self._sequences.take(batch.seq)
-        if self._walks and passes:
-            self._walks.tell(passes)
-        for launcher, step, is_of_outputs in self._steps:
-            n = n_outputs if is_of_outputs else n_rows
-            if n:
-                start(self._device, launcher(step, n))
-        made: dict[str, Any] = {}
+        self.check(batch, memory)
+        run = self.take(batch, memory)
+        (table,) = self.staging.send([run.parts])
+        launches = chain([spread(self.staging.array, table, len(run.parts))], self.launches(run))
+        key = (run.shape, self.staging.array.shape)
+        self.graphs.start(key, lambda is_recorded: start(self.device, launches))
+        return self.result(batch)
+
+    def result(self, batch: CheckedBatch) -> dict[str, Any]:
+        """Return what the last run made of a batch, in arrays that no later run writes over."""
+        wanted, made = batch.fused_sampling, dict[str, Any]()
         for name, i in self.program.outputs.items():
             if wanted is None or name != "logits":
                 is_of_outputs = self.program.shape(name)[0] == OUTPUTS
-                made[name] = self._output(self._arrays[i], n_outputs if is_of_outputs else n_rows)
-        if choice and wanted is not None:  # after that, logits may be others
-            made["chosen"], made["logits"] = choice.run(wanted)
+                n = len(batch.outputs if is_of_outputs else batch.tokens)
+                made[name] = self._output(self.arrays[i], n)
+        if self.choice and wanted is not None:
+            made["chosen"], made["logits"] = self.choice.result(wanted)
         return made
+
+    def check(self, batch: CheckedBatch, memory: Memory | None) -> None:
+        """Raise what ``run`` raises of a batch."""
+        check_batch(batch, self.program, self._n_batch)
+        self.check_memory(batch, memory)
+        if self.choice and batch.fused_sampling is not None:
+            self.choice.check(batch.fused_sampling, len(batch.outputs))
+
+    def check_memory(self, batch: CheckedBatch, memory: Memory | None) -> None:
+        """Check what is stored in memory, and what is seen of it."""
+        for number, group in enumerate(self._groups(memory)):
+            self._check_group(batch, number, group.pages)
+
+    def take(
+        self, batch: CheckedBatch, memory: Memory | None, *, has_odds: bool = False
+    ) -> PlannedRun:
+        """Return a run whose rows of floats, and page tables, are on the device already.
+
+        Slots that the batch lacks are filled in on the device. ``has_odds`` asks how probable the
+        chosen tokens are.
+
+        Raises
+        ------
+        CapacityError
+            As ``run``; nothing changed.
+        """
+        passes: list[Pass] = []
+        if self._states:
+            passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
+        groups, parts = self._groups(memory), list[Part]()
+        for name, i in self.program.inputs.items():
+            given, array = self._given(name, batch), self.arrays[i]
+            if isinstance(given, DeviceRows) and given.device is self.device:
+                size = given.row_bytes
+                self.device.copy(given.array, given.begin * size, array, 0, len(given) * size)
+            elif given is not None and given.dtype == np.int32:
+                parts.append(Part(given, array))
+            elif given is not None:
+                self.device.upload(np.asarray(given), array)
+        parts += self.rows.parts(batch)
+        for tables, group in zip(self._tables, groups, strict=True):
+            tables.take(group.pages)
+        for (number, _, _), visible in self._visible.items():
+            parts.append(visible.part(batch, groups[number].pages))
+        if self._sequences:
+            parts += self._sequences.parts(batch.seq)
+        if self._walks and passes:
+            parts.append(self._walks.part(passes))
+        choosing = None
+        if self.choice and batch.fused_sampling is not None:
+            choosing, more = self.choice.take(batch.fused_sampling, has_odds=has_odds)
+            parts += more
+        n_ranges = tuple(visible.n_ranges for visible in self._visible.values())
+        tables_of = tuple(tables.array.shape for tables in self._tables)
+        n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
+        shape = Shape(n_rows, n_outputs, n_ranges, tables_of, len(parts), choosing)
+        return PlannedRun(shape, parts)
+
+    def launches(self, run: PlannedRun) -> Iterator[Launch]:
+        """Yield the launches of a run, behind those that spread its parts."""
+        shape = run.shape
+        for visible, n_ranges in zip(self._visible.values(), shape.n_ranges, strict=True):
+            visible.n_ranges = n_ranges
+        for launcher, step, is_of_outputs in self._steps:
+            n = shape.n_outputs if is_of_outputs else shape.n_rows
+            if n:
+                yield from launcher(step, n)
+        if self.choice and shape.choosing:
+            yield from self.choice.launches(shape.choosing)
+
+    def joins(self, plan: Plan) -> bool:
+        """Whether the plan is on the same device."""
+        return isinstance(plan, CudaPlan) and plan.device is self.device
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
+        if self._loop.can_run(run):
+            return self._loop.run(run, memory)
         is_here = all(isinstance(later.plan, CudaPlan) for later in run.later)
         return draft_steps(self, run, memory, chooses_after_texts=is_here)
 
     def _make_arrays(self) -> dict[int, DeviceArray]:
         """Return the array of each value that is made here."""
         buffer_of, sizes = share_buffers(self.program, self._n_batch)
-        buffers = [self._device.empty((n_bytes // 4,), np.float32) for n_bytes in sizes]
+        buffers = [self.device.empty((n_bytes // 4,), np.float32) for n_bytes in sizes]
         arrays = {}
         for value in self.program.values:
             if value.id in buffer_of:
@@ -167,17 +251,17 @@ class CudaPlan:
 
     def _step(self, node: Node, source: WeightSource) -> Step:
         weights = tuple(
-            None if weight is None else load_weight(self._device, node, i, source)
+            None if weight is None else load_weight(self.device, node, i, source)
             for i, weight in enumerate(node.weights)
         )
         return Step(
-            tuple(self._arrays[i] for i in node.inputs),
+            tuple(self.arrays[i] for i in node.inputs),
             weights,
-            tuple(self._arrays[i] for i in node.outputs),
+            tuple(self.arrays[i] for i in node.outputs),
             node.attrs,
             self._temporary,
             self._constant,
-            self._rows.outputs if self._makes_outputs(node) else None,
+            self.rows.outputs if self._makes_outputs(node) else None,
             self._memory_of(node),
         )
 
@@ -186,7 +270,7 @@ class CudaPlan:
         if node.op in _ATTENDING:
             return self._attended(node)
         if node.op in OVER_BLOCKS:
-            self._sequences = self._sequences or SequenceRows(self._device, self._n_batch)
+            self._sequences = self._sequences or SequenceRows(self.device, self._n_batch)
             return self._sequences
         if node.op not in RECURRENT:
             return None
@@ -211,7 +295,7 @@ class CudaPlan:
             visible = self._visible.setdefault(
                 (group, mask, window),
                 Visible(
-                    self._device,
+                    self.device,
                     n_batch=self._n_batch,
                     n_ctx=self._n_ctx,
                     mask=mask,
@@ -219,13 +303,13 @@ class CudaPlan:
                 ),
             )
         layer = self._stores[group].layer(number)
-        return Attended(layer, self._rows, self._tables[group], visible)
+        return Attended(layer, self.rows, self._tables[group], visible)
 
     def _output(self, array: DeviceArray, n_rows: int) -> DeviceRows:
         """Return a copy of what a run made, which later runs write over."""
-        copied = self._device.empty((n_rows, *array.shape[1:]), array.dtype)
-        rows = DeviceRows(self._device, copied, 0, n_rows)
-        self._device.copy(array, 0, copied, 0, n_rows * rows.row_bytes)
+        copied = self.device.empty((n_rows, *array.shape[1:]), array.dtype)
+        rows = DeviceRows(self.device, copied, 0, n_rows)
+        self.device.copy(array, 0, copied, 0, n_rows * rows.row_bytes)
         return rows
 
     def _groups(self, memory: Memory | None) -> Sequence[PagedKV]:
@@ -242,7 +326,7 @@ class CudaPlan:
             )
         return memory.groups
 
-    def _check_memory(self, batch: CheckedBatch, number: int, pages: PageTables) -> None:
+    def _check_group(self, batch: CheckedBatch, number: int, pages: PageTables) -> None:
         """Check what is stored in a group of memory, and what is seen of it."""
         n_pages = self._stores[number].n_pages
         if number in self._remembering:
@@ -260,18 +344,18 @@ class CudaPlan:
             return codes_of(batch, self.program)
         if name == "embeddings":
             return batch.embeddings
-        return batch.slots[name]
+        return batch.slots.get(name)
 
     def _temporary(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         key = (name, shape, np.dtype(dtype))
         if key not in self._scratch:
-            self._scratch[key] = self._device.empty(shape, dtype)
+            self._scratch[key] = self.device.empty(shape, dtype)
         return self._scratch[key]
 
     def _constant(self, array: NDArray[Any]) -> DeviceArray:
         key = (array.dtype.str, array.tobytes())
         if key not in self._constants:
-            self._constants[key] = self._device.upload(array)
+            self._constants[key] = self.device.upload(array)
         return self._constants[key]
 
 

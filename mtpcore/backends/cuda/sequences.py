@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.cuda.device import Device
+from mtpcore.backends.cuda.staging import Part
 
 __all__ = ["SequenceRows"]
 
@@ -18,16 +19,14 @@ class SequenceRows:
     """
 
     def __init__(self, device: Device, n_batch: int) -> None:
-        self._device = device
         self.order = device.empty((n_batch,), np.int32)
         self.spans = device.empty((n_batch, 3), np.int32)
 
-    def take(self, seq: NDArray[np.int32]) -> None:
-        """Hold the rows of a batch, of sequences int32[n]."""
+    def parts(self, seq: NDArray[np.int32]) -> list[Part]:
+        """Return the rows of a batch, of sequences int32[n], to be held."""
         order = np.argsort(seq, kind="stable").astype(np.int32)
         spans = np.empty((len(seq), 3), np.int32)
         spans[order, 0] = np.arange(len(seq))
         spans[:, 1] = np.searchsorted(seq[order], seq, "left")
         spans[:, 2] = np.searchsorted(seq[order], seq, "right")
-        self._device.upload(order, self.order)
-        self._device.upload(spans, self.spans)
+        return [Part(order, self.order), Part(spans, self.spans)]

@@ -11,6 +11,7 @@ import numpy as np
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
 from mtpcore.backends.cuda.launch.step import start
+from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import ConvLayer, DeltaLayer, Node, StateLayer
 from mtpcore.memory.base import LOG
@@ -50,17 +51,17 @@ class StateWalks:
     """
 
     def __init__(self, device: Device, n_rows: int, n_seq: int) -> None:
-        self._device, self.n_rows, self.n_seq = device, n_rows, n_seq
+        self.n_rows, self.n_seq = n_rows, n_seq
         # Before a row of a tree there may be a whole log, and then a path of rows of another.
         n = 2 * n_seq + n_rows + n_rows * 2 * LOG * len(Advance._fields)
         self.array = device.empty((n,), np.int32)
 
-    def tell(self, passes: Sequence[Pass]) -> None:
-        """Upload how the sequences of a batch go on, as ``RecurrentMemory.passes`` says."""
-        self.upload([_walk(one) for one in passes])
+    def part(self, passes: Sequence[Pass]) -> Part:
+        """Return how the sequences of a batch go on, as ``RecurrentMemory.passes`` says."""
+        return self.part_of([_walk(one) for one in passes])
 
-    def upload(self, walks: Sequence[Sequence[Advance]]) -> None:
-        """Upload the advances of each sequence."""
+    def part_of(self, walks: Sequence[Sequence[Advance]]) -> Part:
+        """Return the advances of each sequence, to be held."""
         sequences = np.zeros((self.n_seq, 2), np.int32)
         rows = np.full(self.n_rows, _NOWHERE, np.int32)
         lengths, advances = [len(walk) for walk in walks], [one for walk in walks for one in walk]
@@ -70,7 +71,7 @@ class StateWalks:
         (wanted,) = np.nonzero(table[:, Advance._fields.index("wanted")])
         rows[table[wanted, 0]] = wanted
         flat = (sequences.reshape(-1), rows, table.reshape(-1))
-        self._device.upload(np.concatenate(flat), self.array)
+        return Part(np.concatenate(flat), self.array)
 
 
 def _walk(one: Pass) -> list[Advance]:
@@ -163,7 +164,7 @@ class CudaStateStore:
         walk = [Advance(~(slot * LOG + row), 0, depth) for depth, row in enumerate(rows)]
         if walk:  # slot 0 is a copy of the base
             walk[-1] = walk[-1]._replace(behind=0)
-            self._settling.upload([walk])
+            self._device.upload(*self._settling.part_of([walk]))
         return b"".join(self._settle(states, slot, rows) for states in self._layers)
 
     def _settle(self, states: LayerStates, slot: int, rows: Sequence[int]) -> bytes:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.device import Device, DeviceArray
+from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.cuda.store import StoredLayer
 from mtpcore.memory.base import PAGE, RANGE
 from mtpcore.memory.pages import PageTables
@@ -24,18 +25,18 @@ class Rows:
     """The batch on the device: int32[n_batch] each, as ``CheckedBatch`` describes them."""
 
     def __init__(self, device: Device, n_batch: int) -> None:
-        self._device = device
         self.seq, self.place, self.parent, self.outputs = (
             device.empty((n_batch,), np.int32) for _ in range(4)
         )
 
-    def take(self, batch: CheckedBatch) -> None:
-        """Hold the rows of a batch."""
-        self._device.upload(batch.seq, self.seq)
-        self._device.upload(batch.place, self.place)
-        self._device.upload(batch.outputs, self.outputs)
-        if batch.parent is not None:
-            self._device.upload(batch.parent, self.parent)
+    def parts(self, batch: CheckedBatch) -> list[Part]:
+        """Return the rows of a batch, to be held."""
+        parts = [
+            Part(batch.seq, self.seq),
+            Part(batch.place, self.place),
+            Part(batch.outputs, self.outputs),
+        ]
+        return parts if batch.parent is None else [*parts, Part(batch.parent, self.parent)]
 
 
 class Tables:
@@ -44,33 +45,41 @@ class Tables:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.array: DeviceArray = device.empty((0, 0), np.int32)
+        self._held = np.empty((0, 0), np.int32)
 
     def take(self, pages: PageTables) -> None:
-        """Hold what the tables say now."""
+        """Hold what the tables say now; mostly they say what they said before."""
         if pages.tables.shape != self.array.shape:
             self.array = self._device.empty(pages.tables.shape, np.int32)
-        self._device.upload(pages.tables, self.array)
+        if not np.array_equal(pages.tables, self._held):
+            self._device.upload(pages.tables, self.array)
+            self._held = pages.tables.copy()
 
 
 class Visible:
     """The visible places of each row, int32[n_batch, 4]; ``visible.cuh`` says what the numbers are.
 
-    ``n_ranges`` is how many ranges the row that sees most has, ``most_ranges`` how many there can
-    be.
+    ``n_ranges`` are as many ranges as the row that sees most has, or more; ``most_ranges`` is how
+    many there can be.
     """
 
     def __init__(self, device: Device, *, n_batch: int, n_ctx: int, mask: str, window: int) -> None:
-        self._device, self._mask, self._window = device, mask, window
+        self._mask, self._window = mask, window
         self.n_ranges, self.most_ranges = 1, -(-n_ctx // RANGE)
         self.array = device.empty((n_batch, 4), np.int32)
 
-    def take(self, batch: CheckedBatch, pages: PageTables) -> None:
-        """Hold what the rows of a batch see."""
+    def part(self, batch: CheckedBatch, pages: PageTables) -> Part:
+        """Return what the rows of a batch see, to be held.
+
+        ``n_ranges`` becomes a power of two, or all there can be, so that a text that grows asks for
+        other launches now and then, and not all the time.
+        """
         visible = visible_of(batch, pages, self._mask, self._window)
         begin, end = visible[:, 0], visible[:, 1]
-        self.n_ranges = max(int(((end - 1) // RANGE - begin // RANGE).max(initial=0)) + 1, 1)
+        n = int(((end - 1) // RANGE - begin // RANGE).max(initial=0)) + 1
         self.most_ranges = max(self.most_ranges, -(-pages.tables.shape[1] * PAGE // RANGE))
-        self._device.upload(visible, self.array)
+        self.n_ranges = min(1 << max(n - 1, 0).bit_length(), max(self.most_ranges, n))
+        return Part(visible, self.array)
 
 
 class Attended(msgspec.Struct, frozen=True):

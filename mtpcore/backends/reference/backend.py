@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Store, WeightSource, codes_of
+from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, Store, WeightSource, codes_of
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
@@ -227,6 +227,10 @@ class ReferencePlan:
                 )
                 values.update(zip(node.outputs, map(self._round, results), strict=True))
         return {name: values[i].copy() for name, i in self.program.outputs.items()}
+
+    def joins(self, plan: Plan) -> bool:
+        """No: each run is a call of its own."""
+        return False
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -29,13 +30,19 @@ FLAGS = (
 SIGNATURE = re.compile(r'extern "C" __global__ .*?(\w+)\(([^()]*)\)\n{', re.DOTALL)
 
 
+class Condition(NamedTuple):
+    """Of a part of a graph; its handle is where the value is."""
+
+    value: np.ndarray
+
+
 class EmulatedDevice:
     """Implements ``mtpcore.backends.cuda.device.Device``; memory is uint8[n_bytes] of NumPy."""
 
-    name = "emulated"
+    name, has_conditions = "emulated", True
 
     def __init__(self, folder):
-        self.folder, self.loaded = folder, {}
+        self.folder, self.loaded, self.recorded = folder, {}, None
         shutil.copy(HEADER, folder)
         self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
 
@@ -50,6 +57,7 @@ class EmulatedDevice:
         return DeviceArray(shape, dtype, memory)
 
     def upload(self, array, into=None):
+        assert self.recorded is None, "an upload is no part of a graph"
         into = into or self.empty(array.shape, array.dtype)
         self.write(into, 0, np.ascontiguousarray(array).tobytes())
         return into
@@ -60,10 +68,15 @@ class EmulatedDevice:
         return np.frombuffer(self.read(array, 0, n_bytes), array.dtype).reshape(shape).copy()
 
     def copy(self, source, source_at, target, target_at, n_bytes):
+        if self.recorded is not None:
+            arguments = source, source_at, target, target_at, n_bytes
+            self.recorded.append((self.copy, arguments))
+            return
         assert 0 <= source_at <= source_at + n_bytes <= source.memory.nbytes
         self.write(target, target_at, source.memory[source_at : source_at + n_bytes].tobytes())
 
     def read(self, array, at, n_bytes):
+        assert self.recorded is None, "nothing comes home within a graph"
         assert 0 <= at <= at + n_bytes <= array.memory.nbytes
         return array.memory[at : at + n_bytes].tobytes()
 
@@ -91,6 +104,40 @@ class EmulatedDevice:
             self.loaded[kernel].restype = ctypes.c_bool
         return self.loaded[kernel]
 
+    def address(self, array):
+        return array.memory.ctypes.data
+
+    def record(self, work):
+        """Keep launches and copies, and what they were told, to be done when they are replayed."""
+        assert self.recorded is None, "one graph at a time"
+        self.recorded = []
+        try:
+            work()
+            return self.recorded
+        finally:
+            self.recorded = None
+
+    def condition(self):
+        value = np.zeros(1, np.uint32)
+        self.recorded.append((value.fill, (0,)))
+        return Condition(value)
+
+    def when(self, condition, work):
+        whole, self.recorded = self.recorded, []
+        try:
+            work()
+        finally:
+            part, self.recorded = self.recorded, whole
+        whole.append((self._replay_if, (condition, part)))
+
+    def _replay_if(self, condition, part):
+        if condition.value[0]:
+            self.replay(part)
+
+    def replay(self, graph):
+        for work, arguments in graph:
+            work(*arguments)
+
     def _compile(self, *arguments):
         """The header is compiled once; flags are the same each time, or the result goes unused."""
         done = subprocess.run(
@@ -103,11 +150,17 @@ class EmulatedDevice:
         assert "invalid-pch" not in done.stderr, done.stderr
 
     def launch(self, loaded, grid, block, arguments):
+        if self.recorded is not None:
+            self.recorded.append((self.launch, (loaded, grid, block, arguments)))
+            return
+
         def c_value(argument):
             if argument is None:
                 return ctypes.c_void_p(None)
             if isinstance(argument, DeviceArray):
                 return ctypes.c_void_p(argument.memory.ctypes.data)
+            if isinstance(argument, Condition):
+                return ctypes.c_uint64(argument.value.ctypes.data)
             return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
 
         assert loaded(*grid, block, *map(c_value, arguments)), "threads wait for each other forever"

@@ -200,6 +200,12 @@ static long long __double_as_longlong(double value)
 }
 static int __ffs(int bits) { return __builtin_ffs(bits); }
 
+/* A condition's handle is where its value is. */
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value)
+{
+    *(unsigned *)handle = value;
+}
+
 template <class T> static T atomicAdd(T *at, T value) /* threads take turns at meetings alone */
 {
     const T before = *at;

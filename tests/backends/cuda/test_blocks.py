@@ -15,7 +15,8 @@ SEQ = np.array([2, 0, 0, 2, 0, 7, 2, 0, 2, 2, 0], np.int32)
 
 def both(device, op, x, seq, weights=(), **attrs):
     rows = SequenceRows(device, len(x) + 3)
-    rows.take(seq)
+    for part in rows.parts(seq):
+        device.upload(*part)
     (made,) = carry_out(
         device, LAUNCHERS[op], [x], weights, (x.shape[1:], np.float32), memory=rows, **attrs
     )

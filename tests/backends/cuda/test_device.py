@@ -8,12 +8,13 @@ import pytest
 from harness.emulated_cuda import EmulatedCuda
 from harness.families import FAMILIES
 
-from mtpcore import Batch
+from mtpcore import Batch, Generator
 from mtpcore.backends import select
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import device as talking
 from mtpcore.backends.select import select_backend
 from mtpcore.errors import BackendError
+from mtpcore.sampling import Sampling
 
 DEMO = FAMILIES[-1]
 
@@ -48,6 +49,21 @@ def test_a_model_runs_as_on_the_emulated_device(cuda, emulated):
         output = context(backend).process(Batch.of(DEMO.text(5), outputs="all"))
         logits.append(output.logits.tobytes())
     assert logits[0] == logits[1]
+
+
+@pytest.mark.parametrize("version", [12030, 12040])
+def test_rounds_are_graphs_with_conditions_where_the_driver_has_them(cuda, emulated, version):
+    cuda.version = version
+    texts = []
+    for backend in ("cuda", CudaBackend(emulated)):
+        cross = msgspec.structs.replace(DEMO, backend=backend).link(64, n_batch=16)
+        generator = Generator(cross, sampling=Sampling(temperature=0.7, seed=5), draft=2)
+        request = generator.add([3, 9, 4], max_tokens=12, p_min=0.1)
+        while not request.done:
+            generator.step()
+        texts.append(request.tokens)
+    assert texts[0] == texts[1]
+    assert cuda.n_conditions > 0 if version > 12030 else cuda.n_conditions == 0
 
 
 def test_devices_are_chosen_by_number_and_each_call_finds_its_own(cuda):

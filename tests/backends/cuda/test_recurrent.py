@@ -116,7 +116,7 @@ class Recurrence:
         batch = CheckedBatch(
             tokens=seq, positions=seq[:, None], seq=seq, place=place, outputs=seq[:0], parent=parent
         )
-        self.walks.tell(self.memory.passes(seq, place, parent))
+        self.device.upload(*self.walks.part(self.memory.passes(seq, place, parent)))
         return [
             self.compute(batch, *given)
             for given in zip(self.layers, inputs, self.weights, strict=True)

@@ -23,6 +23,7 @@ from mtpcore.backends.cuda.launch.tokens import (
     choosers_of,
     cut,
     cuts_of,
+    find_tops,
     n_parts,
 )
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
@@ -176,6 +177,7 @@ def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_
         names = device.upload(token_ids)
     launches = [
         *adjust(rows, device.upload(adjustments), len(adjustments)),
+        *find_tops(rows, choosers, winners, cuts.tops, n),
         *cut(rows, choosers, cuts, winners, n),
         *choose(rows, choosers, names, winners, ids, n, cuts),
     ]
@@ -248,7 +250,9 @@ def test_cuts_are_those_of_the_definition(device, situation, seed):
     cuts = Cuts(*map(device.upload, arrays))
     choosers = device.upload(choosers_of([(sampler, 0, 0)]))
     winners = device.empty((1, n_parts(n_logits)), WINNER)
-    execute(device, cut(device.upload(logits[None]), choosers, cuts, winners, 1))
+    rows = device.upload(logits[None])
+    execute(device, find_tops(rows, choosers, winners, cuts.tops, 1))
+    execute(device, cut(rows, choosers, cuts, winners, 1))
     found = device.download(cuts.cuts, 1)
     (last,), (wanted,) = found["last"].tolist(), found["wanted"].tolist()
     row_bits = (n_logits - 1).bit_length()

@@ -1,9 +1,10 @@
-/* marks[row] = whether row first + row of x holds a NaN or an infinity. Grid: rows. Block: 256.
+/* marks[begin + row] = whether row first + row of x holds a NaN or an infinity. Grid: rows. Block: 256.
  */
 #define THREADS 256
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    not_finite(const float *__restrict__ x, int *__restrict__ marks, long long first, int width)
+    not_finite(const float *__restrict__ x, int *__restrict__ marks, long long first, int begin,
+               int width)
 {
     __shared__ int is_bad;
     if (threadIdx.x == 0)
@@ -15,5 +16,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             is_bad = 1; /* all that write, write the same */
     __syncthreads();
     if (threadIdx.x == 0)
-        marks[blockIdx.x] = is_bad;
+        marks[begin + blockIdx.x] = is_bad;
 }

@@ -8,6 +8,7 @@ from mtpcore.backends.cuda.launch import (
     attention,
     blocks,
     embedding,
+    passes,
     products,
     recurrent,
     rows,
@@ -33,4 +34,5 @@ KERNELS = (
     *recurrent.KERNELS,
     *blocks.KERNELS,
     *tokens.KERNELS,
+    *passes.KERNELS,
 )

@@ -168,15 +168,24 @@ def _copy(
 
 
 def copy_rows(
-    x: DeviceArray, y: DeviceArray, n_rows: int, *, from_row: int, to_row: int, to: int
+    x: DeviceArray,
+    y: DeviceArray,
+    n_rows: int,
+    *,
+    from_row: int = 0,
+    rows: DeviceArray | None = None,
+    to_row: int,
+    to: int = 0,
 ) -> Launch:
-    """Copy rows of x, from one on, to rows of y, from column ``to`` of one on."""
-    return _copy(x, y, n_rows, x.shape[1], to=to, from_row=from_row, to_row=to_row)
+    """Copy rows of x, from one on or these, to rows of y, from column ``to`` of one on."""
+    return _copy(x, y, n_rows, x.shape[1], to=to, rows=rows, from_row=from_row, to_row=to_row)
 
 
-def mark_not_finite(x: DeviceArray, marks: DeviceArray, first: int, n_rows: int) -> Launch:
-    """Say which of n rows of x, from one on, hold NaN or infinity: int32[n_rows]."""
-    arguments = (x, marks, np.int64(first), np.int32(x.shape[1]))
+def mark_not_finite(
+    x: DeviceArray, marks: DeviceArray, first: int, n_rows: int, begin: int = 0
+) -> Launch:
+    """Say which of n rows of x, from one on, hold NaN or infinity: int32, from ``begin`` on."""
+    arguments = (x, marks, np.int64(first), *map(np.int32, (begin, x.shape[1])))
     return Launch(_NOT_FINITE, (n_rows, 1), arguments)
 
 

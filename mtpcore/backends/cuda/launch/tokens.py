@@ -28,7 +28,9 @@ __all__ = [
     "choosers_of",
     "cut",
     "cuts_of",
+    "find_tops",
     "n_parts",
+    "settle",
 ]
 
 I32 = NDArray[np.int32]
@@ -139,8 +141,7 @@ def adjustments_of(
         The row of logits, each of ``n_logits``.
     """
     of = sampler.sampling
-    penalties = of.repetition_penalty, of.frequency_penalty, of.presence_penalty
-    seen = history if penalties != (1, 0, 0) else history[:0]
+    seen = history if of.has_penalties else history[:0]
     biases = of.logit_bias or {}
     ids = np.unique(np.concatenate([np.array([*biases], np.int32), seen]))
     bias, n_text = np.zeros(len(ids), np.float32), np.zeros(len(ids))
@@ -165,17 +166,38 @@ def adjust(logits: DeviceArray, adjustments: DeviceArray, n: int) -> list[Launch
     return [Launch(_ADJUST, (blocks_of(n), 1), (logits, adjustments, np.int32(n)))] if n else []
 
 
+def find_tops(
+    logits: DeviceArray,
+    choosers: DeviceArray,
+    winners: DeviceArray,
+    tops: DeviceArray,
+    n_choosers: int,
+) -> list[Launch]:
+    """Write the largest logit of each chooser's row to ``tops``; arrays as for ``choose``."""
+    n_logits = logits.shape[-1]
+    sizes = (n_logits, _row_bits(n_logits), 1)
+    best = (logits, choosers, None, None, None, winners, *map(np.int32, sizes))
+    n = n_parts(n_logits)
+    return [Launch(_CHOOSE, (n, n_choosers), best), settle(winners, tops, n_choosers)]
+
+
+def settle(
+    winners: DeviceArray, rows: DeviceArray, n_choosers: int, token_ids: DeviceArray | None = None
+) -> Launch:
+    """Write which logits won, or the tokens of these, to ``rows``."""
+    arguments = (winners, token_ids, rows, np.int32(winners.shape[1]))
+    return Launch(_SETTLE, (n_choosers, 1), arguments)
+
+
 def cut(
     logits: DeviceArray, choosers: DeviceArray, cuts: Cuts, winners: DeviceArray, n_choosers: int
 ) -> list[Launch]:
-    """Find which tokens pass the cuts of each chooser, for ``choose``; as for it the arrays."""
+    """Find which tokens pass the cuts of each chooser, for ``choose``; as for it the arrays.
+
+    ``find_tops`` was there before.
+    """
     n_logits = logits.shape[-1]
-    n, row_bits = n_parts(n_logits), _row_bits(n_logits)
-    best = (logits, choosers, None, None, None, winners, *map(np.int32, (n_logits, row_bits, 1)))
-    launches = [
-        Launch(_CHOOSE, (n, n_choosers), best),
-        Launch(_SETTLE, (n_choosers, 1), (winners, None, cuts.tops, np.int32(n))),
-    ]
+    n, row_bits, launches = n_parts(n_logits), _row_bits(n_logits), []
     shifts = range(0, 32 + row_bits, _DIGIT)[::-1]
     for shift in shifts:
         counted = (logits, choosers, cuts.cuts, cuts.tops, cuts.tallies)
@@ -208,7 +230,7 @@ def choose(
     searched = (logits, choosers, *passing, token_ids, winners, *map(np.int32, sizes))
     return [
         Launch(_CHOOSE, (n, n_choosers), searched),
-        Launch(_SETTLE, (n_choosers, 1), (winners, token_ids, ids, np.int32(n))),
+        settle(winners, ids, n_choosers, token_ids),
     ]
 
 

@@ -1,0 +1,124 @@
+"""What happens between the passes of a round on the device: drafts become rows of later passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import Launch, blocks_of
+from mtpcore.backends.cuda.launch.tokens import n_parts
+
+__all__ = [
+    "DRAFT",
+    "KERNELS",
+    "LINE",
+    "NEXT",
+    "NO_DRAFT",
+    "PAIR",
+    "STEP",
+    "WORDS",
+    "Odds",
+    "complete",
+    "judge",
+    "place",
+    "spread",
+    "weigh",
+]
+
+LINE = np.dtype([("to", np.uint64), ("from", np.int32), ("n_words", np.int32)])
+"""Where a part of a block goes; ``spread.cu`` has the same."""
+
+PAIR = np.dtype([("from", np.int32), ("to", np.int32)])
+"""A row, and the row that it becomes; ``place.cu`` has the same."""
+
+STEP = np.dtype([("p_min", np.float64), ("before", np.int32), ("is_to_go_on", np.int32)])
+"""A sequence in a pass; ``draft.cu`` has the same."""
+
+DRAFT = np.dtype([("token", np.int32), ("next", np.int32), ("goes_on", np.int32)])
+"""What became of a chosen token; ``draft.cu`` has the same."""
+
+NO_DRAFT = -1
+
+WORDS, NEXT = DRAFT.itemsize // 4, 1
+"""Words of a draft, and which of them is the token that the next pass reads."""
+
+_SPREAD, _PLACE, _DRAFT = Kernel("spread"), Kernel("place"), Kernel("draft")
+_WEIGH, _COMPLETE = Kernel("weigh"), Kernel("complete")
+KERNELS = (_SPREAD, _PLACE, _DRAFT, _WEIGH, _COMPLETE)
+
+_NO_CONDITION = np.uint64(0)
+
+
+def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
+    """Copy the parts of a block to where they go, as the table says that begins at a word."""
+    return Launch(_SPREAD, (n_parts, 1), (block, np.int32(table)))
+
+
+def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, width: int) -> Launch:
+    """Let rows of y become rows of x, each of so many words; pairs are of type ``PAIR``."""
+    return Launch(_PLACE, (blocks_of(width), n_pairs), (x, pairs, y, np.int32(width)))
+
+
+class Odds(msgspec.Struct, frozen=True):
+    """How probable the tokens are that n rows of logits choose.
+
+    ``rows`` and ``tops`` int32[n] are which logits were chosen, and the largest ones; ``totals``
+    uint64[n] have room for the mass of all, and are 0 before.
+    """
+
+    rows: DeviceArray
+    tops: DeviceArray
+    totals: DeviceArray
+
+
+def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
+    """Sum up the mass of all tokens of n rows."""
+    n_logits = logits.shape[-1]
+    arguments = (logits, odds.tops, odds.totals, np.int32(n_logits))
+    return Launch(_WEIGH, (n_parts(n_logits), n), arguments)
+
+
+def judge(
+    ids: DeviceArray,
+    steps: DeviceArray,
+    marks: DeviceArray,
+    logits: DeviceArray,
+    odds: Odds | None,
+    drafts: DeviceArray,
+    *,
+    first: int,
+    n: int,
+    n_marks: int,
+    n_tokens: int,
+    n_readable: int,
+    condition: Any = None,
+) -> Launch:
+    """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``, from one on.
+
+    ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n] say whose next rows are not
+    finite. Tokens below ``n_tokens`` go on, and those below ``n_readable`` are read by any pass.
+    ``condition`` becomes whether any sequence goes on.
+    """
+    weighed = (odds.rows, odds.tops, odds.totals) if odds else (None,) * 3
+    sizes = map(np.int32, (first, n, n_marks, logits.shape[-1], n_tokens, n_readable))
+    arguments = (
+        ids,
+        steps,
+        marks,
+        logits,
+        *weighed,
+        drafts,
+        *sizes,
+        _NO_CONDITION if condition is None else condition,
+    )
+    return Launch(_DRAFT, (1, 1), arguments)
+
+
+def complete(drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any) -> Launch:
+    """Let a condition become whether all n wanted drafts, int32[n], were made."""
+    arguments = (drafts, wanted, *map(np.int32, (n, WORDS)), condition)
+    return Launch(_COMPLETE, (1, 1), arguments)

@@ -1,0 +1,84 @@
+"""A verification that runs behind a draft run, before anybody asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mtpcore.backends.base import CheckedBatch, FusedSampling, Verification
+from mtpcore.cross.verification import RoundBatch
+from mtpcore.runtime.admission import Admitted
+from mtpcore.runtime.runner import GraphRunner
+
+__all__ = ["VerificationAhead"]
+
+
+class VerificationAhead:
+    """The target's rows of a round whose drafts are still to be made; their places are reserved.
+
+    Parameters
+    ----------
+    target : GraphRunner
+    rows : RoundBatch
+        With any tokens in the place of drafts.
+    fused : FusedSampling, optional
+        Who chooses.
+    drafted : sequence of int
+        The sequences of the draft run, in its order.
+
+    Raises
+    ------
+    CapacityError
+        There is no room; nothing changed.
+    """
+
+    def __init__(
+        self,
+        target: GraphRunner,
+        rows: RoundBatch,
+        fused: FusedSampling | None,
+        drafted: Sequence[int],
+    ) -> None:
+        self._target = target
+        checked, self._ranges, _ = target.admit(rows.batch(), fused)
+        if target.memory:
+            target.memory.reserve(self._ranges)
+        self.verification = Verification(
+            plan=target.plan,
+            memory=target.memory,
+            batch=checked,
+            first=[rows.spans[seq][0] for seq in drafted],
+        )
+
+    def take(self, admitted: Admitted) -> dict[str, Any] | None:
+        """Return what was made of these rows, if they were run; else give their places back."""
+        made = self.verification.arrays
+        if made is not None and _is_same(self.verification.batch, admitted[0]):
+            return made
+        self.give_back()
+        return None
+
+    def give_back(self) -> None:
+        """Let memory hold what it held before."""
+        memory = self._target.memory
+        for seq, (begin, _) in self._ranges.items() if memory else ():
+            assert memory is not None
+            memory.rewind(seq, begin)
+
+
+def _is_same(ran: CheckedBatch, asked: CheckedBatch) -> bool:
+    """Say whether two batches are the same but for drafted tokens, which were filled in."""
+    fields = ("positions", "seq", "place", "outputs")
+    pairs = [(getattr(ran, name), getattr(asked, name)) for name in fields]
+    return (
+        all(np.array_equal(one, other) for one, other in pairs)
+        and asked.parent is None
+        and _choices(ran) == _choices(asked)
+    )
+
+
+def _choices(batch: CheckedBatch) -> tuple[Any, ...] | None:
+    wanted = batch.fused_sampling
+    return None if wanted is None else (tuple(wanted.samplers), tuple(wanted.indices))

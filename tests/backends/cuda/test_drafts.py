@@ -1,0 +1,216 @@
+"""Rounds on the device: passes and what verifies them follow each other without the host."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.head_runs import (
+    GREEDY,
+    HIDDEN,
+    HISTORY,
+    IDS,
+    N_HEADS,
+    described,
+    make_run,
+    runners,
+)
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import N_LOGITS, N_VOCAB, head
+
+from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Verification
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.drafts import DraftLoop
+from mtpcore.backends.draft import draft_steps
+from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.testing import Runner
+
+SAMPLINGS = [
+    GREEDY,
+    Sampling(temperature=1.3, seed=8, stream=1),
+    Sampling(temperature=0.9, seed=3, top_k=7, logit_bias={3: 2.0, 9: -4.0}),
+    Sampling(temperature=1.5, seed=4, top_p=0.8, min_p=0.01),
+]
+EVERY = [0] * N_HEADS
+
+
+@pytest.fixture(scope="module")
+def heads(emulated):
+    return runners(CudaBackend(emulated))
+
+
+@pytest.fixture(scope="module")
+def one(emulated):
+    return Runner(CudaBackend(emulated), *head(), n_batch=16)
+
+
+@pytest.fixture(scope="module")
+def target(emulated):
+    return Runner(CudaBackend(emulated), *head(seed=77), n_batch=80)
+
+
+def clear(*made):
+    for each in made:
+        for seq in range(4):
+            each.memory.rewind(seq, 0)
+
+
+def chain(one, sequences, *, in_place=False, ids=None):
+    """Return the run of [(length, k, p_min, sampling)] with one head that goes on by itself."""
+    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    for seq, (length, k, _, _) in enumerate(sequences):
+        one.memory.reserve({seq: (0, length + max(k - 1, 0))})
+    lengths = [length for length, *_ in sequences]
+    place = np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)
+    return DraftRun(
+        batch=CheckedBatch(
+            tokens=HISTORY[place],
+            positions=place[:, None].copy(),
+            seq=np.repeat(np.arange(len(sequences)), lengths).astype(np.int32),
+            place=place,
+            outputs=np.cumsum(lengths, dtype=np.int32) - np.int32(1),
+            slots={"hidden": HIDDEN[place]},
+        ),
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[HISTORY[:length] for length in lengths],
+        n_prompt=[0] * len(sequences),
+        k=[k for _, k, _, _ in sequences],
+        p_min=[p_min for *_, p_min, _ in sequences],
+        recycle={"hidden": "hidden"},
+        in_place=in_place,
+        token_ids=ids,
+    )
+
+
+@searching(6)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.integers(0, 4),
+            st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+            st.sampled_from(SAMPLINGS),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_chain_of_one_head(one, sequences, in_place, has_ids):
+    """Launched, recorded and replayed: the drafts are those of pass after pass."""
+    found = []
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        run = chain(one, sequences, in_place=in_place, ids=IDS if has_ids else None)
+        found.append(loop(one.plan, run, one.memory))
+        clear(one)
+    assert found[1:] == found[:1] * 3
+
+
+@searching(6)
+@given(
+    st.lists(described(SAMPLINGS, [0.0, 0.0, 0.05, 1.0]), min_size=1, max_size=3),
+    st.permutations(range(4)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_heads_of_each_step(heads, sequences, slots, recycles, has_ids):
+    sequences = [(slot, *one) for slot, one in zip(slots, sequences, strict=False)]
+    found = []
+    for loop in (draft_steps, *[type(heads[0].plan).draft] * 3):
+        run = make_run(heads, sequences, recycles=recycles, ids=IDS if has_ids else None)
+        found.append(loop(heads[0].plan, run, heads[0].memory))
+        clear(*heads)
+    assert found[1:] == found[:1] * 3
+
+
+def verified(target, run, held, sampling=None):
+    """Return the run with its verification; sequences hold so many rows in the target."""
+    tokens, place, seq, first = [], [], [], []
+    for i, (length, k) in enumerate(zip(held, run.k, strict=True)):
+        target.feed(HISTORY[:length], seq=i, place=0, hidden=HIDDEN[:length], outputs=[])
+        target.memory.reserve({i: (length, length + 1 + k)})
+        first.append(len(tokens))
+        tokens += [int(HISTORY[length]), *[0] * k]
+        place += range(length, length + 1 + k)
+        seq += [i] * (1 + k)
+    n = len(tokens)
+    fused = None
+    if sampling is not None:
+        scratch = Scratch(N_LOGITS, N_VOCAB)
+        fused = FusedSampling(
+            samplers=[Sampler(sampling, scratch)] * n, indices=[p + 1 for p in place]
+        )
+    batch = CheckedBatch(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(place, np.int32)[:, None],
+        seq=np.array(seq, np.int32),
+        place=np.array(place, np.int32),
+        outputs=np.arange(n, dtype=np.int32),
+        slots={"hidden": HIDDEN[:n].copy()},
+        fused_sampling=fused,
+    )
+    verification = Verification(plan=target.plan, memory=target.memory, batch=batch, first=first)
+    return msgspec.structs.replace(run, verification=verification)
+
+
+@pytest.mark.parametrize("sampling", [None, *SAMPLINGS[:2]])
+def test_what_verifies_runs_behind_all_drafts(one, target, sampling):
+    sequences = [(3, 2, 0.0, SAMPLINGS[1]), (5, 3, 0.0, GREEDY), (1, 0, 0.0, GREEDY)]
+    for _ in range(3):
+        run = verified(target, chain(one, sequences), [2, 4, 70], sampling)
+        drafts, _ = one.plan.draft(run, one.memory)
+        made = {name: np.array(rows) for name, rows in run.verification.arrays.items()}
+        tokens = run.verification.batch.tokens.copy()
+        for first, ids in zip(run.verification.first, drafts, strict=True):
+            tokens[first + 1 : first + 1 + len(ids)] = ids
+        batch = msgspec.structs.replace(run.verification.batch, tokens=tokens)
+        wanted = target.plan.run(batch, target.memory)
+        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
+        for name, rows in wanted.items():
+            assert made[name].tobytes() == np.asarray(rows).tobytes(), name
+        clear(one, target)
+
+
+def test_nothing_is_run_that_nobody_reaches(one, target, monkeypatch):
+    """A replayed round ends with its first pass where that makes no draft."""
+    device, launches = one.plan.device, []
+    launch = device.launch
+
+    def count(*arguments):
+        if device.recorded is None:
+            launches.append(arguments)
+        launch(*arguments)
+
+    monkeypatch.setattr(device, "launch", count)
+    counts = {}
+    for p_min in (1e-9, 1.0):
+        for _ in range(3):
+            sequences = [(3, 3, p_min, GREEDY), (2, 3, p_min, SAMPLINGS[1])]
+            run = verified(target, chain(one, sequences), [2, 1])
+            launches.clear()
+            drafts, n_passes = one.plan.draft(run, one.memory)
+            counts[p_min] = len(launches), n_passes, [*map(len, drafts)]
+            assert (run.verification.arrays is not None) == (p_min < 1)
+            clear(one, target)
+    (most, n_most, made), (few, n_few, none) = counts.values()
+    assert (n_most, made, n_few, none) == (3, [3, 3], 1, [0, 0])
+    assert few < most / 3
+
+
+def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
+    for _ in range(3):
+        run = chain(one, [(2, 3, 0.0, GREEDY), (3, 3, 0.0, GREEDY)])
+        run.batch.slots["hidden"][1] = np.nan
+        drafts, n_passes = one.plan.draft(run, one.memory)
+        assert [*map(len, drafts), n_passes] == [1, 3, 3]
+        clear(one)
+
+
+def test_penalties_are_left_to_the_steps(one, heads):
+    penalised = Sampling(temperature=0, repetition_penalty=1.2)
+    loop = DraftLoop(one.plan)
+    assert not loop.can_run(chain(one, [(2, 2, 0.0, penalised)]))
+    assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
+    assert loop.can_run(chain(one, [(2, 2, 0.0, GREEDY)]))
+    clear(one)

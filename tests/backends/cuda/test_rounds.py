@@ -1,0 +1,83 @@
+"""A round of a generator on one device: drafts and their verification are one call."""
+
+import msgspec
+import pytest
+from harness.families import FAMILIES
+
+from mtpcore import Generator
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.cross.ahead import VerificationAhead
+from mtpcore.sampling import Sampling
+
+
+class Counts:
+    """Counts what a device is asked for outside of its graphs."""
+
+    def __init__(self, device, monkeypatch):
+        self.device, self.n = device, {}
+        for name in ("launch", "replay", "read", "upload"):
+            monkeypatch.setattr(device, name, self._counted(name, getattr(device, name)))
+
+    def _counted(self, name, call):
+        self.n[name] = 0
+
+        def counted(*arguments):
+            inside = self.device.recorded is not None or self.n.get("inside")
+            self.n[name] += not inside
+            if name == "replay" and not inside:
+                self.n["inside"] = True
+                try:
+                    return call(*arguments)
+                finally:
+                    self.n["inside"] = False
+            return call(*arguments)
+
+        return counted
+
+
+def texts(cross, n_tokens=14, **options):
+    """Return texts of two requests, and what a device was asked for in each round."""
+    generator = Generator(cross, sampling=Sampling(temperature=0.7, seed=5), **options)
+    requests = [generator.add([3, 9, 4, 8][: 2 + i], max_tokens=n_tokens) for i in range(2)]
+    while not all(request.done for request in requests):
+        generator.step()
+        yield [*map(list, (request.tokens for request in requests))]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_drafts_and_their_verification_are_one_call(emulated, family, monkeypatch):
+    on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
+    counts, rounds = Counts(emulated, monkeypatch), []
+    cross = on_device.link(n_seq_max=2, n_batch=64)
+    for made in texts(cross, draft=2):
+        rounds.append(dict(counts.n))
+        counts.n.update(dict.fromkeys(counts.n, 0))
+        text = made
+    n_graphs = 1 + len(
+        cross.speculation.drafters["draft"].spec.graphs
+    )  # one reads what was accepted
+    steady = [of for of in rounds if of["replay"] == n_graphs]
+    assert steady
+    assert all(of["launch"] <= 12 for of in steady)  # rows that wait, and whether they are finite
+    assert all(of["upload"] <= 4 for of in steady)
+    assert text == [*texts(on_device.link(n_seq_max=2, n_batch=64))][-1]
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+def test_texts_are_the_same_where_drafts_end_early(emulated, family, monkeypatch):
+    """A verification that did not run behind its drafts runs by itself."""
+    on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
+    take, ahead = VerificationAhead.take, []
+
+    def noted(self, admitted):
+        made = take(self, admitted)
+        ahead.append(made is not None)
+        return made
+
+    monkeypatch.setattr(VerificationAhead, "take", noted)
+    made = [
+        [*texts(on_device.link(n_seq_max=2, n_batch=64), draft=k, p_min=p_min)][-1]
+        for k, p_min in ((0, 0.0), (2, 0.2))
+    ]
+    assert made[0] == made[1]
+    assert {*ahead} == {False, True}
