@@ -311,6 +311,8 @@ class Backend(Protocol):
 
     name: str
     guarantee: str
+    packs_behind_runs: bool
+    """Whether plans run before all weights are packed; else the first run packs what is left."""
 
     def store(self, layers: Sequence[MemoryLayer], n_pages: int, dtype: str) -> Store:
         """Make ``n_pages`` pages for these memory layers; ``dtype`` is one of ``KV_DTYPES``."""

@@ -78,7 +78,9 @@ def open_model(options: argparse.Namespace) -> Model:
 def open_session(
     options: argparse.Namespace, model: Model, n_ctx: int, *, pack: bool = False
 ) -> Session:
-    """Make the context, link the drafter, and make the plans; what is timed packs weights first.
+    """Make the context, link the drafter, and make the plans.
+
+    What is timed packs weights first; and so does a backend that cannot pack them behind runs.
 
     Raises
     ------
@@ -87,7 +89,7 @@ def open_session(
     """
     session = _link(options, model, n_ctx)
     _make_plans(session.source)
-    if pack:
+    if pack or not session.llm.backend.packs_behind_runs:
         _pack(session.source)
     return session
 

@@ -61,7 +61,7 @@ class Builder:
         return self
 
     def launch(self, stream):
-        self.cuda._use(stream.handle)
+        self.cuda._use(stream.number)
         self.run()
 
 
@@ -72,10 +72,37 @@ class Condition:
         self.value = value
 
 
+class Stream:
+    """Work in its order; copies from pinned memory are done when somebody waits for them."""
+
+    def __init__(self, cuda, number):
+        self.cuda, self.number, self.left, self.n_done = cuda, number, [], 0
+        self.handle = self
+
+    def sync(self):
+        self.record().sync()
+
+    def wait(self, other):
+        self.cuda._use(self.number)
+        other.sync()
+
+    def record(self):
+        self.cuda._use(self.number)
+        end = self.n_done + len(self.left)
+        return SimpleNamespace(sync=lambda: self._do(end))
+
+    def _do(self, end):
+        self.cuda._use(self.number)
+        while self.n_done < end:
+            ctypes.memmove(*self.left.pop(0))
+            self.n_done += 1
+
+
 class EmulatedCuda:
     def __init__(self, emulated, n_devices=1, n_bytes=1 << 30):
         self.emulated, self.free, self.n_bytes = emulated, n_bytes, n_bytes
         self.n_conditions, self.version = 0, 13000  # of the driver
+        self.pinned = []  # where it begins and ends
         self.calls_left = None  # until one fails; None: all succeed
         self.current = threading.local()
         self.devices = [self._device(i) for i in range(n_devices)]
@@ -88,7 +115,7 @@ class EmulatedCuda:
         return SimpleNamespace(
             name="Emulated GPU", device_id=number, compute_capability=(9, 0),
             set_current=lambda: setattr(self.current, "number", number),
-            create_stream=lambda: SimpleNamespace(handle=number, sync=lambda: self._use(number)),
+            create_stream=lambda: Stream(self, number),
             allocate=lambda n_bytes, stream: self._allocate(n_bytes, number),
             create_graph_builder=lambda: Builder(self, number),
         )  # fmt: skip
@@ -115,7 +142,7 @@ class EmulatedCuda:
         if isinstance(stream, Builder):
             stream.add(lambda: self._launch(config, loaded, arguments))
             return
-        self._use(stream.handle)
+        self._use(stream.number)
         self._launch(config, loaded, arguments)
 
     def _launch(self, config, loaded, arguments):
@@ -128,12 +155,24 @@ class EmulatedCuda:
         ]  # fmt: skip
         self.emulated.launch(loaded, *config, given)
 
+    def LegacyPinnedMemoryResource(self):
+        return SimpleNamespace(allocate=self._pin)
+
+    def _pin(self, n_bytes):
+        pinned = Buffer(n_bytes)
+        self.pinned.append((pinned.handle, pinned.handle + n_bytes))
+        return pinned
+
     def _copy(self, to, origin, n_bytes, stream):
         if isinstance(stream, Builder):
             stream.add(lambda: ctypes.memmove(to, origin, n_bytes))
             return (SUCCESS,)
-        self._use(stream)
-        ctypes.memmove(to, origin, n_bytes)
+        self._use(stream.number)
+        if any(begin <= origin < end for begin, end in self.pinned):
+            stream.left.append((to, origin, n_bytes))
+        else:
+            stream.sync()
+            ctypes.memmove(to, origin, n_bytes)
         return (SUCCESS,)
 
     cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy

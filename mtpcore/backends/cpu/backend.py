@@ -69,6 +69,7 @@ class CpuBackend:
 
     name = "cpu"
     guarantee = "exact"
+    packs_behind_runs = True
 
     def __init__(self) -> None:
         check_environment()

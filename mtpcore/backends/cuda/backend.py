@@ -34,6 +34,7 @@ class CudaBackend:
 
     name = "cuda"
     guarantee = "exact-backend"
+    packs_behind_runs = False
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = find_device() if device is None else device
@@ -66,7 +67,9 @@ class CudaBackend:
         stores: Sequence[Store],
         states: StateStore | None = None,
     ) -> CudaPlan:
-        """Compile the kernels and upload the weights, shared by all plans of the source.
+        """Compile the kernels, and make room for the weights, shared by all plans of the source.
+
+        So many ``threads`` reorder them when they are sent.
 
         Raises
         ------
@@ -93,6 +96,7 @@ class CudaBackend:
             source,
             n_batch=n_batch,
             n_ctx=n_ctx,
+            threads=threads,
             stores=cuda_stores,
             states=states,
         )

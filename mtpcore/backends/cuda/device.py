@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,6 +64,21 @@ class Device(Protocol):
 
     def address(self, array: DeviceArray) -> int:
         """Return where an array begins, as kernels on the device see it."""
+
+    def pin(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Make memory of the host that the device can read while the host goes on."""
+
+    def send(self, source: NDArray[np.uint8], target: DeviceArray, at: int) -> None:
+        """Begin to copy pinned memory to byte ``at`` of an array, behind what was sent before.
+
+        It must not change until the copy is done; launches do not wait for that.
+        """
+
+    def mark(self) -> Any:
+        """Return a mark behind all that was sent."""
+
+    def wait(self, mark: Any) -> None:
+        """Wait until all that was sent before a mark has arrived: later launches find it."""
 
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""
@@ -131,7 +147,8 @@ class CudaDevice:
     def __init__(self, device: Any) -> None:
         self._core, self._driver = import_cuda("cuda.core"), import_cuda("cuda.bindings.driver")
         device.set_current()
-        self._device, self._stream = device, device.create_stream()
+        self._device = device
+        self._stream, self._sending = device.create_stream(), device.create_stream()
         self._recording = threading.local()  # a thread's graph under construction
         self._loaded: dict[Kernel, Any] = {}
         self.name = f"{device.name}, device {device.device_id}"
@@ -200,6 +217,41 @@ class CudaDevice:
     def address(self, array: DeviceArray) -> int:
         """Return where an array begins, as kernels on the device see it."""
         return int(array.memory.handle)
+
+    def pin(self, n_bytes: int) -> NDArray[np.uint8]:
+        """Make memory of the host that the device can read while the host goes on.
+
+        Raises
+        ------
+        BackendError
+            The host has no memory that can be pinned.
+        """
+        with self._working(f"the host has no {n_bytes:,} bytes of memory that can be pinned"):
+            pinned = self._core.LegacyPinnedMemoryResource().allocate(n_bytes)
+        memory: Any = (ctypes.c_uint8 * n_bytes).from_address(int(pinned.handle))
+        memory.owner = pinned  # which lives as long as an array of this
+        return np.frombuffer(memory, np.uint8)
+
+    def send(self, source: NDArray[np.uint8], target: DeviceArray, at: int) -> None:
+        """Begin to copy pinned memory to byte ``at`` of an array, behind what was sent before."""
+        begin, stream = int(target.memory.handle) + at, self._sending
+        with self._working("a copy to the device failed"):
+            stream.wait(self._stream)  # memory is given to arrays in that stream's order
+            self._check(
+                self._driver.cuMemcpyHtoDAsync(
+                    begin, source.ctypes.data, source.nbytes, stream.handle
+                )
+            )
+
+    def mark(self) -> Any:
+        """Return a mark behind all that was sent."""
+        with self._working("copies to the device failed"):
+            return self._sending.record()
+
+    def wait(self, mark: Any) -> None:
+        """Wait until all that was sent before a mark has arrived: later launches find it."""
+        with self._working("copies to the device failed"):
+            mark.sync()
 
     def load(self, kernel: Kernel) -> Any:
         """Compile a kernel for this device."""

@@ -86,6 +86,11 @@ class PackedMatrix(msgspec.Struct, frozen=True):
     factors: U8 | None = None
     scales: NDArray[Any] | None = None
 
+    @property
+    def planes(self) -> tuple[NDArray[Any] | None, ...]:
+        """``low``, ``high``, ``factors``, ``scales``; the first axis of each counts tiles."""
+        return self.low, self.high, self.factors, self.scales
+
 
 def pack(raw: U8, kind: int, shape: tuple[int, ...]) -> PackedMatrix:
     """Reorder the bytes of a GGUF matrix [n_rows, n_cols], or of a stack of them.

@@ -30,7 +30,7 @@ from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
-from mtpcore.backends.cuda.weights import load_weight
+from mtpcore.backends.cuda.weights import Weights
 from mtpcore.backends.draft import draft_steps
 from mtpcore.errors import BackendError
 from mtpcore.graph.program import OUTPUTS, Node, Program
@@ -74,7 +74,6 @@ class CudaPlan:
     """
 
     progress = 0.0  # not measured
-    is_warm = True
 
     def __init__(
         self,
@@ -84,6 +83,7 @@ class CudaPlan:
         *,
         n_batch: int,
         n_ctx: int,
+        threads: int,
         stores: Sequence[CudaStore],
         states: CudaStateStore | None = None,
     ) -> None:
@@ -98,8 +98,9 @@ class CudaPlan:
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
         self.arrays = self._make_arrays()
+        self._weights, self.is_warm = Weights(device, source, threads), True
         self._steps = [
-            (LAUNCHERS[node.op], self._step(node, source), self._makes_outputs(node))
+            (LAUNCHERS[node.op], self._step(node), self._makes_outputs(node))
             for node in program.nodes
         ]
         self.staging, self.graphs, self._loop = Staging(device), Graphs(device), DraftLoop(self)
@@ -119,11 +120,12 @@ class CudaPlan:
 
     @property
     def bytes_to_pack(self) -> int:
-        """0: weights are read when the plan is made."""
-        return 0
+        """Bytes of matrices that are still to be sent to the device before a run."""
+        return self._weights.bytes_left
 
     def prepare(self) -> None:
-        """Do nothing: there is nothing to pack."""
+        """Send all matrices to the device that are not there yet."""
+        self._weights.send()
 
     def run(self, batch: CheckedBatch, memory: Memory | None) -> dict[str, Any]:
         """Run all rows and return new ``DeviceRows`` by output name.
@@ -185,6 +187,7 @@ class CudaPlan:
         passes: list[Pass] = []
         if self._states:
             passes = _recurrent(memory).passes(batch.seq, batch.place, batch.parent)
+        self.is_warm = not self._weights.send()
         groups, parts = self._groups(memory), list[Part]()
         for name, i in self.program.inputs.items():
             given, array = self._given(name, batch), self.arrays[i]
@@ -249,9 +252,9 @@ class CudaPlan:
                 arrays[value.id] = DeviceArray(shape, dtype, buffers[buffer_of[value.id]].memory)
         return arrays
 
-    def _step(self, node: Node, source: WeightSource) -> Step:
+    def _step(self, node: Node) -> Step:
         weights = tuple(
-            None if weight is None else load_weight(self.device, node, i, source)
+            None if weight is None else self._weights.load(node, i)
             for i, weight in enumerate(node.weights)
         )
         return Step(

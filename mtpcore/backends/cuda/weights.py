@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from mtpcore.backends.base import WeightSource, WeightTensor
 from mtpcore.backends.cuda.device import Device
 from mtpcore.backends.cuda.launch.products import ClusteredMatrix, DeviceMatrix
 from mtpcore.backends.cuda.layout import NATIVE_TYPES, PackedMatrix, pack
+from mtpcore.backends.cuda.uploads import Upload, convert, send_all
 from mtpcore.errors import BackendError
 from mtpcore.graph.buckets import distance_buckets
-from mtpcore.graph.program import Node
+from mtpcore.graph.program import Node, Weight
 
-__all__ = ["MATRICES", "load_weight", "upload"]
+__all__ = ["MATRICES", "Weights", "upload"]
 
 MATRICES = {
     "embed": "matrix",
@@ -34,63 +36,97 @@ MATRICES = {
 
 def upload(device: Device, packed: PackedMatrix) -> DeviceMatrix:
     """Copy a packed matrix, or a stack of them, to the device."""
-    planes = (packed.high, packed.factors, packed.scales)
-    return DeviceMatrix(
-        packed.type,
-        packed.n_matrices,
-        packed.n_rows,
-        packed.n_cols,
-        device.upload(packed.low),
-        *(None if plane is None else device.upload(plane) for plane in planes),
-    )
+    planes: list[Any] = [None if plane is None else device.upload(plane) for plane in packed.planes]
+    return DeviceMatrix(packed.type, packed.n_matrices, packed.n_rows, packed.n_cols, *planes)
 
 
-def load_weight(device: Device, node: Node, index: int, source: WeightSource) -> Any:
-    """Return weight ``index`` of a node on the device, shared by all plans of the source.
+class Weights:
+    """The weights of one plan, in the table of their model: each is on a device once.
 
-    Raises
-    ------
-    BackendError
-        Clusters name rows that the matrix does not have.
+    Vectors are there when they are loaded, and so are matrices of types without kernels, which are
+    converted. The others have room there, and are sent by ``send``.
     """
-    weight = node.weights[index]
-    assert weight is not None
-    form = MATRICES.get(node.op, "vector") if index == 0 else "vector"
-    if node.op == "attention" and index == 1:
-        form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
-    key = ("cuda", device.name, form, weight.tensor)
-    if key not in source.packed:
-        tensor, shape = source.tensors[weight.tensor], weight.shape
+
+    def __init__(self, device: Device, source: WeightSource, threads: int) -> None:
+        self._device, self._source, self._threads = device, source, threads
+        self._uploads: list[Upload] = []
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of matrices that are still to be sent, as they are in the file."""
+        return sum(one.bytes_left for one in self._uploads)
+
+    def send(self) -> bool:
+        """Send what was not sent yet, by this plan or another one; say whether there was any.
+
+        Raises
+        ------
+        BackendError
+            The device does not answer; what has not arrived is left to be sent.
+        """
+        if not self._uploads:
+            return False
+        send_all(self._device, self._uploads, self._threads)
+        self._uploads = []
+        return True
+
+    def load(self, node: Node, index: int) -> Any:
+        """Return weight ``index`` of a node on the device.
+
+        Raises
+        ------
+        BackendError
+            The device has no room, or no kernel for the type; or clusters name rows that the matrix
+            does not have.
+        """
+        weight = node.weights[index]
+        assert weight is not None
+        form = MATRICES.get(node.op, "vector") if index == 0 else "vector"
+        if node.op == "attention" and index == 1:
+            form = f"bias by distance, {node.attrs['mask']}, {node.attrs['max_distance']}"
+        key = ("cuda", f"{form}, {self._device.name}", weight.tensor)
+        packed = self._source.packed
+        if key not in packed:
+            packed[key] = self._make(form, node, weight)
+        made = packed[key]
+        if not isinstance(made, Upload):
+            return made
+        if made not in self._uploads:
+            self._uploads.append(made)
+        return made.matrix
+
+    def _make(self, form: str, node: Node, weight: Weight) -> Any:
+        """Return a weight, or the upload of a matrix, for all plans of the model."""
+        tensor = self._source.tensors[weight.tensor]
         if form == "matrix":
-            made: Any = upload(device, pack(*_native(tensor), shape))
-        elif form == "exact matrix":
-            values = np.asarray(tensor.array(), np.float32)
-            made = upload(device, pack(values.view(np.uint8).reshape(-1), int(Type.F32), shape))
-        elif form == "clusters":
-            ordering = node.weights[1]
-            assert ordering is not None
-            rows = _ordering(source.tensors[ordering.tensor], shape[0], ordering.tensor)
-            raw, kind = _native(tensor)
-            cut = raw.reshape(shape[0], -1)[rows]
-            n = node.attrs["n_clusters"]
-            stack = upload(device, pack(cut.reshape(-1), kind, (n, shape[0] // n, shape[1])))
-            made = ClusteredMatrix(stack, device.upload(rows))
-        elif form.startswith("bias"):
-            table = np.asarray(tensor.array(), np.float32)
+            return self._matrix(tensor, weight.shape, NATIVE_TYPES)
+        if form == "exact matrix":
+            return self._matrix(tensor, weight.shape, (int(Type.F32),))
+        if form == "clusters":
+            return self._clusters(tensor, node, weight.shape)
+        values = np.asarray(tensor.array(), np.float32)
+        if form.startswith("bias"):
             furthest, ahead = node.attrs["max_distance"], node.attrs["mask"] == "block"
-            made = device.upload(table[distance_buckets(len(table), furthest, ahead=ahead)])
-        else:
-            made = device.upload(np.asarray(tensor.array(), np.float32))
-        source.packed[key] = made
-    return source.packed[key]
+            values = values[distance_buckets(len(values), furthest, ahead=ahead)]
+        return self._device.upload(values)
 
+    def _matrix(
+        self, tensor: WeightTensor, shape: tuple[int, ...], kinds: Collection[int]
+    ) -> Upload | DeviceMatrix:
+        if tensor.type in kinds:
+            return Upload(self._device, tensor, shape)
+        return convert(self._device, tensor, shape, kinds)
 
-def _native(tensor: WeightTensor) -> tuple[NDArray[np.uint8], int]:
-    """Return the bytes of a tensor in a type that has kernels, and that type."""
-    if tensor.type in NATIVE_TYPES:
-        return tensor.raw(), tensor.type
-    kind, rows = tensor.native(NATIVE_TYPES)
-    return rows, kind
+    def _clusters(self, tensor: WeightTensor, node: Node, shape: tuple[int, ...]) -> Any:
+        """Return a matrix whose rows are in the order of their clusters."""
+        ordering = node.weights[1]
+        assert ordering is not None
+        rows = _ordering(self._source.tensors[ordering.tensor], shape[0], ordering.tensor)
+        kind, raw = tensor.native(NATIVE_TYPES)
+        cut = raw.reshape(shape[0], -1)[rows]
+        n = node.attrs["n_clusters"]
+        stack = pack(cut.reshape(-1), kind, (n, shape[0] // n, shape[1]))
+        return ClusteredMatrix(upload(self._device, stack), self._device.upload(rows))
 
 
 def _ordering(tensor: WeightTensor, n_rows: int, name: str) -> NDArray[np.int32]:

@@ -57,6 +57,7 @@ class ReferenceBackend:
 
     name = "reference"
     guarantee = "exact"
+    packs_behind_runs = True
 
     operations: ClassVar[dict[str, Operation]] = {
         "embed": by_row(formulas.embed),

@@ -8,6 +8,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class EmulatedDevice:
 
     def __init__(self, folder):
         self.folder, self.loaded, self.recorded = folder, {}, None
+        self.sent, self.n_arrived, self.sending = [], 0, threading.Lock()
         shutil.copy(HEADER, folder)
         self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
 
@@ -84,6 +86,25 @@ class EmulatedDevice:
         values = np.frombuffer(data, np.uint8)
         assert 0 <= at <= at + len(values) <= array.memory.nbytes
         array.memory[at : at + len(values)] = values
+
+    def pin(self, n_bytes):
+        return np.full(n_bytes, NOISE, np.uint8)
+
+    def send(self, source, target, at):
+        """Copy as late as a GPU may: when somebody waits for it, and not before."""
+        with self.sending:
+            self.sent.append((source, target, at))
+
+    def mark(self):
+        with self.sending:
+            return self.n_arrived + len(self.sent)
+
+    def wait(self, mark):
+        with self.sending:
+            while self.n_arrived < mark:
+                source, target, at = self.sent.pop(0)
+                self.write(target, at, source)
+                self.n_arrived += 1
 
     def load(self, kernel):
         if kernel not in self.loaded:
