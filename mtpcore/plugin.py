@@ -79,6 +79,7 @@ from mtpcore.models.published import (
     interleave,
     on_layers,
     optional,
+    separate,
 )
 from mtpcore.models.rope import Rope, interleaved_axes
 from mtpcore.models.rotation import (
@@ -179,6 +180,7 @@ __all__ = [
     "optional",
     "remember",
     "scaling_type",
+    "separate",
     "swiglu",
     "trunk_outputs",
     "apply_rope",

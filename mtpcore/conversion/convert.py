@@ -99,7 +99,8 @@ def convert(
     target = None if target is None else take_path(target)
     known = registry() if plugins is None else plugins
     _refuse_own_file(path, folder, target)
-    values, published = read_config(folder), read_tensors(folder)
+    values = read_config(folder)
+    published = read_tensors(folder, values.get("transformers_weights"))
     family = find_family(values, published, folder, known)
     _check_options(family, folder, mtp, target)
     if mtp != "drop" and family.n_declared not in (0, family.n_heads):

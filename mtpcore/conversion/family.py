@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from mtpcore.conversion.declared import ask
 from mtpcore.conversion.published import read_json
 from mtpcore.declarations.checkpoint import Checkpoint, Config
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
@@ -76,14 +77,19 @@ def find_family(
     """
     specs: list[ModelSpec | DrafterSpec] = [*known.models]
     specs += [spec for spec in known.drafters if spec.standalone]
-    offers = [(spec, spec.checkpoint) for spec in specs if spec.checkpoint]
-    fitting = [(spec, c) for spec, c in offers if _describes(c, values)]
+    offers = [(spec, c) for spec in specs for c in _layouts(spec)]
+    published = dict.fromkeys(names)
+    fitting = [
+        (spec, c)
+        for spec, c in offers
+        if _describes(c, values) and (not c.has or c.has in published)
+    ]
     if not fitting:
         raise _unknown(values, folder, [c for _, c in offers])
-    spec, main = max(fitting, key=lambda pair: len(pair[1].requires))
+    spec, main = max(fitting, key=lambda pair: (bool(pair[1].has), len(pair[1].requires)))
     architecture = min(spec.fit.architectures)
     config = open_config(main, values, folder)
-    names = list(canonical_names(main, names))
+    names = list(canonical_names(main, published))
     head_tables: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
     n_declared = 0
     for drafter in known.drafters:
@@ -117,6 +123,12 @@ def find_family(
     )
 
 
+def _layouts(spec: ModelSpec | DrafterSpec) -> list[Checkpoint]:
+    """Return the layouts in which a family's checkpoints are published."""
+    further = spec.layouts if isinstance(spec, ModelSpec) else ()
+    return [*([spec.checkpoint] if spec.checkpoint else []), *further]
+
+
 def _count(config: Config, path: str) -> int:
     value = config.get(path)
     return value if isinstance(value, int) else 0
@@ -125,9 +137,10 @@ def _count(config: Config, path: str) -> int:
 def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:
     config = Config(values)
     architectures = config.get("architectures", default=())
-    named = isinstance(architectures, list | tuple) and checkpoint.architectures & {
-        a for a in architectures if isinstance(a, str)
-    }
+    named = not checkpoint.architectures or (
+        isinstance(architectures, list | tuple)
+        and checkpoint.architectures & {a for a in architectures if isinstance(a, str)}
+    )
     return bool(named) and all(
         config.get(*paths.split("|")) is not None for paths in checkpoint.requires
     )
@@ -154,7 +167,13 @@ def open_config(
         inner = Config(values).get(name)
         if isinstance(inner, Mapping):
             merged.update({k: v for k, v in inner.items() if merged.get(k) is None})
-    return Config(merged, str(folder / "config.json"), layers=checkpoint.layers, **fields)
+    file = str(folder / "config.json")
+    if checkpoint.completed is not None:
+        complete, given = checkpoint.completed, Config(merged, file)
+        what = "the configuration cannot be completed"
+        more = ask(lambda: {**complete(given)}, what=what, where=file)
+        merged = more | {name: value for name, value in merged.items() if value is not None}
+    return Config(merged, file, layers=checkpoint.layers, **fields)
 
 
 def canonical_names(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:

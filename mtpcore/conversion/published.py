@@ -182,11 +182,13 @@ def check_small_files(folder: Path) -> None:
             read_regular(path, _LONGEST_TEXT, fix="correct the file, or remove it: it is optional")
 
 
-def read_tensors(folder: str | PathLike[str]) -> dict[str, PublishedTensor]:
+def read_tensors(folder: str | PathLike[str], named: object = None) -> dict[str, PublishedTensor]:
     """Return the tensors of a checkpoint by name, without reading them.
 
     Where there is an index (``model.safetensors.index.json``), the files that it names are read,
-    else all ``.safetensors`` files of the folder.
+    else all ``.safetensors`` files of the folder. ``named`` is what the configuration calls the
+    index or the file (``transformers_weights``); it goes before, if it is there: a folder may hold
+    a model in two layouts.
 
     Raises
     ------
@@ -196,7 +198,7 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, PublishedTensor]:
     """
     folder = Path(folder)
     tensors: dict[str, PublishedTensor] = {}
-    for path in _files(folder):
+    for path in _files(folder, named):
         for tensor in _read_file(path):
             if tensor.name in tensors:
                 raise ModelFileError(
@@ -207,9 +209,13 @@ def read_tensors(folder: str | PathLike[str]) -> dict[str, PublishedTensor]:
     return tensors
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, named: object) -> list[Path]:
     there = sorted(folder.glob("*.safetensors"))
-    index = folder / _INDEX
+    own = named if isinstance(named, str) and _is_inside(named) else ""
+    if folder / own in there:
+        return [folder / own]
+    is_index = own.endswith(".json") and os.path.lexists(folder / own)
+    index = folder / (own if is_index else _INDEX)
     if not os.path.lexists(index):
         if not there:
             raise ModelFileError(
@@ -222,7 +228,7 @@ def _files(folder: Path) -> list[Path]:
         return there
     names = read_json(index, _Index).weight_map
     for name in sorted({*names.values()}):
-        if name in ("", ".", "..") or "\0" in name or "/" in name:
+        if not _is_inside(name):
             raise ModelFileError(
                 "the index names a file outside its folder",
                 where=str(index),
@@ -247,6 +253,11 @@ def _files(folder: Path) -> list[Path]:
             fix="download the files again",
         )
     return listed
+
+
+def _is_inside(name: str) -> bool:
+    """Say whether a name is that of a file in the folder."""
+    return name not in ("", ".", "..") and "\0" not in name and "/" not in name
 
 
 class _Index(msgspec.Struct):

@@ -202,10 +202,17 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     architectures : set of str
-        ``architectures`` in the configuration.
+        ``architectures`` in the configuration; empty: whichever, for a layout that ``requires`` or
+        ``has`` tells.
     requires : tuple of str
         Paths that the configuration must have besides, or one of several with ``|`` in between; of
         several declarations that match the one that requires most is taken.
+    has : str
+        Name of a tensor that checkpoints of this layout alone have, for layouts that configurations
+        do not tell apart; a declaration that names one goes before others.
+    completed : callable, optional
+        ``completed(config)`` returns values that a configuration lacks, by name, such as sizes that
+        it calls by one word.
     layers : str
         The path in the configuration that says how many layers there are.
     tensors : tuple of Rename
@@ -240,6 +247,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     architectures: frozenset[str]
     requires: tuple[str, ...] = ()
+    has: str = ""
+    completed: Callable[[Config], Mapping[str, object]] | None = None
     layers: str = "num_hidden_layers"
     tensors: tuple[Rename, ...] = ()
     dropped: tuple[str, ...] = ()

@@ -353,6 +353,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
     checkpoint : Checkpoint, optional
+    layouts : tuple of Checkpoint
+        Other layouts in which checkpoints of the family are published.
     plugin, version : str
         The plugin that declared it, and the distributions that bring the plugin, with their
         versions; filled in at load.
@@ -369,6 +371,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     codebooks: Callable[..., Codebooks] | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
+    layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""
     version: str = ""
 

@@ -33,6 +33,7 @@ __all__ = [
     "interleave",
     "on_layers",
     "optional",
+    "separate",
 ]
 
 Metadata = tuple[tuple[str, str | Key | Callable[[Config], object]], ...]
@@ -124,6 +125,20 @@ def interleave(heads: str) -> Callable[[Array, Config], Array]:
     def change(values: Array, config: Config) -> Array:
         n_heads = config.get(heads, "num_attention_heads", type=Count)
         pairs = values.reshape(n_heads, 2, -1, *values.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(values.shape)
+
+    return change
+
+
+def separate(heads: str) -> Callable[[Array, Config], Array]:
+    """Return a change: neighbours become halves in each of ``config[heads]`` heads.
+
+    It undoes ``interleave``.
+    """
+
+    def change(values: Array, config: Config) -> Array:
+        n_heads = config.get(heads, "num_attention_heads", type=Count)
+        pairs = values.reshape(n_heads, -1, 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
 
     return change

@@ -101,6 +101,40 @@ def weights(seed: int = 0) -> dict[str, np.ndarray]:
     return made
 
 
+def torchtune(made: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return these weights as Sesame's own release names and orders them.
+
+    torchtune rotates the pair (2 i, 2 i + 1) of a head, transformers the pair (i, i + width / 2).
+    """
+    names = {
+        "backbone_model.": "backbone.",
+        "depth_decoder.model.embed_tokens.weight": "audio_embeddings.weight",
+        "depth_decoder.model.inputs_embeds_projector.weight": "projection.weight",
+        "depth_decoder.codebooks_head.weight": "audio_head",
+        "depth_decoder.model.": "decoder.",
+        "embed_text_tokens.weight": "text_embeddings.weight",
+        "lm_head.weight": "codebook0_head.weight",
+        "self_attn.o_proj": "attn.output_proj",
+        "self_attn.": "attn.",
+        "mlp.gate_proj": "mlp.w1",
+        "mlp.down_proj": "mlp.w2",
+        "mlp.up_proj": "mlp.w3",
+        "input_layernorm.weight": "sa_norm.scale",
+        "post_attention_layernorm.weight": "mlp_norm.scale",
+        "norm.weight": "norm.scale",
+    }
+    renamed: dict[str, np.ndarray] = {}
+    for name, values in made.items():
+        if ".q_proj." in name or ".k_proj." in name:
+            heads = values.reshape(-1, 8, values.shape[1])
+            neighbours = np.stack([heads[:, :4], heads[:, 4:]], axis=2)
+            values = np.ascontiguousarray(neighbours.reshape(values.shape))
+        for old, new in names.items():
+            name = name.replace(old, new)
+        renamed[name] = values
+    return renamed
+
+
 def text(n: int = 9) -> np.ndarray:
     """Return the tokens of a prompt."""
     return np.random.default_rng(1).integers(0, N_TEXT, n).astype(np.int32)

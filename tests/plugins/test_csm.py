@@ -1,10 +1,12 @@
 """A small random CSM against what transformers makes of it, from the checkpoint on."""
 
+import msgspec
 import numpy as np
 import pytest
 from harness import csm
 from harness.fixtures import DATA
-from harness.published import tokenizer, write_checkpoint
+from harness.published import save_tensors, tokenizer, write_checkpoint
+from mtpcore_csm import checkpoint
 
 from mtpcore import (
     Batch,
@@ -18,6 +20,7 @@ from mtpcore import (
     load_model,
 )
 from mtpcore.conversion import convert
+from mtpcore.plugin import Config, long_context_factors
 from mtpcore.testing import check_graphs
 from mtpcore.testing.subject import Subject
 
@@ -116,6 +119,77 @@ def test_the_codec_is_left_out_and_a_missing_table_is_an_error(tmp_path):
     with pytest.raises(ModelFileError):
         write(tmp_path / "b", w)
     assert not (tmp_path / "b" / "model.gguf").exists()
+
+
+@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
+def test_the_release_in_torchtunes_layout_makes_the_same_file(tmp_path, outtype):
+    """As transformers' layout with the table of codes under the backbone's name, as published."""
+    w = csm.weights()
+    wanted, _ = write(tmp_path / "a", {COPY: w.pop(TABLE), **w}, outtype)
+    made, left_out = write(tmp_path / "b", csm.torchtune(csm.weights()), outtype)
+    assert not left_out
+    assert made.read_bytes() == wanted.read_bytes()
+
+
+def test_the_releases_own_configuration(path, tmp_path, monkeypatch):
+    """It names sizes by a word, and no architecture."""
+    whole = csm.configuration()
+    codes = ("num_codebooks", "vocab_size")
+    depth = whole["depth_decoder_config"]
+    sizes = {"one": {**whole}, "two": {k: v for k, v in depth.items() if k not in codes}}
+    monkeypatch.setattr(checkpoint, "FLAVORS", sizes)
+    own = {
+        "backbone_flavor": "one",
+        "decoder_flavor": "two",
+        "text_vocab_size": csm.N_TEXT,
+        "audio_vocab_size": csm.N_CODES,
+        "audio_num_codebooks": csm.N_CODEBOOKS,
+    }
+    folder = tmp_path / "hf"
+    write_checkpoint(folder, own, csm.torchtune(csm.weights()), tokenizer(csm.N_TEXT))
+    convert(folder, tmp_path / "model.gguf", outtype="f32")
+    with load_model(path) as wanted, load_model(tmp_path / "model.gguf") as model:
+        lengths = (csm.N_CTX, 2048)
+        assert (wanted.hparams.n_ctx_train, model.hparams.n_ctx_train) == lengths
+        same = msgspec.structs.replace(model.hparams, n_ctx_train=csm.N_CTX)
+        assert same == wanted.hparams
+        for name, tensor in wanted.tensors.items():
+            own_name = name.replace("depth.audio", "audio")
+            assert np.array_equal(tensor.array(), model.tensors[own_name].array())
+    own["decoder_flavor"] = "three"
+    write_checkpoint(folder, own, csm.torchtune(csm.weights()), tokenizer(csm.N_TEXT))
+    with pytest.raises(ModelFileError, match="decoder_flavor is none of one, two: 'three'"):
+        convert(folder, tmp_path / "other.gguf")
+
+
+def test_published_sizes():
+    """The words of the release, and what transformers' configuration of CSM-1B says."""
+    own = {"backbone_flavor": "llama-1B", "decoder_flavor": "llama-100M", "text_vocab_size": 128256}
+    own |= {"audio_vocab_size": 2051, "audio_num_codebooks": 32}
+    config = Config({**own, **checkpoint.completed(Config(own))})
+    inner = checkpoint.inner(config)
+    assert [config[name] for name in ("hidden_size", "num_hidden_layers")] == [2048, 16]
+    assert [inner[name] for name in ("hidden_size", "num_hidden_layers")] == [1024, 4]
+    for one, original, high, low in ((config, 1024, 0.5, 0.125), (inner, 16, 2**-7, 2**-9)):
+        scaling = {"rope_type": "llama3", "factor": 32.0, "high_freq_factor": high}
+        scaling |= {"low_freq_factor": low, "original_max_position_embeddings": original}
+        other = Config({**one.values, "rope_scaling": scaling})
+        assert np.array_equal(long_context_factors(one), long_context_factors(other))
+
+
+def test_a_folder_with_both_layouts(path, tmp_path):
+    """Sesame's has both; the configuration says which files are transformers'."""
+    config = {**csm.configuration(), "transformers_weights": "transformers.safetensors.index.json"}
+    folder = write_checkpoint(tmp_path / "hf", config, csm.weights(), tokenizer(csm.N_TEXT), 2)
+    (folder / "model.safetensors.index.json").rename(folder / config["transformers_weights"])
+    save_tensors(folder / "model.safetensors", csm.torchtune(csm.weights(seed=1)))
+    convert(folder, tmp_path / "model.gguf", outtype="f32")
+    assert (tmp_path / "model.gguf").read_bytes() == path.read_bytes()
+    for file in folder.glob("*-of-00002.safetensors"):
+        file.unlink()
+    (folder / config["transformers_weights"]).unlink()
+    convert(folder, tmp_path / "other.gguf", outtype="f32")  # the release alone was fetched
+    assert (tmp_path / "other.gguf").read_bytes() != path.read_bytes()
 
 
 @pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])

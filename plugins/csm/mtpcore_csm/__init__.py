@@ -1,7 +1,7 @@
 """CSM, the Conversational Speech Model: a backbone, and a depth decoder of codes behind it."""
 
 from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
-from mtpcore_csm.checkpoint import CHECKPOINT
+from mtpcore_csm.checkpoint import CHECKPOINT, TORCHTUNE
 from mtpcore_csm.graph import CsmHparams, backbone, depth
 
 
@@ -35,6 +35,7 @@ CSM = ModelSpec(
     ),
     codebooks=codebooks,
     checkpoint=CHECKPOINT,
+    layouts=(TORCHTUNE,),
 )
 
 

@@ -1,6 +1,6 @@
-"""Published checkpoints of CSM, as ``CsmForConditionalGeneration`` lays them out."""
+"""Published checkpoints of CSM: transformers' layout, and torchtune's, as Sesame released it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from mtpcore.plugin import (
     in_heads,
     long_context_factors,
     on_layers,
+    separate,
 )
 
 LAYER = (
@@ -27,6 +28,26 @@ LAYER = (
     *SWIGLU,
     *block_renames({"post_attention_layernorm.weight": "ffn_norm.weight"}),
 )
+TORCHTUNE_LAYER = (
+    *block_renames(
+        {
+            "sa_norm.scale": "attn_norm.weight",
+            "attn.v_proj.weight": "attn_v.weight",
+            "attn.output_proj.weight": "attn_output.weight",
+        }
+    ),
+    *block_renames({"attn.q_proj.weight": "attn_q.weight"}, change=separate("num_attention_heads")),
+    *block_renames({"attn.k_proj.weight": "attn_k.weight"}, change=separate("num_key_value_heads")),
+    *block_renames(
+        {
+            "mlp.w1.weight": "ffn_gate.weight",
+            "mlp.w3.weight": "ffn_up.weight",
+            "mlp.w2.weight": "ffn_down.weight",
+            "mlp_norm.scale": "ffn_norm.weight",
+        }
+    ),
+)
+"""A layer as torchtune names it; it rotates neighbours."""
 TABLE = "model.embed_tokens.embed_audio_tokens.weight"
 """Embeddings of all codes; the depth decoder's are the same, and a checkpoint may have either."""
 
@@ -40,6 +61,22 @@ def inner(config: Config) -> Config:
 def depth_layers(config: Config) -> range:
     """Return the numbers of the depth decoder's blocks."""
     return range(inner(config).n_layers)
+
+
+def in_depth(prefix: str, table: tuple[Rename, ...]) -> tuple[Rename, ...]:
+    """Return a layer's renames for the depth decoder, whose names in a checkpoint have a prefix."""
+
+    def for_inner(change: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+        return lambda values, config: change(values, inner(config))
+
+    return tuple(
+        msgspec.structs.replace(
+            rename,
+            tensor=f"depth.{rename.tensor}",
+            change=for_inner(rename.change) if rename.change else None,
+        )
+        for rename in on_layers(depth_layers, in_heads(prefix, table))
+    )
 
 
 def transpose(values: np.ndarray, config: Config) -> np.ndarray:
@@ -81,12 +118,7 @@ CHECKPOINT = Checkpoint(
             copy_of=TABLE,
         ),
         Rename("depth_decoder.model.inputs_embeds_projector.weight", "depth.input.weight"),
-        *(
-            msgspec.structs.replace(rename, tensor=f"depth.{rename.tensor}")
-            for rename in on_layers(
-                depth_layers, in_heads("depth_decoder.model.layers.{n}.", LAYER)
-            )
-        ),
+        *in_depth("depth_decoder.model.layers.{n}.", LAYER),
         Rename("depth_decoder.model.norm.weight", "depth.output_norm.weight"),
         Rename(
             "depth_decoder.codebooks_head.weight",
@@ -116,4 +148,79 @@ CHECKPOINT = Checkpoint(
         ),
     ),
     prefixes=(("backbone_model.", "model."),),
+)
+
+
+ROTATION = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "rms_norm_eps": 1e-5,
+}
+FLAVORS: dict[str, dict[str, object]] = {
+    "llama-1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        **ROTATION,
+    },
+    "llama-100M": {
+        "hidden_size": 1024,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        **ROTATION,
+    },
+}
+"""Sizes that the release calls by one word."""
+
+
+def completed(config: Config) -> Mapping[str, object]:
+    """Return the settings of the release's own configuration, which has five, as transformers'."""
+    if config.get("hidden_size") is not None:
+        return {}
+    sizes = []
+    for name in ("backbone_flavor", "decoder_flavor"):
+        flavor = config.require(name, str)
+        if flavor not in FLAVORS:
+            raise ValueError(f"{name} is none of {', '.join(FLAVORS)}: {flavor!r}")
+        sizes.append(FLAVORS[flavor])
+    count = config.require("audio_num_codebooks", Count)
+    codes = {"num_codebooks": count, "vocab_size": config.require("audio_vocab_size", Count)}
+    backbone, depth = sizes
+    return {
+        **backbone,
+        **codes,
+        "max_position_embeddings": 2048,
+        "depth_decoder_config": {**depth, "max_position_embeddings": count + 1},
+    }
+
+
+TORCHTUNE = Checkpoint(
+    architectures=frozenset(),
+    has="codebook0_head.weight",
+    completed=completed,
+    tensors=(
+        Rename("text_embeddings.weight", "token_embd.weight"),
+        Rename("audio_embeddings.weight", "audio_embd.weight"),
+        Rename("backbone.norm.scale", "output_norm.weight"),
+        Rename("codebook0_head.weight", "output.weight"),
+        *in_heads("backbone.layers.{n}.", TORCHTUNE_LAYER),
+        Rename("projection.weight", "depth.input.weight"),
+        *in_depth("decoder.layers.{n}.", TORCHTUNE_LAYER),
+        Rename("decoder.norm.scale", "depth.output_norm.weight"),
+        Rename("audio_head", "depth.output.weight", transpose, is_stack=True),
+    ),
+    made=CHECKPOINT.made,
+    metadata=CHECKPOINT.metadata,
 )
