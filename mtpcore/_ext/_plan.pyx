@@ -258,8 +258,9 @@ cdef class Executor:
         op.memory = memory
         # What the other axis's rows are taken from has rows of the batch.
         read_axis = MTP_TOKENS if kind == "take" else axis
+        reads_given = kind in ("embed", "embedding_rows")
         for i, view in enumerate(inputs):
-            op.inputs[i] = self.view(view, read_axis, False, kind == "embed")
+            op.inputs[i] = self.view(view, read_axis, False, reads_given)
         for i, view in enumerate(outputs):
             op.out[i] = self.view(view, axis, True, False)
         for i, value in enumerate(ints):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, FusedSampling, Plan
 from mtpcore.errors import BatchError
+from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, Program
 from mtpcore.memory.base import Memory
 
@@ -23,11 +24,14 @@ SlotRows = dict[str, F32]
 def n_embeddings(program: Program) -> int:
     """Return how many tokens a program has embeddings of; 0 where it reads no tokens."""
     tables = [
-        (node.weights[0], node.attrs.get("n_parts", 1))
+        (node.weights[0], node.attrs.get("n_parts", 1), node.attrs.get("n_first", 0))
         for node in program.nodes
         if node.op in ("embed", "embed_by_position")
     ]
-    return min((table.shape[0] // n for table, n in tables if table is not None), default=0)
+    return min(
+        (max(part_sizes(table.shape[0], n, first)) for table, n, first in tables if table),
+        default=0,
+    )
 
 
 def check_draft(run: DraftRun, program: Program) -> None:

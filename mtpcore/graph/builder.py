@@ -261,19 +261,24 @@ class GraphBuilder:
         n_parts: int,
         *,
         first: int = 0,
+        n_first: int = 0,
         embeddings: bool = False,
         name: str | None = None,
     ) -> Value:
         """Look tokens up in the part of the table that their position says: -> [T, width].
+
+        A token that its part lacks gives zeros.
 
         Parameters
         ----------
         tokens, positions : Value
             i32[T] and i32[T, axes]; the first axis counts.
         table : str
-            [n_parts x rows, width]
+            [n_parts x rows, width], or [n_first + (n_parts - 1) x rows, width]
         n_parts, first : int
             Position ``first`` and those before it take the first part, the next one the second.
+        n_first : int
+            Rows of the first part (0: as many as each other one has).
         embeddings : bool
             Whether a row may be an embedding row.
         """
@@ -283,16 +288,42 @@ class GraphBuilder:
             inputs.append(self.add_input("embeddings", (TOKENS, width)))
         name = name or self._stem(table)
         return self.add_node(
-            "embed_by_position", inputs, [table], name=name, n_parts=n_parts, first=first
+            "embed_by_position",
+            inputs,
+            [table],
+            name=name,
+            n_parts=n_parts,
+            first=first,
+            n_first=n_first,
         )[0]
 
-    def embed_codes(self, codes: Value, table: str, *, name: str | None = None) -> Value:
+    def embed_codes(
+        self, codes: Value, table: str, *, n_first: int = 0, name: str | None = None
+    ) -> Value:
         """Sum the embeddings of a row's codes: [T, n] -> [T, width].
 
-        Code i of a row is a row of part i of the table, which has n equal parts; a code of -1, or
-        any other that its part lacks, adds nothing.
+        Code i of a row is a row of part i of the table; a code of -1, or any other that its part
+        lacks, adds nothing.
+
+        Parameters
+        ----------
+        codes : Value
+            i32[T, n]
+        table : str
+            [n x rows, width], or [n_first + (n - 1) x rows, width]
+        n_first : int
+            Rows of the first part (0: as many as each other one has).
         """
-        return self.add_node("embed_codes", [codes], [table], name=name or self._stem(table))[0]
+        name = name or self._stem(table)
+        return self.add_node("embed_codes", [codes], [table], name=name, n_first=n_first)[0]
+
+    def embedding_rows(self, width: int, *, name: str | None = None) -> Value:
+        """Return the embedding rows, to be added to what tokens become: [T, ``width``].
+
+        Zeros where a token stands.
+        """
+        rows = self.add_input("embeddings", (TOKENS, width))
+        return self.add_node("embedding_rows", [self.inputs.tokens, rows], name=name)[0]
 
     def matmul_by_position(
         self, x: Value, positions: Value, weight: str, *, first: int = 0, name: str | None = None

@@ -19,6 +19,8 @@ _FIX = (
 
 _LOOKED_UP = ("embed", "embed_by_position")
 """Operations that look tokens up."""
+_READ_GIVEN = (*_LOOKED_UP, "embedding_rows")
+"""Operations that read embedding rows for the tokens in whose place they stand."""
 
 
 def infer(
@@ -166,16 +168,16 @@ def _check_embeddings(program: Program) -> None:
                 where=node.name,
                 wanted="embed(..., embeddings=True), or absent=, as elsewhere in this graph",
             )
-        if rows in node.inputs and node.op not in _LOOKED_UP:
+        if rows in node.inputs and node.op not in _READ_GIVEN:
             raise GraphError(
                 "embedding rows are there for some tokens only",
                 where=node.name,
-                wanted="what embed(..., embeddings=True) returns",
+                wanted="what embed(..., embeddings=True) or embedding_rows() returns",
             )
     named = [name for name, i in program.outputs.items() if i == rows]
     if named:
         raise GraphError(
             "embedding rows are there for some tokens only",
             where=f"{program.name}, outputs {', '.join(named)}",
-            wanted="what embed(..., embeddings=True) returns",
+            wanted="what embed(..., embeddings=True) or embedding_rows() returns",
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, SOURCES, TOKENS, Shape
 
 __all__ = ["OPS", "ACTIVATIONS", "MASKS", "Signatures", "Mismatch", "OpRule", "Weights"]
@@ -87,12 +88,26 @@ def _embed(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
     return _f32(x[0][0], table[1])
 
 
+def _embedding_rows(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
+    _want(x[0] == (TOKENS,), "a row stands where a token does not", (TOKENS,), x[0])
+    _want(len(x[1]) == 2 and x[1][0] == TOKENS, "rows have a width", f"[{TOKENS}, width]", x[1])
+    return _f32(*x[1])
+
+
+def _want_parts(table: Shape, n_parts: int, n_first: int) -> None:
+    is_matrix = len(table) == 2 and isinstance(table[0], int)
+    sizes = part_sizes(int(table[0]), n_parts, n_first) if is_matrix else (0, 0)
+    wanted = f"[{n_parts} x rows, width]"
+    if n_first:
+        wanted = f"[{n_first} + {n_parts - 1} x rows, width]"
+    _want(sizes != (0, 0), "a table has a part for each codebook", wanted, table)
+
+
 def _embed_by_position(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signatures:
-    table, n = w[0], a["n_parts"]
+    table = w[0]
     assert table is not None
     _want(x[1][0] == x[0][0], "each token has a position", x[0][0], x[1][0])
-    fits = len(table) == 2 and n > 0 and table[0] % n == 0
-    _want(fits, "a table has equal parts", f"[{n} x rows, width]", table)
+    _want_parts(table, a["n_parts"], a["n_first"])
     return _embed([x[0], *x[2:]], w, {"absent": -1})
 
 
@@ -100,8 +115,7 @@ def _embed_codes(x: Sequence[Shape], w: Weights, a: dict[str, Any]) -> Signature
     table = w[0]
     assert table is not None
     _want(len(x[0]) == 2, "a row has several codes", "[rows, codes]", x[0])
-    fits = len(table) == 2 and table[0] % int(x[0][1]) == 0
-    _want(fits, "a table has a part for each code of a row", f"[{x[0][1]} x rows, width]", table)
+    _want_parts(table, int(x[0][1]), a["n_first"])
     return _f32(x[0][0], table[1])
 
 
@@ -456,19 +470,29 @@ OPS: dict[str, OpRule] = {
     "embed_by_position": _rule(
         (2, 3),
         1,
-        "n_parts first",
+        "n_parts first n_first",
         _embed_by_position,
-        "as embed, from one of n_parts equal parts of the table: part positions[t, 0] - first, or "
-        "the nearest one there is; where tokens[t] is -1, row t of the third input",
+        "as embed, from one of n_parts parts of the table: part positions[t, 0] - first, or the "
+        "nearest one there is; the first has n_first rows (0: as many as each), and a token that "
+        "is no row of its part gives zeros; where tokens[t] is -1, row t of the third input",
         (0, 1),
+    ),
+    "embedding_rows": _rule(
+        2,
+        0,
+        "",
+        _embedding_rows,
+        "row t of the second input where tokens[t] is -1, else zeros",
+        (0,),
     ),
     "embed_codes": _rule(
         1,
         1,
-        "",
+        "n_first",
         _embed_codes,
-        "the sum over i of row codes[t, i] of part i of the table, from zero and in order; a code "
-        "that is no row of its part, as -1, adds nothing",
+        "the sum over i of row codes[t, i] of part i of the table, from zero and in order; the "
+        "first part has n_first rows (0: as many as each), and a code that is no row of its part, "
+        "as -1, adds nothing",
         (0,),
     ),
     "matmul": _rule(1, (1, 2), "", _matmul, "w x + bias"),

@@ -12,6 +12,10 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mtpcore.graph.parts import part_sizes
 
 __all__ = [
     "OUTPUTS",
@@ -228,10 +232,39 @@ class Program(msgspec.Struct, frozen=True):
         return any(n.op == "attention" and n.attrs["mask"] == "spans" for n in self.nodes)
 
     @property
-    def n_per_codebook(self) -> int:
-        """How many codes each codebook has; 0 where the graph reads none."""
-        tables = [node.weights[0] for node in self.nodes if node.op == "embed_codes"]
-        return min((table.shape[0] // self.n_codes for table in tables if table), default=0)
+    def n_per_codebook(self) -> tuple[int, ...]:
+        """How many codes each codebook has; none where the graph reads no codes."""
+        nodes = [node for node in self.nodes if node.op == "embed_codes"]
+        sizes = [
+            part_sizes(table.shape[0], self.n_codes, node.attrs["n_first"])
+            for node in nodes
+            for table in node.weights
+            if table
+        ]
+        if not sizes:
+            return ()
+        first, each = (min(column) for column in zip(*sizes, strict=True))
+        return (first, *[each] * (self.n_codes - 1))
+
+    def n_tokens_at(self, positions: NDArray[np.int32]) -> NDArray[np.int64] | None:
+        """Return how many tokens the part of a table has that each position takes.
+
+        None where all parts are equal, or no table has parts.
+
+        Parameters
+        ----------
+        positions : int32[n]
+            On the first axis.
+        """
+        least: NDArray[np.int64] | None = None
+        for node in self.nodes:
+            table = node.weights[0] if node.op == "embed_by_position" else None
+            if table is None or not node.attrs["n_first"]:
+                continue
+            first, each = part_sizes(table.shape[0], node.attrs["n_parts"], node.attrs["n_first"])
+            own = np.where(positions <= node.attrs["first"], first, each)
+            least = own if least is None else np.minimum(least, own)
+        return least
 
     def weights(self) -> dict[str, Weight]:
         """Return every weight that the nodes read, by tensor name, in order of first use."""

@@ -70,6 +70,7 @@ class Admission:
         self._n_axes, self._slots = program.n_axes, program.slots()
         self._whole_slot = program.whole_slot
         self._n_codes, self._n_per_codebook = program.n_codes, program.n_per_codebook
+        self._has_parts = program.n_tokens_at(np.zeros(1, np.int32)) is not None
 
     def admit(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Admitted:
         """Return the rows of a batch, the places that they take, and whose they are.
@@ -111,7 +112,7 @@ class Admission:
         """Place rows that are tokens, one after the other; None where there is anything else."""
         if batch.pos.ndim != 1 or batch.parent is not None or batch.embeddings is not None:
             return None
-        if batch.codes is not None:
+        if batch.codes is not None or self._has_parts:
             return None
         if self._sequences.undecided:
             return None
@@ -146,14 +147,17 @@ class Admission:
             )
 
     def _check_tokens(self, batch: Batch) -> None:
-        n_vocab = self._n_vocab
+        n_vocab: int | NDArray[np.int64] = self._n_vocab
+        axis = batch.pos if batch.pos.ndim == 1 else batch.pos[:, 0]
+        if (of_parts := self._program.n_tokens_at(axis)) is not None:
+            n_vocab = np.minimum(n_vocab, of_parts)
         low = 0 if batch.embeddings is None and batch.codes is None else -1
         bad = np.flatnonzero((batch.tokens < low) | (batch.tokens >= n_vocab))
         if len(bad):
             raise BatchError(
                 "no such token",
                 where=f"row {bad[0]}",
-                wanted=f"{low}..{n_vocab - 1}",
+                wanted=f"{low}..{np.broadcast_to(n_vocab, len(batch))[bad[0]] - 1}",
                 got=int(batch.tokens[bad[0]]),
             )
         if batch.embeddings is None:
@@ -189,12 +193,12 @@ class Admission:
                 wanted=n_codes or "none: the graph reads no codes",
                 got=codes.shape[1],
             )
-        bad = np.argwhere((codes < -1) | (codes >= self._n_per_codebook))
+        bad = np.argwhere((codes < -1) | (codes >= np.array(self._n_per_codebook)))
         if len(bad):
             raise BatchError(
                 "no such code",
                 where=f"row {bad[0][0]}, codebook {bad[0][1]}",
-                wanted=f"-1..{self._n_per_codebook - 1}",
+                wanted=f"-1..{self._n_per_codebook[bad[0][1]] - 1}",
                 got=int(codes[tuple(bad[0])]),
             )
         if batch.embeddings is None:

@@ -108,6 +108,7 @@ def test_every_operation_is_written_down():
         "embed",
         "embed_codes",
         "embed_by_position",
+        "embedding_rows",
         "outputs",
         "concat",
         "slice",

@@ -61,18 +61,32 @@ class Grower(Writer):
     def embed_by_position(self):
         width = self.width if self.has_embeddings else self.draw(self.WIDTHS)
         n = self.draw(st.integers(1, 4))
-        table, first = self.matrix(n * N_VOCAB, width), self.draw(st.integers(0, 2))
+        n_first = self.draw(st.sampled_from([0, N_VOCAB, N_VOCAB + 3]))
+        n_each = (
+            self.draw(st.sampled_from([N_VOCAB, N_VOCAB - 4])) if n_first and n > 1 else N_VOCAB
+        )
+        table = self.matrix((n_first or n_each) + (n - 1) * n_each, width)
         tokens, positions = self.g.inputs.tokens, self.g.inputs.positions
         return self.g.embed_by_position(
-            tokens, positions, table, n, first=first, embeddings=self.has_embeddings
+            tokens,
+            positions,
+            table,
+            n,
+            first=self.draw(st.integers(0, 2)),
+            n_first=n_first,
+            embeddings=self.has_embeddings,
         )
 
     def embed_codes(self):
         """Sum up codes, of which some name no row."""
         if not self.reads_codes:
             return None
-        table = self.matrix(N_CODES * 7, self.draw(self.WIDTHS))
-        return self.g.embed_codes(self.g.inputs.codes(N_CODES), table)
+        n_first = self.draw(st.sampled_from([0, 5, 8]))
+        table = self.matrix((n_first or 7) + (N_CODES - 1) * 7, self.draw(self.WIDTHS))
+        return self.g.embed_codes(self.g.inputs.codes(N_CODES), table, n_first=n_first)
+
+    def embedding_rows(self):
+        return self.g.embedding_rows(self.width) if self.has_embeddings else None
 
     def matmul_by_position(self):
         x = self.flat()
@@ -198,7 +212,8 @@ class Grower(Writer):
         return value and self.g.output_rows(value)
 
     VERBS = (
-        embed, embed_by_position, embed_codes, matmul_by_position, matmul, matmul, norm_of_any,
+        embed, embed_by_position, embed_codes, embedding_rows, matmul_by_position, matmul, matmul,
+        norm_of_any,
         two, two, scale, scale_any_by, shift_any_by, activate,
         concat, concat, concat, slice, slice, slice, split, split, join, join, repeat, turn,
         attention, attention, route, expert_matmul, expert_matmul, mix, head_matmul, output_rows,

@@ -19,7 +19,13 @@ def admission_of(lengths, starts_late):
     sequences = Sequences(N_SEQ, None)
     sequences.lengths[:] = lengths
     program = SimpleNamespace(
-        name="toy", n_axes=1, slots=dict, whole_slot=None, n_codes=0, n_per_codebook=0
+        name="toy",
+        n_axes=1,
+        slots=dict,
+        whole_slot=None,
+        n_codes=0,
+        n_per_codebook=(),
+        n_tokens_at=lambda positions: None,
     )
     return Admission(program, sequences, n_vocab=N_VOCAB, n_ctx=N_CTX, starts_late=starts_late)
 

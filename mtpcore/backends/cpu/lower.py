@@ -17,6 +17,7 @@ from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
 from mtpcore.errors import BackendError
 from mtpcore.graph.ops import ACTIVATIONS, MASKS
+from mtpcore.graph.parts import part_sizes
 from mtpcore.graph.program import OUTPUTS, TOKENS, ConvLayer, DeltaLayer, Node, Program, StateLayer
 from mtpcore.memory.base import RANGE
 
@@ -234,15 +235,19 @@ class Lowering:
         assert weight is not None
         n_parts = attrs["n_parts"]
         rows = [self._views[i] for i in node.inputs[2:]]
-        ints = [0, 0, n_parts, weight.shape[0] // n_parts, attrs["first"]]
+        n_first, n_each = part_sizes(weight.shape[0], n_parts, attrs["n_first"])
+        ints = [0, 0, n_parts, n_each, attrs["first"], n_first]
         self._add(node, "embed", rows, matrices=[self.weights.matrix(weight)], ints=ints)
 
     def _lower_embed_codes(self, node: Node) -> None:
         weight, (codes,) = node.weights[0], self._in(node)
         assert weight is not None
-        ints = [weight.shape[0] // codes.width]
+        n_first, n_each = part_sizes(weight.shape[0], codes.width, node.attrs["n_first"])
         matrices = [self.weights.matrix(weight)]
-        self._add(node, "embed_codes", [codes], matrices=matrices, ints=ints)
+        self._add(node, "embed_codes", [codes], matrices=matrices, ints=[n_each, n_first])
+
+    def _lower_embedding_rows(self, node: Node) -> None:
+        self._add(node, "embedding_rows", [self._views[node.inputs[1]]])
 
     def _prepared(self, view: View, axis: int, matrix: PackedMatrix) -> View:
         """Return activations as the matrix takes them, computed once for all of its kind."""

@@ -63,6 +63,7 @@ class ReferenceBackend:
         "embed": by_row(formulas.embed),
         "embed_by_position": by_row(formulas.embed_by_position),
         "embed_codes": by_row(formulas.embed_codes),
+        "embedding_rows": by_row(formulas.embedding_rows),
         "matmul": by_row(formulas.matmul),
         "matmul_by_position": with_positions(by_row(formulas.matmul_by_position)),
         "rms_norm": by_row(formulas.rms_norm),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.reference.run import Array
+from mtpcore.graph.parts import part_sizes
 
 __all__ = [
     "activation",
@@ -26,6 +27,7 @@ __all__ = [
     "embed",
     "embed_by_position",
     "embed_codes",
+    "embedding_rows",
     "expert_matmul",
     "gated",
     "head_matmul",
@@ -65,21 +67,39 @@ def embed(token: int, *given: Array, scale: float, absent: int) -> Array:
 
 
 def embed_by_position(
-    token: int, position: NDArray[np.int32], *given: Array, n_parts: int, first: int
+    token: int,
+    position: NDArray[np.int32],
+    *given: Array,
+    n_parts: int,
+    first: int,
+    n_first: int,
 ) -> Array:
-    """Return the token's row of one of the table's equal parts, or the row in its place."""
+    """Return the token's row of one of the table's parts, or the row in its place."""
     *row, table = given
-    part = min(max(int(position[0]) - first, 0), n_parts - 1)
-    return embed(token, *row, table[part * (len(table) // n_parts) :], scale=1, absent=-1)
+    part = _parts(table, n_parts, n_first)[min(max(int(position[0]) - first, 0), n_parts - 1)]
+    if token >= len(part):
+        return np.zeros(table.shape[1], table.dtype)
+    return embed(token, *row, part, scale=1, absent=-1)
 
 
-def embed_codes(codes: NDArray[np.int32], table: Array) -> Array:
+def embed_codes(codes: NDArray[np.int32], table: Array, *, n_first: int) -> Array:
     """Return the sum of the codes' rows, each of its own part of the table, in order."""
     total = np.zeros(table.shape[1], table.dtype)
-    for code, part in zip(codes, np.split(table, len(codes)), strict=True):
+    for code, part in zip(codes, _parts(table, len(codes), n_first), strict=True):
         if 0 <= code < len(part):
             total = total + part[code]
     return total
+
+
+def _parts(table: Array, n_parts: int, n_first: int) -> list[Array]:
+    """Return a table's parts, the first of ``n_first`` rows."""
+    first, each = part_sizes(len(table), n_parts, n_first)
+    return np.split(table, range(first, len(table), each))
+
+
+def embedding_rows(token: int, row: Array) -> Array:
+    """Return the row, zeros where a token stands."""
+    return row if token < 0 else np.zeros_like(row)
 
 
 def matmul_by_position(x: Array, position: NDArray[np.int32], w: Any, *, first: int) -> Array:

@@ -42,22 +42,34 @@ def test_tokens(device, table):
     assert made.tobytes() == np.stack(wanted).tobytes()
 
 
-def test_tokens_by_position(device, table):
-    tokens, positions = ints(0, 6, 5, -1, 3), np.array([[0, 9], [3, 9], [7, 9], [4, 9], [99, 9]])
-    given = np.ones((5, WIDTH), np.float32)
-    positions = positions.astype(np.int32)
-    made = looked_up(
-        device, "embed_by_position", table, [tokens, positions, given], n_parts=6, first=2
-    )
+@pytest.mark.parametrize(("n_parts", "n_first"), [(6, 0), (5, 10), (1, 42)])
+def test_tokens_by_position(device, table, n_parts, n_first):
+    """Equal parts, and a first one that is larger: other parts lack its last tokens."""
+    tokens, positions = ints(0, 6, 9, -1, 3, 9), np.zeros((6, 2), np.int32)
+    positions[:, 0] = 0, 2, 7, 4, 99, 1
+    given = np.ones((6, WIDTH), np.float32)
+    attrs = {"n_parts": n_parts, "first": 2, "n_first": n_first}
+    made = looked_up(device, "embed_by_position", table, [tokens, positions, given], **attrs)
     wanted = [
-        formulas.embed_by_position(t, p, row, table[2], n_parts=6, first=2)
+        formulas.embed_by_position(t, p, row, table[2], **attrs)
         for t, p, row in zip(tokens, positions, given, strict=True)
     ]
     assert made.tobytes() == np.stack(wanted).tobytes()
 
 
-def test_codes(device, table):
-    codes = np.array([[0, 13, 5], [-1, 2, 99], [-1, -1, 14]], np.int32)
-    made = looked_up(device, "embed_codes", table, [codes])
-    wanted = [formulas.embed_codes(row, table[2]) for row in codes]
+@pytest.mark.parametrize("n_first", [0, 12])
+def test_codes(device, table, n_first):
+    codes = np.array([[0, 13, 5], [-1, 2, 99], [-1, -1, 14], [13, 14, 13]], np.int32)
+    made = looked_up(device, "embed_codes", table, [codes], n_first=n_first)
+    wanted = [formulas.embed_codes(row, table[2], n_first=n_first) for row in codes]
+    assert made.tobytes() == np.stack(wanted).tobytes()
+
+
+def test_embedding_rows(device):
+    tokens = ints(3, -1, 0, -1)
+    given = np.random.default_rng(1).normal(size=(4, WIDTH)).astype(np.float32)
+    given[0] = np.nan  # what stands where a token does is not read
+    out = (WIDTH,), np.float32
+    (made,) = carry_out(device, LAUNCHERS["embedding_rows"], [tokens, given], [], out)
+    wanted = [formulas.embedding_rows(t, row) for t, row in zip(tokens, given, strict=True)]
     assert made.tobytes() == np.stack(wanted).tobytes()

@@ -10,6 +10,7 @@
 #define MTP_OPERATIONS(X)                                                                          \
     X(EMBED, embed, ROWS)                                                                          \
     X(EMBED_CODES, embed_codes, ROWS)                                                              \
+    X(EMBEDDING_ROWS, embedding_rows, ROWS)                                                        \
     X(COPY, copy, ROWS)                                                                            \
     X(TAKE, take, GATHER)                                                                          \
     X(PREPARE, prepare, ROWS)                                                                      \

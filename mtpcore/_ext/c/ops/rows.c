@@ -23,7 +23,12 @@ void mtp_op_embed(const mtp_op *op, const mtp_run *run, int thread, int n_thread
         }
         const int64_t part = op->n[2] > 0 ? mtp_part_of(run, t, op->n[4], op->n[2]) : 0;
         float *y = mtp_row(run, &op->out[0], t, 0);
-        mtp_matrix_row(op->matrices, part * op->n[3] + token, y);
+        if (op->n[2] > 0 && token >= (part > 0 ? op->n[3] : op->n[5])) {
+            memset(y, 0, (size_t)op->out[0].width * sizeof(float));
+            continue;
+        }
+        const int64_t begin = part > 0 ? op->n[5] + (part - 1) * op->n[3] : 0;
+        mtp_matrix_row(op->matrices, begin + token, y);
         for (int64_t i = 0; op->n[1] && i < op->out[0].width; i++)
             y[i] *= op->f;
     }
@@ -40,12 +45,25 @@ void mtp_op_embed_codes(const mtp_op *op, const mtp_run *run, int thread, int n_
         memset(out, 0, (size_t)width * sizeof(float));
         for (int64_t i = 0; i < n_codes; i++) {
             const int64_t code = codes[i]; /* read once: a caller may write there */
-            if (code < 0 || code >= op->n[0])
+            if (code < 0 || code >= (i > 0 ? op->n[0] : op->n[1]))
                 continue;
-            mtp_matrix_row(op->matrices, i * op->n[0] + code, part);
+            const int64_t begin = i > 0 ? op->n[1] + (i - 1) * op->n[0] : 0;
+            mtp_matrix_row(op->matrices, begin + code, part);
             for (int64_t c = 0; c < width; c++)
                 out[c] += part[c];
         }
+    }
+}
+
+void mtp_op_embedding_rows(const mtp_op *op, const mtp_run *run, int thread, int n_threads)
+{
+    const mtp_range rows = mtp_rows_of(op, run, thread, n_threads);
+    const int64_t width = op->out[0].width;
+    for (int64_t t = rows.begin; t < rows.end; t++) {
+        if (run->tokens[t] < 0)
+            copy_row(run, &op->in[0], t, &op->out[0], t, (mtp_range){0, width});
+        else
+            memset(mtp_row(run, &op->out[0], t, 0), 0, (size_t)width * sizeof(float));
     }
 }
 

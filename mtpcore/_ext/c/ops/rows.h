@@ -7,12 +7,15 @@
 #define MTP_DECLARE(name) void name(const mtp_op *, const mtp_run *, int thread, int n_threads)
 
 /* out = row tokens[t] of the matrix, times f where n[1]; where that is -1 row n[0] - 1, or where n[0]
- * is 0 row t of in[0] as it is. Where n[2], the matrix has so many parts of n[3] rows, and the row's
- * position says which: see mtp_part_of, n[4] is the first. */
+ * is 0 row t of in[0] as it is. Where n[2], the matrix has so many parts of n[3] rows, the first of
+ * n[5], and the row's position says which: see mtp_part_of, n[4] is the first. A token that its part
+ * lacks gives zeros. */
 MTP_DECLARE(mtp_op_embed);
-/* out = the sum of rows of the matrix, from 0 and in order: of part i, which has n[0] rows, the one
- * that code i of in[0] (int32) names. A code that names none adds nothing. */
+/* out = the sum of rows of the matrix, from 0 and in order: of part i, which has n[0] rows, the first
+ * n[1], the one that code i of in[0] (int32) names. A code that names none adds nothing. */
 MTP_DECLARE(mtp_op_embed_codes);
+/* out = row t of in[0] where tokens[t] is -1, else zeros */
+MTP_DECLARE(mtp_op_embedding_rows);
 /* out = in[0] */
 MTP_DECLARE(mtp_op_copy);
 /* out = rows `outputs` of in[0] */

@@ -110,6 +110,13 @@ static const char *misfit_of_delta(const mtp_op *op, const mtp_bounds *bounds)
                : "a state that no slot has room for";
 }
 
+/* Whether a matrix has rows for n parts: the first's, and so many of each other one. */
+static int fits_parts(const mtp_matrix *w, int64_t n, int64_t first, int64_t each)
+{
+    return n >= 1 && each >= 1 && first >= 1 && first <= w->n_rows &&
+           n - 1 <= (w->n_rows - first) / each;
+}
+
 const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *bounds)
 {
     const mtp_op *op = &plan->ops[at];
@@ -123,18 +130,20 @@ const char *mtp_plan_misfit(const mtp_plan *plan, int64_t at, const mtp_bounds *
             return "a table without a row for each token";
         if (op->n[0] < 0 || op->n[0] > w->n_rows || (op->n[0] > 0 && in->n_heads > 0))
             return "no row for what is no token";
-        if (op->n[2] != 0 && (op->n[2] < 1 || op->n[3] < bounds->n_vocab || op->n[3] < op->n[0] ||
-                              op->n[2] > w->n_rows / op->n[3] || op->axis != MTP_TOKENS))
-            return "a part of a table without a row for each token";
+        if (op->n[2] != 0 && (op->n[0] != 0 || op->axis != MTP_TOKENS ||
+                              !fits_parts(w, op->n[2], op->n[5], op->n[3])))
+            return "a table without a part for each position";
         return w->n_cols == out->width && (in->n_heads == 0 || is_alike(in, out))
                    ? NULL
                    : "rows of another width than the table's";
     case MTP_EMBED_CODES:
-        if (op->n[0] < 1 || in->width < 1 || in->width > w->n_rows / op->n[0])
-            return "a table without a row for each code";
+        if (!fits_parts(w, in->width, op->n[1], op->n[0]))
+            return "a table without a part for each code";
         return w->n_cols == out->width && in->n_heads == 1
                    ? NULL
                    : "rows of another width than the table's";
+    case MTP_EMBEDDING_ROWS:
+        return op->axis == MTP_TOKENS && is_alike(in, out) ? NULL : "rows of another shape";
     case MTP_PREPARE:
         return fits_prepared(bounds, out, (int)op->n[0], n, in->width, 0)
                    ? NULL

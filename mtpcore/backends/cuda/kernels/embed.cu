@@ -2,10 +2,10 @@
  * type stands for, rounded as its own definition does.
  *
  * Row t has n_ids ids. One is a token: of part positions[t] - first of the table (the nearest there
- * is), or of the whole; where it is negative the row is `given`'s, or that of the id `absent`. Where
- * IS_SUM the ids are codes, each of a part of its own, and their rows are added from zero in order;
- * one that is no row of its part adds nothing. The table is of a float TYPE, or as matmul.cu reads
- * it. Grid: (columns / 256 rounded up, rows). Block: 256.
+ * is), or of the whole; where it is negative the row is `given`'s, or that of the id `absent`, and
+ * where its part lacks it, zeros. Where IS_SUM the ids are codes, each of a part of its own, and their
+ * rows are added from zero in order; one that is no row of its part adds nothing. The first part has
+ * rows_of_first rows. The table is of a float TYPE, or as matmul.cu reads it. Grid: (columns / 256 rounded up, rows). Block: 256.
  */
 #include "float16.cuh"
 
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const float *__restrict__ given, const Low *__restrict__ low,
           const High *__restrict__ high, const unsigned *__restrict__ subs,
           const Scale *__restrict__ scales, float *__restrict__ y, int n_cols, int rows_of_part,
-          int n_ids, int stride, int first, int n_parts, int absent, float factor)
+          int rows_of_first, int n_ids, int stride, int first, int n_parts, int absent, float factor)
 {
     const int column = blockIdx.x * THREADS + threadIdx.x;
     const size_t t = blockIdx.y;
@@ -75,15 +75,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (IS_SUM) {
         for (int i = 0; i < n_ids; i++) {
             const int id = ids[t * n_ids + i];
-            if (id >= 0 && id < rows_of_part)
-                value += value_of(low, high, subs, scales, i * rows_of_part + id, column, n_cols);
+            const int begin = i > 0 ? rows_of_first + (i - 1) * rows_of_part : 0;
+            if (id >= 0 && id < (i > 0 ? rows_of_part : rows_of_first))
+                value += value_of(low, high, subs, scales, begin + id, column, n_cols);
         }
     } else {
         int part = positions ? positions[t * stride] - first : 0;
         part = part < 0 ? 0 : part < n_parts ? part : n_parts - 1;
+        const int begin = part > 0 ? rows_of_first + (part - 1) * rows_of_part : 0;
         const int id = ids[t] < 0 ? absent : ids[t];
-        if (id >= 0)
-            value = value_of(low, high, subs, scales, part * rows_of_part + id, column, n_cols);
+        if (id >= 0 && id < (part > 0 ? rows_of_part : rows_of_first))
+            value = value_of(low, high, subs, scales, begin + id, column, n_cols);
         if (factor != 1.0f)
             value *= factor;
         if (id < 0 && given)

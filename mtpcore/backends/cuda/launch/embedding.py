@@ -9,6 +9,7 @@ from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.products import DeviceMatrix
 from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS
+from mtpcore.graph.parts import part_sizes
 
 __all__ = ["KERNELS", "LAUNCHERS"]
 
@@ -20,7 +21,8 @@ _EMBED = {
     ]
     for is_sum in (False, True)
 }
-KERNELS = tuple(_EMBED.values())
+_EMBEDDING_ROWS = Kernel("embedding_rows")
+KERNELS = (*_EMBED.values(), _EMBEDDING_ROWS)
 
 
 def embed(step: Step, n_rows: int) -> list[Launch]:
@@ -33,13 +35,21 @@ def embed(step: Step, n_rows: int) -> list[Launch]:
 def embed_by_position(step: Step, n_rows: int) -> list[Launch]:
     """Look up each token in the part of its position, or copy the row in its place."""
     positions, given = (*step.inputs, None)[1:3]
-    n_parts, first = step.attrs["n_parts"], step.attrs["first"]
-    return _embed(step, n_rows, positions=positions, given=given, n_parts=n_parts, first=first)
+    return _embed(step, n_rows, positions=positions, given=given, **step.attrs)
 
 
 def embed_codes(step: Step, n_rows: int) -> list[Launch]:
     """Add the rows of a row's codes, each of a part of its own."""
-    return _embed(step, n_rows, n_parts=step.inputs[0].shape[1], is_sum=True)
+    n_parts = step.inputs[0].shape[1]
+    return _embed(step, n_rows, n_parts=n_parts, n_first=step.attrs["n_first"], is_sum=True)
+
+
+def embedding_rows(step: Step, n_rows: int) -> list[Launch]:
+    """Copy the row in a token's place."""
+    tokens, given = step.inputs
+    width = given.shape[1]
+    arguments = (tokens, given, step.outputs[0], np.int32(width))
+    return [Launch(_EMBEDDING_ROWS, (blocks_of(width), n_rows), arguments)]
 
 
 def _embed(
@@ -50,6 +60,7 @@ def _embed(
     given: DeviceArray | None = None,
     n_parts: int = 1,
     first: int = 0,
+    n_first: int = 0,
     absent: int = -1,
     factor: float = 1.0,
     is_sum: bool = False,
@@ -58,8 +69,8 @@ def _embed(
     assert isinstance(table, DeviceMatrix)
     n_ids = ids.shape[1] if is_sum else 1
     stride = positions.shape[1] if positions else 0
-    rows_of_part = table.n_rows // n_parts
-    sizes = (table.n_cols, rows_of_part, n_ids, stride, first, n_parts, absent)
+    of_first, of_part = part_sizes(table.n_rows, n_parts, n_first)
+    sizes = (table.n_cols, of_part, of_first, n_ids, stride, first, n_parts, absent)
     arguments = (
         *(ids, positions, given, table.low, table.high, table.factors, table.scales),
         step.outputs[0],
@@ -73,4 +84,5 @@ LAUNCHERS: dict[str, Launcher] = {
     "embed": embed,
     "embed_by_position": embed_by_position,
     "embed_codes": embed_codes,
+    "embedding_rows": embedding_rows,
 }
