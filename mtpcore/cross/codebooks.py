@@ -17,6 +17,7 @@ from mtpcore.runtime.runner import GraphRunner, run_drafts
 
 __all__ = ["CodebookDecoder", "FrameJob", "find_codebooks"]
 
+F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 _SLOT = "embeddings"
 """What of the graph gets the target's row."""
@@ -59,6 +60,8 @@ class CodebookDecoder:
     def __init__(self, role: str, runner: GraphRunner, codebooks: Codebooks, links: Links) -> None:
         self.role, self.runner, self.codebooks = role, runner, codebooks
         self._links = links
+        ids = np.arange(codebooks.n_first)
+        self._is_mark = (ids >= codebooks.size) & (ids != (codebooks.end or 0))
         for what, wanted, got in (
             ("n_ctx", codebooks.count, runner.n_ctx),
             ("n_batch", 2, runner.n_batch),
@@ -74,6 +77,13 @@ class CodebookDecoder:
     def index(self, n: int) -> int:
         """Return the index, for noise, of the first code of the frame at place ``n``."""
         return n * self.codebooks.count
+
+    def allowed(self, logits: F32) -> F32:
+        """Return the logits of first codes, float32[n_first], minus infinity for marks."""
+        if not self._is_mark.any():
+            return logits
+        kept: F32 = np.where(self._is_mark, np.float32(-np.inf), logits)
+        return kept
 
     def decode(self, jobs: Sequence[FrameJob]) -> dict[int, I32]:
         """Return the frame int32[count] of each sequence."""

@@ -185,7 +185,7 @@ class SequenceStates:
         self._target, self.keeps_rows = target, False
         self._states = [SequenceState(target.n_ctx) for _ in range(target.n_seq_max)]
         codebooks = target.model.codebooks
-        n_codes = codebooks.size if codebooks is not None else 0
+        n_codes = codebooks.n_first if codebooks is not None else 0
         self._scratch = Scratch(max(target.model.hparams.n_vocab, n_codes))
         for state, length in zip(self._states, target.lengths, strict=True):
             state.append(length, np.zeros(0, np.int32))

@@ -328,9 +328,10 @@ def check_codebooks(codebooks: object, spec: ModelSpec) -> Codebooks:
     if not isinstance(codebooks, Codebooks):
         raise PluginError("no Codebooks", where="codebooks", got=spell(codebooks))
     check_struct(codebooks, "Codebooks")
-    count, size, end = codebooks.count, codebooks.size, codebooks.end
-    is_sound = 2 <= count <= 1 << 10 and 2 <= size <= 1 << 24
-    if not is_sound or not 1 <= codebooks.n_end <= count or not 0 <= (end or 0) < size:
+    count, size, most, end = codebooks.count, codebooks.size, codebooks.n_first, codebooks.end
+    is_sound = 2 <= count <= 1 << 10 and 2 <= size <= most <= 1 << 24
+    last = most if codebooks.n_end == 1 else size
+    if not is_sound or not 1 <= codebooks.n_end <= count or not 0 <= (end or 0) < last:
         raise PluginError("codebooks of impossible sizes", where="codebooks", got=repr(codebooks))
     fed = {(feed.graph, feed.slot) for feed in spec.feeds}
     if codebooks.graph not in dict(spec.graphs) or (codebooks.graph, "embeddings") not in fed:

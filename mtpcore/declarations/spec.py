@@ -281,7 +281,11 @@ class Codebooks(msgspec.Struct, frozen=True, kw_only=True):
     count : int
         Codes of a frame.
     size : int
-        Codes of a codebook, and so logits of both graphs.
+        Codes of a codebook, and so logits of the graph that chooses them.
+    first_size : int
+        Logits of the trunk, and ids that a row may have for its first code, where they are more
+        than ``size``: those behind the codes are marks, for prompts. None of them is ever chosen
+        but ``end``. 0: as many as ``size``.
     graph : str
         The type of the graph that chooses the others, among ``ModelSpec.graphs``.
     end : int, optional
@@ -291,9 +295,15 @@ class Codebooks(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     size: int
+    first_size: int = 0
     graph: str = "depth"
     end: int | None = None
     n_end: int = 1
+
+    @property
+    def n_first(self) -> int:
+        """How many ids there are for first codes."""
+        return self.first_size or self.size
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

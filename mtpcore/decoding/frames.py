@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mtpcore.acts.guards import act
 from mtpcore.boundary.arguments import Length, expect, read
+from mtpcore.boundary.arrays import integers
 from mtpcore.cross import Cross, link
 from mtpcore.decoding.request import FinishReason
 from mtpcore.decoding.tokens import Chosen
@@ -38,6 +39,8 @@ class FrameRequest:
     sampling, depth_sampling : Sampling
         Of first codes, and of the codes behind them.
     max_frames : int
+    beside : array_like of int
+        Tokens that are read with the frames, one each.
 
     Raises
     ------
@@ -46,9 +49,17 @@ class FrameRequest:
     """
 
     def __init__(
-        self, prompt: Prompt, sampling: Sampling, depth_sampling: Sampling, max_frames: int
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        depth_sampling: Sampling,
+        max_frames: int,
+        beside: ArrayLike = (),
     ) -> None:
         self.prompt = prompt
+        self.beside = integers(beside, "tokens beside frames")
+        if self.beside.ndim != 1:
+            raise BatchError("tokens beside frames are a list of ids", got=self.beside.shape)
         self.sampling, self.depth_sampling = sampling, depth_sampling
         self.max_frames: int = read(max_frames, Length, "max_frames is a number of frames")
         self.frames: list[I32] = []
@@ -71,6 +82,10 @@ class FrameRequest:
     def chosen(self) -> list[I32]:
         """The frames, for who reads them one by one."""
         return self.frames
+
+    def token_beside(self, n: int) -> int:
+        """Return the token that is read with frame ``n``; -1 where there is none left."""
+        return int(self.beside[n]) if n < len(self.beside) else -1
 
     def take(self, n: int, frame: I32 | None, reason: FinishReason | None) -> None:
         """Note the ``frame`` behind ``n`` others, and the ``reason`` of an end; twice is once."""
@@ -145,6 +160,7 @@ class Frames:
         prompt: Prompt | ArrayLike,
         *,
         max_frames: int = 256,
+        beside: ArrayLike = (),
         sampling: Sampling | None = None,
         depth_sampling: Sampling | None = None,
     ) -> FrameRequest:
@@ -156,6 +172,9 @@ class Frames:
             Tokens, frames of ``Codes``, and whatever else the model reads; or token ids.
         max_frames : int
             The longest text.
+        beside : array_like of int, DLPack, shape (n,)
+            Tokens for models that read text while they speak: each frame that was written is read
+            together with the next one of these.
         sampling, depth_sampling : Sampling, optional
             This request's; default: those of these Frames.
 
@@ -164,7 +183,7 @@ class Frames:
         BatchError, CapacityError, SamplingError
             A prompt that cannot be read, or that fills the context; settings that are none.
         """
-        request = self._request(prompt, max_frames, sampling, depth_sampling)
+        request = self._request(prompt, max_frames, beside, sampling, depth_sampling)
         self._queue(request)
         return request
 
@@ -172,6 +191,7 @@ class Frames:
         self,
         prompt: Prompt | ArrayLike,
         max_frames: int,
+        beside: ArrayLike,
         sampling: Sampling | None,
         depth_sampling: Sampling | None,
     ) -> FrameRequest:
@@ -186,7 +206,17 @@ class Frames:
             )
         own = self.sampling if sampling is None else check_sampling(sampling)
         inner = self.depth_sampling if depth_sampling is None else check_sampling(depth_sampling)
-        return FrameRequest(text, own, inner or own, max_frames)
+        request = FrameRequest(text, own, inner or own, max_frames, beside)
+        n_vocab = self.cross.llm.model.hparams.n_vocab
+        bad = np.flatnonzero((request.beside < 0) | (request.beside >= n_vocab))
+        if len(bad):
+            raise BatchError(
+                "no such token",
+                where=f"beside frame {bad[0]}",
+                wanted=f"0..{n_vocab - 1}",
+                got=int(request.beside[bad[0]]),
+            )
+        return request
 
     @act
     def queue(self, request: FrameRequest) -> None:
@@ -233,6 +263,7 @@ class Frames:
         prompt: Prompt | ArrayLike,
         *,
         max_frames: int = 256,
+        beside: ArrayLike = (),
         sampling: Sampling | None = None,
         depth_sampling: Sampling | None = None,
     ) -> Iterator[I32]:
@@ -242,7 +273,7 @@ class Frames:
 
         Parameters
         ----------
-        prompt, max_frames, sampling, depth_sampling
+        prompt, max_frames, beside, sampling, depth_sampling
             As in ``add``.
 
         Yields
@@ -250,7 +281,8 @@ class Frames:
         int32[count]
             One code of each codebook.
         """
-        return Chosen(self, self._request(prompt, max_frames, sampling, depth_sampling))
+        request = self._request(prompt, max_frames, beside, sampling, depth_sampling)
+        return Chosen(self, request)
 
     @act
     def step(self) -> None:
@@ -296,10 +328,11 @@ class Frames:
         return [(running[seq], self._advance(running[seq], frame)) for seq, frame in frames.items()]
 
     def _read(self, going: Mapping[int, FrameRequest]) -> None:
-        """Let the model read the newest frame of each, in one batch."""
+        """Let the model read the newest frame of each, in one batch, and the token beside it."""
         target = self.cross.speculation.target
         target.process(
             Batch(
+                [request.token_beside(len(request.frames) - 1) for request in going.values()],
                 codes=np.stack([request.frames[-1] for request in going.values()]),
                 seq=list(going),
                 pos=[target.lengths[seq] for seq in going],

@@ -210,7 +210,7 @@ class Model:
         """
         codebooks = self.codebooks
         if codebooks is not None and GraphType(graph_type).name == codebooks.graph:
-            return codebooks.size
+            return codebooks.n_first
         return int(self.hparams.n_vocab)
 
     @property
@@ -426,7 +426,7 @@ class Model:
                     got=type(outputs).__name__,
                 )
             program = g.finish(outputs)
-            self._check_logits(program, spec)
+            self._check_logits(program, spec, kind)
             self._check_tables(program)
             return program
         except MtpcoreError as error:
@@ -436,14 +436,17 @@ class Model:
                 f"build raised {type(error).__name__}: {spell(error, str)}", where=where
             ) from error
 
-    def _check_logits(self, program: Program, spec: ModelSpec | DrafterSpec) -> None:
+    def _check_logits(
+        self, program: Program, spec: ModelSpec | DrafterSpec, kind: GraphType
+    ) -> None:
         """Refuse logits of other tokens than the model's; choosing from them goes by token id."""
         mapped = isinstance(spec, DrafterSpec) and spec.vocabulary
         if mapped or "logits" not in program.outputs:
             return
         wanted, got = self.hparams.n_vocab, program.shape("logits")[1]
-        if self.codebooks is not None and isinstance(spec, ModelSpec):
-            wanted = self.codebooks.size
+        codebooks = self.codebooks
+        if codebooks is not None and isinstance(spec, ModelSpec):
+            wanted = codebooks.size if kind.name == codebooks.graph else codebooks.n_first
         if got != wanted:
             raise GraphError(
                 "one logit a token of the vocabulary",

@@ -108,17 +108,30 @@ class Codes:
     Parameters
     ----------
     codes : array_like of int, DLPack, shape (n, n_codebooks)
+        -1 where a row has none.
+    tokens : array_like of int, DLPack, shape (n,), optional
+        What is read with them, for models that read text beside speech; -1 where a row has none.
 
     Raises
     ------
     BatchError
-        No such codes, or none.
+        No such codes, or none, or not a token for each.
     """
 
-    def __init__(self, codes: ArrayLike) -> None:
+    def __init__(self, codes: ArrayLike, tokens: ArrayLike | None = None) -> None:
         self.codes = integers(codes, "codes")
         if self.codes.ndim != 2 or not len(self.codes):
             raise BatchError("codes have two axes", wanted="[n, codebooks]", got=self.codes.shape)
+        self.tokens: I32 = np.full(len(self.codes), -1, np.int32)
+        if tokens is None:
+            return
+        self.tokens = integers(tokens, "tokens beside codes")
+        if self.tokens.shape != (len(self.codes),) or int(self.tokens.min()) < -1:
+            raise BatchError(
+                "not a token for each frame",
+                wanted=f"[{len(self.codes)}], -1 where there is none",
+                got=spell(tokens)[:80],
+            )
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -157,7 +170,11 @@ class Prompt:
         given = [part if isinstance(part, Rows | Codes) else _tokens(part) for part in parts]
         self.tokens: I32 = np.concatenate(
             [
-                part if isinstance(part, np.ndarray) else np.full(len(part), -1, np.int32)
+                part
+                if isinstance(part, np.ndarray)
+                else part.tokens
+                if isinstance(part, Codes)
+                else np.full(len(part), -1, np.int32)
                 for part in given
             ]
             or [np.zeros(0, np.int32)]
@@ -183,8 +200,8 @@ class Prompt:
 
     @property
     def is_text(self) -> bool:
-        """Whether all rows are tokens."""
-        return bool((self.tokens >= 0).all())
+        """Whether all rows are tokens, and nothing else."""
+        return self.codes is None and bool((self.tokens >= 0).all())
 
     def part(self, begin: int, end: int) -> Prompt:
         """Return rows ``begin`` to ``end``, which keep their positions; a cut cuts spans, too.
