@@ -39,6 +39,13 @@ from mtpcore.models.blocks import (
     trunk_outputs,
 )
 from mtpcore.models.decoder import decoder, dense_layer, dense_trunk
+from mtpcore.models.depth import (
+    CodebookHparams,
+    depth_config,
+    depth_decoder,
+    depth_keys,
+    in_depth,
+)
 from mtpcore.models.fused import (
     DRAFT_VOCABULARY,
     FUSED_KEYS,
@@ -95,6 +102,7 @@ __all__ = [
     "BIASES",
     "Block",
     "Checkpoint",
+    "CodebookHparams",
     "Codebooks",
     "Config",
     "Count",
@@ -158,6 +166,9 @@ __all__ = [
     "decoder",
     "dense_layer",
     "dense_trunk",
+    "depth_config",
+    "depth_decoder",
+    "depth_keys",
     "feed_forward",
     "feed_forward_block",
     "first_of",
@@ -165,6 +176,7 @@ __all__ = [
     "fused_layer",
     "head_width",
     "hookimpl",
+    "in_depth",
     "in_heads",
     "interleave",
     "interleaved_axes",

@@ -29,6 +29,8 @@ _Layers = Annotated[
     list[Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]], msgspec.Meta(max_length=_MOST_LAYERS)
 ]
 
+_Sources = Annotated[list[str], msgspec.Meta(min_length=1, max_length=_MOST_LAYERS)]
+
 
 class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of the file and its sources.
@@ -168,6 +170,9 @@ def _wishes(
     n_names = 0
     for rename in table.tensors:
         also = (rename.also,) if rename.also else ()
+        if rename.sources is not None:
+            yield _Wish(rename.tensor, _sources(rename, config), rename, None, in_head)
+            continue
         if "{n}" not in rename.tensor:
             yield _Wish(rename.tensor, (rename.source, *also), rename, None, in_head)
             continue
@@ -201,6 +206,19 @@ def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
         where=where,
     )
     return convert_json(indices, _Layers, where)
+
+
+def _sources(rename: Rename, config: Config) -> tuple[str, ...]:
+    """Return the names of the tensors that a rename stacks or joins."""
+    sources = rename.sources
+    assert sources is not None
+    where = f"{config.file}: for {rename.tensor}"
+    names = ask(
+        lambda: [*islice(sources(config), _MOST_LAYERS + 1)],
+        what="its sources cannot be named",
+        where=where,
+    )
+    return tuple(convert_json(names, _Sources, where))
 
 
 def _optional(rename: Rename, config: Config) -> bool:
@@ -242,9 +260,11 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
     sources = tuple(tensors[name] for name in wish.names)
     also = sources[-1] if wish.rename.also else None
     sources = sources[:-1] if also else sources
-    shapes = {source.shape for source in sources}
+    rename = wish.rename
+    shapes = {source.shape[1:] if rename.joined else source.shape for source in sources}
     if len(shapes) > 1:
-        raise ModelFileError("experts of different shapes", where=wish.tensor, got=sorted(shapes))
+        what = "parts" if rename.sources else "experts"
+        raise ModelFileError(f"{what} of different shapes", where=wish.tensor, got=sorted(shapes))
     shape = sources[0].shape
     if 0 in shape or len(shape) > _MOST_AXES:
         raise ModelFileError(
@@ -253,16 +273,18 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
             wanted=f"up to {_MOST_AXES} axes, none of them empty",
             got=list(shape),
         )
-    n_stacked = shape[0] if wish.rename.is_stack and shape else len(sources)
-    trial = _trial(sources[0], also, wish.rename, config)
-    shape = _shape_of_values(trial, wish.rename, sources[0])
-    stacked = wish.rename.is_stack or "{e}" in wish.rename.source
+    n_stacked = shape[0] if rename.is_stack and shape else len(sources)
+    trial = _trial(sources[0], also, rename, config)
+    shape = _shape_of_values(trial, rename, sources[0])
+    stacked = rename.is_stack or "{e}" in rename.source or rename.sources is not None
+    if rename.joined:
+        stacked, shape = False, (sum(source.n_rows for source in sources), *shape[1:])
     return PlannedTensor(
         name=wish.tensor,
         shape=(n_stacked, *shape) if stacked else shape,
         dtype=trial.dtype,
         sources=sources,
-        rename=wish.rename,
+        rename=rename,
         n=wish.n,
         stacked=stacked,
         also=also,

@@ -169,6 +169,12 @@ class Rename(msgspec.Struct, frozen=True):
     shards : Shards, optional
     is_stack : bool
         Whether the source holds several experts, along its first axis.
+    sources : callable, optional
+        ``sources(config)`` returns the names of several tensors in place of ``source``. They are
+        stacked along a new first axis, as experts are.
+    joined : bool
+        Whether they come one behind the other along their own first axis instead, in which they may
+        differ; without a change.
     also : str
         Another tensor of the checkpoint, named like the source, which the change gets as well:
         ``change(values, config, also)``. Of a stack it holds as many experts.
@@ -187,6 +193,8 @@ class Rename(msgspec.Struct, frozen=True):
     is_stack: bool = False
     also: str = ""
     blocks: str = ""
+    sources: Callable[[Config], Iterable[str]] | None = None
+    joined: bool = False
 
 
 Tokens = tuple[tuple[str, str], ...]

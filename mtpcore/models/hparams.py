@@ -117,6 +117,11 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         """Axes of a position."""
         return self.rope.n_axes
 
+    @property
+    def table_width(self) -> int:
+        """Width of the embedding table, where the graph projects its rows to ``width``."""
+        return self.width
+
     @classmethod
     def read(cls, fields: Fields, tensors: Mapping[str, Tensor]) -> Self:
         """Read a model's metadata; tensors decide where both speak.
@@ -130,7 +135,7 @@ class Hparams(msgspec.Struct, frozen=True, kw_only=True):
         n_layers, n_drafter_blocks = count_layers(fields, tensors, hparams.n_blocks)
         return msgspec.structs.replace(
             hparams,
-            n_vocab=_count_vocabulary(fields, tensors, hparams.width),
+            n_vocab=_count_vocabulary(fields, tensors, hparams.table_width),
             n_layers=n_layers,
             n_drafter_blocks=n_drafter_blocks,
             rope=Rope.read(
@@ -193,7 +198,7 @@ def _count_vocabulary(fields: Fields, tensors: Mapping[str, Tensor], width: int)
     shape = None if table is None else tuple(table.shape)
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise ModelFileError(
-            "no embedding table of the model's width",
+            "no embedding table of the right width",
             where=f"{fields.file}: tensor 'token_embd.weight'",
             wanted=f"[n_vocab, {width}]",
             got=shape if shape is None else list(shape),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from harness import csm
+from harness import csm, qwen_tts
 from harness.published import tokenizer, write_checkpoint
 from harness.search import searching
 from hypothesis import given
@@ -33,19 +33,35 @@ SETTINGS = [
 N = csm.N_CODEBOOKS
 
 
+both = pytest.mark.parametrize("model", [csm, qwen_tts], indirect=True, ids=["csm", "qwen_tts"])
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("csm")
-    write_checkpoint(folder / "hf", csm.configuration(), csm.weights(), tokenizer(csm.N_TEXT))
+def model(tmp_path_factory, request):
+    """A model of a family, CSM by default; both write frames of 5 codes of 19, after text of 24."""
+    family = getattr(request, "param", csm)
+    folder = tmp_path_factory.mktemp("codebooks")
+    config, weights = family.configuration(), family.weights()
+    write_checkpoint(folder / "hf", config, weights, tokenizer(csm.N_TEXT))
     convert(folder / "hf", folder / "model.gguf", outtype="f32")
     with load_model(folder / "model.gguf") as model:
         yield model
+
+
+def allowed(model, logits):
+    """Return logits of first codes without those of marks."""
+    logits, books = np.array(logits), model.codebooks
+    is_mark = np.arange(len(logits)) >= books.size
+    is_mark[books.end] = False
+    logits[is_mark] = -np.inf
+    return logits
 
 
 def open_cross(model, n_seq_max=1, **settings):
     return link(Context(model, 64, n_seq_max=n_seq_max, **{"threads": 1, **settings}))
 
 
+@both
 def test_the_link_that_is_declared(model):
     """Of the two graphs that read embeddings only one is fed."""
     found = [(one.src, one.tap, one.dst, one.slot) for one in open_cross(model).links]
@@ -68,16 +84,20 @@ def speak(cross, settings, n, seq=0, text=None):
     return np.array(frames)
 
 
+@both
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_one_call_is_so_many_calls_of_process(model, settings, backend):
     """Code i of the frame at place n: from the depth decoder's logits, noise n * count + i."""
     cross = open_cross(model, backend=backend, kv_dtype="f32")
     depth = Context(model, N, graph_type="depth", backend=backend, kv_dtype="f32", threads=1)
-    sampler, none = Sampler(settings, Scratch(csm.N_TEXT)), np.zeros(0, np.int32)
+    sampler, none = (
+        Sampler(settings, Scratch(max(csm.N_TEXT, model.codebooks.n_first))),
+        np.zeros(0, np.int32),
+    )
     out = cross.llm.process(Batch.of(csm.text()))
     for n in range(len(csm.text()), len(csm.text()) + 4):
-        codes = [sampler.choose(np.array(out.logits[0]), none, 0, n * N)]
+        codes = [sampler.choose(allowed(model, out.logits[0]), none, 0, n * N)]
         hidden = out.tap("hidden")[-1:]
         depth.process(Batch(embeddings=hidden, outputs="none"))
         for i in range(1, N):
@@ -88,6 +108,7 @@ def test_one_call_is_so_many_calls_of_process(model, settings, backend):
         out = read(cross, codes)
 
 
+@both
 def test_backends_agree(model):
     for settings in SETTINGS:
         found = [
@@ -98,6 +119,7 @@ def test_backends_agree(model):
         assert len(np.unique(found[0], axis=0)) > 1
 
 
+@both
 @searching(10)
 @given(
     st.lists(st.integers(1, 12), min_size=2, max_size=4),
@@ -130,6 +152,7 @@ def test_frames_do_not_depend_on_their_company(model, lengths, threads, n_batch)
         )
 
 
+@both
 def test_penalties_and_biases_hold_for_first_codes(model):
     plain = Sampling.greedy()
     frames = speak(open_cross(model), plain, 1, text=csm.text())
@@ -148,6 +171,7 @@ def test_penalties_and_biases_hold_for_first_codes(model):
     assert np.array_equal(made, cross.frame([0], plain, depth_sampling=bare)[0])
 
 
+@both
 def test_a_frame_leaves_nothing_behind(model):
     cross = open_cross(model)
     cross.llm.process(Batch.of(csm.text()))
@@ -158,6 +182,7 @@ def test_a_frame_leaves_nothing_behind(model):
     assert np.array_equal(cross.frame([0], SETTINGS[0])[0], one)
 
 
+@both
 def test_rollback_fork_save_and_load(model, tmp_path):
     settings = SETTINGS[0]
     whole = speak(open_cross(model), settings, 6, text=csm.text())

@@ -16,6 +16,7 @@ import mtpcore_gpt_oss
 import mtpcore_mimo_mtp
 import mtpcore_peagle
 import mtpcore_qwen_mtp
+import mtpcore_qwen_tts
 import mtpcore_t5
 import pytest
 import toy
@@ -39,6 +40,7 @@ PLUGINS = [
     mtpcore_gemma4,
     mtpcore_t5,
     mtpcore_csm,
+    mtpcore_qwen_tts,
     mtpcore_dflash,
     mtpcore_peagle,
 ]
@@ -139,7 +141,7 @@ def test_junk_in_a_declaration_is_refused_or_harmless(spec, field, inner, junk):
         assert "'other'" in refusal.where
 
 
-@pytest.mark.parametrize("name", ["csm", "t5"])
+@pytest.mark.parametrize("name", ["csm", "qwen3-tts", "t5"])
 def test_a_further_graph_feeds_the_first_or_is_fed_by_it(name):
     (spec,) = (model for model in DECLARED.models if model.name == name)
     (feed,) = spec.feeds

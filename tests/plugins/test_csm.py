@@ -20,7 +20,7 @@ from mtpcore import (
     load_model,
 )
 from mtpcore.conversion import convert
-from mtpcore.plugin import Config, long_context_factors
+from mtpcore.plugin import Config, depth_config, long_context_factors
 from mtpcore.testing import check_graphs
 from mtpcore.testing.subject import Subject
 
@@ -167,7 +167,7 @@ def test_published_sizes():
     own = {"backbone_flavor": "llama-1B", "decoder_flavor": "llama-100M", "text_vocab_size": 128256}
     own |= {"audio_vocab_size": 2051, "audio_num_codebooks": 32}
     config = Config({**own, **checkpoint.completed(Config(own))})
-    inner = checkpoint.inner(config)
+    inner = depth_config(config, checkpoint.DEPTH)
     assert [config[name] for name in ("hidden_size", "num_hidden_layers")] == [2048, 16]
     assert [inner[name] for name in ("hidden_size", "num_hidden_layers")] == [1024, 4]
     for one, original, high, low in ((config, 1024, 0.5, 0.125), (inner, 16, 2**-7, 2**-9)):

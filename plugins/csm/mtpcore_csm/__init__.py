@@ -1,13 +1,13 @@
 """CSM, the Conversational Speech Model: a backbone, and a depth decoder of codes behind it."""
 
-from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
+from mtpcore.plugin import CodebookHparams, Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
 from mtpcore_csm.checkpoint import CHECKPOINT, TORCHTUNE
-from mtpcore_csm.graph import CsmHparams, backbone, depth
+from mtpcore_csm.graph import backbone, depth
 
 
-def codebooks(h: CsmHparams) -> Codebooks:
+def codebooks(h: CodebookHparams) -> Codebooks:
     """Return what a frame is; its last code is not looked at where it ends."""
-    return Codebooks(count=h.n_codebooks, size=h.n_codes, end=h.end_code, n_end=h.n_codebooks - 1)
+    return h.codebooks(n_end=h.n_codebooks - 1)
 
 
 CSM = ModelSpec(
@@ -16,7 +16,7 @@ CSM = ModelSpec(
         architectures=frozenset({"csm"}),
         tensors=("token_embd.weight", "output.weight", "depth.output.weight"),
     ),
-    hparams=CsmHparams.read,
+    hparams=CodebookHparams.read,
     build=backbone,
     graphs=(("depth", depth),),
     feeds=(

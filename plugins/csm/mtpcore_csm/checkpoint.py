@@ -1,9 +1,7 @@
 """Published checkpoints of CSM: transformers' layout, and torchtune's, as Sesame released it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
 from mtpcore.plugin import (
@@ -17,9 +15,11 @@ from mtpcore.plugin import (
     Key,
     Rename,
     block_renames,
+    depth_config,
+    depth_keys,
+    in_depth,
     in_heads,
     long_context_factors,
-    on_layers,
     separate,
 )
 
@@ -48,59 +48,14 @@ TORCHTUNE_LAYER = (
     ),
 )
 """A layer as torchtune names it; it rotates neighbours."""
+DEPTH = "depth_decoder_config"
 TABLE = "model.embed_tokens.embed_audio_tokens.weight"
 """Embeddings of all codes; the depth decoder's are the same, and a checkpoint may have either."""
-
-
-def inner(config: Config) -> Config:
-    """Return the depth decoder's configuration."""
-    file = f"{config.file}: depth_decoder_config"
-    return Config(config.require("depth_decoder_config", dict), file)
-
-
-def depth_layers(config: Config) -> range:
-    """Return the numbers of the depth decoder's blocks."""
-    return range(inner(config).n_layers)
-
-
-def in_depth(prefix: str, table: tuple[Rename, ...]) -> tuple[Rename, ...]:
-    """Return a layer's renames for the depth decoder, whose names in a checkpoint have a prefix."""
-
-    def for_inner(change: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-        return lambda values, config: change(values, inner(config))
-
-    return tuple(
-        msgspec.structs.replace(
-            rename,
-            tensor=f"depth.{rename.tensor}",
-            change=for_inner(rename.change) if rename.change else None,
-        )
-        for rename in on_layers(depth_layers, in_heads(prefix, table))
-    )
 
 
 def transpose(values: np.ndarray, config: Config) -> np.ndarray:
     """Return a matrix as outputs by inputs: the checkpoint multiplies from the other side."""
     return np.ascontiguousarray(values.T)
-
-
-def of_depth(source: str | Key | Callable[[Config], object]) -> Callable[[Config], object]:
-    """Return a source of metadata that reads the depth decoder's configuration."""
-
-    def read(config: Config) -> Any:
-        own = inner(config)
-        if isinstance(source, str):
-            return own[source]
-        return (
-            own.get(source.name, default=source.default) if isinstance(source, Key) else source(own)
-        )
-
-    return read
-
-
-def n_layers(config: Config) -> int:
-    """Return how many layers there are."""
-    return config.n_layers
 
 
 CHECKPOINT = Checkpoint(
@@ -118,7 +73,7 @@ CHECKPOINT = Checkpoint(
             copy_of=TABLE,
         ),
         Rename("depth_decoder.model.inputs_embeds_projector.weight", "depth.input.weight"),
-        *in_depth("depth_decoder.model.layers.{n}.", LAYER),
+        *in_depth(DEPTH, "depth_decoder.model.layers.{n}.", LAYER),
         Rename("depth_decoder.model.norm.weight", "depth.output_norm.weight"),
         Rename(
             "depth_decoder.codebooks_head.weight",
@@ -130,7 +85,10 @@ CHECKPOINT = Checkpoint(
     dropped=("codec_model.*",),
     made=(
         ("rope_freqs.weight", long_context_factors),
-        ("depth.rope_freqs.weight", lambda config: long_context_factors(inner(config))),
+        (
+            "depth.rope_freqs.weight",
+            lambda config: long_context_factors(depth_config(config, DEPTH)),
+        ),
     ),
     metadata=(
         *DECODER,
@@ -141,11 +99,7 @@ CHECKPOINT = Checkpoint(
             lambda config: config.get("codebook_size", "vocab_size", type=Count),
         ),
         ("{arch}.codebook_end", Key("codebook_eos_token_id", 0)),
-        ("{arch}.depth.block_count", of_depth(n_layers)),
-        *(
-            (key.replace("{arch}", "{arch}.depth"), of_depth(source))
-            for key, source in (*DECODER, *FACTORED_ROPE_KEYS)
-        ),
+        *depth_keys(DEPTH, DECODER, FACTORED_ROPE_KEYS),
     ),
     prefixes=(("backbone_model.", "model."),),
 )
@@ -217,7 +171,7 @@ TORCHTUNE = Checkpoint(
         Rename("codebook0_head.weight", "output.weight"),
         *in_heads("backbone.layers.{n}.", TORCHTUNE_LAYER),
         Rename("projection.weight", "depth.input.weight"),
-        *in_depth("decoder.layers.{n}.", TORCHTUNE_LAYER),
+        *in_depth(DEPTH, "decoder.layers.{n}.", TORCHTUNE_LAYER),
         Rename("decoder.norm.scale", "depth.output_norm.weight"),
         Rename("audio_head", "depth.output.weight", transpose, is_stack=True),
     ),

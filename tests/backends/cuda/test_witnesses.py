@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from harness import csm, gemma4, gpt_oss, t5
+from harness import csm, gemma4, gpt_oss, qwen_tts, t5
 from harness.cuda_definition import definition
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
+from harness.speech_prompts import rows_of
 
 from mtpcore import Batch, Context, link, load_model
 from mtpcore.conversion import convert
@@ -84,6 +85,23 @@ def test_csm(backend, tmp_path):
             assert np.abs(out.tap("hidden")[-1] - refs["hidden"][i]).max() < CLOSE
             assert np.array_equal(cross.frame([0])[0], frame)
             rows = frame[None]
+
+
+def test_qwen_tts(backend, tmp_path):
+    """Text beside codes, a voice's row, and more first codes than others."""
+    refs, speeches = references("qwen_tts"), list(qwen_tts.SPEECHES)
+    i = speeches.index("a row of a voice")
+    path = model_file(tmp_path, qwen_tts.configuration(), qwen_tts.weights(), qwen_tts.N_TEXT)
+    prompt, beside = rows_of(qwen_tts.SPEECHES[speeches[i]])
+    with load_model(path) as model:
+        cross = link(Context(model, 64, kv_dtype="f32", backend=backend))
+        out = cross.llm.process(prompt.batch())
+        for n, frame in enumerate(refs[f"frames{i}"][:4]):
+            assert np.abs(out.logits[0] - refs[f"first{i}"][n]).max() < CLOSE
+            assert np.abs(out.tap("hidden")[-1] - refs[f"hidden{i}"][n]).max() < CLOSE
+            assert np.array_equal(cross.frame([0])[0], frame)
+            batch = Batch([beside[n]], codes=frame[None], pos=cross.llm.length(0))
+            out = cross.llm.process(batch)
 
 
 def test_gemma4_assistant(backend, tmp_path):

@@ -1,0 +1,40 @@
+"""Qwen3-TTS: a talker that reads text beside speech, and a code predictor behind it."""
+
+from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
+from mtpcore_qwen_tts.checkpoint import CHECKPOINT
+from mtpcore_qwen_tts.graph import TalkerHparams, code_predictor, talker
+
+
+def codebooks(h: TalkerHparams) -> Codebooks:
+    """Return what a frame is; its first code says where the text ends."""
+    return h.codebooks()
+
+
+QWEN3_TTS = ModelSpec(
+    name="qwen3-tts",
+    fit=Fit(
+        architectures=frozenset({"qwen3-tts"}),
+        tensors=("token_embd.weight", "text_proj.up.weight", "depth.output.weight"),
+    ),
+    hparams=TalkerHparams.read,
+    build=talker,
+    graphs=(("depth", code_predictor),),
+    feeds=(
+        Feed(
+            slot="embeddings",
+            src="llm",
+            graph="depth",
+            pairing="same-token",
+            evidence="qwen-tts 0.1.1: past_hidden is the talker's newest state behind its norm",
+        ),
+    ),
+    ties=(first_of("depth.audio_embd.weight", "audio_embd.weight"),),
+    codebooks=codebooks,
+    checkpoint=CHECKPOINT,
+)
+
+
+@hookimpl
+def mtpcore_models() -> list[ModelSpec]:
+    """Offer the model."""
+    return [QWEN3_TTS]
