@@ -15,13 +15,13 @@ from mtpcore.memory.pages import PageTables
 from mtpcore.testing import Runner, Weights
 
 N_QUERIES = 18
-"""Query heads: those of one key head take more than one CTA."""
+"""Query heads: nine share a key head, and three rows a tile."""
 
 
-def pair(device, name, widths, **options):
+def pair(device, name, widths, n_queries=N_QUERIES, **options):
     """Return runners of a layer of attention: on the device, and of its definition."""
-    tensors = attention_tensors(widths, N_QUERIES)
-    program = attention_program(ATTENTIONS[name], tensors, N_QUERIES)
+    tensors = attention_tensors(widths, n_queries)
+    program = attention_program(ATTENTIONS[name], tensors, n_queries)
     options = {"kv_dtype": "f32", "n_ctx": 256, "n_batch": 80, **options}
     return [
         Runner(backend, program, Weights(tensors), **options)
@@ -88,6 +88,46 @@ def test_sums_of_ranges_are_taken_together(device, monkeypatch, name):
         assert same(made, wanted)
         for runner in runners:
             runner.memory.rewind(0, 2040)
+
+
+@pytest.mark.parametrize("n_queries", [2, 6, 70], ids=lambda n: f"{n // 2} to a key head")
+def test_tiles_of_any_rows(device, n_queries):
+    """A row alone, and in tiles with rows of its own and of other sequences."""
+    runners = pair(device, "window", (4, 8), n_queries, n_batch=160)
+    rng = np.random.default_rng(6)
+    for n in (61, 1, 150):
+        tokens, seqs = rng.integers(0, 20, n), rng.integers(0, 3, n)
+        made, wanted = (together(r, tokens, seqs) for r in runners)
+        assert same(made, wanted)
+    assert [runners[0].memory.digest(seq) for seq in range(3)] == [
+        runners[1].memory.digest(seq) for seq in range(3)
+    ]
+
+
+def together(runner, tokens, seqs):
+    """Feed the next tokens of several sequences in one batch."""
+    length = runner.memory.length
+    places = np.array([length(seq) + (seqs[:i] == seq).sum() for i, seq in enumerate(seqs)])
+    runner.memory.reserve(
+        {seq: (length(seq), length(seq) + int((seqs == seq).sum())) for seq in set(seqs.tolist())}
+    )
+    batch = CheckedBatch(
+        tokens=tokens.astype(np.int32),
+        positions=places[:, None].astype(np.int32),
+        seq=seqs.astype(np.int32),
+        place=places.astype(np.int32),
+        outputs=np.zeros(0, np.int32),
+    )
+    return np.asarray(runner.plan.run(batch, runner.memory)["y"])
+
+
+def test_window_s_rows_in_two_ranges(device):
+    """Rows of a tile begin in different ranges, and end in different ones."""
+    runners = pair(device, "window", (4, 3), 2, n_ctx=2200)
+    for runner in runners:
+        fill(runner, 1045)  # a window of 37
+    made, wanted = (r.feed(np.arange(40) % 20)["y"] for r in runners)
+    assert same(made, wanted)
 
 
 def test_rows_of_a_tree_see_their_path(device):

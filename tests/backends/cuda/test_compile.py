@@ -12,8 +12,8 @@ from mtpcore.errors import BackendError
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
 
-MOST_REGISTERS, MOST_SHARED = 255, 16 << 10
-"""Of any kernel: what a thread can have, and what leaves room for six blocks on each device."""
+MOST_REGISTERS, MOST_SHARED = 255, 40 << 10
+"""Of any kernel: what a thread can have, and what leaves room for two blocks on each device."""
 
 
 @pytest.fixture(autouse=True)

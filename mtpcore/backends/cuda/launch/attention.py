@@ -14,21 +14,24 @@ from mtpcore.memory.types import CODES
 __all__ = ["KERNELS", "LAUNCHERS"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
-_HEADS = 8
-"""Query heads of a CTA."""
-_COLUMNS = ((32, 1), (64, 1), (128, 1), (256, 1), (256, 2), (256, 4))
-"""Threads and columns of each, for values of so many entries or fewer."""
+_SHAPES = ((32, 1, 32), (64, 1, 32), (128, 1, 32), (256, 1, 16), (256, 2, 8), (256, 4, 4))
+"""For values of ``threads * columns`` entries or fewer: both, and the queries of a tile."""
+_FEW_ROWS = 128
+"""Up to here each sequence among the rows of a tile gets a CTA; which changes no bit."""
 _MOST_SUMS = 1 << 24
 """Values of the sums of ranges; rows are attended to in several goes where there are more."""
 
 _REMEMBER = {dtype: Kernel("remember", (("TYPE", str(i)),)) for dtype, i in _TYPES.items()}
 _ATTENTION = {
-    (dtype, columns): Kernel(
+    (dtype, shape): Kernel(
         "attention",
-        (("TYPE", str(i)), ("V_THREADS", str(columns[0])), ("COLUMNS", str(columns[1]))),
+        (
+            ("TYPE", str(i)),
+            *zip(("V_THREADS", "COLUMNS", "QUERIES"), map(str, shape), strict=True),
+        ),
     )
     for dtype, i in _TYPES.items()
-    for columns in _COLUMNS
+    for shape in _SHAPES
 }
 _MERGE = Kernel("merge")
 KERNELS = (*_REMEMBER.values(), *_ATTENTION.values(), _MERGE)
@@ -80,18 +83,22 @@ def _attend(
     layer, rows, table, visible = memory.layer, memory.rows, memory.tables.array, memory.visible
     n_heads, k_width, v_width = q.shape[1], q.shape[2], y.shape[2]
     n_shared = n_heads // layer.n_heads
-    n_tiles = layer.n_heads * -(-n_shared // _HEADS)
+    shape = _shape_for(v_width)
+    n_queries = shape[2]
+    n_head_tiles, tile_rows = -(-n_shared // n_queries), max(n_queries // n_shared, 1)
     n_values = n_heads * (v_width + 2)
     n_ranges = visible.n_ranges
     most_rows = max(_MOST_SUMS // (n_values * visible.most_ranges), 1)
     size = min(most_rows, q.shape[0]) * n_values * visible.most_ranges
     sums = step.scratch("sums", (size,), np.float32)
-    kernel = _ATTENTION[layer.dtype, _columns_for(v_width)]
+    kernel = _ATTENTION[layer.dtype, shape]
     launches = []
     for first in range(0, n_rows, most_rows):
         n = min(most_rows, n_rows - first)
+        n_takers = tile_rows if n <= _FEW_ROWS else 1
+        n_tiles = -(-n // tile_rows) * n_takers * n_head_tiles * layer.n_heads
         sizes = (
-            *(table.shape[1], first, n_ranges, layer.n_heads, n_shared),
+            *(table.shape[1], first, n, n_ranges, tile_rows, n_takers, layer.n_heads, n_shared),
             *(k_width, v_width, layer.kept_width, furthest),
         )
         arguments = (
@@ -100,7 +107,7 @@ def _attend(
             *map(np.int32, sizes),
             np.float32(step.attrs["scale"]),
         )
-        launches.append(Launch(kernel, (n * n_tiles, n_ranges), arguments))
+        launches.append(Launch(kernel, (n_tiles, n_ranges), arguments))
         merging = (
             sums,
             visible.array,
@@ -112,17 +119,17 @@ def _attend(
     return launches
 
 
-def _columns_for(v_width: int) -> tuple[int, int]:
-    """Return how threads share the values.
+def _shape_for(v_width: int) -> tuple[int, int, int]:
+    """Return how threads share the values, and how many queries share them.
 
     Raises
     ------
     BackendError
         They are wider than the kernel has variants for.
     """
-    for columns in _COLUMNS:
-        if v_width <= columns[0] * columns[1]:
-            return columns
+    for shape in _SHAPES:
+        if v_width <= shape[0] * shape[1]:
+            return shape
     raise BackendError("values too wide for the CUDA kernel", wanted="at most 1024", got=v_width)
 
 
