@@ -64,7 +64,8 @@ def convert(
     Parameters
     ----------
     folder : path
-        With ``config.json``, ``*.safetensors`` and ``tokenizer.json``.
+        With ``config.json``, ``*.safetensors`` and a tokenizer: ``tokenizer.json``, or what the
+        families have in its place.
     path : path
         The GGUF file to write; replaced where it exists.
     outtype : str

@@ -19,6 +19,7 @@ from mtpcore.conversion.unigram import (
     unigram_of_json,
     unigram_of_sentencepiece,
 )
+from mtpcore.conversion.vocabulary_files import VOCABULARY, read_vocabulary_files
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.pretokenizers import name_pretokenizer
@@ -49,7 +50,7 @@ class _Pairs(msgspec.Struct):
 def tokenizer_metadata(
     folder: Path, n_vocab: int | None, special_tokens: Iterable[tuple[str, str]] = ()
 ) -> dict[str, Value]:
-    """Return the metadata of ``tokenizer.json`` and the files beside it.
+    """Return the metadata of ``tokenizer.json`` and the files beside it, or of those alone.
 
     Parameters
     ----------
@@ -70,13 +71,18 @@ def tokenizer_metadata(
             check_small_files(folder)
             unigram = unigram_of_sentencepiece(pieces_path)
             return _with_special(unigram, folder, pieces_path, n_vocab, special_tokens)
-        raise ModelFileError(
-            "no tokenizer",
-            where=str(path),
-            fix="write it with transformers: AutoTokenizer, from_pretrained, then save_pretrained",
-        )
+        if not os.path.lexists(folder / VOCABULARY):
+            raise ModelFileError(
+                "no tokenizer",
+                where=str(path),
+                fix="write it with transformers: AutoTokenizer, from_pretrained, then "
+                "save_pretrained",
+            )
+        path = folder / VOCABULARY
     check_small_files(folder)
-    source = read_json(path, TokenizerFile)
+    source = (
+        read_vocabulary_files(folder) if path.name == VOCABULARY else read_json(path, TokenizerFile)
+    )
     kind = (source.model or {}).get("type")
     if kind == "Unigram":
         unigram = unigram_of_json(source, path)

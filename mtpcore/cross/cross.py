@@ -331,9 +331,9 @@ class Cross:
         """Choose the frame of codes that follows the newest row of each sequence.
 
         Of a model that writes codes (``Model.codebooks``). The target's logits choose the first
-        code; the others are chosen by the graph behind it, all in one call. Nothing is stored: the
-        frame becomes the next row when ``llm.process(Batch(codes=...))`` reads it. ``Frames`` does
-        both for many requests.
+        code, no mark but the one that ends a text; the others are chosen by the graph behind it,
+        all in one call. Nothing is stored: the frame becomes the next row when
+        ``llm.process(Batch(codes=...))`` reads it. ``Frames`` does both for many requests.
 
         Parameters
         ----------

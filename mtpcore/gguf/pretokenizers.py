@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, pre_tokenizers
 
-__all__ = ["Pretokenizer", "find_pretokenizer", "name_pretokenizer"]
+__all__ = ["Pretokenizer", "find_by_class", "find_pretokenizer", "name_pretokenizer"]
 
 log = logging.getLogger("mtpcore")
 
@@ -97,6 +97,9 @@ _BY_NAME = {
     "gpt-4o": _GPT_4O,
 }
 
+_BY_CLASS = {"GPT2Tokenizer": _GPT_2, "Qwen2Tokenizer": _QWEN_2}
+"""Classes that need no ``tokenizer.json`` for it."""
+
 
 def find_pretokenizer(name: str) -> Pretokenizer:
     """Return the pre-tokenizer of that name; for an unknown one warn and return ``gpt-2``'s."""
@@ -108,6 +111,11 @@ def find_pretokenizer(name: str) -> Pretokenizer:
             known,
         )
     return _BY_NAME.get(name, _GPT_2)
+
+
+def find_by_class(name: str) -> Pretokenizer | None:
+    """Return how a class of transformers cuts text; None where that is not known."""
+    return _BY_CLASS.get(name.removesuffix("Fast"))
 
 
 def name_pretokenizer(patterns: tuple[str, ...], whole_words: bool) -> str | None:

@@ -55,6 +55,61 @@ def test_pre_tokenizers_are_known_by_their_patterns(tmp_path, name):
     assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == name
 
 
+def split_up(folder, source, cls="Qwen2TokenizerFast"):
+    """Write a tokenizer as ``vocab.json``, ``merges.txt`` and its settings."""
+    merges = "\n".join(["#version: 0.2", *map(" ".join, source["model"]["merges"]), ""])
+    (folder / "vocab.json").write_text(json.dumps(source["model"]["vocab"]))
+    (folder / "merges.txt").write_text(merges)
+    added = {str(one["id"]): {"content": one["content"], "special": one["special"]}
+             for one in source["added_tokens"]}  # fmt: skip
+    settings = {"tokenizer_class": cls, "added_tokens_decoder": added}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_a_vocabulary_and_merges_in_files_of_their_own(tmp_path):
+    """As tokenizer.json has them, which is read where it is there."""
+    source = tokenizer()
+    (tmp_path / "one").mkdir()
+    wanted = tokenizer_metadata(write(tmp_path / "one", source), 12)
+    made = tokenizer_metadata(split_up(tmp_path, source), 12)
+    assert made.keys() == wanted.keys()
+    assert all(np.array_equal(made[key], wanted[key]) for key in wanted)
+    assert made[KEY + "pre"] == "qwen2"
+    split_up(tmp_path, source, "GPT2Tokenizer")
+    assert tokenizer_metadata(tmp_path, 12)[KEY + "pre"] == "gpt-2"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "match"),
+    [
+        ("tokenizer_config.json", "{}", "tokenizer_class: how this tokenizer cuts words"),
+        ("tokenizer_config.json", '{"tokenizer_class": "T", "added_tokens_decoder": 3}', "object"),
+        ("merges.txt", "a\n", "a merge is not a pair"),
+        ("merges.txt", "a z\n", "a merge names no tokens"),
+        ("merges.txt", None, r"merges\.txt"),
+        ("vocab.json", '{"a": -1}', r"vocab\.json: model"),
+        ("vocab.json", "[]", r"vocab\.json"),
+    ],
+)
+def test_such_files_are_wrong(tmp_path, file, text, match):
+    split_up(tmp_path, tokenizer())
+    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
+    with pytest.raises(ModelFileError, match=match):
+        tokenizer_metadata(tmp_path, 12)
+
+
+@pytest.mark.parametrize("token", ["x", "-1", "99999999999", "1.5"])
+def test_an_added_token_without_a_number(tmp_path, token):
+    source = tokenizer()
+    split_up(tmp_path, source)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"][token] = {"content": "<x>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelFileError, match="added_tokens_decoder"):
+        tokenizer_metadata(tmp_path, 12)
+
+
 def test_the_expression_that_byte_level_brings_along(tmp_path):
     source = tokenizer() | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}}
     assert tokenizer_metadata(write(tmp_path, source), None)[KEY + "pre"] == "gpt-2"

@@ -11,6 +11,7 @@ from harness.speech_prompts import rows_of
 from mtpcore import (
     Batch,
     BatchError,
+    Codes,
     Context,
     Frames,
     ModelFileError,
@@ -206,3 +207,6 @@ def test_text_beside_frames_counts(path):
     for text in ([qwen_tts.N_TEXT], [-1], [[1]], ["a"]):
         with pytest.raises(BatchError):
             frames.add(prompt, beside=text)
+    for text in ([1], [[1], [2]], [1, -2], ["a", "b"]):
+        with pytest.raises(BatchError):
+            Codes(np.zeros((2, N_CODEBOOKS), np.int32), tokens=text)
