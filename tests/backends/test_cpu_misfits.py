@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from harness import qwen_tts
+from harness.published import tokenizer, write_checkpoint
 
 import mtpcore
 from mtpcore._ext._matmul import pack
@@ -9,18 +11,26 @@ from mtpcore.backends.cpu.backend import CpuPlan
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.store import CpuStore
 from mtpcore.backends.cpu.weights import Weights
+from mtpcore.conversion import convert
 from mtpcore.errors import BackendError
 
 F32 = 0
 
 
 @pytest.fixture(scope="module")
-def models():
-    return {name: mtpcore.load_model(name) for name in ("demo", "demo:mimo2", "demo:deepseek")}
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("speech")
+    texts = tokenizer(qwen_tts.N_TEXT)
+    write_checkpoint(folder / "hf", qwen_tts.configuration(), qwen_tts.weights(), texts)
+    convert(folder / "hf", folder / "model.gguf", outtype="f32")
+    speech = mtpcore.load_model(folder / "model.gguf")
+    demos = {name: mtpcore.load_model(name) for name in ("demo", "demo:mimo2", "demo:deepseek")}
+    return {**demos, "speech": speech, "speech:depth": speech}
 
 
-def lower(model):
-    program = model.program()
+def lower(models, name):
+    model = models[name]
+    program = model.program(graph_type="depth" if name == "speech:depth" else "llm")
     stores = [CpuStore(program.memory, 2, "f16")]
     return Lowering(program, Weights(model), stores, n_batch=4, n_ctx=64)
 
@@ -102,6 +112,19 @@ MISFITS = {
     "attention, sinks": ("demo:mimo2", "attention", shorter_weight),
     "attention, latent page": ("demo:deepseek", "attention", lambda s: set_int(s, 0, 1 << 20)),
     "head_matmul, heads": ("demo:deepseek", "expert_matmul", fewer_experts),
+    "embed_codes, rows": ("speech", "embed_codes", lambda s: set_int(s, 0, s.ints[0] + 1)),
+    "embed_codes, first": ("speech", "embed_codes", lambda s: set_int(s, 1, s.ints[1] + 1)),
+    "embed_codes, none": ("speech", "embed_codes", lambda s: set_int(s, 1, 0)),
+    "embed_codes, columns": ("speech", "embed_codes", lambda s: other_matrices(s, more_cols=4)),
+    "embedding_rows, rows": (
+        "speech",
+        "embedding_rows",
+        lambda s: setattr(s, "inputs", [narrower(s.inputs[0])]),
+    ),
+    "embed, parts": ("speech:depth", "embed", lambda s: set_int(s, 2, s.ints[2] + 1)),
+    "embed, rows of a part": ("speech:depth", "embed", lambda s: set_int(s, 3, s.ints[3] + 1)),
+    "embed, rows of the first": ("speech:depth", "embed", lambda s: set_int(s, 5, s.ints[5] + 1)),
+    "embed, no rows of the first": ("speech:depth", "embed", lambda s: set_int(s, 5, 0)),
 }
 
 
@@ -116,20 +139,20 @@ def one(view):
 @pytest.mark.parametrize("name", MISFITS)
 def test_no_plan_is_made(name, models):
     model, kind, change = MISFITS[name]
-    lowered = lower(models[model])
+    lowered = lower(models, model)
     steps = [step for step in lowered.steps if step.kind == kind]
     change(next((step for step in steps if any(w is not None for w in step.weights)), steps[0]))
     with pytest.raises(BackendError):
         CpuPlan(lowered, threads=1)
 
 
-@pytest.mark.parametrize("model", ["demo", "demo:mimo2", "demo:deepseek"])
+@pytest.mark.parametrize("model", sorted({name for name, _, _ in MISFITS.values()}))
 def test_what_fits_is_made(model, models):
-    CpuPlan(lower(models[model]), threads=2)
+    CpuPlan(lower(models, model), threads=2)
 
 
 def test_positions_have_the_axes_that_rope_reads(models):
-    lowered = lower(models["demo"])
+    lowered = lower(models, "demo")
     for step in lowered.steps:
         if step.kind == "angles":
             step.axes = np.full_like(step.axes, 2)
