@@ -47,6 +47,20 @@ def test_rows_are_read_by_themselves(tmp_path):
     np.testing.assert_array_equal(read_tensors(tmp_path)["b"].rows(2, 5), values[2:5] + 1)
 
 
+@pytest.mark.parametrize(
+    "named", ["../b.safetensors", "/b.safetensors", "", "..", 3, None, "c.json"]
+)
+def test_a_name_that_leads_nowhere_is_passed_over(tmp_path, named):
+    """What the configuration calls the weights goes before others, if it is there."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for path in (folder / "a.safetensors", tmp_path / "b.safetensors"):
+        save_tensors(path, {path.stem: np.zeros(3, np.float32)})
+    assert list(read_tensors(folder, named)) == ["a"]
+    save_tensors(folder / "d.safetensors", {"d": np.zeros(3, np.float32)})
+    assert list(read_tensors(folder, "d.safetensors")) == ["d"]
+
+
 def test_equality_is_of_bytes(tmp_path):
     values = np.arange(1 << 19, dtype=np.float32) % 99
     other = values.copy()
