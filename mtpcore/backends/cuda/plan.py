@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,15 +15,18 @@ from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequen
 from mtpcore.backends.cuda.choice import Choice, Choosing
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.drafts import DraftLoop
+from mtpcore.backends.cuda.fusion import Group, fuse
 from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch import LAUNCHERS
 from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
+from mtpcore.backends.cuda.launch.fused import FusedStep, fused
 from mtpcore.backends.cuda.launch.passes import KERNELS as BETWEEN
 from mtpcore.backends.cuda.launch.passes import spread
 from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
 from mtpcore.backends.cuda.launch.step import Launch, Step, start
 from mtpcore.backends.cuda.launch.tokens import KERNELS as CHOOSING
+from mtpcore.backends.cuda.layout import FORMATS
 from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.sequences import SequenceRows
 from mtpcore.backends.cuda.staging import Part, Staging
@@ -97,12 +100,10 @@ class CudaPlan:
         self._sequences: SequenceRows | None = None  # where rows of a sequence are blocks
         self._remembering: set[int] = set()  # groups in which rows are stored
         self._visible: dict[tuple[int, str, int], Visible] = {}  # by group, mask and window
-        self.arrays = self._make_arrays()
         self._weights, self.is_warm = Weights(device, source, threads), True
-        self._steps = [
-            (LAUNCHERS[node.op], self._step(node), self._makes_outputs(node))
-            for node in program.nodes
-        ]
+        groups = fuse(program, self._block_of)
+        self.arrays = self._make_arrays(groups)
+        self._steps = [self._planned(group) for group in groups]
         self.staging, self.graphs, self._loop = Staging(device), Graphs(device), DraftLoop(self)
         logits = program.outputs.get("logits")
         self.choice = None if logits is None else Choice(device, self.arrays[logits])
@@ -240,9 +241,15 @@ class CudaPlan:
         is_here = all(isinstance(later.plan, CudaPlan) for later in run.later)
         return draft_steps(self, run, memory, chooses_after_texts=is_here)
 
-    def _make_arrays(self) -> dict[int, DeviceArray]:
+    def _block_of(self, node: Node) -> int:
+        """Return how many activations share a scale where a node multiplies, or 0."""
+        layout = FORMATS.get(self._weights.load(node, 0).type)
+        return layout.block if layout else 0
+
+    def _make_arrays(self, groups: Sequence[Group]) -> dict[int, DeviceArray]:
         """Return the array of each value that is made here."""
-        buffer_of, sizes = share_buffers(self.program, self._n_batch)
+        nodes = [group.nodes for group in groups]
+        buffer_of, sizes = share_buffers(self.program, self._n_batch, nodes)
         buffers = [self.device.empty((n_bytes // 4,), np.float32) for n_bytes in sizes]
         arrays = {}
         for value in self.program.values:
@@ -251,6 +258,32 @@ class CudaPlan:
                 dtype = np.dtype(np.int32 if value.dtype == "i32" else np.float32)
                 arrays[value.id] = DeviceArray(shape, dtype, buffers[buffer_of[value.id]].memory)
         return arrays
+
+    def _planned(
+        self, group: Group
+    ) -> tuple[Callable[[Any, int], list[Launch]], Step | FusedStep, bool]:
+        """Return what launches a group, with its arrays, and whether its rows are outputs."""
+        first = group.maker or group.products[0]
+        is_of_outputs = self._makes_outputs(first)
+        if len(group.nodes) == 1:
+            return LAUNCHERS[first.op], self._step(first), is_of_outputs
+        ropes, products = (
+            tuple(self._step(node) for node in nodes) for nodes in (group.ropes, group.products)
+        )
+        route, total = (
+            None if node is None else self._step(node) for node in (group.route, group.total)
+        )
+        step = FusedStep(
+            group.maker.op if group.maker else "",
+            self._step(first),
+            ropes,
+            route,
+            products,
+            total,
+            group.is_kept,
+            self._block_of(group.products[0]) if products else 0,
+        )
+        return fused, step, is_of_outputs
 
     def _step(self, node: Node) -> Step:
         weights = tuple(

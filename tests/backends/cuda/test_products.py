@@ -10,8 +10,9 @@ from harness.cuda_orders import Product
 from harness.cuda_steps import carry_out, execute, matrix
 from harness.generated import FLOATS, NATIVE, QUANTISED, random_matrix
 
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
+from mtpcore.backends.cuda.launch.codes import quantise as quantise_rows
 from mtpcore.backends.cuda.launch.products import KERNELS, LAUNCHERS, ClusteredMatrix
-from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE, quantise
 from mtpcore.backends.reference.arithmetic import experts
@@ -106,12 +107,14 @@ def test_activations_are_quantised_as_defined(device, block):
     x = floats(6, 6, 768) * np.float32(10.0) ** np.arange(-40, 20, 10)[:, None].astype(np.float32)
     x[4, 256:512] = 0
     x[5, 3] = np.inf
-    codes = device.empty((6, 768), np.int8)
-    scales, sums = device.empty((6, 768 // block), np.float32), device.empty((6, 48), np.int16)
-    (kernel,) = (k for k in KERNELS if k.name == "quantise" and k.defines[0][1] == str(block))
-    arguments = (device.upload(x), codes, scales, sums, np.int32(768 // block))
-    execute(device, [Launch(kernel, (-(-768 // block // 8), 6), arguments)])
-    got_codes, got_scales, got_sums = (device.download(made, 6) for made in (codes, scales, sums))
+    made = Codes(
+        block,
+        device.empty((6, 768), np.int8),
+        device.empty((6, 768 // block), np.float32),
+        device.empty((6, 48), np.int16),
+    )
+    execute(device, [quantise_rows(device.upload(x), made, 6)])
+    got_codes, got_scales, got_sums = (device.download(array, 6) for array in arrays_of(made))
     for row, *got in zip(x, got_codes, got_scales, got_sums, strict=True):
         wanted, wanted_scales = quantise(row, block)
         assert (got[0] == wanted.reshape(-1)).all()

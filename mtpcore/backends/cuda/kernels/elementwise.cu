@@ -1,8 +1,8 @@
 /* y = f(a, b), each value by itself: the same operations, and bits, as on the CPU.
  *
- * OPERATION is ADD, MUL, SCALE (by `number`), ACTIVATION (of `kind`) or GATED: kind(a) (b + offset);
- * where `number` is not 0, a is at most that, and b is cut to -number .. number, before that. Where
- * `period` is not 0, b repeats after as many values: a weight for each value of a row.
+ * OPERATION is ADD, MUL, SCALE (by `number`), ACTIVATION (of `kind`) or GATED, with the limit
+ * `number`, as functions.cuh has it. Where `period` is not 0, b repeats after as many values: a weight
+ * for each value of a row.
  * Grid: values / 256 rounded up. Block: 256.
  */
 #include "functions.cuh"
@@ -24,12 +24,7 @@ static __device__ __forceinline__ float computed(float a, float b, int kind, flo
     case ACTIVATION:
         return activation(kind, a);
     default:
-        if (number > 0.0f) {
-            a = number < a ? number : a;
-            b = number < b ? number : b;
-            b = b < -number ? -number : b;
-        }
-        return activation(kind, a) * (offset != 0.0f ? b + offset : b);
+        return gated(kind, a, b, number, offset);
     }
 }
 

@@ -98,3 +98,15 @@ __device__ __forceinline__ float activation(int kind, float x)
         return x * sigmoid(1.702f * x);
     }
 }
+
+/* kind(a) (b + offset); where `limit` is not 0, a is at most that, and b is cut to -limit .. limit,
+ * before that. */
+__device__ __forceinline__ float gated(int kind, float a, float b, float limit, float offset)
+{
+    if (limit > 0.0f) {
+        a = limit < a ? limit : a;
+        b = limit < b ? limit : b;
+        b = b < -limit ? -limit : b;
+    }
+    return activation(kind, a) * (offset != 0.0f ? b + offset : b);
+}

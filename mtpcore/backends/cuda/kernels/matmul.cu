@@ -8,7 +8,10 @@
  * alone: a token's bits are the same alone, in a batch, in tiles of any number, and beside any
  * neighbours. Missing tokens are columns of zeros.
  *
- * Weights lie as quantised.cuh says. Grid: (row tiles / ROW_TILES, slots / 8 / TOKEN_TILES rounded
+ * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
+ * other. Where there are rows of a `residual`, they are added last.
+ *
+ * Weights lie as quantised.cuh says. Grid: (row tiles / ROW_TILES of each, slots / 8 / TOKEN_TILES rounded
  * up, or tiles of group.cu). Block: 256.
  */
 #include "float16.cuh"
@@ -28,6 +31,11 @@ static __device__ __forceinline__ void multiply(int (&sum)[4], const unsigned (&
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
 #endif
+
+static __device__ __forceinline__ int n_ctas(int n_rows)
+{
+    return (n_rows + 16 * ROW_TILES - 1) / (16 * ROW_TILES);
+}
 
 /* Takes in the product of a step: each part's, times its factor. */
 static __device__ __forceinline__ void add_product(int (&sum)[4], const Factors &of, int step,
@@ -72,12 +80,29 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
            const unsigned *__restrict__ x, const float *__restrict__ x_scales,
            const unsigned *__restrict__ x_sums, const float *__restrict__ bias,
            const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y,
-           int n_rows, int n_blocks, int n_slots, int n_ranks)
+           int n_rows, int n_blocks, int n_slots, int n_ranks, const float *__restrict__ residual,
+           const Low *__restrict__ low_2, const High *__restrict__ high_2,
+           const unsigned *__restrict__ subs_2, const Scale *__restrict__ scales_2,
+           const float *__restrict__ bias_2, float *__restrict__ y_2, int n_rows_2,
+           const Low *__restrict__ low_3, const High *__restrict__ high_3,
+           const unsigned *__restrict__ subs_3, const Scale *__restrict__ scales_3,
+           const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3)
 {
     __shared__ float partial[WARPS][16 * WIDTH];
     const int matrix = matrix_of_tile(matrices);
     if (matrix < 0)
         return;
+    int number = blockIdx.x; /* of the CTAs of its matrix */
+    if (number >= n_ctas(n_rows)) {
+        number -= n_ctas(n_rows);
+        low = low_2, high = high_2, subs = subs_2, scales = scales_2;
+        bias = bias_2, y = y_2, n_rows = n_rows_2;
+        if (number >= n_ctas(n_rows)) {
+            number -= n_ctas(n_rows);
+            low = low_3, high = high_3, subs = subs_3, scales = scales_3;
+            bias = bias_3, y = y_3, n_rows = n_rows_3;
+        }
+    }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int g = lane >> 2, q = lane & 3;
     const int n_tiles = (n_rows + 15) / 16;
@@ -103,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
     for (int block = begin; block < end; block++) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
-            const int row_tile = blockIdx.x * ROW_TILES + r;
+            const int row_tile = number * ROW_TILES + r;
             if (row_tile >= n_tiles)
                 break;
             const size_t at = ((size_t)matrix * n_tiles + row_tile) * n_blocks + block;
@@ -159,14 +184,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
             }
         __syncthreads();
         for (int i = threadIdx.x; i < 16 * WIDTH; i += 32 * WARPS) {
-            const int row = (blockIdx.x * ROW_TILES + r) * 16 + (i & 15);
+            const int row = (number * ROW_TILES + r) * 16 + (i & 15);
             const int slot = slot_of(members, n_slots, WIDTH, i >> 4);
             if (row < n_rows && slot >= 0) {
                 float total = partial[0][i];
                 for (int other = 1; other < WARPS; other++)
                     total += partial[other][i];
-                y[(size_t)slot * n_rows + row] =
-                    bias ? total + bias[(size_t)matrix * n_rows + row] : total;
+                if (bias)
+                    total += bias[(size_t)matrix * n_rows + row];
+                const size_t at = (size_t)slot * n_rows + row;
+                y[at] = residual ? total + residual[at] : total;
             }
         }
         __syncthreads();

@@ -3,8 +3,11 @@
  * One CTA for one row, so a row's bits depend on that row alone. Of a sum every thread adds its own
  * columns (those of its number mod 256) in ascending order, then a fixed tree adds the threads:
  * lanes 16, 8, 4, 2, 1 apart, then the warps in order. A null weight stands for ones, a null bias
- * for nothing to add. Grid: rows. Block: 256.
+ * for nothing to add. Where BLOCK is not 0, blocks of as many values become codes, too
+ * (quantise.cuh), and y is not written where it is null. Grid: rows. Block: 256.
  */
+#include "quantise.cuh"
+
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
@@ -23,12 +26,13 @@ static __device__ __forceinline__ float total_of(float sum, float (&partial)[WAR
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     normalise(const float *__restrict__ x, const float *__restrict__ weight,
-              const float *__restrict__ bias, float *__restrict__ y, int width, float n, float eps)
+              const float *__restrict__ bias, float *__restrict__ y,
+              signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
+              int width, float n, float eps)
 {
     __shared__ float of_values[WARPS], of_squares[WARPS];
     const int thread = threadIdx.x;
     const float *row = x + (size_t)blockIdx.x * width;
-    float *out = y + (size_t)blockIdx.x * width;
 
     float mean = 0.0f;
     if (CENTRED) {
@@ -42,8 +46,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     squares = total_of(squares, of_squares);
 
     const float factor = __fdiv_rn(1.0f, __fsqrt_rn(__fdiv_rn(squares, n) + eps));
-    for (int i = thread; i < width; i += THREADS) {
+    const auto normal = [&](int i) {
         const float scaled = (row[i] - mean) * factor * (weight ? weight[i] : 1.0f);
-        out[i] = bias ? scaled + bias[i] : scaled;
+        return bias ? scaled + bias[i] : scaled;
+    };
+    const size_t first = (size_t)blockIdx.x * width;
+#if BLOCK
+    const int n_blocks = width / BLOCK;
+    for (int block = thread >> 5; block < n_blocks; block += WARPS) {
+        float value[BLOCK / 32];
+#pragma unroll
+        for (int i = 0; i < BLOCK / 32; i++) {
+            const int at = block * BLOCK + (thread & 31) * (BLOCK / 32) + i;
+            value[i] = normal(at);
+            if (y)
+                y[first + at] = value[i];
+        }
+        store_block(value, (size_t)blockIdx.x * n_blocks + block, codes, scales, sums);
     }
+#else
+    for (int i = thread; i < width; i += THREADS)
+        y[first + i] = normal(i);
+#endif
 }

@@ -1,14 +1,17 @@
 /* Blocks of BLOCK (32 or 256) activations as int8 with one scale (quantise.cuh), and `sums` of 16
- * codes each. One warp for a block. Grid: (blocks of a row / 8 rounded up, rows). Block: 256.
+ * codes each: of x, or where GATED of kind(x) (up + offset), as functions.cuh has it. One warp for a
+ * block. Grid: (blocks of a row / 8 rounded up, rows). Block: 256.
  */
+#include "functions.cuh"
 #include "quantise.cuh"
 
 #define THREADS 256
 #define OF_LANE (BLOCK / 32)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise(const float *__restrict__ x, signed char *__restrict__ codes,
-             float *__restrict__ scales, short *__restrict__ sums, int n_blocks)
+    quantise(const float *__restrict__ x, const float *__restrict__ up,
+             signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
+             int n_blocks, int kind, float limit, float offset)
 {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int block = blockIdx.x * (THREADS / 32) + warp;
@@ -20,18 +23,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float value[OF_LANE];
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++)
-        value[i] = x[own + i];
-    int code[OF_LANE], sum = 0;
-    const float scale = quantise_block(value, code);
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i++) {
-        codes[own + i] = (signed char)code[i];
-        sum += code[i];
-    }
-    for (int step = 8 / OF_LANE; step > 0; step >>= 1)
-        sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane * OF_LANE % 16 == 0)
-        sums[own / 16] = (short)sum;
-    if (lane == 0)
-        scales[at] = scale;
+        value[i] = GATED ? gated(kind, x[own + i], up[own + i], limit, offset) : x[own + i];
+    store_block(value, at, codes, scales, sums);
 }

@@ -47,3 +47,26 @@ template <int N> __device__ __forceinline__ float quantise_block(const float (&v
            : largest < 0x7f800000u ? 0.0f
                                    : __uint_as_float(0x7fc00000u);
 }
+
+/* Stores a warp's block of 32 N values, number `at` of all, as codes with their scale and the sums of
+ * sixteen codes each; every lane must come here. */
+template <int N> __device__ __forceinline__ void store_block(const float (&value)[N], size_t at,
+                                                             signed char *codes, float *scales,
+                                                             short *sums)
+{
+    const int lane = threadIdx.x & 31;
+    const size_t own = (at * 32 + lane) * N;
+    int code[N], sum = 0;
+    const float scale = quantise_block(value, code);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        codes[own + i] = (signed char)code[i];
+        sum += code[i];
+    }
+    for (int step = 8 / N; step > 0; step >>= 1)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (lane * N % 16 == 0)
+        sums[own / 16] = (short)sum;
+    if (lane == 0)
+        scales[at] = scale;
+}

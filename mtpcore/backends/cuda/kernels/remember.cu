@@ -22,7 +22,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int head = unit / n_parts, part = unit % n_parts, t = blockIdx.y;
     const int *table = tables + (size_t)seqs[t] * n_entries;
     char *rows = memory + begin + slot_of_place(table, places[t]) * pitch;
-    Entry *row = (Entry *)row_of_head(rows, width, head);
     const float *from = x + ((size_t)t * n_heads + head) * width;
 
     float value[2];
@@ -30,21 +29,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int at = part * CODES + 2 * lane + i;
         value[i] = at < width ? from[at] : 0.0f;
     }
-#if TYPE == CODED
-    int code[2];
-    const float scale = quantise_block(value, code);
-    for (int i = 0; i < 2; i++) {
-        const int at = part * CODES + 2 * lane + i;
-        if (at < n_kept(width))
-            row[at] = (signed char)code[i];
-    }
-    if (lane == 0)
-        ((float *)scales_of_head(rows, n_heads, width, head))[part] = scale;
-#else
-    for (int i = 0; i < 2; i++) {
-        const int at = part * CODES + 2 * lane + i;
-        if (at < width)
-            row[at] = entry_from(value[i]);
-    }
-#endif
+    store_part(rows, n_heads, width, head, part, value);
 }

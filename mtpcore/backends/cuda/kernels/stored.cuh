@@ -39,3 +39,29 @@ __device__ __forceinline__ const float *scales_of_head(const char *rows, int n_h
 {
     return (const float *)(rows + (size_t)n_heads * n_kept(width)) + (size_t)head * n_scales(width);
 }
+
+/* Stores entries 64 part .. of a head's row, two in each lane of a warp, rounded to the memory's type;
+ * what is behind the row's end must be zeros. */
+__device__ __forceinline__ void store_part(char *rows, int n_heads, int width, int head, int part,
+                                           const float (&value)[2])
+{
+    const int lane = threadIdx.x & 31;
+    Entry *row = (Entry *)row_of_head(rows, width, head);
+#if TYPE == CODED
+    int code[2];
+    const float scale = quantise_block(value, code);
+    for (int i = 0; i < 2; i++) {
+        const int at = part * CODES + 2 * lane + i;
+        if (at < n_kept(width))
+            row[at] = (signed char)code[i];
+    }
+    if (lane == 0)
+        ((float *)scales_of_head(rows, n_heads, width, head))[part] = scale;
+#else
+    for (int i = 0; i < 2; i++) {
+        const int at = part * CODES + 2 * lane + i;
+        if (at < width)
+            row[at] = entry_from(value[i]);
+    }
+#endif
+}

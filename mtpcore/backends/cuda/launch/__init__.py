@@ -7,6 +7,7 @@ GPU. A test holds that no operation of the table is missing.
 from mtpcore.backends.cuda.launch import (
     attention,
     blocks,
+    codes,
     embedding,
     passes,
     products,
@@ -29,6 +30,7 @@ LAUNCHERS = {
 KERNELS = (
     *rows.KERNELS,
     *embedding.KERNELS,
+    *codes.KERNELS,
     *products.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,

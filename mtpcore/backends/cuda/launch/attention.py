@@ -6,12 +6,13 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
 from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
 from mtpcore.memory.types import CODES
 
-__all__ = ["KERNELS", "LAUNCHERS"]
+__all__ = ["KERNELS", "LAUNCHERS", "attend"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 _SHAPES = ((32, 1, 32), (64, 1, 32), (128, 1, 32), (256, 1, 16), (256, 2, 8), (256, 4, 4))
@@ -33,8 +34,18 @@ _ATTENTION = {
     for dtype, i in _TYPES.items()
     for shape in _SHAPES
 }
-_MERGE = Kernel("merge")
-KERNELS = (*_REMEMBER.values(), *_ATTENTION.values(), _MERGE)
+_MERGE = {block: Kernel("merge", (("BLOCK", str(block)),)) for block in (0, 32, 256)}
+_TURN_AND_STORE = {
+    (dtype, style): Kernel("turn_and_store", (("TYPE", str(i)), ("PAIRS", str(pairs))))
+    for dtype, i in _TYPES.items()
+    for pairs, style in enumerate(("halves", "pairs"))
+}
+KERNELS = (
+    *_REMEMBER.values(),
+    *_ATTENTION.values(),
+    *_MERGE.values(),
+    *_TURN_AND_STORE.values(),
+)
 
 
 def remember(step: Step, n_rows: int) -> list[Launch]:
@@ -44,15 +55,55 @@ def remember(step: Step, n_rows: int) -> list[Launch]:
 
 def attention(step: Step, n_rows: int) -> list[Launch]:
     """Store, then let each row attend to what it sees."""
-    sinks, bias = (*step.weights, None, None)[:2]
-    furthest = step.attrs["max_distance"]
-    stored = _remember(step.memory, step.inputs[1:], n_rows)
-    return [*stored, *_attend(step, n_rows, sinks, bias, furthest)]
+    return attend("attention", step, n_rows)
 
 
 def cross_attention(step: Step, n_rows: int) -> list[Launch]:
     """Let each row attend to all that was delivered of its sequence."""
-    return _attend(step, n_rows)
+    return attend("cross_attention", step, n_rows)
+
+
+def attend(
+    op: str,
+    step: Step,
+    n_rows: int,
+    ropes: tuple[Step, ...] = (),
+    codes: Codes | None = None,
+) -> list[Launch]:
+    """Store and attend; ``ropes`` turn queries and keys before, and rows become ``codes``."""
+    if op == "cross_attention":
+        return _attend(step, n_rows, codes)
+    sinks, bias = (*step.weights, None, None)[:2]
+    if ropes:
+        of_q, of_k = ropes
+        stored = [_turn_and_store(step, of_q, of_k, n_rows)]
+    else:
+        stored = _remember(step.memory, step.inputs[1:], n_rows)
+    furthest = step.attrs["max_distance"]
+    return [*stored, *_attend(step, n_rows, codes, sinks, bias, furthest)]
+
+
+def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
+    """Turn queries to where attention reads them, and keys to where memory has them."""
+    q, k, positions = of_q.inputs[0], of_k.inputs[0], of_q.inputs[1]
+    v = (*step.inputs, None)[2]
+    memory, attrs = step.memory, of_q.attrs
+    layer, rows, table = memory.layer, memory.rows, memory.tables.array
+    sizes = (
+        *(table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
+        *(k.shape[1], k.shape[2], v.shape[2] if v else 0),
+    )
+    arguments = (
+        *(q, k, v, positions),
+        of_q.constant(np.asarray(attrs["frequencies"], np.float64)),
+        of_q.constant(np.asarray(attrs["axes"], np.int32)),
+        (*of_q.weights, None)[0],
+        *(step.inputs[0], rows.seq, rows.place, table, layer.rows),
+        *map(np.int64, (layer.v_begin, layer.rows.shape[1])),
+        *map(np.int32, sizes),
+        np.float64(attrs["magnitude"]),
+    )
+    return Launch(_TURN_AND_STORE[layer.dtype, attrs["style"]], (n_rows, 1), arguments)
 
 
 def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> list[Launch]:
@@ -74,6 +125,7 @@ def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> 
 def _attend(
     step: Step,
     n_rows: int,
+    codes: Codes | None = None,
     sinks: DeviceArray | None = None,
     bias: DeviceArray | None = None,
     furthest: int = 0,
@@ -109,13 +161,12 @@ def _attend(
         )
         launches.append(Launch(kernel, (n_tiles, n_ranges), arguments))
         merging = (
-            sums,
-            visible.array,
-            sinks,
-            y,
+            *(sums, visible.array, sinks, None if codes else y, *arrays_of(codes)),
             *map(np.int32, (first, n_ranges, n_heads, v_width)),
         )
-        launches.append(Launch(_MERGE, (n_heads, n), merging))
+        block = codes.block if codes else 0
+        n_merging = -(-n_heads * v_width // (block * THREADS // 32)) if codes else n_heads
+        launches.append(Launch(_MERGE[block], (n_merging, n), merging))
     return launches
 
 

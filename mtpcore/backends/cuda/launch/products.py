@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise
+from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
 
-__all__ = ["KERNELS", "LAUNCHERS", "ClusteredMatrix", "DeviceMatrix"]
+__all__ = [
+    "KERNELS",
+    "LAUNCHERS",
+    "ClusteredMatrix",
+    "DeviceMatrix",
+    "Factor",
+    "multiply_codes",
+    "slots_of_experts",
+    "slots_of_rows",
+]
 
 NARROW, WIDE = (1, 1), (2, 4)
 """Tiles of 16 rows, and of 8 slots, that a CTA multiplies; which of them changes no bit."""
@@ -19,11 +32,13 @@ NARROW, WIDE = (1, 1), (2, 4)
 SLOTS = 8
 """Slots of a tile of 8; a wide one has several."""
 
+MOST_FACTORS = 3
+"""Matrices of one launch; see ``kernels/matmul.cu``."""
+
 _FLOAT_ROWS = 4
 _MOST_THREADS = 1024
 _MOST_EXPERTS = 1024
 
-_QUANTISE = {block: Kernel("quantise", (("BLOCK", str(block)),)) for block in (32, 256)}
 _MATMUL = {
     (kind, tiles): Kernel(
         "matmul",
@@ -40,7 +55,6 @@ _ROUTE = {
     gate: Kernel("route", (("SOFTMAX", str(i)),)) for i, gate in enumerate(("sigmoid", "softmax"))
 }
 KERNELS = (
-    *_QUANTISE.values(),
     *_MATMUL.values(),
     *_MATMUL_FLOAT.values(),
     *_ROUTE.values(),
@@ -90,10 +104,14 @@ class Slots(msgspec.Struct, frozen=True):
 def matmul(step: Step, n_rows: int) -> list[Launch]:
     """Multiply each row with the matrix."""
     x, w = step.inputs[0], step.weights[0]
-    width, is_wide = _width(w, n_rows)
-    slots = Slots(n_rows, 1, -(-n_rows // width), is_wide)
     bias = step.weights[1] if len(step.weights) > 1 else None
-    return _multiply(step, w, x, slots, n_rows, bias, step.outputs[0])
+    return _multiply(step, w, x, slots_of_rows(w, n_rows), n_rows, bias, step.outputs[0])
+
+
+def slots_of_rows(w: DeviceMatrix, n_rows: int) -> Slots:
+    """Return the slots of a product of each row with one matrix."""
+    width, is_wide = _width(w, n_rows)
+    return Slots(n_rows, 1, -(-n_rows // width), is_wide)
 
 
 def expert_matmul(step: Step, n_rows: int) -> list[Launch]:
@@ -188,11 +206,20 @@ def _multiply_chosen(
     y: DeviceArray,
 ) -> list[Launch]:
     """Multiply rows of x, or of each rank, with the matrices of ids [rows, ranks]."""
+    slots, group = slots_of_experts(step, w, x, ids, n_rows)
+    return [group, *_multiply(step, w, x, slots, slots.n // slots.n_ranks, bias, y)]
+
+
+def slots_of_experts(
+    step: Step, w: DeviceMatrix, x: DeviceArray, ids: DeviceArray, n_rows: int
+) -> tuple[Slots, Launch]:
+    """Return the slots of products of rows, or of each rank's, with the matrices that ids choose.
+
+    The launch sorts them.
+    """
     n_used = ids.shape[1]
     has_row_each = len(x.shape) == 3
-    n_ranks = 1 if has_row_each else n_used
-    slots, group = _grouped(step, w, n_rows, n_used, n_ranks, ids)
-    return [group, *_multiply(step, w, x, slots, slots.n // n_ranks, bias, y)]
+    return _grouped(step, w, n_rows, n_used, 1 if has_row_each else n_used, ids)
 
 
 def _grouped(
@@ -251,29 +278,62 @@ def _multiply(
                 (w.low, x, bias, slots.matrices, slots.members, y, *map(np.int32, sizes)),
             )
         ]
-    block = FORMATS[w.type].block
-    n_blocks, most = w.n_cols // block, int(np.prod(x.shape)) // w.n_cols
-    codes = step.scratch("codes", (most, w.n_cols), np.int8)
-    scales = step.scratch("scales", (most, n_blocks), np.float32)
-    sums = step.scratch("sums", (most, w.n_cols // 16), np.int16)
-    tiles = WIDE if slots.is_wide else NARROW
-    sizes = (w.n_rows, n_blocks, slots.n, slots.n_ranks)
+    codes = codes_for(step, FORMATS[w.type].block, x, w.n_cols)
+    return [quantise(x, codes, n_rows_of_x), *multiply_codes(codes, slots, [Factor(w, bias, y)])]
+
+
+class Factor(msgspec.Struct, frozen=True):
+    """A matrix, or a stack of them, that rows are multiplied with, and where that is put."""
+
+    w: DeviceMatrix
+    bias: DeviceArray | None
+    y: DeviceArray
+
+
+def multiply_codes(
+    codes: Codes, slots: Slots, factors: Sequence[Factor], residual: DeviceArray | None = None
+) -> list[Launch]:
+    """Multiply the same rows with all matrices; those of a type together, up to three.
+
+    The rows of a residual are added.
+    """
+    by_type: dict[int, list[Factor]] = {}
+    for factor in factors:
+        by_type.setdefault(factor.w.type, []).append(factor)
     return [
-        Launch(
-            _QUANTISE[block],
-            (-(-n_blocks // (THREADS // 32)), n_rows_of_x),
-            (x, codes, scales, sums, np.int32(n_blocks)),
-        ),
-        Launch(
-            _MATMUL[w.type, tiles],
-            (-(-w.n_rows // (TILE * tiles[0])), slots.n_tiles),
-            (
-                *(w.low, w.high, w.factors, w.scales),
-                *(codes, scales, sums, bias, slots.matrices, slots.members, y),
-                *map(np.int32, sizes),
-            ),
-        ),
+        _multiply_together(codes, slots, alike[begin : begin + MOST_FACTORS], residual)
+        for alike in by_type.values()
+        for begin in range(0, len(alike), MOST_FACTORS)
     ]
+
+
+def _multiply_together(
+    codes: Codes, slots: Slots, factors: Sequence[Factor], residual: DeviceArray | None
+) -> Launch:
+    first = factors[0]
+    tiles = WIDE if slots.is_wide else NARROW
+    sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks)
+    others: list[Any] = []
+    for factor in factors[1:]:
+        others += [*_planes(factor.w), factor.bias, factor.y, np.int32(factor.w.n_rows)]
+    nobody = (*(None,) * 6, np.int32(0))
+    return Launch(
+        _MATMUL[first.w.type, tiles],
+        (sum(-(-factor.w.n_rows // (TILE * tiles[0])) for factor in factors), slots.n_tiles),
+        (
+            *_planes(first.w),
+            *(codes.codes, codes.scales, codes.sums, first.bias),
+            *(slots.matrices, slots.members, first.y),
+            *map(np.int32, sizes),
+            residual,
+            *others,
+            *nobody * (MOST_FACTORS - len(factors)),
+        ),
+    )
+
+
+def _planes(w: DeviceMatrix) -> tuple[DeviceArray | None, ...]:
+    return w.low, w.high, w.factors, w.scales
 
 
 LAUNCHERS: dict[str, Launcher] = {

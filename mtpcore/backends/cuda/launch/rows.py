@@ -7,17 +7,28 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of, n_of_row
 from mtpcore.graph.ops import ACTIVATIONS
 
-__all__ = ["KERNELS", "LAUNCHERS", "copy_rows", "mark_not_finite"]
+__all__ = [
+    "KERNELS",
+    "LAUNCHERS",
+    "copy_rows",
+    "mark_not_finite",
+    "mix_rows",
+    "normalise",
+    "other_of",
+]
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
     for name in ("ADD", "MUL", "SCALE", "ACTIVATION", "GATED")
 }
 _NORMALISE = {
-    centred: Kernel("normalise", (("CENTRED", str(int(centred))),)) for centred in (False, True)
+    (centred, block): Kernel("normalise", (("CENTRED", str(int(centred))), ("BLOCK", str(block))))
+    for centred in (False, True)
+    for block in (0, 32, 256)
 }
 _ROPE = {style: Kernel("rope", (("PAIRS", str(i)),)) for i, style in enumerate(("halves", "pairs"))}
 _COPY, _MIX, _NOT_FINITE = Kernel("copy"), Kernel("mix"), Kernel("not_finite")
@@ -105,27 +116,32 @@ def gated(step: Step, n_rows: int) -> list[Launch]:
 
 def rms_norm(step: Step, n_rows: int) -> list[Launch]:
     """Normalise the last axis by its root mean square; heads are rows of their own."""
-    return _normalise(step, n_rows, step.inputs[0].shape[-1])
+    return [normalise("rms_norm", step, n_rows)]
 
 
 def l2_norm(step: Step, n_rows: int) -> list[Launch]:
     """Normalise the last axis by its length; heads are rows of their own."""
-    return _normalise(step, n_rows, 1)
+    return [normalise("l2_norm", step, n_rows)]
 
 
 def layer_norm(step: Step, n_rows: int) -> list[Launch]:
     """Normalise the last axis less its mean by its deviation."""
-    return _normalise(step, n_rows, step.inputs[0].shape[-1], centred=True)
+    return [normalise("layer_norm", step, n_rows)]
 
 
-def _normalise(step: Step, n_rows: int, n: int, *, centred: bool = False) -> list[Launch]:
-    """Divide by the root of the sum of squares by n."""
+def normalise(
+    op: str, step: Step, n_rows: int, codes: Codes | None = None, *, is_kept: bool = True
+) -> Launch:
+    """Divide by the root of the sum of squares; rows become ``codes``, too, or these alone."""
     x = step.inputs[0]
     weight, bias = (*step.weights, None, None)[:2]
     grid = (n_rows * int(np.prod(x.shape[1:-1])), 1)
+    n = 1 if op == "l2_norm" else x.shape[-1]
     sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
-    arguments = (x, weight, bias, step.outputs[0], *sizes)
-    return [Launch(_NORMALISE[centred], grid, arguments)]
+    y = step.outputs[0] if is_kept else None
+    arguments = (x, weight, bias, y, *arrays_of(codes), *sizes)
+    kernel = _NORMALISE[op == "layer_norm", codes.block if codes else 0]
+    return Launch(kernel, grid, arguments)
 
 
 def rope(step: Step, n_rows: int) -> list[Launch]:
@@ -232,11 +248,23 @@ def seen_otherwise(step: Step, n_rows: int) -> list[Launch]:
 
 def mix(step: Step, n_rows: int) -> list[Launch]:
     """Add the ranks' rows, each times its share."""
+    return [mix_rows(step, n_rows)]
+
+
+def mix_rows(step: Step, n_rows: int, total: Step | None = None) -> Launch:
+    """Add the ranks' rows, each times its share, and what ``total`` adds to them."""
     x, shares = step.inputs
+    y = step.outputs[0]
     sizes = (n_rows, *x.shape[1:])
     grid = (blocks_of(n_rows * x.shape[2]), 1)
-    arguments = (x, shares, step.outputs[0], *map(np.int32, sizes))
-    return [Launch(_MIX, grid, arguments)]
+    into, more = (total.outputs[0], other_of(total, y)) if total else (y, None)
+    return Launch(_MIX, grid, (x, shares, more, into, *map(np.int32, sizes)))
+
+
+def other_of(total: Step, part: DeviceArray) -> DeviceArray:
+    """Return what a sum adds to a part."""
+    (other,) = (given for given in total.inputs if given is not part)
+    return other
 
 
 LAUNCHERS: dict[str, Launcher] = {

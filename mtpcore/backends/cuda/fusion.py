@@ -1,0 +1,218 @@
+"""Which nodes of a program share launches: found by what reads what, never by a model's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from mtpcore.backends.cuda.buffers import VIEWS
+from mtpcore.graph.program import Node, Program
+
+__all__ = ["MOST_PAIRS", "Group", "fuse", "leave_alone"]
+
+MOST_PAIRS = 512
+"""Pairs of a head that one launch can turn while it stores."""
+
+_NORMS = ("rms_norm", "layer_norm")
+_MAKERS = (*_NORMS, "gated", "attention", "cross_attention")
+_PRODUCTS = ("matmul", "expert_matmul")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Nodes that run where their maker, or first product, does, with as few launches as they can.
+
+    ``maker`` makes rows, which become codes at once for ``products``; ``is_kept`` says that they
+    are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
+    the queries and keys of a maker that is attention. ``route`` reads a norm's rows, and its choice
+    is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
+    to something that was there before. A node that stands alone is the maker.
+    """
+
+    nodes: tuple[Node, ...]
+    maker: Node | None
+    ropes: tuple[Node, ...] = ()
+    route: Node | None = None
+    products: tuple[Node, ...] = ()
+    total: Node | None = None
+    is_kept: bool = True
+
+
+def leave_alone(program: Program) -> list[Group]:
+    """Return a group for each node, in the program's order."""
+    return [Group((node,), node) for node in program.nodes]
+
+
+def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:
+    """Return the nodes of a program in groups, each after what it reads.
+
+    Parameters
+    ----------
+    program : Program
+    block_of : callable
+        How many activations share a scale where this node multiplies, 0 where it does so in
+        floating point.
+    """
+    return _Fusion(program, block_of).groups()
+
+
+class _Found(msgspec.Struct, frozen=True):
+    """A group by the numbers of its nodes."""
+
+    maker: int | None
+    ropes: tuple[int, ...] = ()
+    views: tuple[int, ...] = ()
+    route: int | None = None
+    products: tuple[int, ...] = ()
+    total: int | None = None
+    is_kept: bool = True
+
+    @property
+    def members(self) -> list[int]:
+        """All nodes, in the program's order."""
+        found = (*self.ropes, self.maker, *self.views, self.route, *self.products, self.total)
+        return sorted(i for i in found if i is not None)
+
+
+class _Fusion:
+    """A walk through a program, which keeps what belongs to a group already."""
+
+    def __init__(self, program: Program, block_of: Callable[[Node], int]) -> None:
+        self._nodes, self._values = program.nodes, program.values
+        self._block_of = block_of
+        self._made_by = {value: i for i, node in enumerate(self._nodes) for value in node.outputs}
+        self._readers: dict[int, list[int]] = {value.id: [] for value in program.values}
+        for i, node in enumerate(self._nodes):
+            for value in node.inputs:
+                self._readers[value].append(i)
+        self._outputs = set(program.outputs.values())
+        self._taken: set[int] = set()
+
+    def groups(self) -> list[Group]:
+        """Return all groups in order; ropes move down to their attention, all others up."""
+        found: dict[int, _Found] = {}
+        for i in range(len(self._nodes)):
+            if i not in self._taken:
+                group = self._found_at(i)
+                if len(group.members) > 1:
+                    found[i] = group
+                    self._taken.update(group.members)
+        return [
+            self._group(found.get(i, _Found(i)))
+            for i in range(len(self._nodes))
+            if i in found or i not in self._taken
+        ]
+
+    def _group(self, found: _Found) -> Group:
+        def node_of(i: int | None) -> Node | None:
+            return None if i is None else self._nodes[i]
+
+        def nodes_of(numbers: Sequence[int]) -> tuple[Node, ...]:
+            return tuple(self._nodes[i] for i in numbers)
+
+        return Group(
+            nodes_of(found.members),
+            node_of(found.maker),
+            nodes_of(found.ropes),
+            node_of(found.route),
+            nodes_of(found.products),
+            node_of(found.total),
+            found.is_kept,
+        )
+
+    def _found_at(self, i: int) -> _Found:
+        """Return the group that runs at node i, which may be alone."""
+        node = self._nodes[i]
+        if node.op == "mix":
+            return _Found(i, total=self._total_of(i, i))
+        if node.op in _PRODUCTS:
+            products = tuple(self._products(i, node.inputs[0]))
+            if not products or products[0] != i:
+                return _Found(i)
+            total = self._total(i, products)
+            is_alone = len(products) == 1 and total is None
+            return _Found(i) if is_alone else _Found(None, products=products, total=total)
+        if node.op not in _MAKERS:
+            return _Found(i)
+        ropes = self._ropes(node)
+        views, value = self._views(node.outputs[0])
+        is_norm = node.op in _NORMS
+        route = self._route(value) if is_norm else None
+        products = tuple(self._products(i, value, route))
+        is_kept = value in self._outputs or set(self._readers[value]) != set(products)
+        # Norms of heads have rows of their own, which are no whole blocks.
+        can_make = not is_kept or is_norm
+        can_make &= not is_norm or len(self._values[node.outputs[0]].shape) == 2
+        if not products or not can_make:
+            return _Found(i, ropes)
+        if not any(self._reads(j, route) for j in products):
+            route = None
+        return _Found(i, ropes, views, route, products, self._total(i, products), is_kept)
+
+    def _reads(self, j: int, maker: int | None) -> bool:
+        """Whether a node reads what another one makes."""
+        return any(self._made_by.get(value, -1) == maker for value in self._nodes[j].inputs)
+
+    def _only_reader(self, value: int) -> int | None:
+        """Return the one node that reads a value once; None where the caller does, too."""
+        readers = self._readers[value]
+        return readers[0] if len(readers) == 1 and value not in self._outputs else None
+
+    def _views(self, value: int) -> tuple[tuple[int, ...], int]:
+        """Return the views through which alone a value is read, and the last one's value."""
+        views: tuple[int, ...] = ()
+        while True:
+            reader = self._only_reader(value)
+            if reader is None or self._nodes[reader].op not in VIEWS:
+                return views, value
+            views, value = (*views, reader), self._nodes[reader].outputs[0]
+
+    def _route(self, value: int) -> int | None:
+        """Return the route that reads a value."""
+        routes = (j for j in self._readers[value] if self._nodes[j].op == "route")
+        return next((j for j in routes if j not in self._taken), None)
+
+    def _products(self, i: int, value: int, route: int | None = None) -> Iterator[int]:
+        """Return the products of a value's rows as codes of one size, which can run at node i."""
+        block = 0
+        for j in self._readers[value]:
+            node = self._nodes[j]
+            if node.op not in _PRODUCTS or j in self._taken or node.inputs[0] != value:
+                continue
+            own = self._block_of(node)
+            is_ready = all(self._is_there(other, i, route) for other in node.inputs[1:])
+            if own and own == (block or own) and is_ready:
+                block = own
+                yield j
+
+    def _is_there(self, value: int, i: int, route: int | None = None) -> bool:
+        """Whether a value is made before node i, or by the route."""
+        made = self._made_by.get(value, -1)
+        return made < i or made == route
+
+    def _total(self, i: int, products: Sequence[int]) -> int | None:
+        """Return what adds the only product to something that is there at node i."""
+        is_plain = len(products) == 1 and self._nodes[products[0]].op == "matmul"
+        return self._total_of(products[0], i) if is_plain else None
+
+    def _total_of(self, part: int, i: int) -> int | None:
+        """Return what adds a node's value to something that is there at node i."""
+        value = self._nodes[part].outputs[0]
+        reader = self._only_reader(value)
+        if reader is None or reader in self._taken or self._nodes[reader].op != "add":
+            return None
+        (other,) = (given for given in self._nodes[reader].inputs if given != value)
+        return reader if self._is_there(other, i) else None
+
+    def _ropes(self, node: Node) -> tuple[int, ...]:
+        """Return what turns the queries and the keys of attention, where one launch can do both."""
+        if node.op != "attention" or len(node.inputs) < 2:
+            return ()
+        found = tuple(self._made_by.get(value, -1) for value in node.inputs[:2])
+        if any(j < 0 or self._nodes[j].op != "rope" or j in self._taken for j in found):
+            return ()
+        q, k = (self._nodes[j] for j in found)
+        are_alone = all(self._only_reader(rope.outputs[0]) is not None for rope in (q, k))
+        are_alike = (q.inputs[1], q.weights, q.attrs) == (k.inputs[1], k.weights, k.attrs)
+        can_hold = len(q.attrs["frequencies"]) <= MOST_PAIRS
+        return found if are_alone and are_alike and can_hold else ()

@@ -1,0 +1,87 @@
+"""Activations in int8, as products with quantised matrices read them."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from mtpcore.backends.cuda.compile import Kernel
+from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Step
+from mtpcore.graph.ops import ACTIVATIONS
+
+__all__ = ["KERNELS", "Codes", "arrays_of", "codes_for", "quantise", "quantise_gated"]
+
+_QUANTISE = {
+    (block, is_gated): Kernel("quantise", (("BLOCK", str(block)), ("GATED", str(int(is_gated)))))
+    for block in (32, 256)
+    for is_gated in (False, True)
+}
+KERNELS = tuple(_QUANTISE.values())
+
+
+class Codes(msgspec.Struct, frozen=True):
+    """Rows in int8: ``codes`` [rows, n], and for each ``block`` of them one of ``scales``.
+
+    ``sums`` are those of 16 codes each.
+    """
+
+    block: int
+    codes: DeviceArray
+    scales: DeviceArray
+    sums: DeviceArray
+
+
+def codes_for(step: Step, block: int, x: DeviceArray, n_cols: int) -> Codes:
+    """Return room for the values of x, in rows of ``n_cols``."""
+    most = int(np.prod(x.shape)) // n_cols
+    return Codes(
+        block,
+        step.scratch("codes", (most, n_cols), np.int8),
+        step.scratch("scales", (most, n_cols // block), np.float32),
+        step.scratch("sums", (most, n_cols // 16), np.int16),
+    )
+
+
+def arrays_of(codes: Codes | None) -> tuple[DeviceArray | None, ...]:
+    """Return the arrays as kernels take them that write codes."""
+    return (codes.codes, codes.scales, codes.sums) if codes else (None, None, None)
+
+
+def quantise(x: DeviceArray, codes: Codes, n_rows: int) -> Launch:
+    """Turn rows into codes."""
+    return _quantise(x, None, codes, n_rows)
+
+
+def quantise_gated(step: Step, codes: Codes, n_rows: int) -> Launch:
+    """Multiply an activation with the second input, and turn that into codes."""
+    (x, up), attrs = step.inputs, step.attrs
+    return _quantise(
+        x,
+        up,
+        codes,
+        n_rows,
+        kind=attrs["kind"],
+        limit=attrs["limit"],
+        offset=attrs["offset"],
+    )
+
+
+def _quantise(
+    x: DeviceArray,
+    up: DeviceArray | None,
+    codes: Codes,
+    n_rows: int,
+    *,
+    kind: str = ACTIVATIONS[0],
+    limit: float = 0,
+    offset: float = 0,
+) -> Launch:
+    n_blocks = codes.scales.shape[1]
+    arguments = (
+        *(x, up, *arrays_of(codes)),
+        *map(np.int32, (n_blocks, ACTIVATIONS.index(kind))),
+        *map(np.float32, (limit, offset)),
+    )
+    grid = (-(-n_blocks // (THREADS // 32)), n_rows)
+    return Launch(_QUANTISE[codes.block, up is not None], grid, arguments)

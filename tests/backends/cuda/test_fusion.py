@@ -1,0 +1,159 @@
+"""Fused launches have the bits of single ones, and are really fewer."""
+
+import msgspec
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from harness.families import FAMILIES
+from harness.random_graphs import random_graphs
+from harness.random_programs import random_batches, random_programs
+from harness.random_text import N_CTX, Text, assert_same_bits, feed
+from harness.search import searching
+from hypothesis import HealthCheck, given, note
+from hypothesis import strategies as st
+from programs import random_tensors
+
+from mtpcore import Batch
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda import plan as planning
+from mtpcore.backends.cuda.fusion import fuse, leave_alone
+from mtpcore.graph import GraphBuilder, Outputs
+from mtpcore.testing import Runner, Weights
+
+
+def unfused(program, block_of):
+    return leave_alone(program)
+
+
+@searching(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.data(),
+    random_programs() | random_graphs(),
+    st.sampled_from(["f32", "f16", "q8_0"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_random_programs_have_the_same_bits(emulated, data, drawn, kv_dtype, seed):
+    note(str(drawn.program))
+    batches = data.draw(random_batches(drawn, most=12))
+    text, n_batch = Text(drawn, seed), max(len(batch.seq) for batch in batches)
+    weights = Weights(drawn.tensors)
+    options = {"n_seq": 3, "n_ctx": N_CTX, "n_batch": n_batch, "kv_dtype": kv_dtype}
+    made, single = (
+        fused_as(way, CudaBackend(emulated), drawn.program, weights, **options)
+        for way in (fuse, unfused)
+    )
+    for batch in batches:
+        assert_same_bits(feed(made, text, batch), feed(single, text, batch), str(batch))
+    for seq in range(3):
+        assert made.memory.digest(seq) == single.memory.digest(seq)
+
+
+def fused_as(way, *given, **options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "fuse", way)
+        return Runner(*given, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_models_have_the_same_bits(family, backend, monkeypatch):
+    made = []
+    for way in (fuse, unfused):
+        monkeypatch.setattr(planning, "fuse", way)
+        context = msgspec.structs.replace(family, backend=backend).context(64)
+        made.append(context.process(Batch.of(family.text(20), outputs="all")).logits.tobytes())
+    assert made[0] == made[1]
+
+
+WIDTH, N_HEADS, N_KEY_HEADS, HEAD, LATENT, TURNED = 64, 4, 2, 32, 32, 16
+
+
+def grouped_attention(g, a, i):
+    """Queries share keys, as in llama's layers."""
+    q, k, v = (
+        g.split_heads(g.matmul(a, f"{i}.{name}.weight"), n)
+        for name, n in (("q", N_HEADS), ("k", N_KEY_HEADS), ("v", N_KEY_HEADS))
+    )
+    q, k = (g.rope(x, g.inputs.positions, [1.0, 0.1]) for x in (q, k))
+    return g.attention(q, k, v, layer=i, scale=0.2)
+
+
+def latent_attention(g, a, i):
+    """Keys and values of all heads are one short row, as in DeepSeek's layers."""
+    q = g.rms_norm(g.matmul(a, f"{i}.q_a.weight"), f"{i}.q_norm.weight", 1e-5)
+    q = g.split_heads(g.matmul(q, f"{i}.q_b.weight"), N_HEADS)
+    both = g.matmul(a, f"{i}.kv_a.weight")
+    c = g.rms_norm(g.slice(both, 0, LATENT), f"{i}.kv_norm.weight", 1e-5)
+    key = g.split_heads(g.slice(both, LATENT, LATENT + TURNED), 1)
+    turned, key = (
+        g.rope(x, g.inputs.positions, [1.0, 0.1]) for x in (g.slice(q, 32, 32 + TURNED), key)
+    )
+    q = g.concat(g.head_matmul(g.slice(q, 0, 32), f"{i}.k_b.weight"), turned)
+    y = g.attention(q, g.concat(g.split_heads(c, 1), key), LATENT, layer=i, scale=0.2)
+    return g.head_matmul(y, f"{i}.v_b.weight")
+
+
+def dense(g, f, i):
+    gate, up = (g.matmul(f, f"{i}.{name}.weight") for name in ("gate", "up"))
+    return g.matmul(g.gated(gate, up), f"{i}.down.weight")
+
+
+def experts(g, f, i):
+    ids, shares = g.route(f, f"{i}.router.weight", n_used=2)
+    gate, up = (g.expert_matmul(f, ids, f"{i}.{name}_exps.weight") for name in ("gate", "up"))
+    return g.mix(g.expert_matmul(g.gated(gate, up), ids, f"{i}.down_exps.weight"), shares)
+
+
+def layers(n, attend, feed_forward):
+    """Return a program of n layers, and its weights."""
+    shapes = {"embd": (40, WIDTH)}
+    for i in range(n):
+        of_layer = {
+            "norm": (WIDTH,), "ff_norm": (WIDTH,), "o": (WIDTH, N_HEADS * HEAD),
+            "q": (N_HEADS * HEAD, WIDTH), "k": (N_KEY_HEADS * HEAD, WIDTH),
+            "v": (N_KEY_HEADS * HEAD, WIDTH), "q_a": (WIDTH, WIDTH), "q_norm": (WIDTH,),
+            "q_b": (N_HEADS * (32 + TURNED), WIDTH), "kv_a": (LATENT + TURNED, WIDTH),
+            "kv_norm": (LATENT,), "k_b": (N_HEADS, LATENT, 32), "v_b": (N_HEADS, HEAD, LATENT),
+            "gate": (96, WIDTH), "up": (96, WIDTH), "down": (WIDTH, 96), "router": (5, WIDTH),
+            "gate_exps": (5, 96, WIDTH), "up_exps": (5, 96, WIDTH), "down_exps": (5, WIDTH, 96),
+        }  # fmt: skip
+        shapes |= {f"{i}.{name}": shape for name, shape in of_layer.items()}
+    tensors = random_tensors(1, Type.Q8_0, **shapes)
+    g = GraphBuilder("layers", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    for i in range(n):
+        y = attend(g, g.rms_norm(x, f"{i}.norm.weight", 1e-5), i)
+        x = g.add(x, g.matmul(g.merge_heads(y), f"{i}.o.weight"))
+        x = g.add(x, feed_forward(g, g.rms_norm(x, f"{i}.ff_norm.weight", 1e-5), i))
+    return g.finish(Outputs(hidden=x)), Weights(tensors)
+
+
+@pytest.mark.parametrize(
+    ("attend", "feed_forward", "n_single", "n_fused"),
+    [
+        (grouped_attention, dense, 25, 10),
+        (grouped_attention, experts, 31, 15),
+        (latent_attention, dense, 40, 30),
+    ],
+)
+@pytest.mark.parametrize("n_rows", [1, 40])
+def test_launches_of_a_layer(
+    emulated, monkeypatch, attend, feed_forward, n_single, n_fused, n_rows
+):
+    """Of two kinds of attention and of feed-forward; docs/cuda.md has these numbers."""
+    launch, launched = emulated.launch, []
+
+    def counting(*given, **options):
+        launched.append(given)
+        launch(*given, **options)
+
+    monkeypatch.setattr(emulated, "launch", counting)
+    counts, outs = {}, []
+    for way in (fuse, unfused):
+        for n in (1, 2):
+            program, weights = layers(n, attend, feed_forward)
+            runner = fused_as(way, CudaBackend(emulated), program, weights, n_batch=40)
+            launched.clear()
+            outs.append(np.asarray(runner.feed(np.arange(n_rows) % 40)["hidden"]))
+            counts[way, n] = len(launched)
+    assert [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)] == [n_single, n_fused]
+    assert outs[1].tobytes() == outs[3].tobytes()
