@@ -3,15 +3,14 @@
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 
-from mtpcore.backends.cuda.launch.step import Step
+from mtpcore.backends.cuda.launch.step import Step, start
 from mtpcore.backends.cuda.layout import pack
 from mtpcore.backends.cuda.weights import upload
 
 
 def execute(device, launches):
     """Launch in order."""
-    for launch in launches:
-        device.launch(device.load(launch.kernel), launch.grid, launch.block, launch.arguments)
+    start(device, launches)
 
 
 def matrix(device, kind, raw, shape):

@@ -49,8 +49,13 @@ class Builder:
 
     def if_then(self, condition):
         part = Builder(self.cuda, self.number)
-        self.add(lambda: condition.value[0] and part.run())
+        self.add(lambda: part.run_if(condition))
         return part
+
+    def run_if(self, condition):
+        self.cuda.emulated.finish()
+        if condition.value[0]:
+            self.run()
 
     def run(self):
         for work in self.works:
@@ -108,7 +113,7 @@ class EmulatedCuda:
         self.devices = [self._device(i) for i in range(n_devices)]
         self.Device = SimpleNamespace(get_all_devices=lambda: self.devices)
         self.CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
-        self.LaunchConfig = lambda grid, block: (grid, block)
+        self.LaunchConfig = lambda **given: given
         self.ObjectCode = SimpleNamespace(from_cubin=self._module)
 
     def _device(self, number):
@@ -153,7 +158,8 @@ class EmulatedCuda:
             else argument
             for argument in arguments
         ]  # fmt: skip
-        self.emulated.launch(loaded, *config, given)
+        is_early = config["programmatic_stream_serialization"]
+        self.emulated.launch(loaded, config["grid"], config["block"], given, is_early=is_early)
 
     def LegacyPinnedMemoryResource(self):
         return SimpleNamespace(allocate=self._pin)
@@ -165,15 +171,19 @@ class EmulatedCuda:
 
     def _copy(self, to, origin, n_bytes, stream):
         if isinstance(stream, Builder):
-            stream.add(lambda: ctypes.memmove(to, origin, n_bytes))
+            stream.add(lambda: self._move(to, origin, n_bytes))
             return (SUCCESS,)
         self._use(stream.number)
         if any(begin <= origin < end for begin, end in self.pinned):
             stream.left.append((to, origin, n_bytes))
         else:
             stream.sync()
-            ctypes.memmove(to, origin, n_bytes)
+            self._move(to, origin, n_bytes)
         return (SUCCESS,)
+
+    def _move(self, to, origin, n_bytes):
+        self.emulated.finish()
+        ctypes.memmove(to, origin, n_bytes)
 
     cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
 

@@ -23,6 +23,8 @@ __all__ = ["CudaDevice", "Device", "DeviceArray", "find_device"]
 _OLDEST = (8, 0)
 _FIRST_WITH_CONDITIONS = 12040
 """CUDA 12.4, as drivers count."""
+_EARLY = (9, 0)
+"""From here on a launch may begin before the one before has ended."""
 
 
 class DeviceArray(msgspec.Struct, frozen=True):
@@ -84,9 +86,18 @@ class Device(Protocol):
         """Compile a kernel for this device."""
 
     def launch(
-        self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
+        self,
+        loaded: Any,
+        grid: tuple[int, int],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        is_early: bool = False,
     ) -> None:
-        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
+        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars.
+
+        An early one may begin before the launch before it has ended, and waits for that itself.
+        """
 
     def record(self, work: Callable[[], None]) -> Any:
         """Return the launches and copies of ``work`` as a graph; none of them is done yet."""
@@ -155,6 +166,7 @@ class CudaDevice:
         _, version = self._driver.cuDriverGetVersion()
         self.has_conditions = version >= _FIRST_WITH_CONDITIONS
         self.architecture = "sm_{}{}".format(*device.compute_capability)
+        self._can_be_early = tuple(device.compute_capability) >= _EARLY
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Make an array without contents.
@@ -263,9 +275,18 @@ class CudaDevice:
         return self._loaded[kernel]
 
     def launch(
-        self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
+        self,
+        loaded: Any,
+        grid: tuple[int, int],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        is_early: bool = False,
     ) -> None:
-        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars."""
+        """Start a kernel; arguments are device arrays, None (null) and NumPy scalars.
+
+        An early one may begin before the launch before it has ended, where the architecture can.
+        """
         given = [
             argument.memory
             if isinstance(argument, DeviceArray)
@@ -275,7 +296,11 @@ class CudaDevice:
             for argument in arguments
         ]
         with self._working("a kernel could not be launched"):
-            config = self._core.LaunchConfig(grid=grid, block=block)
+            config = self._core.LaunchConfig(
+                grid=grid,
+                block=block,
+                programmatic_stream_serialization=is_early and self._can_be_early,
+            )
             self._core.launch(self._target, config, loaded, *given)
 
     def record(self, work: Callable[[], None]) -> Any:

@@ -9,8 +9,9 @@ import re
 import shutil
 import subprocess
 import threading
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -37,6 +38,20 @@ class Condition(NamedTuple):
     value: np.ndarray
 
 
+BEFORE = ctypes.CFUNCTYPE(None)
+"""What a launch that begins early calls where it waits for the one before."""
+
+
+class Started(NamedTuple):
+    """A launch, and the one before that it begins earlier than."""
+
+    loaded: Any
+    grid: tuple[int, int]
+    block: int
+    arguments: tuple
+    before: "Started | None"
+
+
 class EmulatedDevice:
     """Implements ``mtpcore.backends.cuda.device.Device``; memory is uint8[n_bytes] of NumPy."""
 
@@ -45,6 +60,7 @@ class EmulatedDevice:
     def __init__(self, folder):
         self.folder, self.loaded, self.recorded = folder, {}, None
         self.sent, self.n_arrived, self.sending = [], 0, threading.Lock()
+        self.last = None  # a launch that was not waited for
         shutil.copy(HEADER, folder)
         self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
 
@@ -74,15 +90,18 @@ class EmulatedDevice:
             arguments = source, source_at, target, target_at, n_bytes
             self.recorded.append((self.copy, arguments))
             return
+        self.finish()
         assert 0 <= source_at <= source_at + n_bytes <= source.memory.nbytes
         self.write(target, target_at, source.memory[source_at : source_at + n_bytes].tobytes())
 
     def read(self, array, at, n_bytes):
         assert self.recorded is None, "nothing comes home within a graph"
+        self.finish()
         assert 0 <= at <= at + n_bytes <= array.memory.nbytes
         return array.memory[at : at + n_bytes].tobytes()
 
     def write(self, array, at, data):
+        self.finish()
         values = np.frombuffer(data, np.uint8)
         assert 0 <= at <= at + len(values) <= array.memory.nbytes
         array.memory[at : at + len(values)] = values
@@ -114,8 +133,9 @@ class EmulatedDevice:
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source.write_text(
                 f"{defines}{kernel.source}\n"
-                f'extern "C" bool emulate(int grid_x, int grid_y, int threads, {parameters})\n'
-                f"{{ return emulator::run(grid_x, grid_y, threads, [&] {{ {name}({names}); }}); }}"
+                f'extern "C" bool emulate(void (*before)(), int grid_x, int grid_y, int threads, '
+                f"{parameters})\n{{ emulator::before = before; return emulator::run("
+                f"grid_x, grid_y, threads, [&] {{ {name}({names}); }}) && !emulator::before; }}"
             )
             self._compile(
                 *("-shared", "-Winvalid-pch", "-include", HEADER.name),
@@ -152,10 +172,12 @@ class EmulatedDevice:
         whole.append((self._replay_if, (condition, part)))
 
     def _replay_if(self, condition, part):
+        self.finish()
         if condition.value[0]:
             self.replay(part)
 
     def replay(self, graph):
+        self.finish()
         for work, arguments in graph:
             work(*arguments)
 
@@ -170,11 +192,27 @@ class EmulatedDevice:
         assert done.returncode == 0, done.stderr
         assert "invalid-pch" not in done.stderr, done.stderr
 
-    def launch(self, loaded, grid, block, arguments):
+    def launch(self, loaded, grid, block, arguments, *, is_early=False):
+        """Keep a launch until somebody looks, or the next one waits for it."""
         if self.recorded is not None:
-            self.recorded.append((self.launch, (loaded, grid, block, arguments)))
+            given = loaded, grid, block, arguments
+            self.recorded.append((partial(self.launch, is_early=is_early), given))
             return
+        chain, last = [], self.last
+        while last:
+            chain.append(last.loaded)
+            last = last.before
+        if not is_early or loaded in chain:  # a kernel's fibers run one launch at a time
+            self.finish()
+        self.last = Started(loaded, grid, block, arguments, self.last)
 
+    def finish(self):
+        """Run what was launched last, and what it began before."""
+        last, self.last = self.last, None
+        if last:
+            self._run(last)
+
+    def _run(self, started):
         def c_value(argument):
             if argument is None:
                 return ctypes.c_void_p(None)
@@ -184,8 +222,21 @@ class EmulatedDevice:
                 return ctypes.c_uint64(argument.value.ctypes.data)
             return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
 
-        assert loaded(*grid, block, *map(c_value, arguments)), "threads wait for each other forever"
-        for argument in arguments:
+        failed = []
+
+        def run_before():
+            try:
+                self._run(started.before)
+            except AssertionError as error:  # nothing passes through C
+                failed.append(error)
+
+        wait = BEFORE(run_before) if started.before else BEFORE()
+        arguments = map(c_value, started.arguments)
+        is_done = started.loaded(wait, *started.grid, started.block, *arguments)
+        if failed:
+            raise failed[0]
+        assert is_done, "threads wait for each other forever, or never for the launch before"
+        for argument in started.arguments:
             if isinstance(argument, DeviceArray):
                 assert (space_around(argument.memory) == NOISE).all(), "wrote outside an array"
 

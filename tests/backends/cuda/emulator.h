@@ -4,7 +4,9 @@
  * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers). CTAs, and
  * threads between two meetings, take turns in another order in every launch, and warps run ahead of
  * each other as far as they can, so that a barrier that is missing shows; vector types must lie where
- * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory.
+ * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory. The launch before
+ * one that begins early runs when all threads of the first CTA wait for it: what they read before is
+ * what was there before it.
  */
 #include <cmath>
 #include <csetjmp>
@@ -63,7 +65,8 @@ static ucontext_t outside;
 static jmp_buf scheduler;
 static std::vector<Fiber> fibers;
 static std::vector<Warp> warps;
-static Meeting cta;
+static Meeting cta, early;
+static void (*before)(); /* runs the launch before, which has not been waited for */
 static const std::function<void()> *body;
 static unsigned current, launches;
 static dim3 block_index;
@@ -128,7 +131,7 @@ static bool run_cta(const std::vector<unsigned> &order)
 {
     const int threads = (int)order.size();
     warps.assign((threads + 31) / 32, Warp());
-    cta = Meeting{threads};
+    cta = early = Meeting{threads};
     memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
     for (int i = 0; i < threads; i++) {
         fibers[i].done = false;
@@ -146,8 +149,13 @@ static bool run_cta(const std::vector<unsigned> &order)
                 left -= fibers[current].done;
             }
         }
-        if (!goes_on) /* a meeting that some threads never join */
+        if (!goes_on && before && early.arrived == left) { /* all wait for the launch before */
+            before();
+            before = nullptr;
+            early.round++;
+        } else if (!goes_on) { /* a meeting that some threads never join */
             return false;
+        }
     }
     return true;
 }
@@ -167,12 +175,28 @@ static bool run(int grid_x, int grid_y, int threads, const std::function<void()>
     return true;
 }
 
+static void wait_for_launches()
+{
+    if (before) {
+        fibers[current].meeting = &early;
+        fibers[current].round = early.round;
+        early.arrived++;
+        leave();
+    }
+}
+
 static Warp &warp() { return warps[current / 32]; }
 
 } // namespace emulator
 
 #define threadIdx (dim3{emulator::current, 0})
 #define blockIdx (emulator::block_index)
+
+static void wait_for_launches() { emulator::wait_for_launches(); }
+
+static void let_next_begin() {}
+
+static void prefetch(const void *) {}
 
 static void __syncthreads() { emulator::meet(emulator::cta); }
 

@@ -66,6 +66,23 @@ def test_rounds_are_graphs_with_conditions_where_the_driver_has_them(cuda, emula
     assert cuda.n_conditions > 0 if version > 12030 else cuda.n_conditions == 0
 
 
+@pytest.mark.parametrize(("capability", "is_early"), [((8, 9), False), ((9, 0), True)])
+def test_products_begin_early_where_the_architecture_can(
+    cuda, emulated, monkeypatch, capability, is_early
+):
+    cuda.devices[0].compute_capability = capability
+    launch, seen = emulated.launch, []
+
+    def seeing(*given, is_early):
+        seen.append(is_early)
+        launch(*given, is_early=is_early)
+
+    monkeypatch.setattr(emulated, "launch", seeing)
+    context("cuda").process(Batch.of(DEMO.text(3)))
+    assert any(seen) == is_early
+    assert not all(seen)
+
+
 def test_devices_are_chosen_by_number_and_each_call_finds_its_own(cuda):
     tokens, contexts = DEMO.text(3), [context("cuda:1"), context("cuda"), context("cuda:0")]
     assert select_backend("cuda:1") is select_backend("cuda:1")

@@ -77,6 +77,7 @@ class Source(SimpleNamespace):
 
 def run(device, made, n_threads, *arguments):
     device.launch(device.load(made), (1, 1), n_threads, arguments)
+    device.finish()
 
 
 @pytest.mark.parametrize("n_launches", range(4))
@@ -130,3 +131,45 @@ def test_an_unaligned_read_ends_the_process(emulated):
         run(emulated, Source(FOURS), 32, x, y, np.int32(1))
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+EARLY = """
+extern "C" __global__ void __launch_bounds__(64)
+    early(const float *__restrict__ x, const float *__restrict__ w, float *__restrict__ y)
+{
+    float sum = w[threadIdx.x];
+    BEFORE
+    WAIT
+    AFTER
+    y[threadIdx.x] = sum;
+}
+"""
+READ = "sum += x[threadIdx.x];"
+
+
+@pytest.mark.parametrize("n_launches", range(4))
+def test_a_read_before_the_launch_before_has_ended_shows(emulated, n_launches):
+    """It finds what was there before that; weights may be read at any time."""
+    values, ones = np.arange(64, dtype=np.float32), np.ones(64, np.float32)
+    results = []
+    for before, after in (("", READ), (READ, "")):
+        x, w, y = emulated.empty((64,), np.float32), emulated.upload(ones), emulated.upload(ones)
+        first = emulated.load(kernel(HALVES, BARRIER="__syncthreads();"))
+        source = kernel(EARLY, BEFORE=before, WAIT="wait_for_launches();", AFTER=after)
+        second = emulated.load(source)
+        given = emulated.upload(values)
+        emulated.launch(first, (1, 1), 64, (given, x, np.int32(0)))
+        emulated.launch(second, (1, 1), 64, (x, w, y), is_early=True)
+        results.append(emulated.download(y, 64))
+    assert np.array_equal(results[0], values[::-1] + 2)
+    assert np.isnan(results[1]).all()
+
+
+def test_an_early_launch_that_never_waits_shows(emulated):
+    x, y = emulated.upload(np.zeros(64, np.float32)), emulated.empty((64,), np.float32)
+    first = emulated.load(kernel(HALVES, BARRIER="__syncthreads();"))
+    second = emulated.load(kernel(EARLY, BEFORE=READ, WAIT="", AFTER=""))
+    emulated.launch(first, (1, 1), 64, (x, y, np.int32(0)))
+    emulated.launch(second, (1, 1), 64, (x, x, y), is_early=True)
+    with pytest.raises(AssertionError, match="never for the launch before"):
+        emulated.finish()

@@ -21,16 +21,16 @@ class Counts:
     def _counted(self, name, call):
         self.n[name] = 0
 
-        def counted(*arguments):
+        def counted(*arguments, **options):
             inside = self.device.recorded is not None or self.n.get("inside")
             self.n[name] += not inside
             if name == "replay" and not inside:
                 self.n["inside"] = True
                 try:
-                    return call(*arguments)
+                    return call(*arguments, **options)
                 finally:
                     self.n["inside"] = False
-            return call(*arguments)
+            return call(*arguments, **options)
 
         return counted
 

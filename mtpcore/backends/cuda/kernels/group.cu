@@ -5,6 +5,8 @@
  * members[n_tiles][width] are slots, -1 behind the last one; matrices[n_tiles] is -1 for a tile that
  * is not needed. `leaders` and `ranks` are scratch of n_slots. Grid: 1. Block: 1024.
  */
+#include "early.cuh"
+
 #define THREADS 1024
 
 /* The matrix of a slot: an id for each where there are ids, of the row `rows[slot]` where rows are
@@ -23,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           int *__restrict__ matrices, int *leaders, int *ranks, int n_slots, int n_tiles, int width,
           int stride, int first, int n_matrices)
 {
+    let_next_begin();
     for (int slot = threadIdx.x; slot < n_slots; slot += THREADS) {
         const int own = matrix_of(ids, rows, stride, first, n_matrices, slot);
         int leader = slot, rank = 0;

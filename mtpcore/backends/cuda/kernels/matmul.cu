@@ -11,9 +11,11 @@
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
  * other. Where there are rows of a `residual`, they are added last.
  *
- * Weights lie as quantised.cuh says. Grid: (row tiles / ROW_TILES of each, slots / 8 / TOKEN_TILES rounded
- * up, or tiles of group.cu). Block: 256.
+ * Weights lie as quantised.cuh says, and are fetched before the launch before has ended (early.cuh).
+ * Grid: (row tiles / ROW_TILES of each, slots / 8 / TOKEN_TILES rounded up, or tiles of group.cu).
+ * Block: 256.
  */
+#include "early.cuh"
 #include "float16.cuh"
 #include "quantised.cuh"
 #include "slots.cuh"
@@ -89,9 +91,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
            const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3)
 {
     __shared__ float partial[WARPS][16 * WIDTH];
-    const int matrix = matrix_of_tile(matrices);
-    if (matrix < 0)
-        return;
     int number = blockIdx.x; /* of the CTAs of its matrix */
     if (number >= n_ctas(n_rows)) {
         number -= n_ctas(n_rows);
@@ -103,6 +102,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
             bias = bias_3, y = y_3, n_rows = n_rows_3;
         }
     }
+    if (!matrices) { /* which one it is, launches before have written */
+        const size_t of_tile = (size_t)n_blocks * STEPS * 32;
+        const int n_own = (n_rows + 15) / 16 - number * ROW_TILES;
+        const size_t first = number * ROW_TILES * of_tile;
+        const size_t n = of_tile * (n_own < ROW_TILES ? n_own : ROW_TILES);
+        prefetch_all(low + first, n * sizeof(Low));
+        if (HIGH)
+            prefetch_all(high + first, n * sizeof(High));
+    }
+    wait_for_launches();
+    let_next_begin();
+    const int matrix = matrix_of_tile(matrices);
+    if (matrix < 0)
+        return;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int g = lane >> 2, q = lane & 3;
     const int n_tiles = (n_rows + 15) / 16;

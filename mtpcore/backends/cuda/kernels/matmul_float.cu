@@ -4,8 +4,10 @@
  * 1024 in ascending order, in one chain of fused multiply-adds; then a fixed tree adds the threads:
  * lanes 16, 8, 4, 2 and 1 apart, then the warps in order. So a token's bits are the same alone, in a
  * batch, and beside any neighbours. Rows of weights are filled up with zeros to whole groups of four
- * columns. Grid: (rows / 4, slots / 8 rounded up, or tiles of group.cu). Block: 256.
+ * columns. Weights are fetched before the launch before has ended (early.cuh).
+ * Grid: (rows / 4, slots / 8 rounded up, or tiles of group.cu). Block: 256.
  */
+#include "early.cuh"
 #include "float16.cuh"
 #include "slots.cuh"
 
@@ -59,11 +61,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  int n_slots, int n_ranks)
 {
     __shared__ float partial[WARPS][ROWS * TOKENS];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int first_row = blockIdx.x * ROWS, pitch = (n_cols + 3) / 4;
+    if (!matrices) { /* which one it is, launches before have written */
+        const size_t n_own = n_rows - first_row < ROWS ? n_rows - first_row : ROWS;
+        prefetch_all(weights + (size_t)first_row * pitch, n_own * pitch * sizeof(Four));
+    }
+    wait_for_launches();
+    let_next_begin();
     const int matrix = matrix_of_tile(matrices);
     if (matrix < 0)
         return;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int first_row = blockIdx.x * ROWS, pitch = (n_cols + 3) / 4;
 
     int rows_of_x[TOKENS];
 #pragma unroll
@@ -86,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 read(v, x + (size_t)rows_of_x[t] * n_cols, 4 * four, n_cols);
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
+#pragma unroll
                 for (int i = 0; i < 4; i++)
                     sum[r * TOKENS + t] = fmaf(w[r][i], v[i], sum[r * TOKENS + t]);
         }
@@ -93,9 +102,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     /* Each step leaves a lane half of its sums, those whose number has the lane's own bit; in the end
      * lane i has sum i of the whole warp. */
 #pragma unroll
-    for (int step = 16; step > 0; step >>= 1)
+    for (int step = ROWS * TOKENS / 2; step > 0; step >>= 1)
 #pragma unroll
-        for (int i = 0; i < step; i++) {
+        for (int i = 0; i < ROWS * TOKENS / 2; i++) {
+            if (i >= step) /* known to the compiler, as the number of turns must be */
+                break;
             const bool upper = lane & step;
             const float kept = upper ? sum[i + step] : sum[i];
             const float sent = upper ? sum[i] : sum[i + step];

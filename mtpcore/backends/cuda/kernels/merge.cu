@@ -4,6 +4,7 @@
  * Where BLOCK is not 0, the row of all heads becomes codes (quantise.cuh), BLOCK values to a warp, and
  * there is no y. Grid: (heads, rows), or (blocks of a row / 8 rounded up, rows). Block: 256.
  */
+#include "early.cuh"
 #include "functions.cuh"
 #include "quantise.cuh"
 #include "visible.cuh"
@@ -44,9 +45,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           float *__restrict__ scales, short *__restrict__ sums_of_codes, int first_row,
           int n_ranges, int n_heads, int v_width)
 {
+    let_next_begin();
     const int row = blockIdx.y, t = first_row + row;
     const Visible visible = visible_of_rows[t];
-    const int n = visible.begin < visible.end ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1 : 0;
+    const int n = visible.begin < visible.end
+                      ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1
+                      : 0;
     const size_t pitch = (size_t)n_ranges * (v_width + 2);
     const float *of_row = sums + (size_t)row * n_heads * pitch;
 #if BLOCK

@@ -6,6 +6,7 @@
  * for nothing to add. Where BLOCK is not 0, blocks of as many values become codes, too
  * (quantise.cuh), and y is not written where it is null. Grid: rows. Block: 256.
  */
+#include "early.cuh"
 #include "quantise.cuh"
 
 #define THREADS 256
@@ -30,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
               int width, float n, float eps)
 {
+    let_next_begin();
     __shared__ float of_values[WARPS], of_squares[WARPS];
     const int thread = threadIdx.x;
     const float *row = x + (size_t)blockIdx.x * width;

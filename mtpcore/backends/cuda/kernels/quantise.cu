@@ -2,6 +2,7 @@
  * codes each: of x, or where GATED of kind(x) (up + offset), as functions.cuh has it. One warp for a
  * block. Grid: (blocks of a row / 8 rounded up, rows). Block: 256.
  */
+#include "early.cuh"
 #include "functions.cuh"
 #include "quantise.cuh"
 
@@ -13,6 +14,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
              signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
              int n_blocks, int kind, float limit, float offset)
 {
+    let_next_begin();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int block = blockIdx.x * (THREADS / 32) + warp;
     if (block >= n_blocks) /* a whole warp */

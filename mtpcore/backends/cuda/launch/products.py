@@ -276,6 +276,7 @@ def _multiply(
                 _MATMUL_FLOAT[w.type],
                 (-(-w.n_rows // _FLOAT_ROWS), slots.n_tiles),
                 (w.low, x, bias, slots.matrices, slots.members, y, *map(np.int32, sizes)),
+                is_early=True,
             )
         ]
     codes = codes_for(step, FORMATS[w.type].block, x, w.n_cols)
@@ -329,6 +330,7 @@ def _multiply_together(
             *others,
             *nobody * (MOST_FACTORS - len(factors)),
         ),
+        is_early=True,
     )
 
 

@@ -18,12 +18,16 @@ THREADS = 256
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """One kernel with its grid, and its arguments in order."""
+    """One kernel with its grid, and its arguments in order.
+
+    An early one waits itself for what was launched before it; see ``kernels/early.cuh``.
+    """
 
     kernel: Kernel
     grid: tuple[int, int]
     arguments: tuple[Any, ...]
     block: int = THREADS
+    is_early: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -51,7 +55,8 @@ Launcher = Callable[[Step, int], list[Launch]]
 def start(device: Device, launches: Iterable[Launch]) -> None:
     """Start kernels one after the other."""
     for launch in launches:
-        device.launch(device.load(launch.kernel), launch.grid, launch.block, launch.arguments)
+        loaded, arguments = device.load(launch.kernel), launch.arguments
+        device.launch(loaded, launch.grid, launch.block, arguments, is_early=launch.is_early)
 
 
 def n_of_row(array: DeviceArray) -> int:
