@@ -202,8 +202,8 @@ def _counted(compiled: Compiled, recorded: Recorded, kind: int) -> list[str]:
     macros = dict(recorded.kernel.defines)
     if recorded.kernel.name == "matmul":
         tiles = int(macros["ROW_TILES"])
-        times = cols / 8 / 256 * tiles
-        name = f"{tiles} x {macros['TOKEN_TILES']}"
+        times = cols / 8 / 256 * tiles * int(macros["EIGHTHS"])
+        name = label(recorded.kernel).split(", ", 1)[1]
     else:
         times, name = 4 / 16 * cols / 8 / 256, "float"
     n_bytes = sum(

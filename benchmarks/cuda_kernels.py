@@ -29,6 +29,8 @@ MOST_REGISTERS_WIDE = 255
 MOST_SHARED = 16 << 10
 MOST_SHARED_ATTENTION = 40 << 10
 """Two blocks on a multiprocessor of any device, with queries, weights and values at hand."""
+MOST_SHARED_RING = 48 << 10
+"""Of a kernel that lets weights come through shared memory: what a block may have unasked."""
 
 TITLE = """# What the CUDA kernels take
 
@@ -37,31 +39,33 @@ Written by `python benchmarks/cuda_kernels.py` with NVRTC {version}, without a G
 Registers of a thread, for each architecture; bytes of shared memory of a block; bytes that a
 thread keeps in memory for want of registers. The budget is {narrow} registers ({wide} for products
 of many rows, with tiles of 2 x 4, and for delta rules with keys of more than 128 entries) and
-{shared} bytes of shared memory ({attention} for attention); nothing is spilled, and nothing makes
-the compiler warn.
+{shared} bytes of shared memory ({attention} for attention, {ring} for products of few rows, whose
+weights come through it); nothing is spilled, and nothing makes the compiler warn.
 """
 
 
 def label(kernel: Kernel) -> str:
     """Return a kernel's variant in words: a type and its tiles, or the macros."""
     for kind, layout in FORMATS.items():
-        if kernel.name == "matmul" and kernel.defines[:-2] == layout.defines():
-            rows, tokens = (number for _, number in kernel.defines[-2:])
-            return f"{Type(kind).name}, {rows} x {tokens}"
+        if kernel.name == "matmul" and kernel.defines[:-3] == layout.defines():
+            rows, tokens, eighths = (number for _, number in kernel.defines[-3:])
+            return f"{Type(kind).name}, {rows} x {tokens}" + (", long" if eighths > "1" else "")
     return ", ".join(f"{key} {value}" for key, value in kernel.defines)
 
 
 def faults(kernel: Kernel, taken: Resources) -> Iterator[str]:
     """Say what is wrong with a compiled kernel."""
-    has_wide_tiles = ("ROW_TILES", "1") not in kernel.defines and kernel.name == "matmul"
-    is_wide = has_wide_tiles or ("ENTRIES", "64") in kernel.defines
+    is_product, has_one_tile = kernel.name == "matmul", ("ROW_TILES", "1") in kernel.defines
+    is_wide = (is_product and not has_one_tile) or ("ENTRIES", "64") in kernel.defines
+    has_ring = is_product and has_one_tile
     if taken.warnings:
         yield f"warnings: {taken.warnings}"
     if taken.spilled:
         yield f"{taken.spilled} bytes spilled"
     if taken.registers > (MOST_REGISTERS_WIDE if is_wide else MOST_REGISTERS):
         yield f"{taken.registers} registers"
-    if taken.shared > (MOST_SHARED_ATTENTION if kernel.name == "attention" else MOST_SHARED):
+    most_shared = MOST_SHARED_ATTENTION if kernel.name == "attention" else MOST_SHARED
+    if taken.shared > (MOST_SHARED_RING if has_ring else most_shared):
         yield f"{taken.shared} bytes of shared memory"
 
 
@@ -89,6 +93,7 @@ def main() -> int:
         wide=MOST_REGISTERS_WIDE,
         shared=MOST_SHARED,
         attention=MOST_SHARED_ATTENTION,
+        ring=MOST_SHARED_RING,
     )
     table = [names, ["---"] * len(names), *rows]
     lines = "\n".join(f"| {' | '.join(row)} |" for row in table)

@@ -86,7 +86,13 @@ class Recorder:
         return kernel
 
     def launch(
-        self, loaded: Any, grid: tuple[int, int], block: int, arguments: Sequence[Any]
+        self,
+        loaded: Any,
+        grid: tuple[int, int],
+        block: int,
+        arguments: Sequence[Any],
+        *,
+        is_early: bool = False,
     ) -> None:
         """Write it down."""
         self.launches.append(Recorded(loaded, grid, block, tuple(arguments)))

@@ -67,13 +67,13 @@ def resident(gpu: Gpu, registers: int, shared: int, threads: int) -> int:
     return min(by_registers, by_shared, gpu.warps // warps, gpu.blocks)
 
 
-def rates_of(gpu: Gpu, n_macs: int) -> dict[str, float]:
+def rates_of(gpu: Gpu) -> dict[str, float]:
     """Return instructions of a warp that a multiprocessor carries out in a cycle, by pipe.
 
-    ``n_macs`` are the multiply-adds of an instruction for the tensor cores.
+    Those of the tensor cores are multiply-adds.
     """
     return {
-        "tensor": gpu.mma / n_macs,
+        "tensor": gpu.mma,
         "float": gpu.float_lanes / 32,
         "multiply": 2.0,
         "alu": 2.0,
@@ -96,7 +96,7 @@ def price(
     # a multiprocessor has whole blocks: those of the busiest one count
     per_unit = -(-launch.n_blocks // gpu.multiprocessors) * (n_warps / launch.n_blocks)
     second = gpu.clock
-    rates = rates_of(gpu, macs_of(code))
+    rates = rates_of(gpu)
     bounds = {"memory": launch.n_bytes / gpu.copy}
     bounds["issue"] = per_unit * counts.total() / gpu.schedulers / second
     for pipe, rate in rates.items():
@@ -110,18 +110,13 @@ def price(
     return Price(bounds, gpu.memory_cycles / second)
 
 
-def macs_of(code: Code) -> int:
-    """Return the multiply-adds of a kernel's instruction for the tensor cores."""
-    names = {i.name for i in code.instructions if i.pipe == "tensor"}
-    return 2048 if any("16816" in name for name in names) else 4096
-
-
 def _cycles(code: Code, launch: Launched, counts: Counter[str], pipe: str, rate: float) -> float:
     """Return the cycles of a pipe; wide loads and stores move 128 bytes in each."""
-    if pipe != "load":
+    if pipe not in ("load", "tensor"):
         return counts[pipe] / rate
-    return sum(
-        times * code.instructions[at].width
-        for at, times in code.path(launch.loops)
-        if code.instructions[at].pipe == "load"
-    )
+    found = 0.0
+    for at, times in code.path(launch.loops):
+        instruction = code.instructions[at]
+        if instruction.pipe == pipe:
+            found += times * (instruction.macs if pipe == "tensor" else instruction.width)
+    return found / rate

@@ -55,6 +55,11 @@ class Instruction(msgspec.Struct, frozen=True):
     reads: tuple[str, ...]
     writes: tuple[str, ...]
 
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of an instruction for the tensor cores: 16 x 8 of as many columns."""
+        return 16 * 8 * (16 if "16816" in self.name else 32)
+
     @classmethod
     def of(cls, guard: str, name: str, operands: str, target: int | None = None) -> Instruction:
         """Find out what an instruction reads and writes."""

@@ -12,7 +12,6 @@ from costs.launches import Recorded
 from costs.model import Launched
 from costs.sass import Code
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.memory.base import PAGE
 
 __all__ = ["OF_KERNEL", "launched"]
 
@@ -20,8 +19,13 @@ Loops = dict[tuple[int, int], float]
 
 _WARPS = 8
 """Parts of a sum, and of the warps of a product's block."""
-_TILE = 32
-"""Entries of a tile of keys."""
+_PLANES = (*range(4), *range(16, 20), *range(23, 27))
+_STREAMED = {*range(4), *range(14, 18), *range(21, 25)}
+"""Weights of up to three matrices: which arguments, and which of eight bytes each."""
+_PIECE = 4
+"""Blocks of 32 columns in a piece of a ring."""
+_EACH = 8
+"""Queries of a thread that computes scores."""
 
 
 def launched(recorded: Recorded, code: Code, depth: int) -> Launched:
@@ -39,43 +43,37 @@ def _bytes(array: Any) -> int:
 
 
 def _matmul(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
-    n_rows, n_blocks, n_slots = (int(number) for number in recorded.arguments[11:14])
-    macros = {key: value for key, value in recorded.kernel.defines}
+    n_blocks, n_slots = (int(number) for number in recorded.arguments[12:14])
+    n_rows = sum(int(recorded.arguments[at]) for at in (11, 22, 29))
+    macros = dict(recorded.kernel.defines)
     block = int(macros["BLOCK"])
-    weights = sum(map(_bytes, recorded.arguments[:4]))
+    weights = sum(_bytes(recorded.arguments[at]) for at in _PLANES)
     of_row = n_blocks * (block + 4) + n_blocks * block // 16 * 2 * int(macros["MINIMA"])
     n_bytes = weights + n_slots * (of_row + 4 * n_rows)
-    return n_bytes, product_loops(code, macros, n_blocks / _WARPS), {0, 1, 2, 3}
+    return n_bytes, product_loops(code, macros, n_blocks / _WARPS), _STREAMED
 
 
 def product_loops(code: Code, macros: dict[str, str], n_blocks: float) -> Loops:
-    """Return how often a warp of ``matmul`` goes through its loops for so many of its blocks."""
-    block, sub = int(macros["BLOCK"]), int(macros["SUB"])
-    tiles = int(macros["ROW_TILES"]) * int(macros["TOKEN_TILES"])
-    parts = 32 // sub if sub else 1
-    steps = block // 32
+    """Return how often a warp of ``matmul`` goes through its loops; an eighth has so many blocks.
+
+    Loops are over eighths, over blocks, of which the compiler takes several in a turn, and over
+    pairs of products. Where there is a ring, its pieces' loop has two ways back; the longer one
+    fetches a piece.
+    """
 
     def products(loop: tuple[int, int]) -> int:
         return sum(i.pipe == "tensor" for i in code.body(loop))
 
-    with_products = [loop for loop in code.loops() if products(loop)]
-    outer = max(with_products, key=lambda loop: (products(loop), loop[1] - loop[0]))
-    inner = [x for x in with_products if outer[0] <= x[0] and x[1] <= outer[1] and x != outer]
-    of_block = steps * parts * tiles
-    if not inner:
-        return {outer: n_blocks * of_block / products(outer)}
-    innermost = [x for x in inner if x in code.innermost()]
-    middle = [x for x in inner if x not in innermost]
-    turns = of_block / sum(map(products, innermost))
-    steps_of_word = sub // 8 if sub else 1
-    of_step = parts * int(macros["TOKEN_TILES"])
-    loops = {outer: n_blocks}
-    for loop in innermost:
-        loops[loop] = steps_of_word * of_step / products(loop) if middle else turns
-    for loop in middle:
-        within = next(x for x in innermost if loop[0] <= x[0] and x[1] <= loop[1])
-        loops[loop] = turns / loops[within]
-    return loops
+    is_of_32, eighths = macros["BLOCK"] == "32", macros["EIGHTHS"]
+    loops = sorted(filter(products, code.loops()), key=lambda loop: loop[0] - loop[1])
+    if macros["ROW_TILES"] == "1":
+        return {loops[0]: n_blocks / (_PIECE if is_of_32 else 1)}
+    found = {loops.pop(0): float(eighths)} if eighths != "1" else {}
+    if not is_of_32:
+        return found | dict(zip(loops, (n_blocks, 4.0), strict=True))
+    most = max(loops, key=products)
+    of_block = int(macros["ROW_TILES"]) * int(macros["TOKEN_TILES"])
+    return found | {most: n_blocks * of_block / products(most)}
 
 
 def _matmul_float(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
@@ -104,27 +102,33 @@ def _rows(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set
 
 
 def _normalise(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
-    width = int(recorded.arguments[4])
+    width = int(recorded.arguments[7])
     unrolled = {loop: n / 4 for loop, n in _by_threads(recorded, code, width).items()}
     return 8.0 * recorded.grid[0] * width, unrolled, set()
 
 
 def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
-    """Every row's blocks read all places that it sees; rows after the first find them in L2."""
-    n_ranges, k_width = recorded.grid[1], int(recorded.arguments[16])
-    n_bytes = depth * recorded.arguments[6].shape[1]
-    pages = depth / n_ranges / PAGE
-    outer = max(code.loops(), key=lambda loop: loop[1] - loop[0])
-    loops: Loops = {outer: pages}
-    within = [x for x in code.loops() if outer[0] < x[0] and x[1] < outer[1]]
-    tiles = max(within, key=lambda loop: loop[1] - loop[0])
-    loops[tiles] = k_width / _TILE
+    """Every tile reads all places that it sees; tiles of further heads' rows find them in L2.
+
+    Around the scores and the values of a step are loops over sequences, ranges and steps.
+    """
+    keys, macros = recorded.arguments[6], dict(recorded.kernel.defines)
+    n_rows, n_ranges, tile_rows, _, _, n_shared, k_width = map(int, recorded.arguments[13:20])
+    n_queries = min(min(tile_rows, n_rows) * n_shared, int(macros["QUERIES"]))
+    n_keys = recorded.block / (4 if n_queries > 16 else 2 if n_queries > 8 else 1)
+    steps = max(depth / n_ranges / n_keys, 1)
+    around = sorted(code.loops(), key=lambda loop: loop[0] - loop[1])[:3]
+    loops: Loops = {around[2]: steps}
+    of_thread = int(macros["COLUMNS"]) * int(macros["QUERIES"]) * int(macros["V_THREADS"])
     for loop in code.innermost():
         body = code.body(loop)
-        n_loads = sum(i.name.startswith("LDG") for i in body)
-        if loop in within and n_loads and not any(i.name.startswith("STS") for i in body):
-            loops[loop] = PAGE / n_loads  # values of a page
-    return n_bytes, loops, {6}
+        n_float = sum(i.name.startswith("FFMA") for i in body)
+        loads = any(i.name.startswith("LDG") for i in body)
+        if not (around[2][0] < loop[0] and loop[1] < around[2][1]) or n_float < 4:
+            continue
+        n = k_width * _EACH if loads else n_keys * of_thread / recorded.block
+        loops[loop] = max(n / n_float, 1)
+    return depth * keys.shape[1], loops, {6}
 
 
 OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {
@@ -134,7 +138,16 @@ OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {
     "attention": _attention,
     **dict.fromkeys(
         (
-            *("quantise", "rope", "remember", "merge", "elementwise", "embed", "copy"),
+            *(
+                "quantise",
+                "rope",
+                "remember",
+                "turn_and_store",
+                "merge",
+                "elementwise",
+                "embed",
+                "copy",
+            ),
             *("choose", "settle", "not_finite", "adjust"),
         ),
         _rows,

@@ -144,7 +144,8 @@ def _fragments(codes: U8, layout: Format) -> tuple[U8, U8 | None]:
     registers = split.reshape(n_tiles, -1, STEP, 4, 4)
     upper = registers >> np.uint8(layout.low) if layout.high else registers
     high = {0: lambda _: None, 1: _single_bits, 2: _pairs_of_bits}[layout.high](upper)
-    return {8: _bytes, 4: _nibbles, 2: _pairs_of_bits}[layout.low](registers), high
+    of_four = _places if layout.table else _nibbles
+    return {8: _bytes, 4: of_four, 2: _pairs_of_bits}[layout.low](registers), high
 
 
 def _bytes(registers: U8) -> U8:
@@ -156,6 +157,13 @@ def _nibbles(registers: U8) -> U8:
     halves = registers & np.uint8(15)
     joined = _above(halves[..., :2, :], halves[..., 2:, :], 4)
     return joined.reshape(*joined.shape[:-2], 8)
+
+
+def _places(registers: U8) -> U8:
+    """Of two words the low halves are registers 0 and 1, too, but each has its codes in order."""
+    halves = registers & np.uint8(15)
+    pairs = _above(halves[..., ::2], halves[..., 1::2], 4)  # [..., registers, 2 bytes]
+    return np.stack([pairs[..., :2, :], pairs[..., 2:, :]], axis=-2).reshape(*pairs.shape[:-2], 8)
 
 
 def _pairs_of_bits(registers: U8) -> U8:

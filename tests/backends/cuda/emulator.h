@@ -1,12 +1,13 @@
 /* Runs a CUDA kernel's own source on the CPU, one CTA after the other; for tests.
  *
  * Each thread of a CTA is a fiber, switched where threads meet: __syncthreads, shuffles and matrix
- * products. The product's fragments follow the PTX ISA (mma.m16n8k32, 8-bit integers). CTAs, and
+ * products. Products' fragments follow the PTX ISA (mma.m16n8k32 and k16, 8-bit integers). CTAs, and
  * threads between two meetings, take turns in another order in every launch, and warps run ahead of
  * each other as far as they can, so that a barrier that is missing shows; vector types must lie where
- * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory. The launch before
- * one that begins early runs when all threads of the first CTA wait for it: what they read before is
- * what was there before it.
+ * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory. What is copied
+ * there beside a thread lands when the thread waits for it, and not before; until then there is
+ * noise. The launch before one that begins early runs when all threads of the first CTA wait for it:
+ * what they read before is what was there before it.
  */
 #include <cmath>
 #include <csetjmp>
@@ -48,6 +49,13 @@ struct Warp {
     unsigned a[2][32][4], b[2][32][2];
 };
 
+/* Sixteen bytes that a thread copies, in which of its groups. */
+struct Copy {
+    void *to;
+    const void *from;
+    int group;
+};
+
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
  * others are jumps. */
 struct Fiber {
@@ -57,6 +65,8 @@ struct Fiber {
     bool begun = false, done = true;
     const Meeting *meeting = nullptr; /* where it waits for the end of a round */
     long round = 0;
+    std::vector<Copy> copies; /* under way */
+    int groups = 0;
 
     bool can_go_on() const { return !done && !(meeting && meeting->round == round); }
 };
@@ -136,6 +146,8 @@ static bool run_cta(const std::vector<unsigned> &order)
     for (int i = 0; i < threads; i++) {
         fibers[i].done = false;
         fibers[i].meeting = nullptr;
+        fibers[i].copies.clear();
+        fibers[i].groups = 0;
         warps[i / 32].meeting.size++;
     }
     for (int left = threads; left;) {
@@ -278,24 +290,59 @@ static unsigned short narrow(float value)
     return bits;
 }
 
-/* Lane 4 g + q holds rows g (registers 0, 2) and g + 8 (1, 3) of the left side, columns 4q.. (0, 1)
- * and 16 + 4q.. (2, 3); column g of the right side, rows 4q.. and 16 + 4q..; and of the result rows
- * g (0, 1) and g + 8 (2, 3), columns 2q (0, 2) and 2q + 1 (1, 3). */
-static void multiply(int (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
+static void copy_later(void *to, const void *from)
+{
+    emulator::Fiber &fiber = emulator::fibers[emulator::current];
+    *(uint4 *)to = {~0u, ~0u, ~0u, ~0u};
+    fiber.copies.push_back({to, from, fiber.groups});
+}
+
+static void end_group() { emulator::fibers[emulator::current].groups++; }
+
+template <int N> static void wait_for_groups()
+{
+    emulator::Fiber &fiber = emulator::fibers[emulator::current];
+    std::vector<emulator::Copy> left;
+    for (const emulator::Copy &copy : fiber.copies)
+        if (copy.group < fiber.groups - N)
+            *(uint4 *)copy.to = *(const uint4 *)copy.from;
+        else
+            left.push_back(copy);
+    fiber.copies.swap(left);
+}
+
+/* The sum of `from` and K columns' products: lanes hold `a` and `b` as products.cuh says. */
+template <int K>
+static void multiply_columns(int (&to)[4], const unsigned *a, const unsigned *b,
+                             const int (&from)[4])
 {
     emulator::Warp &warp = emulator::warp();
     const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
-    memcpy(warp.a[turn][lane], a, sizeof a);
-    warp.b[turn][lane][0] = b0, warp.b[turn][lane][1] = b1;
+    memcpy(warp.a[turn][lane], a, K / 8 * sizeof *a);
+    memcpy(warp.b[turn][lane], b, K / 16 * sizeof *b);
     emulator::meet(warp.meeting);
     for (int i = 0; i < 4; i++) {
         const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-        sum[i] = 0;
-        for (int k = 0; k < 32; k++) {
+        unsigned sum = from[i];
+        for (int k = 0; k < K; k++) {
             const int half = k / 16, q = k % 16 / 4, shift = k % 4 * 8;
             const unsigned left = warp.a[turn][row % 8 * 4 + q][half * 2 + row / 8];
             const unsigned right = warp.b[turn][column * 4 + q][half];
-            sum[i] += (int8_t)(left >> shift) * (int8_t)(right >> shift);
+            sum += (int8_t)(left >> shift) * (int8_t)(right >> shift);
         }
+        to[i] = (int)sum;
     }
+}
+
+static void multiply(int (&to)[4], const unsigned (&a)[4], unsigned b0, unsigned b1,
+                     const int (&from)[4])
+{
+    const unsigned b[2] = {b0, b1};
+    multiply_columns<32>(to, a, b, from);
+}
+
+static void multiply_half(int (&to)[4], unsigned a0, unsigned a1, unsigned b, const int (&from)[4])
+{
+    const unsigned a[2] = {a0, a1};
+    multiply_columns<16>(to, a, &b, from);
 }

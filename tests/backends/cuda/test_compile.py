@@ -14,6 +14,8 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installe
 
 MOST_REGISTERS, MOST_SHARED = 255, 40 << 10
 """Of any kernel: what a thread can have, and what leaves room for two blocks on each device."""
+MOST_SHARED_RING = 48 << 10
+"""Of a product with few rows, whose weights come through it: what a block may have unasked."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,8 @@ def test_kernel_compiles_without_spills_or_warnings(kernel):
     assert taken.spilled == 0
     assert not taken.warnings
     assert 0 < taken.registers <= MOST_REGISTERS
-    assert taken.shared <= MOST_SHARED
+    has_ring = kernel.name == "matmul" and ("ROW_TILES", "1") in kernel.defines
+    assert taken.shared <= (MOST_SHARED_RING if has_ring else MOST_SHARED)
 
 
 def test_every_source_is_a_kernel_of_the_table():

@@ -37,6 +37,29 @@ extern "C" __global__ void __launch_bounds__(64)
 }
 """
 
+COPIES = """
+extern "C" __global__ void __launch_bounds__(32)
+    copies(const float *__restrict__ x, float *__restrict__ y, int n)
+{
+    __shared__ float4 ring[2][32];
+    float sum = 0.0f;
+    for (int i = 0; i < 2; i++) {
+        copy_later(&ring[i][threadIdx.x], x + (i * 32 + threadIdx.x) * 4);
+        end_group();
+    }
+    for (int i = 0; i < n; i++) {
+        WAIT
+        BARRIER
+        sum += ring[i % 2][threadIdx.x ^ 1].x;
+        READ
+        if (i + 2 < n)
+            copy_later(&ring[i % 2][threadIdx.x], x + ((i + 2) * 32 + threadIdx.x) * 4);
+        end_group();
+    }
+    y[threadIdx.x] = sum;
+}
+"""
+
 FOURS = """
 extern "C" __global__ void __launch_bounds__(32)
     fours(const float *__restrict__ x, float *__restrict__ y, int from)
@@ -103,6 +126,29 @@ def test_a_warp_that_runs_ahead_shows(emulated, n_launches):
         results.append(emulated.download(y, 64))
     assert np.array_equal(results[0], 3 * x[::-1] + 3)
     assert not np.array_equal(*results)
+
+
+WAIT, MEET = "wait_for_groups<1>();", "__syncwarp();"
+
+
+@pytest.mark.parametrize("n_launches", range(4))
+def test_copies_land_when_they_are_waited_for(emulated, n_launches):
+    """One that nobody waits for shows, and so does a barrier that is missing on either side."""
+    x = np.arange(4 * 128, dtype=np.float32).reshape(4, 32, 4)
+    wanted = x[:, np.arange(32) ^ 1, 0].sum(axis=0)
+
+    def sums(wait, landed, read):
+        loaded, y = (
+            kernel(COPIES, WAIT=wait, BARRIER=landed, READ=read),
+            emulated.empty((32,), "f4"),
+        )
+        run(emulated, loaded, 32, emulated.upload(x), y, np.int32(4))
+        return emulated.download(y, 32)
+
+    assert (sums(WAIT, MEET, MEET) == wanted).all()
+    for wrong in (("", MEET, MEET), ("wait_for_groups<2>();", MEET, MEET), (WAIT, "", MEET)):
+        assert np.isnan(sums(*wrong)).any(), wrong
+    assert not np.array_equal(sums(WAIT, MEET, ""), wanted)
 
 
 def test_unwritten_memory_is_noise(emulated):

@@ -24,6 +24,9 @@ def codes_of(packed, layout):
             for byte in range(4):
                 if layout.low == 8:
                     code = low[:, :, lane, 4 * register + byte].view(np.int8).astype(np.int64)
+                elif layout.table:
+                    at = register % 2 * 4 + register // 2 * 2 + byte // 2
+                    code = low[:, :, lane, at].astype(np.int64) >> byte % 2 * 4 & 15
                 elif layout.low == 4:
                     word = low[:, :, lane, register % 2 * 4 + byte].astype(np.int64)
                     code = word >> register // 2 * 4 & 15

@@ -10,6 +10,7 @@ from harness.cuda_orders import Product
 from harness.cuda_steps import carry_out, execute, matrix
 from harness.generated import FLOATS, NATIVE, QUANTISED, random_matrix
 
+from mtpcore.backends.cuda.launch import products
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.codes import quantise as quantise_rows
 from mtpcore.backends.cuda.launch.products import KERNELS, LAUNCHERS, ClusteredMatrix
@@ -73,6 +74,33 @@ def test_rows_times_a_matrix_in_the_order_written_down(device, kind):
     assert np.abs(many - formula).max() < 1e-5 * np.sqrt(shape[1]) * np.abs(formula).max()
 
 
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_warps_that_go_through_all_columns_make_the_same_sums(device, kind, monkeypatch):
+    """Five row tiles, of which the last has no neighbour, and two tiles of slots."""
+    shape = (69, width_of(kind, 11))
+    raw, x, bias = raw_matrix(kind, *shape), floats(17, 35, shape[1]), floats(18, shape[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "_MANY", 2)
+        made = product(device, "matmul", kind, raw, shape, [x], (69,), bias)
+    assert (made == defined(kind, raw).times(x) + bias).all()
+    few = product(device, "matmul", kind, raw, shape, [x[30:]], (69,), bias)
+    assert (few == made[30:]).all()
+
+
+def test_tiles_keep_a_gpu_busy():
+    """Few slots share their columns among warps; long rows of them need no other warp's sums."""
+
+    w = products.DeviceMatrix(int(Type.Q8_0), 1, 4096, 32, None, None, None, None)
+
+    def tiles_of(n_slots, *n_rows):
+        return products._tiles(n_rows, products.slots_of_rows(w, n_slots))
+
+    assert tiles_of(8, 4096) == products.NARROW
+    assert tiles_of(32, 4096) == products.WIDE
+    assert tiles_of(512, 4096) == tiles_of(512, 1024, 1024, 1024) == products.LONG
+    assert tiles_of(512, 1024) == products.WIDE
+
+
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
 def test_row_has_the_same_bits_alone_and_in_batches(device, kind):
     shape = (18, width_of(kind, 3))
@@ -114,12 +142,20 @@ def test_activations_are_quantised_as_defined(device, block):
         device.empty((6, 48), np.int16),
     )
     execute(device, [quantise_rows(device.upload(x), made, 6)])
-    got_codes, got_scales, got_sums = (device.download(array, 6) for array in arrays_of(made))
+    laid, got_scales, got_sums = (device.download(array, 6) for array in arrays_of(made))
+    # by q of a lane, then by step and half of 32 columns
+    laid = laid.reshape(6, -1, 4, block // 32, 2, 4)
+    got_codes = laid.transpose(0, 1, 3, 4, 2, 5).reshape(6, -1, block)
+    got_sums = got_sums.view(np.int32)
+    if block == 256:  # in two bytes each
+        parts = got_sums.view(np.int8).reshape(6, -1, 4, 2, 4).astype(np.int32)
+        got_sums = parts[:, :, :, 0] + 256 * parts[:, :, :, 1]
+    width = 16 if block == 256 else 32
     for row, *got in zip(x, got_codes, got_scales, got_sums, strict=True):
         wanted, wanted_scales = quantise(row, block)
-        assert (got[0] == wanted.reshape(-1)).all()
+        assert (got[0] == wanted.reshape(-1, block)).all()
         assert np.array_equal(got[1], wanted_scales, equal_nan=True)
-        assert (got[2] == wanted.reshape(-1, 16).sum(axis=1)).all()
+        assert (got[2].reshape(-1) == wanted.reshape(-1, width).sum(axis=1)).all()
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)

@@ -45,16 +45,16 @@ static __device__ __forceinline__ float value_of(const Low *low, const High *hig
     const size_t block = (size_t)(row / 16) * (n_cols / BLOCK) + column / BLOCK;
     unsigned a[4];
     unpack(a, low, high, (block * STEPS + column % BLOCK / 32) * 32 + 4 * g + q);
-    const float code = (float)(signed char)(a[column % 32 / 16 * 2 + half] >> column % 4 * 8);
+    const int byte = (signed char)(a[column % 32 / 16 * 2 + half] >> column % 4 * 8);
+    const float code = (float)(byte - OFFSET);
 
     const Scale *own = scales + block * (MINIMA ? 32 : 16) + row % 16;
     float scale = scale_of(own[0]), minimum = -1.0f;
 #if SUB
-    const int part = column % BLOCK / SUB, shift = part % 4 * 8;
-    const Factors factors = read_factors(subs, block, part / 4, g);
-    const unsigned factor = factors.factors[half] >> shift & 255;
-    scale *= NIBBLES ? (float)(factor & 15) : (float)(signed char)factor;
-    minimum = NIBBLES ? (float)(factor >> 4) : (float)(factors.minima[half] >> shift & 255);
+    const unsigned char *factor = (const unsigned char *)subs +
+                                  (block * SETS * 16 + row % 16) * PARTS + column % BLOCK / SUB;
+    scale *= (float)factor_of(*factor);
+    minimum = (float)(NIBBLES ? *factor >> 4 : MINIMA ? factor[16 * PARTS] : 0);
 #endif
     return MINIMA ? scale * code - scale_of(own[16]) * minimum : scale * code;
 }

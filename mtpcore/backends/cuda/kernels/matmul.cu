@@ -1,214 +1,531 @@
 /* y[t][r] = sum_k w[r][k] x[t][k] + bias[r], quantised weights times int8 activations.
  *
- * One CTA makes 16 ROW_TILES outputs for 8 TOKEN_TILES slots (slots.cuh). Its 8 warps each walk a
- * fixed eighth of the blocks in ascending order. Products of a block are exact in int32 (one
- * tensor-core product, 16 x 32 by 32 x 8, for 32 columns); then one chain of fused multiply-adds
- * takes them in, times the two scales, and after it the block's minima. The eighths are added in
- * warp order. The split depends on the matrix alone, and a column of a product on its own token
- * alone: a token's bits are the same alone, in a batch, in tiles of any number, and beside any
- * neighbours. Missing tokens are columns of zeros.
+ * The blocks of a row are summed in eighths, each in ascending order. Products of a block are exact
+ * in int32 (products of the tensor cores, 16 x 32 by 32 x 8, for 32 columns), and so are factors,
+ * minima and what the codes' offset adds; one chain of fused multiply-adds takes them in, times the
+ * two scales, and after it the block's minima. Then the eighths are added in order. The split depends
+ * on the matrix alone, and a column of a product on its own token alone: a token's bits are the same
+ * alone, in a batch, in tiles of any number, and beside any neighbours. Slots that are missing repeat
+ * the first row of x, and nobody reads what comes of it.
+ *
+ * A warp makes 16 ROW_TILES outputs for 8 TOKEN_TILES slots (slots.cuh). Where EIGHTHS is 1, the 8
+ * warps of a CTA share a tile, and each has an eighth of its blocks; else each has a tile, and goes
+ * through all 8. With one row tile, weights come through a ring of pieces in shared memory, STAGES of
+ * them under way for each warp while none takes registers. Weights lie as quantised.cuh says, x as
+ * quantise.cuh does; weights are fetched before the launch before has ended (early.cuh).
  *
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
  * other. Where there are rows of a `residual`, they are added last.
- *
- * Weights lie as quantised.cuh says, and are fetched before the launch before has ended (early.cuh).
- * Grid: (row tiles / ROW_TILES of each, slots / 8 / TOKEN_TILES rounded up, or tiles of group.cu).
- * Block: 256.
+ * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, slots / 8 /
+ * TOKEN_TILES rounded up, or tiles of group.cu). Block: 256.
  */
+#include "copies.cuh"
 #include "early.cuh"
 #include "float16.cuh"
+#include "products.cuh"
 #include "quantised.cuh"
 #include "slots.cuh"
 
 #define WARPS 8
 #define WIDTH (8 * TOKEN_TILES)
+#define PRELOADED (ROW_TILES == 1)
+#define TILES_OF_CTA (ROW_TILES * (EIGHTHS == 1 ? 1 : WARPS))
 
-#ifndef MTPCORE_EMULATED
-static __device__ __forceinline__ void multiply(int (&sum)[4], const unsigned (&a)[4], unsigned b0,
-                                                unsigned b1)
+/* Bytes of a block of a row tile, in each plane of weights. */
+#define LOW_BYTES (STEPS * 32 * (int)sizeof(Low))
+#define HIGH_BYTES (HIGH ? STEPS * 32 * (int)sizeof(High) : 0)
+#define PART_BYTES (SETS * 16 * PARTS)
+#define SCALE_BYTES ((MINIMA ? 32 : 16) * (int)sizeof(Scale))
+
+/* Blocks of a piece, and pieces of a warp's ring. */
+#define PIECE (BLOCK == 256 ? 1 : 4)
+#define PIECE_BYTES (PIECE * (LOW_BYTES + HIGH_BYTES + PART_BYTES + SCALE_BYTES))
+#define FITTING (48 * 1024 / WARPS / PIECE_BYTES)
+#define STAGES (FITTING > 3 ? 3 : FITTING)
+
+/* Of whole numbers below 2^22 this plus the number are the bits of the float of 3 * 2^22 and it. */
+#define MAGIC 0x4b400000
+#define MAGIC_VALUE 12582912.0f
+
+/* Where weights of consecutive blocks of a row tile lie. */
+struct Weights {
+    const char *low, *high, *parts, *scales;
+
+    __device__ __forceinline__ Weights at(size_t block) const
+    {
+        return {low + block * LOW_BYTES, high + block * HIGH_BYTES, parts + block * PART_BYTES,
+                scales + block * SCALE_BYTES};
+    }
+};
+
+/* Asks for the codes of consecutive blocks, all threads of the CTA together. */
+static __device__ __forceinline__ void prefetch_blocks(const Weights &all, size_t first, size_t n)
 {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-        : "=r"(sum[0]), "=r"(sum[1]), "=r"(sum[2]), "=r"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+    prefetch_all(all.low + first * LOW_BYTES, n * LOW_BYTES);
+    if (HIGH)
+        prefetch_all(all.high + first * HIGH_BYTES, n * HIGH_BYTES);
+}
+
+/* Blocks of x before those of this lane's row, and of the two rows that its results are of. */
+struct Rows {
+    unsigned fed, taken[2];
+};
+
+/* What this lane reads of a block of x: its codes of 32 columns, or of 64 in each word of four. */
+#if BLOCK == 256
+typedef uint4 Codes;
+#define N_CODES 4
+#else
+typedef uint2 Codes;
+#define N_CODES 1
+#endif
+struct Read {
+    Codes codes[N_CODES];
+    float scales[2];
+    uint2 sums;
+};
+
+struct Inputs {
+    const Codes *codes;
+    const float *scales;
+    const unsigned *sums;
+
+    __device__ __forceinline__ Codes codes_of(const Rows &rows, int block, int i) const
+    {
+        return codes[((size_t)(rows.fed + block) * 4 + (threadIdx.x & 3)) * N_CODES + i];
+    }
+
+    __device__ __forceinline__ void read(Read &to, const Rows &rows, int block) const
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            to.scales[i] = scales[rows.taken[i] + block];
+#if BLOCK == 256
+        if (MINIMA || OFFSET)
+            to.sums = ((const uint2 *)sums)[(size_t)(rows.fed + block) * 4 + (threadIdx.x & 3)];
+#else
+        if (MINIMA || OFFSET)
+            to.sums = {sums[rows.taken[0] + block], sums[rows.taken[1] + block]};
+#endif
+#if PRELOADED
+#pragma unroll
+        for (int i = 0; i < N_CODES; i++)
+            to.codes[i] = codes_of(rows, block, i);
+#endif
+    }
+};
+
+/* Starts copying consecutive blocks into a piece, as planes one behind the other; `left` there are. */
+__device__ __forceinline__ void fetch(char *piece, const Weights &from, int left, int lane)
+{
+    const int n = PIECE == 1 || left > PIECE ? PIECE : left;
+    const char *planes[4] = {from.low, from.high, from.parts, from.scales};
+    const int sizes[4] = {LOW_BYTES, HIGH_BYTES, PART_BYTES, SCALE_BYTES};
+#pragma unroll
+    for (int plane = 0; plane < 4; plane++) {
+#pragma unroll
+        for (int i = 0; i < (PIECE * sizes[plane] + 511) / 512; i++) {
+            const int at = i * 512 + lane * 16;
+            if (at < n * sizes[plane])
+                copy_later(piece + at, planes[plane] + at);
+        }
+        piece += PIECE * sizes[plane];
+    }
+}
+
+__device__ __forceinline__ Weights in_piece(const char *piece)
+{
+    const char *high = piece + PIECE * LOW_BYTES, *parts = high + PIECE * HIGH_BYTES;
+    return {piece, high, parts, parts + PIECE * PART_BYTES};
+}
+
+#if BLOCK == 256
+/* A row's factors of 64 columns, and of 256. */
+#if SUB == 32
+typedef unsigned short Factors;
+typedef uint2 AllFactors;
+#else
+typedef unsigned Factors;
+typedef uint4 AllFactors;
+#endif
+
+__device__ __forceinline__ unsigned some_of(const AllFactors &all, int pair)
+{
+#if SUB == 32
+    return (pair < 2 ? all.x : all.y) >> pair % 2 * 16;
+#else
+    return pair == 0 ? all.x : pair == 1 ? all.y : pair == 2 ? all.z : all.w;
+#endif
+}
+
+/* Adds the products of one of two steps, each part's times its factor. */
+static __device__ __forceinline__ void add_products(int (&whole)[TOKEN_TILES][4],
+                                                    const unsigned (&a)[4],
+                                                    const Codes (&codes)[TOKEN_TILES],
+                                                    const unsigned (&factors)[2], int step)
+{
+    const int zeros[4] = {};
+#pragma unroll
+    for (int part = 0; part < 32 / SUB; part++) {
+        int own[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            own[half] = factor_of(factors[half] >> (step * (32 / SUB) + part) * 8);
+#pragma unroll
+        for (int t = 0; t < TOKEN_TILES; t++) {
+            const unsigned b0 = step ? codes[t].z : codes[t].x;
+            const unsigned b1 = step ? codes[t].w : codes[t].y;
+            int product[4];
+#if SUB == 32
+            multiply(product, a, b0, b1, zeros);
+#else
+            multiply_half(product, a[2 * part], a[2 * part + 1], part ? b1 : b0, zeros);
+#endif
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                whole[t][i] += product[i] * own[i >> 1];
+        }
+    }
+}
+
+/* A block of 256 columns: each part's product times its factor; then the minima. */
+static __device__ __forceinline__ void add_block(float (&sum)[ROW_TILES][TOKEN_TILES][4],
+                                                 const Weights (&w)[ROW_TILES], const Inputs &in,
+                                                 const Rows (&rows)[TOKEN_TILES],
+                                                 Read (&x)[TOKEN_TILES], int block)
+{
+    const int lane = threadIdx.x & 31, g = lane >> 2;
+    int whole[ROW_TILES][TOKEN_TILES][4] = {};
+#if PRELOADED
+    AllFactors all[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        all[half] = ((const AllFactors *)w[0].parts)[g + 8 * half];
+#endif
+#pragma unroll(PRELOADED ? STEPS / 2 : 1)
+    for (int pair = 0; pair < STEPS / 2; pair++) { /* of steps */
+        Codes codes[TOKEN_TILES];
+#pragma unroll
+        for (int t = 0; t < TOKEN_TILES; t++)
+            codes[t] = PRELOADED ? x[t].codes[pair] : in.codes_of(rows[t], block, pair);
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+            unsigned factors[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#if PRELOADED
+                factors[half] = some_of(all[half], pair);
+#else
+                factors[half] = ((const Factors *)w[r].parts)[(g + 8 * half) * 4 + pair];
+#endif
+#pragma unroll
+            for (int step = 0; step < 2; step++) {
+                unsigned a[4];
+                unpack(a, (const Low *)w[r].low, (const High *)w[r].high,
+                       (2 * pair + step) * 32 + lane);
+                add_products(whole[r], a, codes, factors, step);
+            }
+        }
+    }
+#if !PRELOADED
+#pragma unroll
+    for (int t = 0; t < TOKEN_TILES; t++)
+        in.read(x[t], rows[t], block);
+#endif
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+#if MINIMA || OFFSET
+        /* Columns 4q.. of 16: the minima of as many parts of rows g and g + 8, or their factors, of
+         * which each counts for every code that is OFFSET too large. */
+        const int q = lane & 3;
+        unsigned each[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const unsigned *row = (const unsigned *)w[r].parts + (g + 8 * half) * (PARTS / 4);
+#if SUB == 32
+            const unsigned two = row[16 * (PARTS / 4) + q / 2];
+            each[half] = __byte_perm(two, two, q % 2 ? 0x3322u : 0x1100u);
+#else
+            each[half] = NIBBLES ? row[q] >> 4 & EACH_BYTE(15u) : row[q];
+#endif
+        }
+#endif
+        const Scale *own = (const Scale *)w[r].scales + g;
+#pragma unroll
+        for (int t = 0; t < TOKEN_TILES; t++) {
+            int least[4] = {};
+#if MINIMA || OFFSET
+            const int zeros[4] = {};
+            multiply_half(least, each[0], each[1], x[t].sums.y, zeros);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                least[i] *= 256;
+            multiply_half(least, each[0], each[1], x[t].sums.x, least);
+#endif
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int half = i >> 1 << 3;
+                const float x_scale = x[t].scales[i & 1];
+                const int exact =
+                    MINIMA ? whole[r][t][i] : whole[r][t][i] - OFFSET * least[i];
+                float &to = sum[r][t][i];
+                to = fmaf((float)exact, scale_of(own[half]) * x_scale, to);
+                if (MINIMA)
+                    to = fmaf(-(float)least[i], scale_of(own[16 + half]) * x_scale, to);
+            }
+        }
+    }
+}
+#else
+/* A block of 32 columns: one product, whose number is below 2^20. */
+static __device__ __forceinline__ void add_block(float (&sum)[ROW_TILES][TOKEN_TILES][4],
+                                                 const Weights (&w)[ROW_TILES], const Inputs &in,
+                                                 const Rows (&rows)[TOKEN_TILES],
+                                                 Read (&x)[TOKEN_TILES], int block)
+{
+    const int lane = threadIdx.x & 31;
+#if !PRELOADED
+#pragma unroll
+    for (int t = 0; t < TOKEN_TILES; t++)
+        in.read(x[t], rows[t], block);
+#endif
+    unsigned a[ROW_TILES][4];
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+        unpack(a[r], (const Low *)w[r].low, (const High *)w[r].high, lane);
+#pragma unroll
+    for (int t = 0; t < TOKEN_TILES; t++) {
+        const Codes codes = PRELOADED ? x[t].codes[0] : in.codes_of(rows[t], block, 0);
+        int sums[2] = {};
+        if (MINIMA || OFFSET)
+            sums[0] = (int)x[t].sums.x, sums[1] = (int)x[t].sums.y;
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++) {
+            const Scale *own = (const Scale *)w[r].scales + (lane >> 2);
+            int product[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                product[i] = MAGIC - OFFSET * sums[i & 1];
+            multiply(product, a[r], codes.x, codes.y, product);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int half = i >> 1 << 3;
+                const float x_scale = x[t].scales[i & 1];
+                const float exact = __uint_as_float((unsigned)product[i]) - MAGIC_VALUE;
+                float &to = sum[r][t][i];
+                to = fmaf(exact, scale_of(own[half]) * x_scale, to);
+                if (MINIMA)
+                    to = fmaf(-(float)-sums[i & 1], scale_of(own[16 + half]) * x_scale, to);
+            }
+        }
+    }
+}
+#endif
+
+#if ROW_TILES == 1
+/* Starts copying the first pieces of a warp's blocks. */
+static __device__ __forceinline__ void fill(char *ring, const Weights &from, int n, int lane)
+{
+#pragma unroll
+    for (int stage = 0; stage < STAGES; stage++) {
+        const int left = n - stage * PIECE;
+        if (left > 0)
+            fetch(ring + stage * PIECE_BYTES, from.at(stage * PIECE), left, lane);
+        end_group();
+    }
 }
 #endif
 
 static __device__ __forceinline__ int n_ctas(int n_rows)
 {
-    return (n_rows + 16 * ROW_TILES - 1) / (16 * ROW_TILES);
+    return (n_rows + 16 * TILES_OF_CTA - 1) / (16 * TILES_OF_CTA);
 }
 
-/* Takes in the product of a step: each part's, times its factor. */
-static __device__ __forceinline__ void add_product(int (&sum)[4], const Factors &of, int step,
-                                                   const unsigned (&a)[4], unsigned b0, unsigned b1)
-{
-#if SUB == 0 /* a block of one step */
-    multiply(sum, a, b0, b1);
-#else
-    for (int part = 0; part < 32 / SUB; part++) {
-        int product[4]; /* half of the columns alone: the other half times zeros */
-        multiply(product, a, SUB == 32 || part == 0 ? b0 : 0, SUB == 32 || part == 1 ? b1 : 0);
-        const int shift = (step * (32 / SUB) + part) * 8;
-        for (int i = 0; i < 4; i++) {
-            const unsigned word = of.factors[i >> 1];
-            sum[i] += product[i] *
-                      (NIBBLES ? (int)(word >> shift & 15) : (int)(word << (24 - shift)) >> 24);
-        }
-    }
-#endif
-}
-
-/* Takes in the minima of a step, times the sums of its codes: `sums` are of 16 and 16 columns. */
-static __device__ __forceinline__ void add_minima(int (&sum)[4], const Factors &of, int step,
-                                                  const unsigned (&sums)[2])
-{
-    for (int i = 0; i < 4; i++) {
-        const int first = (short)(sums[i & 1] & 0xffffu), second = (int)sums[i & 1] >> 16;
-#if SUB == 0
-        sum[i] -= first + second;
-#elif SUB == 32
-        sum[i] += (int)(of.minima[i >> 1] >> step * 8 & 255) * (first + second);
-#else
-        const unsigned pair = of.factors[i >> 1] >> step * 16;
-        sum[i] += (int)(pair >> 4 & 15) * first + (int)(pair >> 12 & 15) * second;
-#endif
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 2 : 1)
-    matmul(const Low *__restrict__ low, const High *__restrict__ high,
-           const unsigned *__restrict__ subs, const Scale *__restrict__ scales,
-           const unsigned *__restrict__ x, const float *__restrict__ x_scales,
+extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
+    matmul(const char *__restrict__ low, const char *__restrict__ high,
+           const char *__restrict__ parts, const char *__restrict__ scales,
+           const Codes *__restrict__ x, const float *__restrict__ x_scales,
            const unsigned *__restrict__ x_sums, const float *__restrict__ bias,
            const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y,
            int n_rows, int n_blocks, int n_slots, int n_ranks, const float *__restrict__ residual,
-           const Low *__restrict__ low_2, const High *__restrict__ high_2,
-           const unsigned *__restrict__ subs_2, const Scale *__restrict__ scales_2,
+           const char *__restrict__ low_2, const char *__restrict__ high_2,
+           const char *__restrict__ parts_2, const char *__restrict__ scales_2,
            const float *__restrict__ bias_2, float *__restrict__ y_2, int n_rows_2,
-           const Low *__restrict__ low_3, const High *__restrict__ high_3,
-           const unsigned *__restrict__ subs_3, const Scale *__restrict__ scales_3,
+           const char *__restrict__ low_3, const char *__restrict__ high_3,
+           const char *__restrict__ parts_3, const char *__restrict__ scales_3,
            const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3)
 {
-    __shared__ float partial[WARPS][16 * WIDTH];
+#if ROW_TILES == 1
+    __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
+#elif EIGHTHS == 1
+    __shared__ uint4 rings[WARPS][16 * WIDTH / 4];
+#endif
     int number = blockIdx.x; /* of the CTAs of its matrix */
     if (number >= n_ctas(n_rows)) {
         number -= n_ctas(n_rows);
-        low = low_2, high = high_2, subs = subs_2, scales = scales_2;
+        low = low_2, high = high_2, parts = parts_2, scales = scales_2;
         bias = bias_2, y = y_2, n_rows = n_rows_2;
         if (number >= n_ctas(n_rows)) {
             number -= n_ctas(n_rows);
-            low = low_3, high = high_3, subs = subs_3, scales = scales_3;
+            low = low_3, high = high_3, parts = parts_3, scales = scales_3;
             bias = bias_3, y = y_3, n_rows = n_rows_3;
         }
     }
-    if (!matrices) { /* which one it is, launches before have written */
-        const size_t of_tile = (size_t)n_blocks * STEPS * 32;
-        const int n_own = (n_rows + 15) / 16 - number * ROW_TILES;
-        const size_t first = number * ROW_TILES * of_tile;
-        const size_t n = of_tile * (n_own < ROW_TILES ? n_own : ROW_TILES);
-        prefetch_all(low + first, n * sizeof(Low));
-        if (HIGH)
-            prefetch_all(high + first, n * sizeof(High));
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int g = lane >> 2, q = lane & 3;
+    const int n_tiles = (n_rows + 15) / 16;
+    const int first_tile = (EIGHTHS == 1 ? number : number * WARPS + warp) * ROW_TILES;
+    const Weights all = {low, high, parts, scales};
+    const Inputs in = {x, x_scales, x_sums};
+
+#if ROW_TILES == 1
+    const int begin = n_blocks * warp / WARPS, end = n_blocks * (warp + 1) / WARPS;
+    size_t first = (size_t)first_tile * n_blocks;
+    char *ring = (char *)rings[warp];
+    if (!matrices) /* which one it is, launches before have written */
+        fill(ring, all.at(first + begin), end - begin, lane);
+    if (!matrices && n_blocks > WARPS * STAGES * PIECE)
+        prefetch_blocks(all, first, n_blocks);
+#else
+    if (!matrices) {
+        const int left = n_tiles - number * TILES_OF_CTA;
+        prefetch_blocks(all, (size_t)number * TILES_OF_CTA * n_blocks,
+                        (size_t)(left < TILES_OF_CTA ? left : TILES_OF_CTA) * n_blocks);
     }
+#endif
     wait_for_launches();
     let_next_begin();
     const int matrix = matrix_of_tile(matrices);
     if (matrix < 0)
         return;
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int g = lane >> 2, q = lane & 3;
-    const int n_tiles = (n_rows + 15) / 16;
-    const int begin = (int)((long long)n_blocks * warp / WARPS);
-    const int end = (int)((long long)n_blocks * (warp + 1) / WARPS);
+#if ROW_TILES == 1
+    if (matrices) {
+        first += (size_t)matrix * n_tiles * n_blocks;
+        fill(ring, all.at(first + begin), end - begin, lane);
+    }
+#else
+    if (first_tile >= n_tiles) /* a whole warp */
+        return;
+    size_t first[ROW_TILES]; /* a tile that is missing repeats the last one */
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+        const int tile = first_tile + r < n_tiles ? first_tile + r : n_tiles - 1;
+        first[r] = ((size_t)matrix * n_tiles + tile) * n_blocks;
+    }
+#endif
 
     /* This lane feeds row g of x to a product, and receives slots 2q and 2q + 1 from it. */
-    int feeds[TOKEN_TILES], takes[TOKEN_TILES][2];
+    Rows rows[TOKEN_TILES];
 #pragma unroll
     for (int t = 0; t < TOKEN_TILES; t++) {
-        const int fed = slot_of(members, n_slots, WIDTH, 8 * t + g);
-        feeds[t] = fed < 0 ? -1 : fed / n_ranks;
+        rows[t].fed = row_of_slot(members, n_slots, n_ranks, WIDTH, 8 * t + g) * n_blocks;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int taken = slot_of(members, n_slots, WIDTH, 8 * t + 2 * q + i);
-            takes[t][i] = taken < 0 ? -1 : taken / n_ranks;
-        }
+        for (int i = 0; i < 2; i++)
+            rows[t].taken[i] =
+                row_of_slot(members, n_slots, n_ranks, WIDTH, 8 * t + 2 * q + i) * n_blocks;
     }
 
-    const long long row_steps = (long long)n_blocks * STEPS;
-    float sum[ROW_TILES][TOKEN_TILES][4] = {};
-#pragma unroll(BLOCK == 256 || ROW_TILES > 1 ? 1 : MINIMA ? 2 : 4)
-    for (int block = begin; block < end; block++) {
+#if ROW_TILES == 1
+    float sum[1][TOKEN_TILES][4] = {};
+    int stage = 0;
+#pragma unroll 1
+    for (int block = begin; block < end; block += PIECE) {
+        Read read[PIECE][TOKEN_TILES];
+        const int n = end - block;
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) {
-            const int row_tile = number * ROW_TILES + r;
-            if (row_tile >= n_tiles)
-                break;
-            const size_t at = ((size_t)matrix * n_tiles + row_tile) * n_blocks + block;
-            int whole[TOKEN_TILES][4] = {}, least[TOKEN_TILES][4] = {};
-#pragma unroll(ROW_TILES == 1 ? STEPS : 1)
-            for (int word = 0; word < STEPS / STEPS_OF_WORD; word++) {
-                const Factors factors = read_factors(subs, at, word, g);
-#pragma unroll(ROW_TILES == 1 ? STEPS_OF_WORD : 1)
-                for (int step = 0; step < STEPS_OF_WORD; step++) {
-                    const int number = word * STEPS_OF_WORD + step;
-                    const size_t column = (size_t)block * STEPS + number; /* of 32 */
-                    unsigned a[4];
-                    unpack(a, low, high, (at * STEPS + number) * 32 + lane);
-#pragma unroll
-                    for (int t = 0; t < TOKEN_TILES; t++) {
-                        const unsigned *in = x + (feeds[t] * row_steps + column) * 8 + q;
-                        const bool fed = feeds[t] >= 0;
-                        add_product(whole[t], factors, step, a, fed ? in[0] : 0, fed ? in[4] : 0);
-                        if (MINIMA) {
-                            unsigned sums[2];
-                            for (int i = 0; i < 2; i++)
-                                sums[i] =
-                                    takes[t][i] < 0 ? 0 : x_sums[takes[t][i] * row_steps + column];
-                            add_minima(least[t], factors, step, sums);
-                        }
-                    }
-                }
-            }
-            const Scale *own = scales + at * (MINIMA ? 32 : 16) + g;
+        for (int i = 0; i < PIECE; i++)
 #pragma unroll
             for (int t = 0; t < TOKEN_TILES; t++)
+                in.read(read[i][t], rows[t], i < n ? block + i : block);
+        char *piece = ring + stage * PIECE_BYTES;
+        wait_for_groups<STAGES - 1>();
+        __syncwarp(); /* what all lanes have copied is there */
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    const int taken = takes[t][i & 1], half = i >> 1 << 3;
-                    const float x_scale =
-                        taken < 0 ? 0.0f : x_scales[(long long)taken * n_blocks + block];
-                    float &to = sum[r][t][i];
-                    to = fmaf((float)whole[t][i], scale_of(own[half]) * x_scale, to);
-                    if (MINIMA)
-                        to = fmaf(-(float)least[t][i], scale_of(own[16 + half]) * x_scale, to);
-                }
+        for (int i = 0; i < PIECE; i++) {
+            const Weights here[1] = {in_piece(piece).at(i)};
+            if (i < n)
+                add_block(sum, here, in, rows, read[i], block + i);
         }
+        __syncwarp(); /* all lanes have read the piece */
+        const int next = block + STAGES * PIECE, left = end - next;
+        if (left > 0)
+            fetch(piece, all.at(first + next), left, lane);
+        end_group();
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
+#else
+    float total[ROW_TILES][TOKEN_TILES][4], sum[ROW_TILES][TOKEN_TILES][4];
+#pragma unroll 1
+    for (int eighth = 0; eighth < EIGHTHS; eighth++) {
+        const int own = EIGHTHS == 1 ? warp : eighth;
+        const int begin = n_blocks * own / WARPS, end = n_blocks * (own + 1) / WARPS;
+#pragma unroll
+        for (int i = 0; i < ROW_TILES * TOKEN_TILES * 4; i++)
+            (&sum[0][0][0])[i] = 0.0f;
+#pragma unroll(BLOCK == 32 && EIGHTHS > 1 ? 2 : 1)
+        for (int block = begin; block < end; block++) {
+            Read read[TOKEN_TILES];
+            Weights here[ROW_TILES];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+                here[r] = all.at(first[r] + block);
+            add_block(sum, here, in, rows, read, block);
+        }
+#pragma unroll
+        for (int i = 0; i < ROW_TILES * TOKEN_TILES * 4; i++)
+            (&total[0][0][0])[i] =
+                eighth == 0 ? (&sum[0][0][0])[i] : (&total[0][0][0])[i] + (&sum[0][0][0])[i];
+    }
+#endif
 
+#if EIGHTHS == 1
+    float *partial = (float *)rings[warp];
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
 #pragma unroll
         for (int t = 0; t < TOKEN_TILES; t++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int row = g + (i >> 1) * 8, token = 8 * t + 2 * q + (i & 1);
-                partial[warp][token * 16 + row] = sum[r][t][i];
-            }
+            for (int i = 0; i < 4; i++)
+                partial[(8 * t + 2 * q + (i & 1)) * 16 + g + (i >> 1) * 8] = sum[r][t][i];
         __syncthreads();
-        for (int i = threadIdx.x; i < 16 * WIDTH; i += 32 * WARPS) {
-            const int row = (number * ROW_TILES + r) * 16 + (i & 15);
+#pragma unroll
+        for (int from = 0; from < 16 * WIDTH; from += 32 * WARPS) {
+            const int i = from + threadIdx.x, row = (first_tile + r) * 16 + (i & 15);
+            if (i >= 16 * WIDTH || row >= n_rows)
+                continue;
             const int slot = slot_of(members, n_slots, WIDTH, i >> 4);
-            if (row < n_rows && slot >= 0) {
-                float total = partial[0][i];
-                for (int other = 1; other < WARPS; other++)
-                    total += partial[other][i];
-                if (bias)
-                    total += bias[(size_t)matrix * n_rows + row];
-                const size_t at = (size_t)slot * n_rows + row;
-                y[at] = residual ? total + residual[at] : total;
-            }
+            if (slot < 0)
+                continue;
+            float value = ((const float *)rings[0])[i];
+#pragma unroll
+            for (int other = 1; other < WARPS; other++)
+                value += ((const float *)rings[other])[i];
+            if (bias)
+                value += bias[(size_t)matrix * n_rows + row];
+            const size_t at = (size_t)slot * n_rows + row;
+            y[at] = residual ? value + residual[at] : value;
         }
         __syncthreads();
     }
+#else
+#pragma unroll
+    for (int t = 0; t < TOKEN_TILES; t++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int slot = slot_of(members, n_slots, WIDTH, 8 * t + 2 * q + i);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int row = (first_tile + r) * 16 + g + half * 8;
+                    if (slot < 0 || row >= n_rows)
+                        continue;
+                    float value = total[r][t][half * 2 + i];
+                    if (bias)
+                        value += bias[(size_t)matrix * n_rows + row];
+                    const size_t at = (size_t)slot * n_rows + row;
+                    y[at] = residual ? value + residual[at] : value;
+                }
+        }
+#endif
 }

@@ -1,5 +1,5 @@
-/* Blocks of BLOCK (32 or 256) activations as int8 with one scale (quantise.cuh), and `sums` of 16
- * codes each: of x, or where GATED of kind(x) (up + offset), as functions.cuh has it. One warp for a
+/* Blocks of BLOCK (32 or 256) activations as int8 with one scale, as quantise.cuh says: of x, or where
+ * GATED of kind(x) (up + offset), as functions.cuh has it. One warp for a
  * block. Grid: (blocks of a row / 8 rounded up, rows). Block: 256.
  */
 #include "early.cuh"

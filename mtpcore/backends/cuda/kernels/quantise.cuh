@@ -49,24 +49,43 @@ template <int N> __device__ __forceinline__ float quantise_block(const float (&v
 }
 
 /* Stores a warp's block of 32 N values, number `at` of all, as codes with their scale and the sums of
- * sixteen codes each; every lane must come here. */
-template <int N> __device__ __forceinline__ void store_block(const float (&value)[N], size_t at,
-                                                             signed char *codes, float *scales,
-                                                             short *sums)
+ * codes, in the order in which matmul.cu reads them; every lane must come here.
+ *
+ * Of 32 columns lane 4 g + q of a product takes columns 4q.. and 16 + 4q... A block's codes lie by q,
+ * for each q by product. `sums` has four bytes for every 32 codes: their sum, or of a block of 256
+ * those of 16 codes each in two bytes, of which the low one is signed: for each q the low bytes of
+ * four sums, then the high ones.
+ */
+template <int N>
+__device__ __forceinline__ void store_block(const float (&value)[N], size_t at, signed char *codes,
+                                            float *scales, short *sums)
 {
     const int lane = threadIdx.x & 31;
-    const size_t own = (at * 32 + lane) * N;
     int code[N], sum = 0;
     const float scale = quantise_block(value, code);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        codes[own + i] = (signed char)code[i];
+    for (int i = 0; i < N; i++)
         sum += code[i];
-    }
-    for (int step = 8 / N; step > 0; step >>= 1)
+    for (int step = N == 1 ? 16 : 1; step > 0; step >>= 1)
         sum += __shfl_xor_sync(0xffffffffu, sum, step);
-    if (lane * N % 16 == 0)
-        sums[own / 16] = (short)sum;
+    codes += at * 32 * N;
+    sums += at * 2 * N;
+    if constexpr (N == 1) {
+        codes[lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4] = (signed char)code[0];
+        if (lane == 0)
+            *(int *)sums = sum;
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int four = lane % 4 * 2 + i / 4;
+            codes[four % 4 * 64 + lane / 4 * 8 + four / 4 * 4 + i % 4] = (signed char)code[i];
+        }
+        if (lane % 2 == 0) {
+            const int part = lane / 2, high = (sum + 128) >> 8;
+            signed char *own = (signed char *)sums + part / 4 * 8 + part % 4;
+            own[0] = (signed char)(sum - 256 * high), own[4] = (signed char)high;
+        }
+    }
     if (lane == 0)
         scales[at] = scale;
 }

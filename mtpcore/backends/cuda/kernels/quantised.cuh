@@ -6,7 +6,8 @@
  * MINIMA, a second scale times a whole minimum (of a block of 32: minus one) is taken away.
  */
 #define STEPS (BLOCK / 32)
-#define STEPS_OF_WORD (SUB ? SUB / 8 : 1) /* four parts share a word of factors */
+#define PARTS (SUB ? BLOCK / (SUB ? SUB : 1) : 0)
+#define SETS (MINIMA && !NIBBLES ? 2 : 1)
 
 /* A scale of a block: float16, or for MXFP4 an exponent with an offset of 128. */
 #if EXPONENTS
@@ -36,27 +37,40 @@ typedef unsigned short High;
 
 #define EACH_BYTE(byte) ((byte) * 0x01010101u)
 
-#ifdef TABLE
-/* The values of eight codes: of the low halves of bytes, and of the high ones. */
-__device__ __forceinline__ void look_up(unsigned codes, unsigned *low, unsigned *high)
+/* Bits moved to the left, or, where n is negative, to the right. */
+__device__ __forceinline__ unsigned moved(unsigned bits, int n)
 {
-    const unsigned table[4] = {TABLE};
-    /* A code's lower three bits choose in each half of the table, the fourth chooses the half. */
-    const unsigned halves = 0x32103210u | (codes & 0x88888888u) >> 1;
-    unsigned values[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const unsigned places = codes >> 16 * i & 0x7777u;
-        values[i] =
-            __byte_perm(__byte_perm(table[0], table[1], places),
-                        __byte_perm(table[2], table[3], places), halves >> 16 * i & 0x7777u);
-    }
-    *low = __byte_perm(values[0], values[1], 0x6420u);
-    *high = __byte_perm(values[0], values[1], 0x7531u);
+    return n < 0 ? bits >> -n : bits << n;
+}
+
+#ifdef TABLE
+#ifdef MTPCORE_EMULATED
+#define permute __byte_perm
+#else
+/* Four of the eight bytes of low and high, those of the lowest four nibbles, each below eight. */
+__device__ __forceinline__ unsigned permute(unsigned low, unsigned high, unsigned nibbles)
+{
+    unsigned chosen;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(chosen) : "r"(low), "r"(high), "r"(nibbles));
+    return chosen;
 }
 #endif
 
-/* The registers of a product's left side: rows g and g + 8, columns 4q.. and 16 + 4q... */
+/* The values of eight codes, of a register's four and of another's. */
+__device__ __forceinline__ void look_up(unsigned codes, unsigned *first, unsigned *second)
+{
+    const unsigned table[4] = {TABLE};
+    /* A code's lower three bits choose in each half of the table, the fourth chooses the half. */
+    const unsigned places = codes & 0x77777777u, halves = 0x32103210u | (codes & 0x88888888u) >> 1;
+    *first = permute(permute(table[0], table[1], places), permute(table[2], table[3], places),
+                     halves);
+    *second = permute(permute(table[0], table[1], places >> 16),
+                      permute(table[2], table[3], places >> 16), halves >> 16);
+}
+#endif
+
+/* The registers of a product's left side, OFFSET included: rows g and g + 8, columns 4q.. and
+ * 16 + 4q... */
 __device__ __forceinline__ void unpack(unsigned (&a)[4], const Low *low, const High *high,
                                        size_t at)
 {
@@ -76,35 +90,16 @@ __device__ __forceinline__ void unpack(unsigned (&a)[4], const Low *low, const H
 #if HIGH == 2
     const unsigned upper = high[at];
     for (int i = 0; i < 4; i++)
-        a[i] |= (upper >> 2 * i & EACH_BYTE(3u)) << LOW;
+        a[i] |= moved(upper, LOW - 2 * i) & EACH_BYTE(3u << LOW);
 #elif HIGH == 1
     const unsigned packed = high[at], upper = (packed & 0x0f0fu) | (packed & 0xf0f0u) << 12;
     for (int i = 0; i < 4; i++)
-        a[i] |= (upper >> i & EACH_BYTE(1u)) << LOW;
-#endif
-#if OFFSET
-    for (int i = 0; i < 4; i++) /* no borrow crosses a byte */
-        a[i] = ((a[i] | EACH_BYTE(0x80u)) - EACH_BYTE(OFFSET)) ^ EACH_BYTE(0x80u);
+        a[i] |= moved(upper, LOW - i) & EACH_BYTE(1u << LOW);
 #endif
 }
 
-/* Whole factors, and minima, of four parts of a block, a byte each, for rows g and g + 8. */
-struct Factors {
-    unsigned factors[2], minima[2];
-};
-
-__device__ __forceinline__ Factors read_factors(const unsigned *subs, size_t block, int word,
-                                                int g)
+/* A whole factor as its lowest byte has it. */
+__device__ __forceinline__ int factor_of(unsigned code)
 {
-    Factors read = {};
-#if SUB
-    const int n_words = BLOCK / SUB / 4, sets = MINIMA && !NIBBLES ? 2 : 1;
-    for (int half = 0; half < 2; half++) {
-        const size_t at = (block * sets * 16 + g + 8 * half) * n_words + word;
-        read.factors[half] = subs[at];
-        if (sets == 2)
-            read.minima[half] = subs[at + 16 * n_words];
-    }
-#endif
-    return read;
+    return NIBBLES ? (int)(code & 15) : (int)(signed char)code;
 }

@@ -17,3 +17,11 @@ __device__ __forceinline__ int slot_of(const int *members, int n_slots, int widt
     const int at = blockIdx.y * width + i;
     return members ? members[at] : at < n_slots ? at : -1;
 }
+
+/* The row of x that it reads; of a slot that is missing the first one. */
+__device__ __forceinline__ unsigned row_of_slot(const int *members, int n_slots, int n_ranks,
+                                                int width, int i)
+{
+    const int slot = slot_of(members, n_slots, width, i);
+    return slot < 0 ? 0 : n_ranks == 1 ? slot : slot / n_ranks;
+}

@@ -11,7 +11,7 @@ import numpy as np
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise
-from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
 
@@ -26,8 +26,9 @@ __all__ = [
     "slots_of_rows",
 ]
 
-NARROW, WIDE = (1, 1), (2, 4)
-"""Tiles of 16 rows, and of 8 slots, that a CTA multiplies; which of them changes no bit."""
+NARROW, WIDE, LONG = (1, 1, 1), (2, 4, 1), (2, 4, 8)
+"""Tiles of 16 rows and of 8 slots that a warp multiplies, and of how many eighths of the columns;
+which of them changes no bit."""
 
 SLOTS = 8
 """Slots of a tile of 8; a wide one has several."""
@@ -35,6 +36,10 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
+_TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
+_WARPS = THREADS // 32
+_MANY = 128
+"""CTAs that keep a GPU busy, about as many as it has multiprocessors."""
 _FLOAT_ROWS = 4
 _MOST_THREADS = 1024
 _MOST_EXPERTS = 1024
@@ -42,10 +47,10 @@ _MOST_EXPERTS = 1024
 _MATMUL = {
     (kind, tiles): Kernel(
         "matmul",
-        (*layout.defines(), ("ROW_TILES", str(tiles[0])), ("TOKEN_TILES", str(tiles[1]))),
+        (*layout.defines(), *zip(_TILES, map(str, tiles), strict=True)),
     )
     for kind, layout in FORMATS.items()
-    for tiles in (NARROW, WIDE)
+    for tiles in (NARROW, WIDE, LONG)
 }
 _MATMUL_FLOAT = {
     kind: Kernel("matmul_float", (("TYPE", str(number)),)) for kind, number in FLOATS.items()
@@ -308,11 +313,29 @@ def multiply_codes(
     ]
 
 
+def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
+    """Return the tiles of products with matrices of so many rows.
+
+    They keep a GPU busy with as little work as they can.
+    """
+    if not slots.is_wide:
+        return NARROW
+    is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles >= _MANY
+    return LONG if is_busy else WIDE
+
+
+def _n_ctas(n_rows: int, tiles: tuple[int, int, int]) -> int:
+    """Return how many CTAs the rows of a matrix take."""
+    row_tiles, _, eighths = tiles
+    n_warps = -(-n_rows // (TILE * row_tiles))
+    return -(-n_warps // _WARPS) if eighths > 1 else n_warps
+
+
 def _multiply_together(
     codes: Codes, slots: Slots, factors: Sequence[Factor], residual: DeviceArray | None
 ) -> Launch:
     first = factors[0]
-    tiles = WIDE if slots.is_wide else NARROW
+    tiles = _tiles([factor.w.n_rows for factor in factors], slots)
     sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks)
     others: list[Any] = []
     for factor in factors[1:]:
@@ -320,7 +343,7 @@ def _multiply_together(
     nobody = (*(None,) * 6, np.int32(0))
     return Launch(
         _MATMUL[first.w.type, tiles],
-        (sum(-(-factor.w.n_rows // (TILE * tiles[0])) for factor in factors), slots.n_tiles),
+        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), slots.n_tiles),
         (
             *_planes(first.w),
             *(codes.codes, codes.scales, codes.sums, first.bias),
