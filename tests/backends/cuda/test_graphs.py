@@ -92,7 +92,10 @@ def test_launches_are_always_the_same_for_a_key(emulated, family, monkeypatch):
 def described(recorded):
     """Return what was recorded in values that can be compared; a condition is one like another."""
     return [
-        (getattr(work, "__name__", str(work)), *(each for argument in arguments for each in told(argument)))
+        (
+            getattr(work, "__name__", str(work)),
+            *(each for argument in arguments for each in told(argument)),
+        )
         for work, arguments in recorded
     ]
 
