@@ -27,6 +27,7 @@ STEP = 32
 """Columns of a product."""
 
 U8 = NDArray[np.uint8]
+_WORD = "<u4"
 
 _FOUR_BITS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -137,47 +138,52 @@ def pack(raw: U8, kind: int, shape: tuple[int, ...]) -> PackedMatrix:
 
 
 def _fragments(codes: U8, layout: Format) -> tuple[U8, U8 | None]:
-    """Return the lower and upper bits of codes [tiles, 16, blocks, columns] as lanes hold them."""
-    n_tiles = len(codes)
-    # row half, g, step, column half, q, byte -> step, lane (g, q), register, byte
-    split = codes.reshape(n_tiles, 2, 8, -1, 2, 4, 4).transpose(0, 3, 2, 5, 4, 1, 6)
-    registers = split.reshape(n_tiles, -1, STEP, 4, 4)
-    upper = registers >> np.uint8(layout.low) if layout.high else registers
-    high = {0: lambda _: None, 1: _single_bits, 2: _pairs_of_bits}[layout.high](upper)
+    """Return the lower and upper bits of codes [tiles, 16, blocks, columns] as lanes hold them.
+
+    Four codes are handled at once, as one word: of a file there are billions.
+    """
+    n_tiles, words = len(codes), np.ascontiguousarray(codes).view(_WORD)
+    # row half, g, step, column half, q -> step, lane (g, q), register
+    split = words.reshape(n_tiles, 2, 8, -1, 2, 4).transpose(0, 3, 2, 5, 4, 1)
+    registers = split.reshape(n_tiles, -1, STEP, 4)
     of_four = _places if layout.table else _nibbles
-    return {8: _bytes, 4: of_four, 2: _pairs_of_bits}[layout.low](registers), high
+    low = {8: lambda words: words, 4: of_four, 2: _pairs_of_bits}[layout.low](registers)
+    if not layout.high:
+        return _as_bytes(low), None
+    upper = {1: _single_bits, 2: _pairs_of_bits}[layout.high](registers >> layout.low)
+    return _as_bytes(low), _as_bytes(upper)
 
 
-def _bytes(registers: U8) -> U8:
-    return registers.reshape(*registers.shape[:-2], 16)
+def _as_bytes(words: NDArray[Any]) -> U8:
+    """Return words [tiles, steps, lanes, n] as their bytes."""
+    return np.ascontiguousarray(words).view(np.uint8)
 
 
-def _nibbles(registers: U8) -> U8:
+def _nibbles(registers: NDArray[Any]) -> NDArray[Any]:
     """Of two words the low halves are registers 0 and 1, the high ones 2 and 3."""
-    halves = registers & np.uint8(15)
-    joined = _above(halves[..., :2, :], halves[..., 2:, :], 4)
-    return joined.reshape(*joined.shape[:-2], 8)
+    halves = registers & 0x0F0F0F0F
+    return halves[..., :2] | halves[..., 2:] << 4
 
 
-def _places(registers: U8) -> U8:
+def _places(registers: NDArray[Any]) -> NDArray[Any]:
     """Of two words the low halves are registers 0 and 1, too, but each has its codes in order."""
-    halves = registers & np.uint8(15)
-    pairs = _above(halves[..., ::2], halves[..., 1::2], 4)  # [..., registers, 2 bytes]
-    return np.stack([pairs[..., :2, :], pairs[..., 2:, :]], axis=-2).reshape(*pairs.shape[:-2], 8)
+    halves = registers & 0x0F0F0F0F
+    joined = halves | halves >> 4  # bytes 0 and 2 have two codes each
+    pairs = joined & 0xFF | joined >> 8 & 0xFF00
+    return pairs[..., :2] | pairs[..., 2:] << 16
 
 
-def _pairs_of_bits(registers: U8) -> U8:
+def _pairs_of_bits(registers: NDArray[Any]) -> NDArray[Any]:
     """Of each byte of a word register i is the bits 2i and 2i + 1."""
-    shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    joined: U8 = np.bitwise_or.reduce((registers & np.uint8(3)) << shifts, axis=-2)
-    return joined
+    pairs = registers & 0x03030303
+    return pairs[..., :1] | pairs[..., 1:2] << 2 | pairs[..., 2:3] << 4 | pairs[..., 3:] << 6
 
 
-def _single_bits(registers: U8) -> U8:
+def _single_bits(registers: NDArray[Any]) -> NDArray[Any]:
     """Of four bits register i is bit i: bytes 0 and 1 in the low halves, 2 and 3 in the high."""
-    shifts = np.arange(4, dtype=np.uint8)[:, None]
-    fours: U8 = np.bitwise_or.reduce((registers & np.uint8(1)) << shifts, axis=-2)
-    return _copied(_above(fours[..., :2], fours[..., 2:], 4))
+    bits = registers & 0x01010101
+    fours = bits[..., :1] | bits[..., 1:2] << 1 | bits[..., 2:3] << 2 | bits[..., 3:] << 3
+    return (fours | fours >> 12).astype("<u2")  # which cuts off bytes 2 and 3
 
 
 def _above(low: U8, high: U8, n_bits: int) -> U8:

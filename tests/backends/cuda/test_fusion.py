@@ -156,4 +156,5 @@ def test_launches_of_a_layer(
             outs.append(np.asarray(runner.feed(np.arange(n_rows) % 40)["hidden"]))
             counts[way, n] = len(launched)
     assert [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)] == [n_single, n_fused]
+    assert np.isfinite(outs).all()
     assert outs[1].tobytes() == outs[3].tobytes()
