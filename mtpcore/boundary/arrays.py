@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import list_as_int32
+from mtpcore.boundary.dlpack import AS_FLOAT32, ForeignRows, SupportsDLPack, is_elsewhere, to_host
 from mtpcore.errors import BatchError, spell
 
-__all__ = ["RowsLike", "SupportsDLPack", "flags", "integers", "is_integer", "numbers"]
-
-
-class SupportsDLPack(Protocol):
-    """An array of another library, on the host."""
-
-    def __dlpack__(self) -> object:
-        """Return the capsule."""
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        """Return kind and number of the device."""
-
+__all__ = ["RowsLike", "SupportsDLPack", "flags", "integers", "is_integer", "numbers", "rows_of"]
 
 RowsLike = ArrayLike | SupportsDLPack
 """Rows of numbers: what NumPy takes for an array, or an array of another library."""
 
 F32 = NDArray[np.float32]
 _MOST = 1 << 28
-_AS_FLOAT32 = (
-    "pass float32 on the host; of a torch tensor (bfloat16, on a device) rows.float().cpu()"
-)
 
 
 def is_integer(value: object) -> bool:
@@ -58,12 +46,30 @@ def integers(values: RowsLike, what: str) -> NDArray[np.int32]:
 
 
 def numbers(values: RowsLike, what: str) -> F32:
-    """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32."""
-    array = _array(values, f"{what} are no array of numbers", fix=_AS_FLOAT32)
+    """Return ``values`` (NumPy, or anything with DLPack) as C-contiguous float32 on the host."""
+    array = _array(values, f"{what} are no array of numbers", fix=AS_FLOAT32)
     if array.dtype.kind not in "fiu":
-        raise BatchError(f"{what} are numbers", got=array.dtype, fix=_AS_FLOAT32)
+        raise BatchError(f"{what} are numbers", got=array.dtype, fix=AS_FLOAT32)
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def rows_of(values: RowsLike, what: str) -> Any:
+    """Return ``values`` as ``numbers`` does, or where they are on a device as ``ForeignRows``."""
+    try:
+        is_foreign = is_elsewhere(values)
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError(f"{what} are no array of numbers", got=spell(error, str)) from None
+    if not is_foreign:
+        return numbers(values, what)
+    found = ForeignRows(values, what)
+    if math.prod(found.shape) > _MOST:
+        raise BatchError(
+            f"{what} are no array of numbers",
+            wanted=f"at most {_MOST} numbers",
+            got=found.shape,
+        )
+    return found
 
 
 def flags(values: ArrayLike, n: int, what: str) -> NDArray[np.bool_]:
@@ -81,7 +87,7 @@ def _array(values: Any, refusal: str, fix: str = "") -> NDArray[Any]:
     """Return a caller's array of any type, as it is, if it is not too large to look at."""
     try:
         if not isinstance(values, np.ndarray) and hasattr(values, "__dlpack__"):
-            values = np.from_dlpack(values)
+            values = to_host(values)
         array = np.asarray(values)
     except Exception as error:  # whatever a caller's object raises
         raise BatchError(refusal, got=spell(error, str), fix=fix) from None

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.boundary.arguments import read, read_below
-from mtpcore.boundary.arrays import RowsLike, numbers
+from mtpcore.boundary.arrays import RowsLike, rows_of
 from mtpcore.declarations.spec import DrafterSpec, Feed, Link, Pairing, Tap
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import Program
 from mtpcore.links.inbox import Inbox
 from mtpcore.links.whole import WholeSequences
 from mtpcore.runtime.admission import SlotSource
+from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.output import Output
 from mtpcore.runtime.runner import GraphRunner, Tapped
 
@@ -253,29 +254,33 @@ class Links:
 
     def feed(self, role: str, tap: str | Sequence[str], seq: int, pos: int, rows: RowsLike) -> None:
         """Deliver rows from outside as if ``role`` had made them; see ``Cross.feed``."""
-        hidden = numbers(rows, "fed rows")
+        hidden = rows_of(rows, "fed rows")
         role = read(role, str, "a role is a name", wanted="a text")
         one_or_more: str | list[str] = read(tap, str | list[str], "no taps", wanted="their names")
         taps = [one_or_more] if isinstance(one_or_more, str) else one_or_more
         where = f"{role}.{', '.join(taps)}, sequence {seq}, position {spell(pos)}"
-        if hidden.ndim != 2 or not np.isfinite(hidden).all():
-            raise BatchError("fed rows are finite and have two axes", where=where, got=hidden.shape)
+        refusal = "fed rows are finite and have two axes"
+        if hidden.ndim != 2:
+            raise BatchError(refusal, where=where, got=hidden.shape)
         n_ctx = self._runners[role].n_ctx if role in self._runners else 0
         end = n_ctx - len(hidden) + 1
         pos = read_below(pos, end, "fed rows lie outside the context", where=where)
-        boxes = [
-            self._receiver(key)
+        keys = [
+            key
             for key, joined in self._joined.items()
             if [(link.src, link.tap) for link in joined] == [(role, name) for name in taps]
         ]
-        if not boxes:
+        if not keys:
             raise LinkError(
                 "nothing reads this tap alone",
                 where=where,
                 got=", ".join(f"{link.src}.{link.tap}" for link in self) or "no links",
             )
-        for box in boxes:
-            box.put(seq, pos, hidden)
+        fed = [bring(hidden, self._runners[role].backend) for role, _ in keys]
+        for key, (brought, bad) in zip(keys, fed, strict=True):
+            if bad:
+                raise BatchError(refusal, where=where, got=f"row {bad[0]} is not finite")
+            self._receiver(key).put(seq, pos, brought)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from mtpcore.backends.base import F32
 from mtpcore.errors import LinkError
+from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.runner import GraphRunner
 
 __all__ = ["WholeSequences"]
@@ -45,7 +46,7 @@ class WholeSequences:
                 where=f"{self.name}, sequence {seq}, position {pos}",
                 fix="remove the sequence, and process all of it in one batch",
             )
-        rows = [np.asarray(part) for part in parts]
-        self._runner.receive(
-            self._slot, seq, rows[0] if len(rows) == 1 else np.concatenate(rows, axis=1)
-        )
+        rows, _ = bring(parts[0], self._runner.backend)
+        if len(parts) > 1:
+            rows = np.concatenate([np.asarray(part) for part in parts], axis=1)
+        self._runner.receive(self._slot, seq, rows)

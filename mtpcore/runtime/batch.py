@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import columns_of_chain
 from mtpcore.boundary.arguments import Whole31, read
-from mtpcore.boundary.arrays import RowsLike, flags, integers, numbers
+from mtpcore.boundary.arrays import RowsLike, flags, integers, rows_of
 from mtpcore.errors import BatchError, spell
 
 __all__ = ["Batch", "Wanted"]
@@ -24,6 +24,13 @@ def _read_slots(slots: Any) -> dict[str, Any]:
     wanted = "a mapping of slot names to rows"
     by_name: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
     return by_name
+
+
+def _check_finite(rows: F32, refusal: str, where: str) -> None:
+    """Refuse rows of the host that are not finite; those of a device are looked at there."""
+    if isinstance(rows, np.ndarray) and not np.isfinite(rows).all():
+        row = int(np.argwhere(~np.isfinite(rows))[0, 0])
+        raise BatchError(refusal, where=f"{where}row {row}")
 
 
 def _filled(n: int, value: int) -> I32:
@@ -41,7 +48,8 @@ class Batch:
     tokens : array_like of int, shape (n,), optional
         Token ids; -1 where ``embeddings`` or ``codes`` hold the row.
     embeddings : array_like, DLPack, shape (n, width), optional
-        Rows that take the place of looked-up embeddings where ``tokens`` is -1.
+        Rows that take the place of looked-up embeddings where ``tokens`` is -1. Those on a device,
+        float32 and C-contiguous, stay there until they are processed.
     codes : array_like of int, DLPack, shape (n, n_codebooks), optional
         Of graphs with codebooks: the codes of each row, -1 where it has none. Their embeddings are
         summed, and added to the token's.
@@ -63,7 +71,7 @@ class Batch:
     until : array_like of int, shape (n,), optional
         Spans: the place behind the last row that each row sees, where that is not itself. Rows of
         an image see each other in models whose graphs say so; others pass over it.
-    slots : mapping of str to array_like, shape (n, width), optional
+    slots : mapping of str to array_like or DLPack, shape (n, width), optional
         Rows for the slots of a linked graph, where no link delivers them.
 
     Raises
@@ -97,14 +105,12 @@ class Batch:
                 )
         self.embeddings: F32 | None = None
         if embeddings is not None:
-            self.embeddings = numbers(embeddings, "embedding rows")
+            self.embeddings = rows_of(embeddings, "embedding rows")
             if self.embeddings.ndim != 2:
                 raise BatchError(
                     "embedding rows have two axes", wanted="[n, width]", got=self.embeddings.shape
                 )
-            if not np.isfinite(self.embeddings).all():
-                row = int(np.argwhere(~np.isfinite(self.embeddings))[0, 0])
-                raise BatchError("embedding row is not finite", where=f"row {row}")
+            _check_finite(self.embeddings, "embedding row is not finite", "")
         self.seq: I32
         self.pos: I32
         self.outputs: NDArray[np.bool_]
@@ -126,7 +132,7 @@ class Batch:
         self.until: I32 | None = None if until is None else self._column(until, n, "ends of spans")
         self.slots: dict[str, F32] = {}
         for name, rows in (_read_slots(slots) if slots is not None else {}).items():
-            slot_rows = numbers(rows, f"rows of slot {name!r}")
+            slot_rows = rows_of(rows, f"rows of slot {name!r}")
             if slot_rows.ndim != 2 or len(slot_rows) != n:
                 raise BatchError(
                     "slot rows do not fit the batch",
@@ -134,9 +140,7 @@ class Batch:
                     wanted=f"[{n}, width]",
                     got=slot_rows.shape,
                 )
-            if not np.isfinite(slot_rows).all():
-                row = int(np.argwhere(~np.isfinite(slot_rows))[0, 0])
-                raise BatchError("slot row is not finite", where=f"slot {name!r}, row {row}")
+            _check_finite(slot_rows, "slot row is not finite", f"slot {name!r}, ")
             self.slots[name] = slot_rows
 
     @classmethod

@@ -16,10 +16,11 @@ from mtpcore.backends.base import Backend, FusedSampling
 from mtpcore.backends.select import select_backend
 from mtpcore.backends.threads import default_threads
 from mtpcore.boundary.arguments import Flag, offers, read
-from mtpcore.boundary.arrays import RowsLike, integers, numbers
+from mtpcore.boundary.arrays import RowsLike, integers, rows_of
 from mtpcore.declarations.spec import DrafterSpec, Tap, read_taps
 from mtpcore.errors import BatchError, GraphError, LinkError, spell
 from mtpcore.graph import GraphType, Program
+from mtpcore.runtime.arrival import bring
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.limits import read_sizes
 from mtpcore.runtime.output import Output
@@ -295,6 +296,7 @@ class Context:
             row that is missing. The state is what it was.
         """
         self.journal.settle()
+        batch = self.runner.bring(batch)
         admitted = self.runner.admit(batch, fused_sampling)
         with self._transaction(admitted[1]):
             return self.runner.run(batch, admitted)
@@ -318,9 +320,11 @@ class Context:
             No such slot or sequence, rows that do not fit or are not finite, no room, or a sequence
             that was begun. The state is what it was.
         """
-        seq, hidden = self.check_seq(seq), numbers(rows, "delivered rows")
-        if not np.isfinite(hidden).all():
-            raise BatchError("delivered rows are finite", where=f"slot {slot!r}")
+        seq, hidden = self.check_seq(seq), rows_of(rows, "delivered rows")
+        if hidden.ndim == 2:
+            hidden, bad = bring(hidden, self.backend)
+            if bad:
+                raise BatchError("delivered rows are finite", where=f"slot {slot!r}, row {bad[0]}")
         with self._transaction((seq,)):
             self.runner.receive(slot, seq, hidden)
 

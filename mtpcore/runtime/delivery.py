@@ -21,6 +21,7 @@ def delivered_batch(program: Program, slot: str, seq: int, rows: F32) -> Checked
     slot : str
     seq : int
     rows : float32[n, width]
+        C-contiguous, or where the backend keeps them.
 
     Raises
     ------
@@ -45,5 +46,5 @@ def delivered_batch(program: Program, slot: str, seq: int, rows: F32) -> Checked
         seq=np.full(n, seq, np.int32),
         place=np.arange(n, dtype=np.int32),
         outputs=np.zeros(0, np.int32),
-        slots={slot: np.ascontiguousarray(rows, np.float32)},
+        slots={slot: rows},
     )

@@ -19,7 +19,7 @@ F32 = NDArray[np.float32]
 class Output:
     """What one call of ``process`` computed; its arrays are never changed afterwards.
 
-    Arrays of a device are copied to the host when they are read.
+    Arrays of a device are copied to the host when they are read; ``as_computed`` leaves them there.
 
     ``seq`` int32[n_tokens] and ``pos`` int32[n_tokens] say whose rows they are (``pos`` is the
     place in the sequence), ``outputs`` int32[n_outputs] which rows have logits,
@@ -110,9 +110,12 @@ class Output:
         return self._array(name)
 
     def as_computed(self, name: str) -> F32:
-        """Return float32[n_tokens, width] of the tap of a ``name``, as the plan returned it.
+        """Return what the plan made of a ``name``, a tap or ``logits``: float32[n, width].
 
-        What a device's plan computed has not left the device.
+        What a device's plan computed has not left the device. Such rows have a shape, and slices
+        that stay there; ``np.asarray`` copies them to the host, and DLPack hands them to other
+        libraries on the device (``torch.from_dlpack``). Rows of a batch that ran in several parts
+        are on the host.
 
         Raises
         ------

@@ -25,6 +25,7 @@ from mtpcore.errors import BatchError, GraphError, LinkError
 from mtpcore.graph import GraphType, Program, split_sources
 from mtpcore.memory import make_memory
 from mtpcore.runtime.admission import Admission, Admitted
+from mtpcore.runtime.arrival import bring_batch
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.delivery import delivered_batch
 from mtpcore.runtime.limits import Sizes
@@ -270,8 +271,13 @@ class GraphRunner:
         """How many drafts the memory can take back."""
         return self.memory.longest_rewind if self.memory else self.n_ctx
 
+    def bring(self, batch: Batch) -> Batch:
+        """Return a batch with all rows where the plan reads them; see ``bring_batch``."""
+        return bring_batch(batch, self.backend)
+
     def process(self, batch: Batch, fused_sampling: FusedSampling | None = None) -> Output:
         """Run all rows and store them; see ``Context.process``."""
+        batch = self.bring(batch)
         return self.run(batch, self.admit(batch, fused_sampling))
 
     def run(
@@ -322,7 +328,7 @@ class GraphRunner:
 
     def explore(self, batch: Batch) -> Output:
         """Run rows, or a draft tree, and forget them; they are not delivered."""
-        checked, ranges, rows_of_seq = self.admit(batch)
+        checked, ranges, rows_of_seq = self.admit(self.bring(batch))
         arrays = run_parts(self.plan, self.memory, self.n_batch, checked, ranges)
         if self.memory:
             for seq, (begin, _) in ranges.items():
@@ -378,7 +384,7 @@ def run_drafts(
     """
     taken = []
     for runner, batch in passes:
-        checked, ranges, _ = runner.admit(batch)
+        checked, ranges, _ = runner.admit(runner.bring(batch))
         if len(batch) > runner.n_batch:
             raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
         taken.append((runner, checked, ranges, {seq: runner.lengths[seq] for seq in ranges}))

@@ -84,17 +84,22 @@ class Stream:
         self.cuda, self.number, self.left, self.n_done = cuda, number, [], 0
         self.handle = self
 
+    def __int__(self):
+        return 1000 + self.number  # as an address: no stream that DLPack has a number for
+
     def sync(self):
         self.record().sync()
 
     def wait(self, other):
         self.cuda._use(self.number)
-        other.sync()
+        self.cuda.waits.append((int(self), int(other)))
+        if other is not self.cuda.LEGACY_DEFAULT_STREAM:
+            other.sync()
 
     def record(self):
         self.cuda._use(self.number)
         end = self.n_done + len(self.left)
-        return SimpleNamespace(sync=lambda: self._do(end))
+        return SimpleNamespace(sync=lambda: self._do(end), handle=("event", int(self)))
 
     def _do(self, end):
         self.cuda._use(self.number)
@@ -107,6 +112,8 @@ class EmulatedCuda:
     def __init__(self, emulated, n_devices=1, n_bytes=1 << 30):
         self.emulated, self.free, self.n_bytes = emulated, n_bytes, n_bytes
         self.n_conditions, self.version = 0, 13000  # of the driver
+        self.waits = []  # (stream, the one that it waits for)
+        self.LEGACY_DEFAULT_STREAM = 1
         self.pinned = []  # where it begins and ends
         self.calls_left = None  # until one fails; None: all succeed
         self.current = threading.local()
@@ -184,6 +191,12 @@ class EmulatedCuda:
     def _move(self, to, origin, n_bytes):
         self.emulated.finish()
         ctypes.memmove(to, origin, n_bytes)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        """Note which stream waits for which."""
+        self._use(getattr(self.current, "number", None))
+        self.waits.append((int(stream), event[1]))
+        return (SUCCESS,)
 
     cuMemcpyHtoDAsync = cuMemcpyDtoHAsync = cuMemcpyDtoDAsync = _copy
 

@@ -25,6 +25,8 @@ _FIRST_WITH_CONDITIONS = 12040
 """CUDA 12.4, as drivers count."""
 _EARLY = (9, 0)
 """From here on a launch may begin before the one before has ended."""
+_CUDA = 2  # among DLPack's kinds of devices
+_LEGACY = 1  # the stream that None stands for there
 
 
 class DeviceArray(msgspec.Struct, frozen=True):
@@ -43,6 +45,10 @@ class Device(Protocol):
 
     name: str
     has_conditions: bool
+    dlpack_device: tuple[int, int]
+    """What DLPack calls the device: its kind and its number."""
+    stream: int | None
+    """The number by which other libraries know where launches go; None where they need none."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """Make an array without contents."""
@@ -66,6 +72,18 @@ class Device(Protocol):
 
     def address(self, array: DeviceArray) -> int:
         """Return where an array begins, as kernels on the device see it."""
+
+    def take(self, address: int, n_bytes: int, into: DeviceArray) -> None:
+        """Copy bytes that another library keeps on the device to the start of an array.
+
+        Returns when that is done.
+        """
+
+    def precede(self, stream: int | None) -> None:
+        """Let a stream of another library, in DLPack's numbers, wait for all launches so far."""
+
+    def follow(self) -> None:
+        """Let later launches wait for all that the legacy default stream was given so far."""
 
     def pin(self, n_bytes: int) -> NDArray[np.uint8]:
         """Make memory of the host that the device can read while the host goes on."""
@@ -165,6 +183,8 @@ class CudaDevice:
         self.name = f"{device.name}, device {device.device_id}"
         _, version = self._driver.cuDriverGetVersion()
         self.has_conditions = version >= _FIRST_WITH_CONDITIONS
+        self.dlpack_device = (_CUDA, int(device.device_id))
+        self.stream: int | None = int(self._stream.handle)
         self.architecture = "sm_{}{}".format(*device.compute_capability)
         self._can_be_early = tuple(device.compute_capability) >= _EARLY
 
@@ -229,6 +249,29 @@ class CudaDevice:
     def address(self, array: DeviceArray) -> int:
         """Return where an array begins, as kernels on the device see it."""
         return int(array.memory.handle)
+
+    def take(self, address: int, n_bytes: int, into: DeviceArray) -> None:
+        """Copy bytes that another library keeps on the device to the start of an array."""
+        with self._working("another library's rows could not be copied"):
+            if n_bytes:
+                self._check(
+                    self._driver.cuMemcpyDtoDAsync(
+                        int(into.memory.handle), address, n_bytes, self._stream.handle
+                    )
+                )
+            self._stream.sync()
+
+    def precede(self, stream: int | None) -> None:
+        """Let a stream of another library, in DLPack's numbers, wait for all launches so far."""
+        with self._working("a stream of another library could not be told to wait"):
+            so_far = self._stream.record()
+            number = _LEGACY if stream is None else stream
+            self._check(self._driver.cuStreamWaitEvent(number, so_far.handle, 0))
+
+    def follow(self) -> None:
+        """Let later launches wait for all that the legacy default stream was given so far."""
+        with self._working("the default stream could not be waited for"):
+            self._stream.wait(self._core.LEGACY_DEFAULT_STREAM)
 
     def pin(self, n_bytes: int) -> NDArray[np.uint8]:
         """Make memory of the host that the device can read while the host goes on.

@@ -20,7 +20,7 @@ from mtpcore.backends.cuda.ring import Ring
 
 __all__ = ["MatrixRoom", "Upload", "convert", "send_all"]
 
-_WINDOW = 1 << 20
+_WINDOW = 1 << 18
 """Values that are reordered at once, which takes a few bytes for each."""
 
 

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from harness.emulated_cuda import EmulatedCuda
 
+from mtpcore.backends import select
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda import device as talking
 from mtpcore.backends.cuda.device import DeviceArray, find_device
 from mtpcore.errors import BackendError
 
@@ -55,7 +58,8 @@ class Started(NamedTuple):
 class EmulatedDevice:
     """Implements ``mtpcore.backends.cuda.device.Device``; memory is uint8[n_bytes] of NumPy."""
 
-    name, has_conditions = "emulated", True
+    name, dlpack_device, stream = "emulated", (1, 0), None
+    has_conditions = True
 
     def __init__(self, folder):
         self.folder, self.loaded, self.recorded = folder, {}, None
@@ -106,6 +110,19 @@ class EmulatedDevice:
         assert 0 <= at <= at + len(values) <= array.memory.nbytes
         array.memory[at : at + len(values)] = values
 
+    def address(self, array):
+        return array.memory.ctypes.data
+
+    def take(self, address, n_bytes, into):
+        self.write(into, 0, ctypes.string_at(address, n_bytes))
+
+    def precede(self, stream):
+        assert stream is None, "the host has no streams"
+        self.finish()
+
+    def follow(self):
+        raise AssertionError("the host has no streams")
+
     def pin(self, n_bytes):
         return np.full(n_bytes, NOISE, np.uint8)
 
@@ -144,9 +161,6 @@ class EmulatedDevice:
             self.loaded[kernel] = ctypes.CDLL(str(source.with_suffix(".so"))).emulate
             self.loaded[kernel].restype = ctypes.c_bool
         return self.loaded[kernel]
-
-    def address(self, array):
-        return array.memory.ctypes.data
 
     def record(self, work):
         """Keep launches and copies, and what they were told, to be done when they are replayed."""
@@ -253,6 +267,16 @@ def space_around(memory):
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture
+def cuda(emulated, monkeypatch):
+    """NVIDIA's packages with two GPUs, whose kernels run on the CPU."""
+    made = EmulatedCuda(emulated, n_devices=2)
+    monkeypatch.setattr(talking, "import_cuda", lambda module: made)
+    monkeypatch.setattr(talking, "compile_kernel", lambda kernel, architecture: kernel)
+    monkeypatch.setattr(select, "_made", {})
+    return made
 
 
 DEVICES = ["emulated", pytest.param("gpu", marks=pytest.mark.gpu)]

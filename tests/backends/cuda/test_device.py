@@ -5,27 +5,15 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-from harness.emulated_cuda import EmulatedCuda
 from harness.families import FAMILIES
 
 from mtpcore import Batch, Generator
-from mtpcore.backends import select
 from mtpcore.backends.cuda import CudaBackend
-from mtpcore.backends.cuda import device as talking
 from mtpcore.backends.select import select_backend
 from mtpcore.errors import BackendError
 from mtpcore.sampling import Sampling
 
 DEMO = FAMILIES[-1]
-
-
-@pytest.fixture
-def cuda(emulated, monkeypatch):
-    made = EmulatedCuda(emulated, n_devices=2)
-    monkeypatch.setattr(talking, "import_cuda", lambda module: made)
-    monkeypatch.setattr(talking, "compile_kernel", lambda kernel, architecture: kernel)
-    monkeypatch.setattr(select, "_made", {})
-    return made
 
 
 def context(backend):

@@ -1,0 +1,69 @@
+"""Rows of callers on their way to the backend whose plans read them."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from mtpcore.backends.base import Backend
+from mtpcore.boundary.dlpack import ForeignRows
+from mtpcore.errors import BatchError
+from mtpcore.runtime.batch import Batch
+
+__all__ = ["bring", "bring_batch"]
+
+
+def bring(rows: Any, backend: Backend) -> tuple[Any, list[int]]:
+    """Return rows as plans of a backend read them, and which ones are not finite.
+
+    Arrays of the host stay what they are. Rows on a device are copied where they are, if it is
+    the backend's, and to it by way of the host if it is another one.
+
+    Parameters
+    ----------
+    rows : float32[n, width]
+        An array, ``ForeignRows``, or what a plan of any backend made.
+    backend : Backend
+
+    Raises
+    ------
+    BackendError, BatchError
+        There is no room, or rows cannot leave their device.
+    """
+    if isinstance(rows, np.ndarray):
+        rows = np.ascontiguousarray(rows, np.float32)
+        finite = np.isfinite(rows)
+        bad = [] if finite.all() else np.flatnonzero(~finite.all(axis=1)).tolist()
+        return rows, bad
+    n, width = rows.shape
+    buffer = backend.row_buffer(n, width)
+    buffer.write(0, (rows,))
+    return buffer.read(0, n), buffer.not_finite(0, n)
+
+
+def bring_batch(batch: Batch, backend: Backend) -> Batch:
+    """Return a batch with all rows as ``bring`` does; the caller's batch is left as it is.
+
+    Raises
+    ------
+    BackendError, BatchError
+        As ``bring``; or a row that comes from a device is not finite.
+    """
+    if not isinstance(batch, Batch):  # which is refused when it is admitted
+        return batch
+    given = batch.embeddings, *batch.slots.values()
+    if not any(isinstance(rows, ForeignRows) for rows in given):
+        return batch
+    brought = copy(batch)
+    if batch.embeddings is not None:
+        brought.embeddings, bad = bring(batch.embeddings, backend)
+        if bad:
+            raise BatchError("embedding row is not finite", where=f"row {bad[0]}")
+    brought.slots = {}
+    for name, rows in batch.slots.items():
+        brought.slots[name], bad = bring(rows, backend)
+        if bad:
+            raise BatchError("slot row is not finite", where=f"slot {name!r}, row {bad[0]}")
+    return brought
