@@ -88,7 +88,7 @@ def pace_of(gpu: Gpu) -> Pace:
 
 
 def price(
-    gpu: Gpu, code: Code, launch: Launched, registers: int, shared: int, most: int = 24
+    gpu: Gpu, code: Code, launch: Launched, registers: int, shared: int, most: int = 8
 ) -> Price:
     """Return what bounds a launch."""
     counts = code.counts(launch.loops)

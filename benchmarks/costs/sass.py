@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -125,11 +126,12 @@ class Pace(msgspec.Struct, frozen=True):
     plain: float = 4.5
 
 
-class Code(msgspec.Struct, frozen=True):
-    """A kernel's instructions in their order."""
+class Code:
+    """A kernel's instructions in their order, for an architecture."""
 
-    instructions: list[Instruction]
-    architecture: str = "sm_90"
+    def __init__(self, instructions: list[Instruction], architecture: str) -> None:
+        self.instructions, self.architecture = instructions, architecture
+        self._paths: dict[tuple[tuple[tuple[int, int], float], ...], list[tuple[int, float]]] = {}
 
     def loops(self) -> list[tuple[int, int]]:
         """Return first and last instruction of each loop, the inner ones first."""
@@ -155,6 +157,12 @@ class Code(msgspec.Struct, frozen=True):
         A jump with a condition is taken only where there is no other way to the next of the loops,
         or to the end. ``loops`` says how often a loop is gone through; others are, once.
         """
+        key = tuple(sorted(loops.items()))
+        if key not in self._paths:
+            self._paths[key] = self._find_path(loops)
+        return self._paths[key]
+
+    def _find_path(self, loops: dict[tuple[int, int], float]) -> list[tuple[int, float]]:
         goals = sorted({begin for begin, _ in loops})
         ways = {goal: self._leading_to(goal) for goal in goals}
         at, taken, seen = 0, [], set()
@@ -208,6 +216,7 @@ class Code(msgspec.Struct, frozen=True):
         """Return a loop's instructions."""
         return self.instructions[loop[0] : loop[1] + 1]
 
+    @cached_property
     def sources(self) -> list[set[int]]:
         """Return for each instruction which of the kernel's pointers its address comes from."""
         known: dict[str, set[int]] = {}
@@ -228,7 +237,7 @@ class Code(msgspec.Struct, frozen=True):
         return found
 
     def cycles(
-        self, pace: Pace, streamed: set[int], loops: dict[tuple[int, int], float], most: int = 24
+        self, pace: Pace, streamed: set[int], loops: dict[tuple[int, int], float], most: int = 8
     ) -> float:
         """Return how long a warp takes that has a multiprocessor to itself, in order.
 
@@ -238,7 +247,7 @@ class Code(msgspec.Struct, frozen=True):
         ready: dict[str, float] = {}
         groups: list[float] = []
         open_group, now = 0.0, 0.0
-        sources = self.sources()
+        sources = self.sources
         path = [at for at, _ in self.path(loops)]
         walk = _Walk(path, loops, most)
         for at in walk:
