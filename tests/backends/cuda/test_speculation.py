@@ -1,0 +1,136 @@
+"""Drafting on the device changes no text, and what was rejected leaves no trace.
+
+Small models with random weights: all families of heads, a sliding window, experts, latent
+attention, trees, and recurrent layers in trunk and head. Sampled drafts agree because both choose
+by the same noise.
+"""
+
+import msgspec
+import pytest
+from harness import hybrid_family
+from harness.fixtures import model_file
+from harness.generated_heads import write_eagle3, write_family
+from harness.search import searching
+from hypothesis import HealthCheck
+from hypothesis.stateful import run_state_machine_as_test
+
+from mtpcore import Batch
+from mtpcore.declarations.spec import TreeShape
+from mtpcore.sampling import Sampling
+from mtpcore.testing import Subject, Texts, check_texts
+from mtpcore.testing.machine import machine_of
+
+HEADS = {
+    "glm4moe": "glm_nextn",
+    "deepseek2": "deepseek_mtp",
+    "mimo": "mimo_mtp",
+    "mimo2": "mimo2_mtp",
+    "eagle3": "eagle3",
+    "hybrid": "hybrid_head",
+}
+TREE = TreeShape(depth=3, width=3, n_nodes=7)
+SAMPLED = Sampling(temperature=1.2, seed=3)
+CUT = Sampling(temperature=0.9, top_k=20, repetition_penalty=1.2, frequency_penalty=0.1, seed=4)
+N_DRAFTS = 4
+
+
+@pytest.fixture(scope="module")
+def subject(backend, tmp_path_factory):
+    """Return what makes a subject on the device, by the name of its family."""
+    folder, made = tmp_path_factory.mktemp("speculation"), {}
+
+    def write(name):
+        path = folder / f"{name}.gguf"
+        if name == "hybrid":
+            return hybrid_family.subject(folder)
+        if name == "qwen35moe":
+            return Subject(name, str(model_file("qwen35moe-17")), drafter="qwen_mtp")
+        if name == "eagle3":
+            target = write_family(path, "llama", "Q8_0")
+            head = write_eagle3(folder / "head.gguf", "Q8_0")
+            return Subject(name, str(target), str(head))
+        return Subject(name, str(write_family(path, name, "Q8_0")))
+
+    def make(name):
+        if name not in made:
+            made[name] = msgspec.structs.replace(write(name), backend=backend)
+        return made[name]
+
+    return make
+
+
+def as_tree(subject):
+    return msgspec.structs.replace(subject.spec, shape="tree", tree=TREE)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_texts_do_not_depend_on_drafts(subject, name):
+    """Greedy, sampled and cut; of one request and of several, whole batches and parts of them."""
+    family = subject(name)
+    assert family.spec.name == HEADS[name]
+    few = {"n_tokens": 8, "n_prompt": 5}
+    rates = [
+        check_texts(family, Texts(k=5, n_texts=1, n_batch=4, **few)),
+        check_texts(family, Texts(k=3, sampling=SAMPLED, n_texts=3, n_batch=64, **few)),
+        check_texts(family, Texts(k=2, sampling=CUT, n_texts=2, n_batch=64, **few)),
+    ]
+    assert max(rates) > 0.05, "hardly a draft is accepted: the comparison says little"
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "hybrid"])
+def test_texts_do_not_depend_on_trees(subject, name):
+    family = subject(name)
+    for sampling in (Sampling.greedy(), SAMPLED):
+        texts = Texts(k=3, sampling=sampling, n_texts=2, n_tokens=8, n_prompt=5, n_batch=64)
+        check_texts(family, texts, as_tree(family))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_any_number_of_drafts_is_taken_back(subject, name):
+    """Two sequences in one batch, of which one accepts m drafts and the other all but m."""
+    family = subject(name)
+    prompts = [family.text(n, seed=n).tolist() for n in (62, 5)]  # pages have 64 places
+
+    def begun():
+        cross = family.link(96, n_seq_max=2, n_batch=128)
+        for seq, prompt in enumerate(prompts):
+            cross.llm.process(Batch.of(prompt, seq=seq))
+        return cross
+
+    plain, texts = begun(), ([], [])
+    for _ in range(N_DRAFTS + 2):
+        for seq, text in enumerate(texts):
+            text.append(plain.pending(seq, SAMPLED))
+        plain.verify({0: [], 1: []}, SAMPLED)
+        for seq in range(2):
+            plain.accept(seq, 0)
+    for m in range(N_DRAFTS + 1):
+        cross = begun()
+        n_right = (m, N_DRAFTS - m)
+        drafts = {}
+        for seq, n in enumerate(n_right):
+            assert cross.pending(seq, SAMPLED) == texts[seq][0]
+            cross.draft(seq, 2, sampling=SAMPLED)
+            right = texts[seq][1 : 1 + N_DRAFTS]
+            drafts[seq] = [*right[:n], *((one + 1) % 40 for one in right[n:])]
+        verdicts = cross.verify(drafts, SAMPLED)
+        fresh = family.link(96, n_seq_max=2, n_batch=128)
+        for seq, n in enumerate(n_right):
+            assert verdicts[seq].accepted == n
+            assert verdicts[seq].next_token == texts[seq][n + 1]
+            cross.accept(seq, n)
+            fresh.llm.process(Batch.of([*prompts[seq], *texts[seq][: n + 1]], seq=seq))
+            assert cross.digest(seq) == fresh.digest(seq), (m, seq)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize(
+    ("name", "n_examples"),
+    [*((name, 5) for name in HEADS), ("glm4moe as a tree", 5), ("qwen35moe", 1)],
+)
+def test_a_rejected_draft_leaves_no_trace(subject, name, n_examples):
+    """After any acts: fork, remove, save and load, roll back, and interruptions."""
+    family = subject(name.removesuffix(" as a tree"))
+    drafter = as_tree(family) if name.endswith("tree") else None
+    few = searching(n_examples, stateful_step_count=10, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine_of(family, drafter), settings=few)
