@@ -16,7 +16,6 @@ from mtpcore.testing.subject import Subject
 
 __all__ = ["Batching", "check_rows"]
 
-N_TOKENS = 96  # more than a page of memory, and than a short window
 N_WHOLE = 8
 """Rows of a batch where rows of a sequence have to come together."""
 _SEED = 11
@@ -33,12 +32,15 @@ class Batching(msgspec.Struct, frozen=True):
         Of the context.
     neighbours : int
         Other sequences whose rows lie between those of the text.
+    n_tokens : int
+        Of the text; by default more than a page of memory, and than a short window.
     """
 
     chunk: int = 1
     n_batch: int = 512
     threads: int = 1
     neighbours: int = 0
+    n_tokens: int = 96
 
 
 def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> None:
@@ -58,7 +60,7 @@ def check_rows(subject: Subject, batching: Batching, kv_dtype: str = "f16") -> N
     """
     expect(subject, Subject, "a family under test")
     expect(batching, Batching, "how rows reach a context")
-    wanted = _trace(subject, Batching(), kv_dtype)
+    wanted = _trace(subject, Batching(n_tokens=batching.n_tokens), kv_dtype)
     trace = _trace(subject, batching, kv_dtype)
     different = [name for name in wanted if wanted[name] != trace[name]]
     assert not different, f"{subject}, {batching}: {', '.join(different)} differ from rows alone"
@@ -105,7 +107,7 @@ def _feed(context: Context, subject: Subject, batching: Batching) -> Iterator[tu
     parts: dict[str, list[np.ndarray]] = {}
     if context.program.is_run_whole:
         batching = msgspec.structs.replace(batching, chunk=N_WHOLE)
-    for begin in range(0, N_TOKENS, batching.chunk):
+    for begin in range(0, batching.n_tokens, batching.chunk):
         batch, mine = _batch(context, subject, batching, begin)
         output = context.process(batch)
         for name in context.program.outputs:
@@ -122,11 +124,12 @@ def _batch(
     """Return a batch with rows [begin, begin + chunk) of sequence 0, and which rows those are."""
     rows = [
         (seq, place)
-        for place in range(begin, min(begin + batching.chunk, N_TOKENS))
+        for place in range(begin, min(begin + batching.chunk, batching.n_tokens))
         for seq in (*range(1, 1 + batching.neighbours), 0)
     ]
     seq, place = np.array(rows, np.int32).T
-    texts = [subject.text(N_TOKENS, seed=_SEED + s) for s in range(1 + batching.neighbours)]
+    n_texts = 1 + batching.neighbours
+    texts = [subject.text(batching.n_tokens, seed=_SEED + s) for s in range(n_texts)]
     batch = Batch(
         np.array([texts[s][p] for s, p in rows], np.int32),
         seq=seq,

@@ -9,6 +9,7 @@ from harness.fixtures import model_file
 
 from mtpcore import Batch
 from mtpcore.backends.cuda.plan import CudaPlan
+from mtpcore.memory import LOG
 from mtpcore.sampling import Sampling
 from mtpcore.testing import (
     Batching,
@@ -47,9 +48,17 @@ def test_graphs_on_memory_of_every_type(on_device, kv_dtype):
     assert check_graphs(on_device, kv_dtype=kv_dtype) > 700
 
 
-@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
-def test_rows_do_not_depend_on_their_company(on_device):
-    check_rows(on_device, Batching(chunk=40, n_batch=64, neighbours=1))
+@pytest.mark.parametrize(
+    ("family", "batching"),
+    [
+        (FAMILIES[0], Batching(chunk=40, n_batch=64, neighbours=1)),
+        (HYBRID, Batching(chunk=7, n_batch=16, neighbours=1, n_tokens=LOG + 3)),
+    ],
+    ids=str,
+)
+def test_rows_do_not_depend_on_their_company(on_device, batching):
+    """Those of a hybrid for longer than the log of its states is."""
+    check_rows(on_device, batching)
 
 
 @families
