@@ -339,10 +339,12 @@ class CudaDevice:
             for argument in arguments
         ]
         with self._working("a kernel could not be launched"):
+            # CUDA's manual does not say whether that is allowed in a part that may be left out.
+            is_part = getattr(self._recording, "is_part", False)
             config = self._core.LaunchConfig(
                 grid=grid,
                 block=block,
-                programmatic_stream_serialization=is_early and self._can_be_early,
+                programmatic_stream_serialization=is_early and self._can_be_early and not is_part,
             )
             self._core.launch(self._target, config, loaded, *given)
 
@@ -371,9 +373,11 @@ class CudaDevice:
 
     def when(self, condition: Any, work: Callable[[], None]) -> None:
         """Record launches that are done only where a condition holds by then."""
-        whole = self._target
-        self._record_onto(whole.if_then(condition), work)
-        self._recording.target = whole
+        whole, self._recording.is_part = self._target, True
+        try:
+            self._record_onto(whole.if_then(condition), work)
+        finally:
+            self._recording.target, self._recording.is_part = whole, False
 
     def replay(self, graph: Any) -> None:
         """Start all that was recorded, in one call."""

@@ -267,8 +267,7 @@ class DraftLoop:
         )
         # What recurrent layers are told is written in any case: the host counts on it.
         is_free = not (verifies and stages[-1].plan.has_states)
-        has_conditions = is_free and (verifies or max(run.p_min) > 0)
-        has_conditions = has_conditions and self._device.has_conditions
+        has_conditions = is_free and max(run.p_min) > 0 and self._device.has_conditions
         rooms = tuple((name, array.shape) for name, array in self._arrays.items())
         key = (
             *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
