@@ -58,9 +58,11 @@ def run_round(
     invalid, paused, chosen_before = cross.invalid, cross.paused, cross.speculation.choose_seconds
     plans = _plan(cross, ready, lengths)
     stats.length_seconds += watch.lap()
+    # "auto" learns what drafts cost, and what passes cost: they have to be calls of their own.
+    is_timed = any(request.draft == "auto" for request in running.values())
     is_whole = len(ready) == len(running) and not any(map(watches, running.values()))
     drafts, makers, seconds_of = _draft(
-        cross, ready, plans, samplings, [*plans] if is_whole else ()
+        cross, ready, plans, samplings, [*plans] if is_whole and not is_timed else ()
     )
     draft_seconds = watch.lap()
     asked = {seq: _asked(plan, makers.get(seq)) for seq, plan in plans.items()}
