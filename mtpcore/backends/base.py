@@ -134,7 +134,7 @@ class Verification(msgspec.Struct, kw_only=True):
     memory: Memory | None
     batch: CheckedBatch
     first: Sequence[int]
-    arrays: dict[str, Any] | None = None
+    arrays: dict[str, NDArray[Any]] | None = None
 
 
 class DraftRun(msgspec.Struct, frozen=True, kw_only=True):

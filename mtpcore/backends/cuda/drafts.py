@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import msgspec
 import numpy as np
@@ -32,13 +32,11 @@ from mtpcore.backends.cuda.launch.passes import (
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.runs import PlannedRun, Planning
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.memory.base import Memory
-
-if TYPE_CHECKING:
-    from mtpcore.backends.cuda.plan import CudaPlan, PlannedRun
 
 __all__ = ["DraftLoop", "DraftOrder"]
 
@@ -127,7 +125,7 @@ class Stage(NamedTuple):
     ``brought`` is what it brings from the host by the round's array, besides its run.
     """
 
-    plan: CudaPlan
+    plan: Planning
     run: PlannedRun
     brought: dict[str, NDArray[Any]]
     first: int = 0
@@ -149,11 +147,11 @@ class DraftLoop:
 
     Parameters
     ----------
-    plan : CudaPlan
+    plan : Planning
         Of the first pass.
     """
 
-    def __init__(self, plan: CudaPlan) -> None:
+    def __init__(self, plan: Planning) -> None:
         self._plan, self._device = plan, plan.device
         self._arrays: dict[str, DeviceArray] = {}
 
@@ -162,7 +160,7 @@ class DraftLoop:
 
         Penalties do, too; and how recurrent layers go on is decided by the host.
         """
-        plans = [self._plan, *(later.plan for later in run.later)]
+        plans: list[Plan | Planning] = [self._plan, *(later.plan for later in run.later)]
         return (
             max(run.k, default=0) > 0
             and all(self._is_here(plan) and not plan.has_states for plan in plans)
@@ -170,7 +168,7 @@ class DraftLoop:
             and not any(sampler.sampling.has_penalties for sampler in run.samplers)
         )
 
-    def _is_here(self, plan: Plan) -> TypeGuard[CudaPlan]:
+    def _is_here(self, plan: Plan | Planning) -> TypeGuard[Planning]:
         return isinstance(plan, type(self._plan)) and plan.device is self._device
 
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
@@ -196,10 +194,10 @@ class DraftLoop:
 
     def _drafting(self, run: DraftRun, order: DraftOrder, memory: Memory | None) -> list[Stage]:
         """Return the passes that draft, all checked before anything is uploaded."""
-        passes: list[tuple[CudaPlan, Memory | None, CheckedBatch]] = []
+        passes: list[tuple[Planning, Memory | None, CheckedBatch]] = []
         passes.append((self._plan, memory, run.batch))
         if run.later:
-            passes += [(cast("CudaPlan", one.plan), one.memory, one.batch) for one in run.later]
+            passes += [(cast(Planning, one.plan), one.memory, one.batch) for one in run.later]
         else:
             batches = _chain(run.batch, order, 0 if run.in_place else 1)
             passes += [(self._plan, memory, batch) for batch in batches]
@@ -227,7 +225,7 @@ class DraftLoop:
         self._room("marks", len(run.recycle) * len(run.k), np.int32)
         return stages
 
-    def _verifying(self, order: DraftOrder, plan: CudaPlan, verification: Verification) -> Stage:
+    def _verifying(self, order: DraftOrder, plan: Planning, verification: Verification) -> Stage:
         """Return the pass of the target."""
         batch, memory = verification.batch, verification.memory
         plan.check(batch, memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, WeightSource, codes_of
 from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
-from mtpcore.backends.cuda.choice import Choice, Choosing
+from mtpcore.backends.cuda.choice import Choice
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.cuda.fusion import Group, fuse
@@ -28,6 +28,7 @@ from mtpcore.backends.cuda.launch.step import Launch, Step, start
 from mtpcore.backends.cuda.launch.tokens import KERNELS as CHOOSING
 from mtpcore.backends.cuda.layout import FORMATS
 from mtpcore.backends.cuda.outputs import DeviceRows
+from mtpcore.backends.cuda.runs import PlannedRun, Shape
 from mtpcore.backends.cuda.sequences import SequenceRows
 from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
@@ -47,24 +48,6 @@ __all__ = ["CudaPlan"]
 
 _ATTENDING = {"attention": True, "cross_attention": True, "remember": False}
 """Operations with pages of keys and values, and whether they read them."""
-
-
-class Shape(NamedTuple):
-    """What the launches of a run depend on, besides the plan."""
-
-    n_rows: int
-    n_outputs: int
-    n_ranges: tuple[int, ...]
-    tables: tuple[tuple[int, ...], ...]
-    n_parts: int
-    choosing: Choosing | None
-
-
-class PlannedRun(NamedTuple):
-    """A run that is to come: its shape, and what it brings from the host, to be held."""
-
-    shape: Shape
-    parts: list[Part]
 
 
 class CudaPlan:
