@@ -294,9 +294,6 @@ ASKED_BY = {
     "tally": "cuts: top-p, top-k and min-p",
     "descend": "cuts: top-p, top-k and min-p",
     "embedding_rows": "rows that come beside text",
-    "spread": "every run, for what comes from the host",
-    "place": "drafts behind the first, and what verifies them",
-    "draft": "drafts",
     "weigh": "a least probability of drafts",
     "complete": "a least probability of drafts",
 }

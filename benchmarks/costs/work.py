@@ -149,6 +149,7 @@ OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {
                 "copy",
             ),
             *("choose", "settle", "not_finite", "adjust"),
+            *("spread", "place", "draft"),
         ),
         _rows,
     ),

@@ -346,8 +346,11 @@ class Speculation:
         batch = rows.batch()
         self._round = rows
         fused = None if logits else self._fused_sampling(rows, batch, sampling, processors)
-        admitted = self.target.admit(batch, fused)
-        output = self.target.run(batch, admitted, ahead.take(admitted) if ahead else None)
+        if ahead is None:
+            output = self.target.process(batch, fused)
+        else:
+            admitted = self.target.admit(batch, fused)
+            output = self.target.run(batch, admitted, ahead.take(admitted))
         self._round = None
         begin = perf_counter()
         verdicts = {
