@@ -27,6 +27,9 @@ class Tensor:
         self.shape, self.type = values.shape, int(kind)
         self._blocks = gguf.quants.quantize(values, kind)
 
+    def release(self, begin, end):
+        pass
+
     def raw(self):
         return self._blocks.view(np.uint8).reshape(-1)
 
