@@ -278,7 +278,10 @@ class Plan(Protocol):
         """
 
     def joins(self, plan: Plan) -> bool:
-        """Whether a draft run here can end with a run of that plan; see ``Verification``."""
+        """Whether a draft run here can end with a run of that plan; see ``Verification``.
+
+        Places may be reserved for that run, and given back, without it.
+        """
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; their outputs are not kept.

@@ -178,7 +178,7 @@ class DraftLoop:
         stages = self._drafting(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
-        if verification and target and self._is_here(target):
+        if verification and target and self._is_here(target) and not target.has_states:
             stages.append(self._verifying(order, target, verification))
             wanted = [order.number(i, k - 1) for i, k in enumerate(order.k) if k]
             stages[0].brought["wanted"] = np.array(wanted, np.int32)  # the last draft looks at it
@@ -263,9 +263,7 @@ class DraftLoop:
             *(tuple(run.recycle.items()), _n_tokens(drafting), _n_tokens(stages)),
             *(n_drafting, verifies),
         )
-        # What recurrent layers are told is written in any case: the host counts on it.
-        is_free = not (verifies and stages[-1].plan.has_states)
-        has_conditions = is_free and max(run.p_min) > 0 and self._device.has_conditions
+        has_conditions = max(run.p_min) > 0 and self._device.has_conditions
         rooms = tuple((name, array.shape) for name, array in self._arrays.items())
         key = (
             *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
