@@ -355,7 +355,7 @@ class CudaDevice:
             try:
                 self._record_onto(builder, work)
             finally:
-                del self._recording.target
+                vars(self._recording).pop("target", None)
             return builder.complete()
 
     def _record_onto(self, builder: Any, work: Callable[[], None]) -> None:

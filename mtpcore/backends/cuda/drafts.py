@@ -32,7 +32,7 @@ from mtpcore.backends.cuda.launch.passes import (
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch, start
-from mtpcore.backends.cuda.runs import PlannedRun, Planning
+from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.graph.program import OUTPUTS
@@ -125,7 +125,7 @@ class Stage(NamedTuple):
     ``brought`` is what it brings from the host by the round's array, besides its run.
     """
 
-    plan: Planning
+    plan: DevicePlan
     run: PlannedRun
     brought: dict[str, NDArray[Any]]
     first: int = 0
@@ -133,9 +133,9 @@ class Stage(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What its launches depend on, besides the arrays of the round."""
+        """What its launches depend on, besides the arrays of the round; it keeps the plan's."""
         lengths = tuple((name, len(values)) for name, values in self.brought.items())
-        return (id(self.plan), self.run.shape, lengths, self.first, self.n)
+        return (self.plan, self.run.shape, lengths, self.first, self.n)
 
     def n_placed(self, what: str) -> int:
         """Return how many tokens, or recycled rows, are placed in it."""
@@ -147,20 +147,21 @@ class DraftLoop:
 
     Parameters
     ----------
-    plan : Planning
+    plan : DevicePlan
         Of the first pass.
     """
 
-    def __init__(self, plan: Planning) -> None:
+    def __init__(self, plan: DevicePlan) -> None:
         self._plan, self._device = plan, plan.device
         self._arrays: dict[str, DeviceArray] = {}
+        self._n_made = 0  # arrays, of which some have gone
 
     def can_run(self, run: DraftRun) -> bool:
         """Say whether only tokens and recycled rows depend on what is drafted.
 
         Penalties do, too; and how recurrent layers go on is decided by the host.
         """
-        plans: list[Plan | Planning] = [self._plan, *(later.plan for later in run.later)]
+        plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
         return (
             max(run.k, default=0) > 0
             and all(self._is_here(plan) and not plan.has_states for plan in plans)
@@ -168,7 +169,7 @@ class DraftLoop:
             and not any(sampler.sampling.has_penalties for sampler in run.samplers)
         )
 
-    def _is_here(self, plan: Plan | Planning) -> TypeGuard[Planning]:
+    def _is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
         return isinstance(plan, type(self._plan)) and plan.device is self._device
 
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
@@ -194,10 +195,10 @@ class DraftLoop:
 
     def _drafting(self, run: DraftRun, order: DraftOrder, memory: Memory | None) -> list[Stage]:
         """Return the passes that draft, all checked before anything is uploaded."""
-        passes: list[tuple[Planning, Memory | None, CheckedBatch]] = []
+        passes: list[tuple[DevicePlan, Memory | None, CheckedBatch]] = []
         passes.append((self._plan, memory, run.batch))
         if run.later:
-            passes += [(cast(Planning, one.plan), one.memory, one.batch) for one in run.later]
+            passes += [(cast(DevicePlan, one.plan), one.memory, one.batch) for one in run.later]
         else:
             batches = _chain(run.batch, order, 0 if run.in_place else 1)
             passes += [(self._plan, memory, batch) for batch in batches]
@@ -225,7 +226,7 @@ class DraftLoop:
         self._room("marks", len(run.recycle) * len(run.k), np.int32)
         return stages
 
-    def _verifying(self, order: DraftOrder, plan: Planning, verification: Verification) -> Stage:
+    def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
         """Return the pass of the target."""
         batch, memory = verification.batch, verification.memory
         plan.check(batch, memory)
@@ -238,6 +239,7 @@ class DraftLoop:
         if held is None or held.shape[0] < n or held.shape[1:] != width:
             most = 1 << max(n - 1, 0).bit_length()
             self._arrays[name] = self._device.empty((most, *width), dtype)
+            self._n_made += 1
         return self._arrays[name]
 
     # What the device does
@@ -264,10 +266,9 @@ class DraftLoop:
             *(n_drafting, verifies),
         )
         has_conditions = max(run.p_min) > 0 and self._device.has_conditions
-        rooms = tuple((name, array.shape) for name, array in self._arrays.items())
         key = (
             *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
-            *(rooms, staging.array.shape),
+            *(self._n_made, staging.array.shape),
         )
 
         def work(is_recorded: bool) -> None:

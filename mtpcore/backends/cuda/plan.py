@@ -196,7 +196,7 @@ class CudaPlan:
             choosing, more = self.choice.take(batch.fused_sampling, has_odds=has_odds)
             parts += more
         n_ranges = tuple(visible.n_ranges for visible in self._visible.values())
-        tables_of = tuple(tables.array.shape for tables in self._tables)
+        tables_of = tuple(tables.n_made for tables in self._tables)
         n_rows, n_outputs = len(batch.tokens), len(batch.outputs)
         shape = Shape(n_rows, n_outputs, n_ranges, tables_of, len(parts), choosing)
         return PlannedRun(shape, parts)

@@ -17,16 +17,19 @@ from mtpcore.backends.cuda.visible import Rows
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
 
-__all__ = ["PlannedRun", "Planning", "Shape"]
+__all__ = ["PlannedRun", "DevicePlan", "Shape"]
 
 
 class Shape(NamedTuple):
-    """What the launches of a run depend on, besides the plan."""
+    """What the launches of a run depend on, besides the plan.
+
+    ``tables`` number the arrays of page tables, of which there are others if memory differs.
+    """
 
     n_rows: int
     n_outputs: int
     n_ranges: tuple[int, ...]
-    tables: tuple[tuple[int, ...], ...]
+    tables: tuple[int, ...]
     n_parts: int
     choosing: Choosing | None
 
@@ -38,7 +41,7 @@ class PlannedRun(NamedTuple):
     parts: list[Part]
 
 
-class Planning(Protocol):
+class DevicePlan(Protocol):
     """A plan on a device, as rounds use it: what it is made of, and its runs before they start.
 
     ``arrays`` are those of the program's values.

@@ -45,12 +45,14 @@ class Tables:
     def __init__(self, device: Device) -> None:
         self._device = device
         self.array: DeviceArray = device.empty((0, 0), np.int32)
+        self.n_made = 0  # arrays, of which the newest is there
         self._held = np.empty((0, 0), np.int32)
 
     def take(self, pages: PageTables) -> None:
         """Hold what the tables say now; mostly they say what they said before."""
         if pages.tables.shape != self.array.shape:
             self.array = self._device.empty(pages.tables.shape, np.int32)
+            self.n_made += 1
         if not np.array_equal(pages.tables, self._held):
             self._device.upload(pages.tables, self.array)
             self._held = pages.tables.copy()

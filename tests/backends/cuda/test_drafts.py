@@ -1,5 +1,8 @@
 """Rounds on the device: passes and what verifies them follow each other without the host."""
 
+import gc
+import weakref
+
 import msgspec
 import numpy as np
 import pytest
@@ -214,3 +217,14 @@ def test_penalties_are_left_to_the_steps(one, heads):
     assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
     assert loop.can_run(chain(one, [(2, 2, 0.0, GREEDY)]))
     clear(one)
+
+
+def test_a_graph_keeps_the_plans_that_it_launches(emulated):
+    """Else another plan might come to stand where one was, and be taken for it."""
+    drafter, target = (Runner(CudaBackend(emulated), *head(seed=i), n_batch=16) for i in (0, 77))
+    plan = weakref.ref(target.plan)
+    run = verified(target, chain(drafter, [(3, 2, 0.0, GREEDY)]), [2])
+    drafter.plan.draft(run, drafter.memory)
+    del target, run
+    gc.collect()
+    assert plan() is not None

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from harness.families import FAMILIES
 from harness.fixtures import model_file
@@ -11,6 +12,7 @@ from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import graphs as keeping
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.graphs import Graphs
+from mtpcore.backends.cuda.visible import Tables
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Subject, Texts, check_texts
 
@@ -87,6 +89,16 @@ def test_launches_are_always_the_same_for_a_key(emulated, family, monkeypatch):
     sampling = Sampling(temperature=0.9, seed=3)
     check_texts(on_device, Texts(k=2, sampling=sampling, n_texts=2, n_tokens=6, n_batch=64))
     assert sum(n_again) > len(n_again) / 4
+
+
+def test_tables_of_another_shape_are_another_array(emulated):
+    """A graph of the array before does not fit, even if the shape comes back."""
+    tables, numbers = Tables(emulated), []
+    for n in (2, 2, 3, 2):
+        tables.take(SimpleNamespace(tables=np.full((n, 4), n, np.int32)))
+        numbers.append(tables.n_made)
+        assert emulated.download(tables.array, n).tolist() == [[n] * 4] * n
+    assert numbers == [1, 1, 2, 3]
 
 
 def described(recorded):
