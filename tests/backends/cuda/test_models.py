@@ -77,20 +77,29 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch):
     def decoded():
         return decode(on_device.link(n_seq_max=2, n_batch=64), on_device, texts)[0]
 
-    run, n_chosen = CudaPlan.run, []
+    run, draft, n_chosen = CudaPlan.run, CudaPlan.draft, []
 
-    def counted(plan, batch, memory):
-        made = run(plan, batch, memory)
-        n_chosen.append((made["chosen"] >= 0).sum() if "chosen" in made else 0)
+    def count(made):
+        n_chosen.append((made["chosen"] >= 0).sum() if made and "chosen" in made else 0)
         return made
 
-    def at_home(plan, batch, memory):
+    def draft_and_count(plan, wanted, memory):
+        made = draft(plan, wanted, memory)
+        count(wanted.verification and wanted.verification.arrays)
+        return made
+
+    def run_at_home(plan, batch, memory):
         return run(plan, msgspec.structs.replace(batch, fused_sampling=None), memory)
 
-    monkeypatch.setattr(CudaPlan, "run", counted)
+    def draft_at_home(plan, wanted, memory):
+        return draft(plan, msgspec.structs.replace(wanted, verification=None), memory)
+
+    monkeypatch.setattr(CudaPlan, "run", lambda *given: count(run(*given)))
+    monkeypatch.setattr(CudaPlan, "draft", draft_and_count)
     made = decoded()
     assert sum(n_chosen) >= sum(map(len, made)) - texts.n_texts  # all but those after prompts
-    monkeypatch.setattr(CudaPlan, "run", at_home)
+    monkeypatch.setattr(CudaPlan, "run", run_at_home)
+    monkeypatch.setattr(CudaPlan, "draft", draft_at_home)
     assert decoded() == made
 
 
