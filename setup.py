@@ -1,8 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
 One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
-``_avxvnni.c``, ``_avx512.c``, ``_neon.c``; everything else is portable C); which one runs is
-decided when the shared object is loaded.
+``_avxvnni.c``, ``_avx512.c``, ``_neon.c``, ``_i8mm.c``; everything else is portable C); which one
+runs is decided when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -57,15 +57,17 @@ ISA_FLAGS = {
         "-mprefer-vector-width=512",
     ],
     "neon": ["-march=armv8.2-a+dotprod"],
+    "i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
 }
 if sys.platform != "darwin":
     # gcc would move loads far ahead of their use until registers run out. Processors do it better.
-    ISA_FLAGS["neon"].append("-fno-schedule-insns")
+    for isa in ("neon", "i8mm"):
+        ISA_FLAGS[isa].append("-fno-schedule-insns")
 ISAS = {
     "x86_64": ("avx2", "avxvnni", "avx512"),
     "AMD64": ("avx2", "avxvnni", "avx512"),
-    "aarch64": ("neon",),
-    "arm64": ("neon",),
+    "aarch64": ("neon", "i8mm"),
+    "arm64": ("neon", "i8mm"),
 }
 MODULE_CFLAGS = ["-std=c11", "-O2", "-ffp-contract=off", "-Wno-unused-function", DEBUG_DATA]
 LINK = ["-pthread"]

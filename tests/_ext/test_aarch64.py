@@ -57,9 +57,9 @@ def build(compiler, libraries, folder, *last):
     return program
 
 
-def run(command):
+def run(command, code=0):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -76,4 +76,7 @@ def test_neon_computes_what_portable_c_computes(libraries, tmp_path):
     program = build(CROSS, libraries("aarch64"), tmp_path, "-static")
     if shutil.which(EMULATOR) is None:
         pytest.skip(f"compiled; no {EMULATOR} to run it")
-    assert " 0 wrong" in run([EMULATOR, program, "neon"])
+    assert " 0 wrong" in run([EMULATOR, "-cpu", "max", program, "neon", "i8mm"])
+    # One processor has dot products alone, one not even these.
+    assert "no instruction set i8mm" in run([EMULATOR, "-cpu", "neoverse-n1", program, "i8mm"], 2)
+    assert "no instruction set neon" in run([EMULATOR, "-cpu", "cortex-a72", program, "neon"], 2)

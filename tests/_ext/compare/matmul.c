@@ -37,6 +37,35 @@ static size_t prepared_bytes(const product *p)
     return mtp_activation_bytes(mtp_type_activation(p->w.type), p->n_tokens, p->w.n_cols);
 }
 
+/* Codes of a block for I8MM, to where the other instruction sets have them. */
+static void separate_codes(int32_t *block, int64_t n_words, int64_t width)
+{
+    int32_t pairs[64 * MTP_TILE];
+    memcpy(pairs, block, (size_t)(n_words * width) * sizeof *pairs);
+    for (int64_t w = 0; w < n_words; w++)
+        for (int64_t t = 0; t < width; t++)
+            block[w * width + t] = pairs[w / 2 * 2 * width + 2 * t + w % 2];
+}
+
+/* Prepared activations as they are for all sets but I8MM. */
+static void prepare_alike(const void *of, void *prepared)
+{
+    const product *p = of;
+    const int activation = mtp_type_activation(p->w.type);
+    const int64_t n_codes = activation == MTP_ACT_Q8_32 ? 8 : 64;
+    const int64_t n_words = activation == MTP_ACT_Q8_32 ? MTP_ACT32_WORDS : MTP_ACT256_WORDS;
+    prepare(p, prepared);
+    if (activation == MTP_ACT_F32 || mtp_words_together() == 1)
+        return;
+    int32_t *block = prepared;
+    for (int64_t t = 0, width; t < p->n_tokens; t += width) {
+        width = mtp_tile_width(activation);
+        width = p->n_tokens - t < width ? p->n_tokens - t : width;
+        for (int64_t k = 0; k < p->w.n_cols; k += 4 * n_codes, block += n_words * width)
+            separate_codes(block, n_codes, width);
+    }
+}
+
 static void multiply(const void *of, void *y)
 {
     const product *p = of;
@@ -127,7 +156,7 @@ static void compare_kind(int32_t type, const char *name, kind kind, int64_t n_co
     for (int64_t n = 1; n <= TOKENS; n += n < 9 ? 1 : 8) {
         product p = {w, n, x};
         snprintf(what, sizeof what, "%s, %s: %d tokens", name, kind_names[kind], (int)n);
-        compare(what, prepare, &p, prepared_bytes(&p), EVERY_BIT);
+        compare(what, prepare_alike, &p, prepared_bytes(&p), EVERY_BIT);
         compare(what, multiply, &p, (size_t)(n * ROWS) * sizeof(float), EVERY_BIT);
         p.w.is_mapped = 0;
         p.w.data = packed;

@@ -11,7 +11,8 @@
 #include <sys/sysctl.h>
 #endif
 
-static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512", "neon"};
+static const char *const names[MTP_ISA_COUNT] = {"base",   "avx2", "avxvnni",
+                                                 "avx512", "neon", "i8mm"};
 static _Atomic int in_use = MTP_ISA_BASE;
 static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
@@ -39,6 +40,15 @@ const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? nam
 int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
 
 #if defined(__aarch64__)
+#if defined(__APPLE__)
+static int has_feature(const char *name)
+{
+    int has = 0;
+    size_t size = sizeof has;
+    return sysctlbyname(name, &has, &size, NULL, 0) == 0 && has;
+}
+#endif
+
 /* Dot products are an extension of Armv8.2, and the compiler may use all of that. */
 static int has_dot_products(void)
 {
@@ -46,9 +56,19 @@ static int has_dot_products(void)
     const unsigned long wanted_bits = HWCAP_CRC32 | HWCAP_ATOMICS | HWCAP_ASIMDRDM | HWCAP_ASIMDDP;
     return (getauxval(AT_HWCAP) & wanted_bits) == wanted_bits;
 #elif defined(__APPLE__)
-    int has = 0;
-    size_t size = sizeof has;
-    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, NULL, 0) == 0 && has;
+    return has_feature("hw.optional.arm.FEAT_DotProd");
+#else
+    return 0;
+#endif
+}
+
+static int has_matrix_products(void)
+{
+#if defined(__linux__)
+    const unsigned long i8mm = 1ul << 13; /* HWCAP2_I8MM, which older headers lack */
+    return (getauxval(AT_HWCAP2) & i8mm) != 0;
+#elif defined(__APPLE__)
+    return has_feature("hw.optional.arm.FEAT_I8MM");
 #else
     return 0;
 #endif
@@ -77,7 +97,16 @@ int mtp_isa_supported(int isa)
         return 0;
     }
 #elif defined(__aarch64__)
-    return isa == MTP_ISA_BASE || (isa == MTP_ISA_NEON && has_dot_products());
+    switch (isa) {
+    case MTP_ISA_BASE:
+        return 1;
+    case MTP_ISA_NEON:
+        return has_dot_products();
+    case MTP_ISA_I8MM:
+        return has_dot_products() && has_matrix_products();
+    default:
+        return 0;
+    }
 #else
     return isa == MTP_ISA_BASE;
 #endif

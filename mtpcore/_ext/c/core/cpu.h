@@ -15,7 +15,8 @@ enum {
     MTP_ISA_AVXVNNI = 2, /* AVX2, and dot products of bytes */
     MTP_ISA_AVX512 = 3,
     MTP_ISA_NEON = 4, /* on aarch64, with dot products of bytes */
-    MTP_ISA_COUNT = 5
+    MTP_ISA_I8MM = 5, /* NEON, and products of matrices of bytes */
+    MTP_ISA_COUNT = 6
 };
 
 const char *mtp_isa_name(int isa);

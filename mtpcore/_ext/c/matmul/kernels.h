@@ -19,6 +19,7 @@ MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avxvnni)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, avx512)
 #elif defined(__aarch64__)
 MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, neon)
+MTP_WEIGHT_TYPES(MTP_DECLARE_KERNELS, i8mm)
 #endif
 
 /* Make the kernels of one body `name(n_tokens, group, n_blocks, tile, out)`: with n_tokens a

@@ -6,12 +6,14 @@
  * Groups of the float types are plain [column][32 rows].
  *
  * Activations come in tiles of at most 8 (MTP_ACT_Q8_256: 4) tokens, the tokens interleaved: word
- * `w` of token `t` in a tile of T tokens is at [w * T + t]. A tile of tokens t, t+1, ... begins at
- * t * mtp_token_bytes(), whatever its width.
+ * `w` of token `t` in a tile of T tokens is at [w * T + t]. I8MM takes eight columns at a time: for
+ * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and behind that. A tile of
+ * tokens t, t+1, ... begins at t * mtp_token_bytes(), whatever its width.
  */
 #ifndef MTPCORE_MATMUL_LAYOUT_H
 #define MTPCORE_MATMUL_LAYOUT_H
 
+#include "core/cpu.h"
 #include "matmul/block256.h"
 #include "matmul/block32.h"
 
@@ -27,6 +29,9 @@ enum {
     MTP_ACT256_SCALE = 84,     /* float32 */
     MTP_ACT256_WORDS = 85
 };
+
+/* Words of a token's codes that lie together. */
+static inline int mtp_words_together(void) { return mtp_isa() == MTP_ISA_I8MM ? 2 : 1; }
 
 /* Tokens that share one pass over the weights. */
 static inline int mtp_tile_width(int activation)

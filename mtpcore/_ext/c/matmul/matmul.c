@@ -16,11 +16,15 @@ enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 enum { MOST_SUMS = 512 };
 
 #define ENTRY(isa, NAME, name, ...) [MTP_##NAME] = mtp_##name##_##isa,
-/* AVX-VNNI has nothing for floats. */
+/* AVX-VNNI and I8MM have nothing for floats. */
 #define VNNI_1(name) mtp_##name##_avx2
 #define VNNI_32(name) mtp_##name##_avxvnni
 #define VNNI_256(name) mtp_##name##_avxvnni
 #define VNNI_ENTRY(_, NAME, name, number, block, ...) [MTP_##NAME] = VNNI_##block(name),
+#define I8MM_1(name) mtp_##name##_neon
+#define I8MM_32(name) mtp_##name##_i8mm
+#define I8MM_256(name) mtp_##name##_i8mm
+#define I8MM_ENTRY(_, NAME, name, number, block, ...) [MTP_##NAME] = I8MM_##block(name),
 static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_BASE] = {MTP_WEIGHT_TYPES(ENTRY, portable)},
 #if defined(__x86_64__)
@@ -29,6 +33,7 @@ static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_AVX512] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = {MTP_WEIGHT_TYPES(ENTRY, neon)},
+    [MTP_ISA_I8MM] = {MTP_WEIGHT_TYPES(I8MM_ENTRY, )},
 #endif
 };
 

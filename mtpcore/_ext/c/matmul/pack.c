@@ -11,6 +11,7 @@ static mtp_pack_rows *const *const packers[MTP_ISA_COUNT] = {
     [MTP_ISA_AVX512] = mtp_packers_avx512,
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = mtp_packers_neon,
+    [MTP_ISA_I8MM] = mtp_packers_neon,
 #endif
 };
 

@@ -13,7 +13,7 @@ static mtp_quantise quantise_in_use(void)
     if (mtp_isa() >= MTP_ISA_AVX2)
         return mtp_quantise_avx2;
 #elif defined(__aarch64__)
-    if (mtp_isa() == MTP_ISA_NEON)
+    if (mtp_isa() >= MTP_ISA_NEON)
         return mtp_quantise_neon;
 #endif
     return mtp_quantise_portable;
@@ -23,6 +23,17 @@ static void store_words(int32_t *to, int stride, const void *words, int n)
 {
     for (int w = 0; w < n; w++)
         memcpy(to + (int64_t)w * stride, (const char *)words + 4 * w, 4);
+}
+
+/* The codes of a block, n words, to the token's place in a tile. */
+static void store_codes(int32_t *tile, int lane, int width, const int8_t *codes, int n)
+{
+    if (mtp_words_together() == 1) {
+        store_words(tile + lane, width, codes, n);
+        return;
+    }
+    for (int w = 0; w < n; w += 2)
+        memcpy(tile + (int64_t)w * width + 2 * lane, codes + 4 * w, 8);
 }
 
 static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
@@ -35,31 +46,33 @@ static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
         memcpy(out + k * width, x + k, 4);
 }
 
-static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *out, int width)
+static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *tile, int lane, int width)
 {
     const mtp_quantise quantise = quantise_in_use();
-    for (int64_t k = 0; k < n_cols; k += 32, out += MTP_ACT32_WORDS * width) {
+    for (int64_t k = 0; k < n_cols; k += 32, tile += MTP_ACT32_WORDS * width) {
         int8_t codes[32];
         int32_t minus_sums[2];
         const float scale = quantise(x + k, 32, codes, minus_sums);
         const int32_t minus_sum = minus_sums[0] + minus_sums[1];
-        store_words(out, width, codes, 8);
+        int32_t *out = tile + lane;
+        store_codes(tile, lane, width, codes, 8);
         store_words(out + MTP_ACT32_MINUS_SUM * width, width, &minus_sum, 1);
         store_words(out + MTP_ACT32_SCALE * width, width, &scale, 1);
     }
 }
 
-static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *out, int width)
+static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *tile, int lane, int width)
 {
     const mtp_quantise quantise = quantise_in_use();
-    for (int64_t k = 0; k < n_cols; k += 256, out += MTP_ACT256_WORDS * width) {
+    for (int64_t k = 0; k < n_cols; k += 256, tile += MTP_ACT256_WORDS * width) {
         int8_t codes[256];
         int32_t minus_sums[16];
         int16_t sums[8];
         const float scale = quantise(x + k, 256, codes, minus_sums);
         for (int s = 0; s < 8; s++)
             sums[s] = (int16_t)-(minus_sums[2 * s] + minus_sums[2 * s + 1]);
-        store_words(out, width, codes, 64);
+        int32_t *out = tile + lane;
+        store_codes(tile, lane, width, codes, 64);
         store_words(out + MTP_ACT256_MINUS_SUM * width, width, minus_sums, 16);
         store_words(out + MTP_ACT256_PAIR_SUM * width, width, sums, 4);
         store_words(out + MTP_ACT256_SCALE * width, width, &scale, 1);
@@ -80,13 +93,13 @@ void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t
         const int64_t first = t - lane, left = n_tokens - first;
         const int width = left < full_width ? (int)left : full_width;
         const float *source = x + (rows ? rows[t] : t) * x_stride + col_begin;
-        char *tile = (char *)prepared + first * token_bytes;
-        int32_t *out = (int32_t *)(tile + bytes_before * width) + lane;
+        char *whole = (char *)prepared + first * token_bytes;
+        int32_t *tile = (int32_t *)(whole + bytes_before * width);
         if (activation == MTP_ACT_Q8_32)
-            prepare_q8_32(source, own_cols, out, width);
+            prepare_q8_32(source, own_cols, tile, lane, width);
         else if (activation == MTP_ACT_Q8_256)
-            prepare_q8_256(source, own_cols, out, width);
+            prepare_q8_256(source, own_cols, tile, lane, width);
         else
-            prepare_f32(source, own_cols, out, width);
+            prepare_f32(source, own_cols, tile + lane, width);
     }
 }

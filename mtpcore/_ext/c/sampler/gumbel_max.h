@@ -23,7 +23,7 @@ static const mtp_sampler_passes *passes(void)
         [MTP_ISA_AVX512] = &mtp_sampler_passes_avx512};
     return table[mtp_isa()];
 #elif defined(__aarch64__)
-    return mtp_isa() == MTP_ISA_NEON ? &mtp_sampler_passes_neon : &mtp_sampler_passes_base;
+    return mtp_isa() >= MTP_ISA_NEON ? &mtp_sampler_passes_neon : &mtp_sampler_passes_base;
 #else
     return &mtp_sampler_passes_base;
 #endif

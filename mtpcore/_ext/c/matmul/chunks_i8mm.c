@@ -1,0 +1,3 @@
+#include "matmul/chunks_neon.inc"
+
+MTP_CHUNKS_KERNELS(i8mm)

@@ -1,0 +1,3 @@
+#include "matmul/quarters_neon.inc"
+
+MTP_QUARTERS_KERNELS(i8mm)
