@@ -34,12 +34,15 @@ PROCESSORS = {
     "avxvnni": ("znver4", "alderlake"),
     "avx512": ("znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids"),
     "neon": ("neoverse-n1", "neoverse-v1", "neoverse-v2", "apple-m1"),
+    "i8mm": ("neoverse-v1", "neoverse-v2", "apple-m2"),  # the models of M1 and M2 are the same
 }
-COMPILERS = {"neon": "aarch64-linux-gnu-gcc"}
-TARGETS = {"neon": "aarch64"}
+COMPILERS = dict.fromkeys(("neon", "i8mm"), "aarch64-linux-gnu-gcc")
+TARGETS = dict.fromkeys(("neon", "i8mm"), "aarch64")
 # Multiply-adds of an instruction, by the width in bytes of the register that it writes. Integer
 # ones multiply bytes; those that scale sums (vpmaddwd, vpdpwssd) work off no weights.
-BYTE_PRODUCTS = re.compile(r"^\s+(vpmaddubsw|vpdpbusds?|sdot|usdot|smmla|usmmla)\b(.*)")
+BYTE_PRODUCTS = re.compile(
+    r"^\s+(?:\{vex\} )?(vpmaddubsw|vpdpbusds?|sdot|usdot|smmla|usmmla)\b(.*)"
+)
 FLOAT_PRODUCTS = re.compile(r"^\s+(vfmadd\w+ps|fmla)\b(.*)")
 _ITERATIONS = 200
 TYPE = re.compile(r"X\(argument, \w+, (\w+), \d+, (\d+), (\d+), \w+\)")
@@ -58,6 +61,12 @@ class Kernel(NamedTuple):
         is_float = self.type in ("f32", "f16", "bf16")
         found = filter(None, map((FLOAT_PRODUCTS if is_float else BYTE_PRODUCTS).match, self.body))
         return sum(_width(match[2], match[1]) // (4 if is_float else 1) for match in found)
+
+    @property
+    def n_weights(self) -> float:
+        """Weights of an iteration; I8MM multiplies the last of an odd number of tokens twice."""
+        in_pairs = any("mmla" in line for line in self.body)
+        return self.n_products / (self.n_tokens + (self.n_tokens % 2 if in_pairs else 0))
 
 
 def _width(operands: str, name: str) -> int:
@@ -179,8 +188,7 @@ def _speed(mca: str, isa: str, kernel: Kernel, processor: str) -> float | None:
     cycles = re.search(r"Total Cycles:\s+(\d+)", run.stdout)
     if cycles is None:
         return None
-    weights = kernel.n_products / kernel.n_tokens
-    return weights * bytes_of_types()[kernel.type] * _ITERATIONS / int(cycles[1])
+    return kernel.n_weights * bytes_of_types()[kernel.type] * _ITERATIONS / int(cycles[1])
 
 
 if __name__ == "__main__":

@@ -35,17 +35,31 @@ q4_0_2:
 \tsdot\tv0.4s, v1.16b, v2.16b
 \tsubs\tx0, x0, #1
 \tb.ne\t.L5
+q4_0_3:
+.L6:
+\tsmmla\tv0.4s, v1.16b, v2.16b
+\tsmmla\tv3.4s, v1.16b, v4.16b
+\tsubs\tx0, x0, #1
+\tb.ne\t.L6
+q4_1_1:
+.L7:
+\t{vex} vpdpbusd\t%ymm1, %ymm2, %ymm3
+\tjne\t.L7
 """
 
 
 def test_the_innermost_loop_is_found_and_its_products_are_counted():
     loops = inner_loops.find_loops(ASSEMBLY)
-    assert loops.keys() == {("q8_0", 1), ("f32", 4), ("q4_0", 2)}
+    assert loops.keys() == {("q8_0", 1), ("f32", 4), ("q4_0", 2), ("q4_0", 3), ("q4_1", 1)}
     kernels = {key: inner_loops.Kernel(*key, body) for key, body in loops.items()}
     assert len(kernels["q8_0", 1].body) == 6
     assert kernels["q8_0", 1].n_products == 2 * 32
     assert kernels["f32", 4].n_products == 2 * 16
     assert kernels["q4_0", 2].n_products == 16
+    assert kernels["q4_0", 2].n_weights == 8
+    assert kernels["q4_0", 3].n_products == 2 * 32
+    assert kernels["q4_0", 3].n_weights == 16  # eight columns of two rows, with four tokens
+    assert kernels["q4_1", 1].n_products == 32
 
 
 def test_bytes_of_a_weight_are_those_of_the_list_of_types():
