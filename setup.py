@@ -1,8 +1,8 @@
 """Build ``mtpcore._ext._native``: the Cython modules and the C library in one shared object.
 
 One static library for each instruction set of the machine's family (file suffix ``_avx2.c``,
-``_avxvnni.c``, ``_avx512.c``, ``_neon.c``, ``_i8mm.c``; everything else is portable C); which one
-runs is decided when the shared object is loaded.
+``_avxvnni.c``, ``_avx512.c``, ``_amx.c``, ``_neon.c``, ``_i8mm.c``; everything else is portable C);
+which one runs is decided when the shared object is loaded.
 
 Environment, all of it unset in a release:
 ``MTPCORE_DEBUG=1`` keeps debug data, for ``perf annotate``, ``gdb`` and ``valgrind``;
@@ -63,9 +63,10 @@ if sys.platform != "darwin":
     # gcc would move loads far ahead of their use until registers run out. Processors do it better.
     for isa in ("neon", "i8mm"):
         ISA_FLAGS[isa].append("-fno-schedule-insns")
+ISA_FLAGS["amx"] = [*ISA_FLAGS["avx512"], "-mamx-tile", "-mamx-int8"]
 ISAS = {
-    "x86_64": ("avx2", "avxvnni", "avx512"),
-    "AMD64": ("avx2", "avxvnni", "avx512"),
+    "x86_64": ("avx2", "avxvnni", "avx512", "amx"),
+    "AMD64": ("avx2", "avxvnni", "avx512", "amx"),
     "aarch64": ("neon", "i8mm"),
     "arm64": ("neon", "i8mm"),
 }

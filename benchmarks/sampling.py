@@ -42,7 +42,7 @@ def measure(chain: str, n_vocab: int, n_calls: int) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
-    parser.add_argument("--isa", help="base, avx2, avxvnni or avx512; by default the best")
+    parser.add_argument("--isa", help="base, avx2, avxvnni, avx512 or amx; by default the best")
     parser.add_argument("--calls", type=int, default=200)
     arguments = parser.parse_args()
     if arguments.isa:

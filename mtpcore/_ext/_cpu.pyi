@@ -1,9 +1,9 @@
 """The kernels' instruction set, and how they prefetch weights (``c/core/cpu.h``).
 
-The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni``, ``avx512``, ``neon`` or
-``i8mm``) and ``MTPCORE_FETCH`` (``lines``, ``pages``, ``none`` or ``auto``) are read when the
-library is loaded; unset, the best instruction set of the machine is used, and the fastest way to
-prefetch, which is measured.
+The environment variables ``MTPCORE_ISA`` (``base``, ``avx2``, ``avxvnni``, ``avx512``, ``amx``,
+``neon`` or ``i8mm``) and ``MTPCORE_FETCH`` (``lines``, ``pages``, ``none`` or ``auto``) are read
+when the library is loaded; unset, the best instruction set of the machine is used, and the fastest
+way to prefetch, which is measured.
 """
 
 __all__ = [

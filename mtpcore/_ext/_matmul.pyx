@@ -251,8 +251,8 @@ def matmul(PackedMatrix packed not None, x, int64_t row_begin=0, row_end=None, *
         before = mtp_round_to_nearest()
         mtp_prepare(activation, from_rows, w.n_cols, token_rows, n_tokens, w.n_cols, 0,
                     (n_tokens + 7) // 8, 0, w.n_cols, tiles)
-        mtp_matmul(w, tiles, n_tokens, to_rows, y_stride, y_rows, row_begin, end, scratch.data,
-                   mtp_fetch_default(), NULL)
+        mtp_matmul(w, tiles, n_tokens, n_tokens, to_rows, y_stride, y_rows, row_begin, end,
+                   scratch.data, mtp_fetch_default(), NULL)
         mtp_round_as(before)
     return out
 

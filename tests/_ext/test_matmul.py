@@ -99,8 +99,9 @@ def test_extreme_codes_do_not_saturate(type_, isa, code):
     signs = np.array([[1] * 512, [-1] * 512, [1, -1] * 256], np.float32)
     packed, wanted = _matmul.pack(rows, type_, 32, 512), restated_product(rows, type_, signs)
     assert_same_bits(_matmul.matmul(packed, signs), wanted)
-    many = _matmul.matmul(packed, np.tile(signs, (3, 1)))  # more than a tile
-    assert_same_bits(many, np.tile(wanted, (3, 1)))
+    for n in (3, 24):  # more than a tile; enough for tile registers
+        many = _matmul.matmul(packed, np.tile(signs, (n, 1)))
+        assert_same_bits(many, np.tile(wanted, (n, 1)))
 
 
 @each_type
@@ -112,6 +113,22 @@ def test_bits_do_not_depend_on_the_instruction_set(type_):
         results.append(_matmul.matmul(packed, x))
     for result in results[1:]:
         assert_same_bits(result, results[0])
+
+
+@each_type
+@each_isa
+def test_bits_of_many_tokens_are_those_of_few(type_, isa):
+    """From 64 tokens on tile registers are used, 32 tokens at a time; up to 512 share a pass."""
+    _cpu.use_isa(isa)
+    packed, x = packed_matrix(type_, 77), random_tokens(64, N_COLS[type_])
+    few = np.concatenate([_matmul.matmul(packed, x[t : t + 8]) for t in range(0, 64, 8)])
+    for n in (64, 65, 80, 95, 553):
+        rows = np.arange(n, dtype=np.int32) % 64
+        assert_same_bits(_matmul.matmul(packed, x, rows=rows), few[rows])
+    x[3, 5] = math.nan
+    spoilt = _matmul.matmul(packed, x)
+    assert np.isnan(spoilt[3]).all()
+    assert_same_bits(np.delete(spoilt, 3, 0), np.delete(few, 3, 0))
 
 
 @each_type

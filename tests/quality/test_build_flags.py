@@ -122,7 +122,7 @@ def test_debug_data_is_left_out_unless_it_is_asked_for(build):
 def test_portable_library_asks_for_no_instruction_set(build):
     portable = dict(build["libraries"])["mtpcore_base"]
     assert not [flag for flag in portable["cflags"] if flag.startswith("-m")]
-    of_a_set = ("_avx2.c", "_avxvnni.c", "_avx512.c", "_neon.c", "_i8mm.c")
+    of_a_set = ("_avx2.c", "_avxvnni.c", "_avx512.c", "_amx.c", "_neon.c", "_i8mm.c")
     assert not [f for f in portable["sources"] if f.endswith(of_a_set)]
 
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from harness import seer
+from harness.generated import N_VOCAB, QUANTISED, write_generated
 
+from mtpcore import load_model
 from mtpcore.backends.base import FusedSampling
 from mtpcore.errors import BatchError, SamplingError
 from mtpcore.runtime.batch import Batch
@@ -57,6 +59,21 @@ def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
     assert not made.chosen.flags.writeable
     assert len(set(made.chosen.tolist())) > 1
     assert one.digest(0) == other.digest(0)
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+@pytest.mark.parametrize("n", [64, 65, 128, 130, 200])
+def test_tokens_of_many_rows_are_those_of_the_logits(tmp_path, kind, n):
+    """Logits of 64 rows at a time are made and looked at; the last are fewer."""
+    model = load_model(write_generated(tmp_path / "model.gguf", "llama", kind))
+    one, other = (Context(model, n, n_batch=n) for _ in range(2))
+    scratch = Scratch(N_VOCAB)
+    wanted = FusedSampling(
+        samplers=[Sampler(SAMPLINGS[i % 2], scratch) for i in range(n)], indices=[*range(n)]
+    )
+    batch = Batch.of(np.arange(n) % N_VOCAB, outputs="all")
+    plain, made = one.process(batch), other.process(batch, wanted)
+    assert made.chosen.tolist() == tokens_of(plain.logits, wanted)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

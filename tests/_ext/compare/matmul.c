@@ -11,7 +11,7 @@
 typedef enum { TAME, LARGEST, WILD, KINDS } kind;
 static const char *const kind_names[KINDS] = {"tame", "largest", "wild"};
 
-enum { ROWS = 49, TOKENS = 17 };
+enum { ROWS = 49, TOKENS = 65 }; /* tokens enough for tile registers */
 
 typedef struct {
     mtp_matrix w;
@@ -37,33 +37,34 @@ static size_t prepared_bytes(const product *p)
     return mtp_activation_bytes(mtp_type_activation(p->w.type), p->n_tokens, p->w.n_cols);
 }
 
-/* Codes of a block for I8MM, to where the other instruction sets have them. */
-static void separate_codes(int32_t *block, int64_t n_words, int64_t width)
-{
-    int32_t pairs[64 * MTP_TILE];
-    memcpy(pairs, block, (size_t)(n_words * width) * sizeof *pairs);
-    for (int64_t w = 0; w < n_words; w++)
-        for (int64_t t = 0; t < width; t++)
-            block[w * width + t] = pairs[w / 2 * 2 * width + 2 * t + w % 2];
-}
-
-/* Prepared activations as they are for all sets but I8MM. */
-static void prepare_alike(const void *of, void *prepared)
+/* Prepared activations, each token's words one after the other: in tiles they lie otherwise for some
+ * sets. */
+static void prepare_by_token(const void *of, void *words)
 {
     const product *p = of;
     const int activation = mtp_type_activation(p->w.type);
     const int64_t n_codes = activation == MTP_ACT_Q8_32 ? 8 : 64;
     const int64_t n_words = activation == MTP_ACT_Q8_32 ? MTP_ACT32_WORDS : MTP_ACT256_WORDS;
-    prepare(p, prepared);
-    if (activation == MTP_ACT_F32 || mtp_words_together() == 1)
+    const int64_t n_blocks = p->w.n_cols / (4 * n_codes);
+    const int64_t together = mtp_words_together(activation, p->n_tokens);
+    if (activation == MTP_ACT_F32) {
+        prepare(p, words);
         return;
-    int32_t *block = prepared;
-    for (int64_t t = 0, width; t < p->n_tokens; t += width) {
-        width = mtp_tile_width(activation);
-        width = p->n_tokens - t < width ? p->n_tokens - t : width;
-        for (int64_t k = 0; k < p->w.n_cols; k += 4 * n_codes, block += n_words * width)
-            separate_codes(block, n_codes, width);
     }
+    int32_t *prepared = zeros(prepared_bytes(p)), *tile = prepared, *to = words;
+    prepare(p, prepared);
+    for (int64_t first = 0, width; first < p->n_tokens; first += width) {
+        width = mtp_tile_width(activation, p->n_tokens);
+        width = p->n_tokens - first < width ? p->n_tokens - first : width;
+        for (int64_t b = 0; b < n_blocks; b++, tile += n_words * width)
+            for (int64_t t = 0; t < width; t++)
+                for (int64_t w = 0; w < n_words; w++) {
+                    const int64_t side = w < n_codes ? together : 1;
+                    to[((first + t) * n_blocks + b) * n_words + w] =
+                        tile[w / side * side * width + side * t + w % side];
+                }
+    }
+    free(prepared);
 }
 
 static void multiply(const void *of, void *y)
@@ -71,8 +72,8 @@ static void multiply(const void *of, void *y)
     const product *p = of;
     void *prepared = zeros(prepared_bytes(p)), *scratch = zeros(mtp_matmul_scratch_bytes(&p->w));
     prepare(p, prepared);
-    mtp_matmul(&p->w, prepared, p->n_tokens, y, p->w.n_rows, NULL, 0, p->w.n_rows, scratch,
-               (int)(p->n_tokens % MTP_FETCH_WAYS), NULL);
+    mtp_matmul(&p->w, prepared, p->n_tokens, p->n_tokens, y, p->w.n_rows, NULL, 0, p->w.n_rows,
+               scratch, (int)(p->n_tokens % MTP_FETCH_WAYS), NULL);
     free(prepared);
     free(scratch);
 }
@@ -153,10 +154,10 @@ static void compare_kind(int32_t type, const char *name, kind kind, int64_t n_co
     pack(&w, packed);
     if (mtp_type_block(type) > 1 && kind != WILD)
         tame_blocks(&w, packed);
-    for (int64_t n = 1; n <= TOKENS; n += n < 9 ? 1 : 8) {
+    for (int64_t n = 1; n <= TOKENS; n += n < 9 ? 1 : n < 17 ? 8 : TOKENS - 17) {
         product p = {w, n, x};
         snprintf(what, sizeof what, "%s, %s: %d tokens", name, kind_names[kind], (int)n);
-        compare(what, prepare_alike, &p, prepared_bytes(&p), EVERY_BIT);
+        compare(what, prepare_by_token, &p, prepared_bytes(&p), EVERY_BIT);
         compare(what, multiply, &p, (size_t)(n * ROWS) * sizeof(float), EVERY_BIT);
         p.w.is_mapped = 0;
         p.w.data = packed;

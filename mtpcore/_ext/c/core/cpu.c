@@ -1,18 +1,27 @@
+#if defined(__linux__)
+#define _DEFAULT_SOURCE /* syscall */
+#endif
 #include "core/cpu.h"
 
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
-static const char *const names[MTP_ISA_COUNT] = {"base",   "avx2", "avxvnni",
-                                                 "avx512", "neon", "i8mm"};
+static const char *const names[MTP_ISA_COUNT] = {"base", "avx2", "avxvnni", "avx512",
+                                                 "amx",  "neon", "i8mm"};
 static _Atomic int in_use = MTP_ISA_BASE;
 static const char *const ways[MTP_FETCH_COUNT] = {"lines", "pages", "none", "auto"};
 static _Atomic int fetch_in_use = MTP_FETCH_AUTO;
@@ -38,6 +47,24 @@ static const char *wanted(const char *variable)
 const char *mtp_isa_name(int isa) { return isa >= 0 && isa < MTP_ISA_COUNT ? names[isa] : NULL; }
 
 int mtp_isa_named(const char *name) { return place_of(name, names, MTP_ISA_COUNT); }
+
+#if defined(__x86_64__)
+/* Whether the processor has tiles and the system lets this process use them: Linux wants to be
+ * asked, once for all threads. The bits of the processor are read here, as not every compiler's
+ * builtin knows their names. */
+static int has_tiles(void)
+{
+#if defined(__linux__)
+    enum { ASK_FOR_STATE = 0x1023, TILE_DATA = 18 };      /* ARCH_REQ_XCOMP_PERM */
+    const unsigned int wanted_bits = 1u << 24 | 1u << 25; /* tiles, products of bytes */
+    unsigned int a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & wanted_bits) == wanted_bits &&
+           syscall(SYS_arch_prctl, ASK_FOR_STATE, TILE_DATA) == 0;
+#else
+    return 0;
+#endif
+}
+#endif
 
 #if defined(__aarch64__)
 #if defined(__APPLE__)
@@ -82,6 +109,9 @@ int mtp_isa_supported(int isa)
 #if defined(__x86_64__)
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+    int avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                 __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
     switch (isa) {
     case MTP_ISA_BASE:
         return 1;
@@ -90,9 +120,9 @@ int mtp_isa_supported(int isa)
     case MTP_ISA_AVXVNNI:
         return avx2 && __builtin_cpu_supports("avxvnni");
     case MTP_ISA_AVX512:
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+        return avx512;
+    case MTP_ISA_AMX:
+        return avx512 && has_tiles();
     default:
         return 0;
     }

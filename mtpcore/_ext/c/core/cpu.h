@@ -14,9 +14,10 @@ enum {
     MTP_ISA_AVX2 = 1,
     MTP_ISA_AVXVNNI = 2, /* AVX2, and dot products of bytes */
     MTP_ISA_AVX512 = 3,
-    MTP_ISA_NEON = 4, /* on aarch64, with dot products of bytes */
-    MTP_ISA_I8MM = 5, /* NEON, and products of matrices of bytes */
-    MTP_ISA_COUNT = 6
+    MTP_ISA_AMX = 4,  /* AVX-512, and products of tiles of bytes */
+    MTP_ISA_NEON = 5, /* on aarch64, with dot products of bytes */
+    MTP_ISA_I8MM = 6, /* NEON, and products of matrices of bytes */
+    MTP_ISA_COUNT = 7
 };
 
 const char *mtp_isa_name(int isa);

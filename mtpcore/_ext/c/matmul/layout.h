@@ -7,8 +7,10 @@
  *
  * Activations come in tiles of at most 8 (MTP_ACT_Q8_256: 4) tokens, the tokens interleaved: word
  * `w` of token `t` in a tile of T tokens is at [w * T + t]. I8MM takes eight columns at a time: for
- * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and behind that. A tile of
- * tokens t, t+1, ... begins at t * mtp_token_bytes(), whatever its width.
+ * it words w and w + 1 of four codes each, w even, are at [w * T + 2t] and behind that. Tile registers
+ * take 64 columns of up to 16 tokens: so wide is a tile then, and words w to w + 15, w a multiple of
+ * 16, are at [w * T + 16t] and behind that. A tile of tokens t, t+1, ... begins at
+ * t * mtp_token_bytes(), whatever its width.
  */
 #ifndef MTPCORE_MATMUL_LAYOUT_H
 #define MTPCORE_MATMUL_LAYOUT_H
@@ -30,12 +32,30 @@ enum {
     MTP_ACT256_WORDS = 85
 };
 
+/* Tokens, and rows of weights, of a tile register; from so many tokens on these are used: weights are
+ * unpacked and scaled for them, which takes longer than it saves where there are few. */
+enum { MTP_TILE_REGISTER = 16, MTP_LEAST_IN_TILES = 64 };
+
+/* Whether so many tokens are multiplied in tile registers. */
+static inline int mtp_uses_tile_registers(int activation, int64_t n_tokens)
+{
+    return activation == MTP_ACT_Q8_256 && n_tokens >= MTP_LEAST_IN_TILES &&
+           mtp_isa() == MTP_ISA_AMX;
+}
+
 /* Words of a token's codes that lie together. */
-static inline int mtp_words_together(void) { return mtp_isa() == MTP_ISA_I8MM ? 2 : 1; }
+static inline int mtp_words_together(int activation, int64_t n_tokens)
+{
+    if (mtp_uses_tile_registers(activation, n_tokens))
+        return 16;
+    return mtp_isa() == MTP_ISA_I8MM ? 2 : 1;
+}
 
 /* Tokens that share one pass over the weights. */
-static inline int mtp_tile_width(int activation)
+static inline int mtp_tile_width(int activation, int64_t n_tokens)
 {
+    if (mtp_uses_tile_registers(activation, n_tokens))
+        return MTP_TILE_REGISTER;
     return activation == MTP_ACT_Q8_256 ? 4 : MTP_TILE;
 }
 

@@ -12,6 +12,10 @@
 /* Prepared activations that one group is multiplied with before the next; they stay in L2. */
 enum { TOKEN_BLOCK_BYTES = 512 * 1024 };
 
+/* The same for tile registers: processors that have them have more L2, and unpacking takes a
+ * larger part of the time. */
+enum { TILE_BLOCK_BYTES = 1536 * 1024 };
+
 /* Tokens whose sums are kept while a group is unpacked block by block. */
 enum { MOST_SUMS = 512 };
 
@@ -31,6 +35,7 @@ static const mtp_kernel *const tables[MTP_ISA_COUNT][MTP_TYPES] = {
     [MTP_ISA_AVX2] = {MTP_WEIGHT_TYPES(ENTRY, avx2)},
     [MTP_ISA_AVXVNNI] = {MTP_WEIGHT_TYPES(VNNI_ENTRY, )},
     [MTP_ISA_AVX512] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
+    [MTP_ISA_AMX] = {MTP_WEIGHT_TYPES(ENTRY, avx512)},
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = {MTP_WEIGHT_TYPES(ENTRY, neon)},
     [MTP_ISA_I8MM] = {MTP_WEIGHT_TYPES(I8MM_ENTRY, )},
@@ -49,6 +54,7 @@ static const mtp_unpacked_kernel *unpacked_kernel(int32_t type, int64_t n_tokens
         [MTP_ISA_AVX2] = mtp_unpacked_avx2,
         [MTP_ISA_AVXVNNI] = mtp_unpacked_avxvnni,
         [MTP_ISA_AVX512] = mtp_unpacked_avx512,
+        [MTP_ISA_AMX] = mtp_unpacked_avx512,
     };
     const mtp_unpacked_kernel *kernels = table[mtp_isa()];
     if (kernels != NULL && kernels[type].unpack != NULL && n_tokens > kernels[type].most_direct)
@@ -147,6 +153,24 @@ static void unpacked(const job *job, const mtp_unpacked_kernel *kernel, const ch
     store_sums(job, begin, end - begin, sums, row, row_bytes);
 }
 
+#if defined(__x86_64__)
+/* The same in tile registers. */
+static void in_tile_registers(const job *job, const char *group, int64_t begin, int64_t end,
+                              int64_t row, size_t row_bytes)
+{
+    _Alignas(64) float sums[MOST_SUMS][MTP_GROUP_ROWS];
+    memset(sums, 0, (size_t)(end - begin) * sizeof sums[0]);
+    mtp_multiply_amx(job->w->type, group, job->n_blocks, job->prepared + begin * job->token_bytes,
+                     end - begin, sums);
+    for (int64_t first = begin; first < end; first += MTP_TILE_REGISTER) {
+        const int64_t n = smaller(MTP_TILE_REGISTER, end - first);
+        const int64_t next = smaller(first + n, end);
+        expect_rows(job, next, smaller(MTP_TILE_REGISTER, end - next), row);
+        store_sums(job, first, n, sums + (first - begin), row, row_bytes);
+    }
+}
+#endif
+
 /* Whether all groups of rows are packed by now. */
 static int are_packed(const mtp_matrix *w, int64_t begin, int64_t end)
 {
@@ -188,9 +212,9 @@ static const void *group_of(const mtp_matrix *w, int64_t row, void *scratch)
     return scratch;
 }
 
-void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, float *y,
-                int64_t y_stride, const int32_t *out_rows, int64_t row_begin, int64_t row_end,
-                void *scratch, int fetch, mtp_interrupt *interrupt)
+void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_prepared, int64_t n_tokens,
+                float *y, int64_t y_stride, const int32_t *out_rows, int64_t row_begin,
+                int64_t row_end, void *scratch, int fetch, mtp_interrupt *interrupt)
 {
     mtp_fetch_way = fetch;
     const int activation = mtp_type_activation(w->type);
@@ -198,13 +222,16 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
                      prepared,
                      n_tokens,
                      mtp_token_bytes(activation, w->n_cols),
-                     mtp_tile_width(activation),
+                     mtp_tile_width(activation, n_prepared),
                      w->n_cols / mtp_type_block(w->type),
                      y,
                      y_stride,
                      out_rows};
     const mtp_unpacked_kernel *kernel = unpacked_kernel(w->type, n_tokens);
-    const int64_t tokens = (TOKEN_BLOCK_BYTES / (job.token_bytes * MTP_TILE + 1) + 1) * MTP_TILE;
+    const int in_tiles = mtp_uses_tile_registers(activation, n_prepared);
+    const int64_t whole = in_tiles ? 2 * MTP_TILE_REGISTER : MTP_TILE; /* steps are multiples */
+    const int64_t bytes = in_tiles ? TILE_BLOCK_BYTES : TOKEN_BLOCK_BYTES;
+    const int64_t tokens = (bytes / (job.token_bytes * whole + 1) + 1) * whole;
     const int64_t step = kernel ? smaller(tokens, MOST_SUMS) : tokens;
 
     for (int64_t begin = 0; begin < n_tokens && !mtp_is_interrupted(interrupt); begin += step) {
@@ -212,6 +239,12 @@ void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_tokens, flo
         for (int64_t row = row_begin; row < row_end; row += MTP_GROUP_ROWS) {
             const void *group = group_of(w, row, scratch);
             const size_t row_bytes = (size_t)smaller(MTP_GROUP_ROWS, row_end - row) * sizeof(float);
+#if defined(__x86_64__)
+            if (in_tiles) {
+                in_tile_registers(&job, group, begin, end, row, row_bytes);
+                continue;
+            }
+#endif
             if (kernel)
                 unpacked(&job, kernel, group, begin, end, row, row_bytes);
             else

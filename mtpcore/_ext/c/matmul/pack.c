@@ -6,9 +6,8 @@
 static mtp_pack_rows *const *const packers[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_packers_portable,
 #if defined(__x86_64__)
-    [MTP_ISA_AVX2] = mtp_packers_avx2,
-    [MTP_ISA_AVXVNNI] = mtp_packers_avx2,
-    [MTP_ISA_AVX512] = mtp_packers_avx512,
+    [MTP_ISA_AVX2] = mtp_packers_avx2,     [MTP_ISA_AVXVNNI] = mtp_packers_avx2,
+    [MTP_ISA_AVX512] = mtp_packers_avx512, [MTP_ISA_AMX] = mtp_packers_avx512,
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = mtp_packers_neon,
     [MTP_ISA_I8MM] = mtp_packers_neon,

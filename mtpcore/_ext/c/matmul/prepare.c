@@ -8,7 +8,7 @@
 static mtp_quantise quantise_in_use(void)
 {
 #if defined(__x86_64__)
-    if (mtp_isa() == MTP_ISA_AVX512)
+    if (mtp_isa() == MTP_ISA_AVX512 || mtp_isa() == MTP_ISA_AMX)
         return mtp_quantise_avx512;
     if (mtp_isa() >= MTP_ISA_AVX2)
         return mtp_quantise_avx2;
@@ -26,14 +26,15 @@ static void store_words(int32_t *to, int stride, const void *words, int n)
 }
 
 /* The codes of a block, n words, to the token's place in a tile. */
-static void store_codes(int32_t *tile, int lane, int width, const int8_t *codes, int n)
+static void store_codes(int32_t *tile, int lane, int width, const int8_t *codes, int n,
+                        int together)
 {
-    if (mtp_words_together() == 1) {
+    if (together == 1) {
         store_words(tile + lane, width, codes, n);
         return;
     }
-    for (int w = 0; w < n; w += 2)
-        memcpy(tile + (int64_t)w * width + 2 * lane, codes + 4 * w, 8);
+    for (int w = 0; w < n; w += together)
+        memcpy(tile + (int64_t)w * width + together * lane, codes + 4 * w, 4 * (size_t)together);
 }
 
 static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
@@ -46,7 +47,8 @@ static void prepare_f32(const float *x, int64_t n_cols, int32_t *out, int width)
         memcpy(out + k * width, x + k, 4);
 }
 
-static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *tile, int lane, int width)
+static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *tile, int lane, int width,
+                          int together)
 {
     const mtp_quantise quantise = quantise_in_use();
     for (int64_t k = 0; k < n_cols; k += 32, tile += MTP_ACT32_WORDS * width) {
@@ -55,13 +57,14 @@ static void prepare_q8_32(const float *x, int64_t n_cols, int32_t *tile, int lan
         const float scale = quantise(x + k, 32, codes, minus_sums);
         const int32_t minus_sum = minus_sums[0] + minus_sums[1];
         int32_t *out = tile + lane;
-        store_codes(tile, lane, width, codes, 8);
+        store_codes(tile, lane, width, codes, 8, together);
         store_words(out + MTP_ACT32_MINUS_SUM * width, width, &minus_sum, 1);
         store_words(out + MTP_ACT32_SCALE * width, width, &scale, 1);
     }
 }
 
-static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *tile, int lane, int width)
+static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *tile, int lane, int width,
+                           int together)
 {
     const mtp_quantise quantise = quantise_in_use();
     for (int64_t k = 0; k < n_cols; k += 256, tile += MTP_ACT256_WORDS * width) {
@@ -72,7 +75,7 @@ static void prepare_q8_256(const float *x, int64_t n_cols, int32_t *tile, int la
         for (int s = 0; s < 8; s++)
             sums[s] = (int16_t)-(minus_sums[2 * s] + minus_sums[2 * s + 1]);
         int32_t *out = tile + lane;
-        store_codes(tile, lane, width, codes, 64);
+        store_codes(tile, lane, width, codes, 64, together);
         store_words(out + MTP_ACT256_MINUS_SUM * width, width, minus_sums, 16);
         store_words(out + MTP_ACT256_PAIR_SUM * width, width, sums, 4);
         store_words(out + MTP_ACT256_SCALE * width, width, &scale, 1);
@@ -83,7 +86,8 @@ void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t
                  int64_t n_tokens, int64_t n_cols, int64_t tile_begin, int64_t tile_end,
                  int64_t col_begin, int64_t col_end, void *prepared)
 {
-    const int full_width = mtp_tile_width(activation);
+    const int full_width = mtp_tile_width(activation, n_tokens);
+    const int together = mtp_words_together(activation, n_tokens);
     const int64_t token_bytes = mtp_token_bytes(activation, n_cols);
     const int64_t bytes_before = mtp_token_bytes(activation, col_begin);
     const int64_t own_cols = col_end - col_begin;
@@ -96,9 +100,9 @@ void mtp_prepare(int activation, const float *x, int64_t x_stride, const int32_t
         char *whole = (char *)prepared + first * token_bytes;
         int32_t *tile = (int32_t *)(whole + bytes_before * width);
         if (activation == MTP_ACT_Q8_32)
-            prepare_q8_32(source, own_cols, tile, lane, width);
+            prepare_q8_32(source, own_cols, tile, lane, width, together);
         else if (activation == MTP_ACT_Q8_256)
-            prepare_q8_256(source, own_cols, tile, lane, width);
+            prepare_q8_256(source, own_cols, tile, lane, width, together);
         else
             prepare_f32(source, own_cols, tile + lane, width);
     }

@@ -35,6 +35,11 @@ typedef struct {
 #if defined(__x86_64__)
 extern const mtp_unpacked_kernel mtp_unpacked_avx2[MTP_TYPES], mtp_unpacked_avxvnni[MTP_TYPES],
     mtp_unpacked_avx512[MTP_TYPES]; /* empty: none */
+
+/* Add the products of a group's blocks with n_tokens prepared tokens, laid out for tile registers,
+ * to sum[t][row]; 64-byte aligned. */
+void mtp_multiply_amx(int type, const void *group, int64_t n_blocks, const void *prepared,
+                      int64_t n_tokens, float (*sum)[32]);
 #endif
 
 #endif

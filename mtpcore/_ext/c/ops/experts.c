@@ -162,7 +162,7 @@ void mtp_op_expert_matmul(const mtp_op *op, const mtp_run *run, int thread, int 
         }
         if (begin < end) {
             const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
-            mtp_matmul(&op->matrices[e], prepared, n, mtp_row(run, &op->out[0], 0, 0),
+            mtp_matmul(&op->matrices[e], prepared, n, n, mtp_row(run, &op->out[0], 0, 0),
                        op->out[0].head_stride, lists.slots + at, begin, end, run->scratch[thread],
                        fetch.way, run->interrupt);
             mtp_fetch_end(&fetch, &op->matrices[e], end - begin, n_threads);

@@ -114,7 +114,7 @@ static void matmul_with_epilogue(const mtp_op *op, const mtp_run *run, int64_t b
         for (int64_t row = 0; row < n; row += ROWS) {
             const mtp_piece piece = {values, width, row, n - row < ROWS ? n - row : ROWS, at, stop};
             const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
-            mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols),
+            mtp_matmul(&part, prepared + mtp_activation_bytes(activation, row, w->n_cols), n,
                        piece.n_rows, values, width, NULL, 0, stop - at, run->scratch[thread],
                        fetch.way, NULL);
             mtp_fetch_end(&fetch, w, stop - at, n_threads);
@@ -139,7 +139,7 @@ void mtp_op_matmul(const mtp_op *op, const mtp_run *run, int thread, int n_threa
     float *y = mtp_row(run, &op->out[0], 0, 0);
     const int64_t stride = op->out[0].row_stride;
     const mtp_fetch_watch fetch = mtp_watch_fetch(op, run, n, thread);
-    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, y, stride, NULL, begin, end,
+    mtp_matmul(op->matrices, run->buffers[op->in[0].buffer], n, n, y, stride, NULL, begin, end,
                run->scratch[thread], fetch.way, run->interrupt);
     mtp_fetch_end(&fetch, op->matrices, end - begin, n_threads);
     if (op->weights[0])

@@ -20,7 +20,8 @@ static const mtp_sampler_passes *passes(void)
         [MTP_ISA_BASE] = &mtp_sampler_passes_base,
         [MTP_ISA_AVX2] = &mtp_sampler_passes_avx2,
         [MTP_ISA_AVXVNNI] = &mtp_sampler_passes_avx2,
-        [MTP_ISA_AVX512] = &mtp_sampler_passes_avx512};
+        [MTP_ISA_AVX512] = &mtp_sampler_passes_avx512,
+        [MTP_ISA_AMX] = &mtp_sampler_passes_avx512};
     return table[mtp_isa()];
 #elif defined(__aarch64__)
     return mtp_isa() >= MTP_ISA_NEON ? &mtp_sampler_passes_neon : &mtp_sampler_passes_base;
