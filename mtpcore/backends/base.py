@@ -48,9 +48,8 @@ class FusedSampling(msgspec.Struct, frozen=True, kw_only=True):
     the index is ignored. ``token_ids`` int32[n_logits] names the token of each logit where that
     is not its index.
 
-    With ``texts`` samplers may have bias, penalties and cuts as well, on plans that choose after
-    texts: ``texts[i]`` int32[n] are the tokens before that of output i, ``n_prompt[i]`` of them the
-    prompt.
+    With ``texts`` samplers may have bias, penalties and cuts as well: ``texts[i]`` int32[n] are the
+    tokens before that of output i, ``n_prompt[i]`` of them the prompt.
     """
 
     samplers: Sequence[Sampler | None]
@@ -261,6 +260,10 @@ class Plan(Protocol):
     @property
     def is_warm(self) -> bool:
         """Whether the last run took no longer than such runs will: it tried out nothing."""
+
+    @property
+    def chooses_after_texts(self) -> bool:
+        """Whether it chooses itself where fused sampling has ``texts``; else it is not told."""
 
     def prepare(self) -> None:
         """Pack at once all weights that are to be packed behind runs."""

@@ -101,16 +101,16 @@ def _check_program(
         raise BatchError("a graph without logits cannot draft", where=program.name)
 
 
-def draft_steps(
-    plan: Plan, run: DraftRun, memory: Memory | None, *, chooses_after_texts: bool = False
-) -> tuple[list[list[int]], int]:
+def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
     """Draft by ``plan.run``, pass by pass; see ``DraftRun``.
 
     Where all plans choose after texts, they do: logits are asked for only where a draft's
     probability matters.
     """
     check_draft(run, plan.program)
-    programs = [plan.program, *(later.plan.program for later in run.later)]
+    plans = [plan, *(later.plan for later in run.later)]
+    programs = [one.program for one in plans]
+    chooses_after_texts = all(one.chooses_after_texts for one in plans)
     n_tokens = min(filter(None, map(n_embeddings, programs)), default=0)
     drafts: list[list[int]] = [[] for _ in run.k]
     indices = run.indices

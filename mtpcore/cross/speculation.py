@@ -242,10 +242,13 @@ class Speculation:
     ) -> Verification | None:
         """Return the pass that verifies a round, if a draft run for these sequences is all of it.
 
-        Where there is no room for it, ``verify`` will say so.
+        Penalties read the drafts, which are not there yet: none then. Where there is no room for
+        it, ``verify`` will say so.
         """
         n_rows = len(verified) + sum(lengths)
         if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
+            return None
+        if any(setting_of(sampling, seq).has_penalties for seq in verified):
             return None
         rows, length_of = RoundBatch(), dict(zip(seqs, lengths, strict=True))
         for seq in verified:
@@ -388,13 +391,25 @@ class Speculation:
         """
         pos = batch.pos[batch.outputs]
         samplers: list[Sampler | None] = [None] * len(pos)
+        texts, n_prompt = [batch.tokens[:0]] * len(pos), [0] * len(pos)
+        needs_texts = False
         for seq, (begin, end) in rows.spans.items():
             sampler = self.states.sampler(seq, setting_of(sampling, seq))
-            if sampler.is_gumbel_max and seq not in processors:
-                samplers[begin:end] = [sampler] * (end - begin)
+            if seq in processors:
+                continue
+            if not sampler.is_gumbel_max:
+                if not self.target.plan.chooses_after_texts:
+                    continue
+                state, needs_texts = self.states[seq], True
+                texts[begin:end] = rows.texts(seq, state.history[: state.n])
+                n_prompt[begin:end] = [state.n_prompt] * (end - begin)
+            samplers[begin:end] = [sampler] * (end - begin)
         if not any(samplers):
             return None
-        return FusedSampling(samplers=samplers, indices=(pos + 1).tolist())
+        fused = FusedSampling(samplers=samplers, indices=(pos + 1).tolist())
+        if needs_texts:
+            fused = msgspec.structs.replace(fused, texts=texts, n_prompt=n_prompt)
+        return fused
 
     def _match(
         self,

@@ -80,6 +80,15 @@ class RoundBatch:
         self._pos += range(n, n + len(ids))
         self._parent += [-1, *range(begin, begin + len(ids) - 1)]
 
+    def texts(self, seq: int, history: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        """Return the tokens up to each row of a sequence's draft, which follows ``history``."""
+        begin, end = self.spans[seq]
+        texts: list[NDArray[np.int32]] = []
+        for row in range(begin, end):
+            above = history if row == begin else texts[self._parent[row] - begin]
+            texts.append(np.append(above, np.int32(self._tokens[row])))
+        return texts
+
     def batch(self) -> Batch:
         """Return the batch.
 

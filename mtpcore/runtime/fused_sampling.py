@@ -25,7 +25,7 @@ def read_fused_sampling(fused_sampling: FusedSampling, n_outputs: int) -> FusedS
     Raises
     ------
     BatchError, SamplingError
-        An output has no entry, or its choice is no race.
+        An output has no entry, or no text where its choice needs one.
     """
     if not isinstance(fused_sampling, FusedSampling):
         raise BatchError(
@@ -45,34 +45,72 @@ def read_fused_sampling(fused_sampling: FusedSampling, n_outputs: int) -> FusedS
             wanted=n_outputs,
             got=f"{len(samplers)} samplers, {len(indices)} indices",
         )
-    _check_ids(fused_sampling.token_ids)
+    if fused_sampling.token_ids is not None:
+        _check_tokens(fused_sampling.token_ids, "token_ids", "fused_sampling")
+    texts, n_prompt = _read_texts(fused_sampling, n_outputs)
     for i, (sampler, index) in enumerate(zip(samplers, indices, strict=True)):
         if sampler is None:
             indices[i] = 0
             continue
-        _check_gumbel_max(sampler, index, f"fused_sampling, output {i}")
+        _check_sampler(sampler, index, f"fused_sampling, output {i}", has_text=bool(texts))
         indices[i] = int(index)
-    return FusedSampling(samplers=samplers, indices=indices, token_ids=fused_sampling.token_ids)
+    return FusedSampling(
+        samplers=samplers,
+        indices=indices,
+        token_ids=fused_sampling.token_ids,
+        texts=texts,
+        n_prompt=n_prompt,
+    )
 
 
-def _check_ids(ids: Any) -> None:
-    if ids is None:
-        return
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int32:
+def _read_texts(
+    fused_sampling: FusedSampling, n_outputs: int
+) -> tuple[tuple[I32, ...], tuple[int, ...]]:
+    """Return the tokens before each output's, and how many of them are a prompt; none: two ()."""
+    where = "fused_sampling"
+    try:
+        texts, n_prompt = tuple(fused_sampling.texts), tuple(fused_sampling.n_prompt)
+    except Exception as error:  # whatever a caller's object raises
+        raise BatchError("no sequences of texts", where=where, got=spell(error, str)) from error
+    if not texts and not n_prompt:
+        return (), ()
+    if not len(texts) == len(n_prompt) == n_outputs:
         raise BatchError(
-            "token_ids are no array of int32", where="fused_sampling", got=type(ids).__name__
+            "one text an output",
+            where=where,
+            wanted=n_outputs,
+            got=f"{len(texts)} texts, {len(n_prompt)} n_prompt",
         )
+    for i, (text, n) in enumerate(zip(texts, n_prompt, strict=True)):
+        _check_tokens(text, "tokens of a text", f"{where}, output {i}")
+        if not is_integer(n):
+            raise BatchError(
+                "no number of tokens", where=f"{where}, n_prompt of output {i}", got=spell(n)
+            )
+        if not 0 <= n <= len(text):
+            raise SamplingError(
+                "the prompt is not a part of the text",
+                where=f"{where}, output {i}",
+                wanted=f"n_prompt from 0 to {len(text)}",
+                got=int(n),
+            )
+    return texts, tuple(map(int, n_prompt))
+
+
+def _check_tokens(ids: Any, what: str, where: str) -> None:
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int32:
+        raise BatchError(f"{what} are no array of int32", where=where, got=type(ids).__name__)
     if ids.ndim != 1 or not ids.flags.c_contiguous:
         raise BatchError(
-            "token_ids do not lie side by side",
-            where="fused_sampling",
-            wanted="int32[n_logits]",
+            f"{what} do not lie side by side",
+            where=where,
+            wanted="int32[n]",
             got=f"shape {ids.shape}, strides {ids.strides}",
-            fix="pass np.ascontiguousarray(token_ids)",
+            fix="pass np.ascontiguousarray of them",
         )
 
 
-def _check_gumbel_max(sampler: Any, index: Any, where: str) -> None:
+def _check_sampler(sampler: Any, index: Any, where: str, *, has_text: bool) -> None:
     if not isinstance(sampler, Sampler):
         raise BatchError("no Sampler, nor None", where=where, got=spell(sampler))
     if not is_integer(index):
@@ -81,12 +119,12 @@ def _check_gumbel_max(sampler: Any, index: Any, where: str) -> None:
         raise SamplingError(
             "index of a token out of range", where=where, wanted="0 to 2**32 - 1", got=int(index)
         )
-    if not sampler.is_gumbel_max:
+    if not (has_text or sampler.is_gumbel_max):
         raise SamplingError(
             "the choice needs the text before it, or all logits",
             where=where,
             wanted="settings without bias, penalties and cuts",
-            fix="give None as its sampler, and choose from Output.logits",
+            fix="give texts= and n_prompt=, or None as its sampler, and choose from Output.logits",
         )
 
 
@@ -99,11 +137,14 @@ def sample_logits(fused_sampling: FusedSampling, arrays: Mapping[str, NDArray[An
             got=", ".join(arrays),
             fix="leave fused_sampling= out",
         )
-    rows = zip(fused_sampling.samplers, fused_sampling.indices, arrays["logits"], strict=True)
+    n, ids = len(fused_sampling.samplers), fused_sampling.token_ids
+    texts, n_prompt = fused_sampling.texts or [NO_TOKENS] * n, fused_sampling.n_prompt or [0] * n
+    rows = zip(
+        *(fused_sampling.samplers, fused_sampling.indices, arrays["logits"], texts, n_prompt),
+        strict=True,
+    )
     chosen = [
-        -1
-        if sampler is None
-        else sampler.choose(row, NO_TOKENS, 0, index, fused_sampling.token_ids)
-        for sampler, index, row in rows
+        -1 if sampler is None else sampler.choose(row, text, n_before, index, ids)
+        for sampler, index, row, text, n_before in rows
     ]
     return np.array(chosen, np.int32)

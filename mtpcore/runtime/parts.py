@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +35,8 @@ def run_parts(
     for part, places in _split(batch, ranges, n_batch, whole):
         if memory:
             memory.reserve(places)
+        if part.fused_sampling and part.fused_sampling.texts and not plan.chooses_after_texts:
+            part = msgspec.structs.replace(part, fused_sampling=None)
         parts.append(plan.run(part, memory))
     arrays = parts[0]
     if len(parts) > 1:

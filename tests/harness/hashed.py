@@ -72,6 +72,7 @@ class HashPlan:
 
     bytes_to_pack = 0
     is_warm = True
+    chooses_after_texts = False
 
     def prepare(self):
         pass

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from harness import seer
@@ -59,6 +60,54 @@ def test_chosen_tokens_are_those_of_the_logits(models, backend, n_batch):
     assert not made.chosen.flags.writeable
     assert len(set(made.chosen.tolist())) > 1
     assert one.digest(0) == other.digest(0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3])
+def test_with_texts_any_sampler_chooses(models, backend, n_batch):
+    """After penalties of the tokens before each row, some of which do not count a prompt."""
+    settings = [
+        Sampling(temperature=1.0, seed=5, repetition_penalty=1.5, presence_penalty=0.7),
+        Sampling(temperature=2.0, seed=6, top_k=3, logit_bias={4: 1.5}),
+        Sampling.greedy(),
+    ]
+    one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
+    wanted, batch = fused_sampling(len(TOKENS), settings), Batch.of(TOKENS, outputs="all")
+    texts = [np.array(TOKENS[: i + 1], np.int32) for i in range(len(TOKENS))]
+    samplers = [*wanted.samplers[:-1], None]
+    wanted = msgspec.structs.replace(
+        wanted, samplers=samplers, texts=texts, n_prompt=[min(i, 2) for i in range(len(TOKENS))]
+    )
+    plain, made = one.process(batch).logits, other.process(batch, wanted)
+    rows = zip(samplers[:-1], wanted.indices, plain, texts, wanted.n_prompt, strict=False)
+    assert made.chosen.tolist() == [
+        *(sampler.choose(row, text, n, index) for sampler, index, row, text, n in rows),
+        -1,
+    ]
+    assert np.array_equal(made.logits_at(len(TOKENS) - 1), plain[-1])
+
+
+@pytest.mark.parametrize(
+    ("texts", "n_prompt", "error", "match"),
+    [
+        ([np.zeros(2, np.int32)], [], BatchError, "one text an output"),
+        ([np.zeros(2, np.int32)] * 2, [0, 0], BatchError, "one text an output"),
+        (7, [0], BatchError, "no sequences of texts"),
+        ([[1, 2]], [0], BatchError, "no array of int32"),
+        ([np.zeros(2)], [0], BatchError, "no array of int32"),
+        ([np.zeros(4, np.int32)[::2]], [0], BatchError, "side by side"),
+        ([np.zeros((2, 2), np.int32)], [0], BatchError, "side by side"),
+        ([np.zeros(2, np.int32)], [3], SamplingError, "not a part of the text"),
+        ([np.zeros(2, np.int32)], [-1], SamplingError, "not a part of the text"),
+        ([np.zeros(2, np.int32)], [0.5], BatchError, "no number of tokens"),
+    ],
+)
+def test_texts_that_do_not_fit_are_refused(models, texts, n_prompt, error, match):
+    one = context(models["line"])
+    wanted = msgspec.structs.replace(fused_sampling(1), texts=texts, n_prompt=n_prompt)
+    with pytest.raises(error, match=match):
+        one.process(Batch.of(TOKENS), wanted)
+    assert one.length(0) == 0
 
 
 @pytest.mark.parametrize("kind", QUANTISED)

@@ -227,6 +227,11 @@ class CpuPlan:
         )
         return arrays if chosen is None else {**arrays, "chosen": chosen}
 
+    @property
+    def chooses_after_texts(self) -> bool:
+        """No: while logits are made no sum over all of them is known."""
+        return False
+
     def joins(self, plan: Plan) -> bool:
         """No: each run is a call of its own."""
         return False

@@ -213,6 +213,11 @@ class CudaPlan:
         if self.choice and shape.choosing:
             yield from self.choice.launches(shape.choosing)
 
+    @property
+    def chooses_after_texts(self) -> bool:
+        """Yes, where there are logits."""
+        return self.choice is not None
+
     def joins(self, plan: Plan) -> bool:
         """Whether the plan is on the same device, and has no recurrent layers.
 
@@ -226,8 +231,7 @@ class CudaPlan:
         """Return the drafts of each sequence and the number of passes, one after the other."""
         if self._loop.can_run(run):
             return self._loop.run(run, memory)
-        is_here = all(isinstance(later.plan, CudaPlan) for later in run.later)
-        return draft_steps(self, run, memory, chooses_after_texts=is_here)
+        return draft_steps(self, run, memory)
 
     def _block_of(self, node: Node) -> int:
         """Return how many activations share a scale where a node multiplies, or 0."""

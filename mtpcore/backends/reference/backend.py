@@ -191,6 +191,7 @@ class ReferencePlan:
 
     progress = 0.0  # not measured
     is_warm = True
+    chooses_after_texts = False
 
     def __init__(
         self,

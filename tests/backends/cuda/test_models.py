@@ -7,7 +7,7 @@ from harness.cuda_definition import definition
 from harness.families import FAMILIES
 from harness.fixtures import model_file
 
-from mtpcore import Batch
+from mtpcore import Batch, DraftTree, Generator
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.memory import LOG
 from mtpcore.sampling import Sampling
@@ -68,10 +68,21 @@ def test_texts_do_not_depend_on_drafts(on_device):
     assert 0 <= check_texts(on_device, texts) <= 1
 
 
+samplings = pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.9, seed=3),
+        Sampling(temperature=1.2, seed=4, top_p=0.9, min_p=0.01, logit_bias={5: 2.0}),
+        Sampling(temperature=1.0, seed=5, repetition_penalty=1.3, frequency_penalty=4),
+    ],
+    ids=["race", "cuts", "penalties"],
+)
+
+
 @pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
-def test_texts_are_those_of_choices_at_home(on_device, monkeypatch):
+@samplings
+def test_texts_are_those_of_choices_at_home(on_device, monkeypatch, sampling):
     """With drafts, of several requests, and with no token chosen on the device."""
-    sampling = Sampling(temperature=0.9, seed=3)
     texts = Texts(k=2, sampling=sampling, n_texts=2, n_tokens=8, n_batch=64)
 
     def decoded():
@@ -98,9 +109,29 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch):
     monkeypatch.setattr(CudaPlan, "draft", draft_and_count)
     made = decoded()
     assert sum(n_chosen) >= sum(map(len, made)) - texts.n_texts  # all but those after prompts
+    monkeypatch.setattr(CudaPlan, "chooses_after_texts", False)
     monkeypatch.setattr(CudaPlan, "run", run_at_home)
     monkeypatch.setattr(CudaPlan, "draft", draft_at_home)
     assert decoded() == made
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+@samplings
+def test_a_tree_is_verified_as_its_path_is_decoded(on_device, sampling):
+    """Each row is chosen on the device, with penalties of the tokens above it alone."""
+    prompt = on_device.text(6)
+    first, *path = Generator(on_device.link(n_batch=64), sampling=sampling, draft=0).generate(
+        prompt, max_tokens=5, ignore_eos=True
+    )
+    assert len({*path[:3]}) == 3
+    beside = path[1], path[2]  # which no other row may count
+    tree = DraftTree([path[0], *beside, path[1], path[2]], [-1, -1, 0, 0, 3])
+    cross = on_device.link(n_batch=64)
+    cross.llm.process(Batch.of(prompt))
+    assert cross.pending(0, sampling) == first
+    verdicts = cross.verify({0: tree}, sampling)
+    assert verdicts[0].tokens == tuple(path)
+    assert (verdicts.output.chosen >= 0).all()
 
 
 def test_text_is_the_cpu_s_where_no_two_tokens_are_close(backend):
