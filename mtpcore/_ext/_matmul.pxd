@@ -31,7 +31,8 @@ cdef extern from "matmul/matmul.h" nogil:
     size_t mtp_matmul_scratch_bytes(const mtp_matrix *w)
     void mtp_matmul(const mtp_matrix *w, const void *prepared, int64_t n_prepared,
                     int64_t n_tokens, float *y, int64_t y_stride, const int32_t *out_rows,
-                    int64_t row_begin, int64_t row_end, void *scratch, int fetch, mtp_interrupt *interrupt)
+                    int64_t row_begin, int64_t row_end, void *scratch, int fetch,
+                    mtp_interrupt *interrupt)
 
 
 cdef class PackedMemory:

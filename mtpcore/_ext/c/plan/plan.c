@@ -8,10 +8,8 @@
 static const mtp_operation *const operations[MTP_ISA_COUNT] = {
     [MTP_ISA_BASE] = mtp_operations_portable,
 #if defined(__x86_64__)
-    [MTP_ISA_AVX2] = mtp_operations_avx2,
-    [MTP_ISA_AVXVNNI] = mtp_operations_avx2,
-    [MTP_ISA_AVX512] = mtp_operations_avx512,
-    [MTP_ISA_AMX] = mtp_operations_avx512,
+    [MTP_ISA_AVX2] = mtp_operations_avx2,     [MTP_ISA_AVXVNNI] = mtp_operations_avx2,
+    [MTP_ISA_AVX512] = mtp_operations_avx512, [MTP_ISA_AMX] = mtp_operations_avx512,
 #elif defined(__aarch64__)
     [MTP_ISA_NEON] = mtp_operations_neon,
     [MTP_ISA_I8MM] = mtp_operations_neon,
