@@ -16,10 +16,10 @@ SUCCESS, LOST = "CUDA_SUCCESS", "CUDA_ERROR_DEVICE_UNAVAILABLE"
 
 
 class Buffer:
-    """Memory, with noise behind it."""
+    """Memory full of noise, as cuda-core hands it out."""
 
-    def __init__(self, n_bytes):
-        self.memory = np.full(n_bytes, 0x5A, np.uint8)
+    def __init__(self, emulated, n_bytes):
+        self.memory = emulated.empty((n_bytes,), np.uint8).memory
         self.handle = self.memory.ctypes.data
 
 
@@ -145,7 +145,7 @@ class EmulatedCuda:
         if n_bytes > self.free:
             raise MemoryError("CUDA_ERROR_OUT_OF_MEMORY")
         self.free -= n_bytes
-        return Buffer(n_bytes)
+        return Buffer(self.emulated, n_bytes)
 
     def _module(self, kernel, name):
         return SimpleNamespace(get_kernel=lambda name: self.emulated.load(kernel))
@@ -172,7 +172,7 @@ class EmulatedCuda:
         return SimpleNamespace(allocate=self._pin)
 
     def _pin(self, n_bytes):
-        pinned = Buffer(n_bytes)
+        pinned = Buffer(self.emulated, n_bytes)
         self.pinned.append((pinned.handle, pinned.handle + n_bytes))
         return pinned
 

@@ -5,8 +5,11 @@ indices, layouts and orders of summation are tested on machines without a GPU.
 """
 
 import ctypes
+import fcntl
+import functools
+import hashlib
+import os
 import re
-import shutil
 import subprocess
 import threading
 from functools import partial
@@ -25,6 +28,7 @@ from mtpcore.errors import BackendError
 
 HEADER = Path(__file__).with_name("emulator.h")
 GUARD, NOISE = 1024, 0x5A
+UNTOUCHED = bytes([NOISE]) * GUARD
 ALIGNMENT = 256
 """Bytes; as of memory on a GPU."""
 FLAGS = (
@@ -62,18 +66,17 @@ class EmulatedDevice:
     has_conditions = True
 
     def __init__(self, folder):
-        self.folder, self.loaded, self.recorded = folder, {}, None
+        self.folder, self.loaded, self.functions, self.recorded = folder, {}, {}, None
         self.sent, self.n_arrived, self.sending = [], 0, threading.Lock()
         self.last = None  # a launch that was not waited for
-        shutil.copy(HEADER, folder)
-        self._compile("-x", "c++-header", HEADER.name, "-o", f"{HEADER.name}.gch")
+        self._build(f"{HEADER.name}.gch", "-x", "c++-header", HEADER)
 
     def empty(self, shape, dtype):
-        """Make an array of noise, with more behind it that nobody may change."""
+        """Make an array of noise, with more before and behind it that nobody may change."""
         dtype, size = np.dtype(dtype), int(np.prod(shape))
         n_bytes = size * dtype.itemsize
-        space = np.full(n_bytes + GUARD + ALIGNMENT, NOISE, np.uint8)
-        memory = space[-space.ctypes.data % ALIGNMENT :][:n_bytes]
+        space = np.full(GUARD + n_bytes + GUARD + ALIGNMENT, NOISE, np.uint8)
+        memory = space[GUARD + -address(space) % ALIGNMENT :][:n_bytes]
         if dtype.kind == "f":
             memory.view(dtype).fill(np.nan)
         return DeviceArray(shape, dtype, memory)
@@ -146,19 +149,20 @@ class EmulatedDevice:
         if kernel not in self.loaded:
             name, parameters = SIGNATURE.search(kernel.source).groups()
             names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
-            source = self.folder / f"{len(self.loaded)}.cpp"
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
-            source.write_text(
+            source = (
                 f"{defines}{kernel.source}\n"
                 f'extern "C" bool emulate(void (*before)(), int grid_x, int grid_y, int threads, '
                 f"{parameters})\n{{ emulator::before = before; return emulator::run("
                 f"grid_x, grid_y, threads, [&] {{ {name}({names}); }}) && !emulator::before; }}"
             )
-            self._compile(
-                *("-shared", "-Winvalid-pch", "-include", HEADER.name),
-                *(source, "-o", source.with_suffix(".so")),
+            stem = hashlib.sha256(source.encode()).hexdigest()[:32]
+            built = self._build(
+                f"{stem}.so",
+                *("-shared", "-Winvalid-pch", "-include", HEADER.name, "-x", "c++", "-"),
+                text=source,
             )
-            self.loaded[kernel] = ctypes.CDLL(str(source.with_suffix(".so"))).emulate
+            self.loaded[kernel] = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)
             self.loaded[kernel].restype = ctypes.c_bool
         return self.loaded[kernel]
 
@@ -195,16 +199,27 @@ class EmulatedDevice:
         for work, arguments in graph:
             work(*arguments)
 
-    def _compile(self, *arguments):
-        """The header is compiled once; flags are the same each time, or the result goes unused."""
-        done = subprocess.run(
-            ["g++", *FLAGS, *arguments],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "invalid-pch" not in done.stderr, done.stderr
+    def _build(self, name, *arguments, text=None):
+        """Return a compiled file of the folder; one of the processes that share it makes it.
+
+        Flags are the same each time, or the compiled header goes unused.
+        """
+        built = self.folder / name
+        with (self.folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not built.exists():
+                part = self.folder / f"{name}.part"
+                done = subprocess.run(
+                    ["g++", *FLAGS, *arguments, "-o", part],
+                    cwd=self.folder,
+                    input=text,
+                    capture_output=True,
+                    text=True,
+                )
+                assert done.returncode == 0, done.stderr
+                assert "invalid-pch" not in done.stderr, done.stderr
+                part.rename(built)
+        return str(built)
 
     def launch(self, loaded, grid, block, arguments, *, is_early=False):
         """Keep a launch until somebody looks, or the next one waits for it."""
@@ -231,10 +246,10 @@ class EmulatedDevice:
             if argument is None:
                 return ctypes.c_void_p(None)
             if isinstance(argument, DeviceArray):
-                return ctypes.c_void_p(argument.memory.ctypes.data)
+                return ctypes.c_void_p(address(argument.memory))
             if isinstance(argument, Condition):
                 return ctypes.c_uint64(argument.value.ctypes.data)
-            return np.ctypeslib.as_ctypes_type(argument.dtype)(argument)
+            return c_type(argument.dtype)(argument)
 
         failed = []
 
@@ -252,21 +267,27 @@ class EmulatedDevice:
         assert is_done, "threads wait for each other forever, or never for the launch before"
         for argument in started.arguments:
             if isinstance(argument, DeviceArray):
-                assert (space_around(argument.memory) == NOISE).all(), "wrote outside an array"
+                begin = address(argument.memory)
+                for guard in (begin - GUARD, begin + argument.memory.nbytes):
+                    assert ctypes.string_at(guard, GUARD) == UNTOUCHED, "wrote outside an array"
 
 
-def space_around(memory):
-    """Return the bytes before and behind an array that belong to nobody."""
-    space = memory
-    while space.base is not None:
-        space = space.base
-    begin = memory.ctypes.data - space.ctypes.data
-    return np.concatenate([space[:begin], space[begin + memory.nbytes :]])
+def address(memory):
+    return memory.__array_interface__["data"][0]
+
+
+c_type = functools.cache(np.ctypeslib.as_ctypes_type)
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
-    return EmulatedDevice(tmp_path_factory.mktemp("emulated"))
+    """Kernels are compiled once for all processes of a run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder /= "emulated"
+    folder.mkdir(exist_ok=True)
+    return EmulatedDevice(folder)
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ struct Meeting { /* where `size` threads wait for each other */
 struct Warp {
     Meeting meeting;
     uint64_t word[2][32];
-    unsigned a[2][32][4], b[2][32][2];
+    alignas(16) int8_t left[2][16][32], right[2][8][32]; /* a product's sides, by row and column */
 };
 
 /* Sixteen bytes that a thread copies, in which of its groups. */
@@ -318,18 +318,17 @@ static void multiply_columns(int (&to)[4], const unsigned *a, const unsigned *b,
 {
     emulator::Warp &warp = emulator::warp();
     const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
-    memcpy(warp.a[turn][lane], a, K / 8 * sizeof *a);
-    memcpy(warp.b[turn][lane], b, K / 16 * sizeof *b);
+    for (int i = 0; i < K / 8; i++)
+        memcpy(&warp.left[turn][lane / 4 + i % 2 * 8][i / 2 * 16 + lane % 4 * 4], &a[i], 4);
+    for (int i = 0; i < K / 16; i++)
+        memcpy(&warp.right[turn][lane / 4][i * 16 + lane % 4 * 4], &b[i], 4);
     emulator::meet(warp.meeting);
     for (int i = 0; i < 4; i++) {
-        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        const int8_t *row = warp.left[turn][lane / 4 + i / 2 * 8];
+        const int8_t *column = warp.right[turn][lane % 4 * 2 + i % 2];
         unsigned sum = from[i];
-        for (int k = 0; k < K; k++) {
-            const int half = k / 16, q = k % 16 / 4, shift = k % 4 * 8;
-            const unsigned left = warp.a[turn][row % 8 * 4 + q][half * 2 + row / 8];
-            const unsigned right = warp.b[turn][column * 4 + q][half];
-            sum += (int8_t)(left >> shift) * (int8_t)(right >> shift);
-        }
+        for (int k = 0; k < K; k++)
+            sum += row[k] * column[k];
         to[i] = (int)sum;
     }
 }
