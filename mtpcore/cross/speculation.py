@@ -208,7 +208,8 @@ class Speculation:
                         any(plan[other] for other in plan if other != name)
                         for plan in wanted.values()
                     )
-                    verify = partial(self._verify_ahead, verified, sampling) if is_only else None
+                    told = verified, sampling, len(open_jobs)
+                    verify = partial(self._verify_ahead, *told) if is_only else None
                     self._draft_by(name, drafter, open_jobs, drafted, verify)
             turn += 1
         for s in jobs:
@@ -236,16 +237,20 @@ class Speculation:
         self,
         verified: Sequence[int],
         sampling: Samplings,
+        n_drafted: int,
         plan: BackendPlan,
         seqs: Sequence[int],
         lengths: Sequence[int],
     ) -> Verification | None:
         """Return the pass that verifies a round, if a draft run for these sequences is all of it.
 
+        A drafter may need several runs for ``n_drafted`` sequences: none of them has one then.
         Penalties read the drafts, which are not there yet: none then. Where there is no room for
         it, ``verify`` will say so.
         """
         n_rows = len(verified) + sum(lengths)
+        if len(seqs) < n_drafted:
+            return None
         if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
             return None
         if any(setting_of(sampling, seq).has_penalties for seq in verified):
@@ -680,7 +685,7 @@ def _check_known(seq: int, tokens: NDArray[np.int32]) -> None:
     """Refuse to process rows again that were no tokens."""
     if (tokens < 0).any():
         raise BatchError(
-            "embedding rows cannot be processed again",
+            "embedding rows and codes cannot be processed again",
             where=f"sequence {seq}",
             fix="drop them, too, or keep all up to them",
         )

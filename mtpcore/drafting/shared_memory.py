@@ -86,6 +86,8 @@ class SharedMemoryDrafter:
         A sequence with a non-finite hidden row gets no drafts, nor does one of which nothing is
         stored.
         """
+        if self.runner.program.sees_ahead:
+            verify = None  # rows would see places that are reserved for it
         drafts: dict[int, Draft] = {job.seq: [] for job in jobs}
         active = []
         for job in jobs:

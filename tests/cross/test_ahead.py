@@ -1,0 +1,98 @@
+"""Verifications that run behind drafts: on a CPU's plans, which are let do what a GPU's do."""
+
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+from harness.search import searching
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mtpcore import Context, Cross, link, load_model
+from mtpcore.backends.cpu.backend import CpuPlan
+from mtpcore.cross.ahead import VerificationAhead
+from mtpcore.decoding import Generator
+from mtpcore.sampling import Sampling
+
+PROMPTS = [3, 9], [3, 9, 4], [3, 9, 4, 8]
+SAMPLING = Sampling(temperature=0.8, seed=3)
+
+
+@contextmanager
+def plans_that_join():
+    """Let every draft run end with the verification it is given; yield what was made of these."""
+    draft, take, taken = CpuPlan.draft, VerificationAhead.take, []
+
+    def draft_and_verify(plan, run, memory):
+        made, n_passes = draft(plan, msgspec.structs.replace(run, verification=None), memory)
+        told = run.verification
+        if told is not None and [*map(len, made)] == [*run.k]:
+            tokens = told.batch.tokens.copy()
+            for first, ids in zip(told.first, made, strict=True):
+                tokens[first + 1 : first + 1 + len(ids)] = ids
+            rows = msgspec.structs.replace(told.batch, tokens=tokens)
+            told.arrays = told.plan.run(rows, told.memory)
+        return made, n_passes
+
+    def note(ahead, admitted):
+        taken.append(take(ahead, admitted))
+        return taken[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CpuPlan, "joins", lambda plan, other: True)
+        patched.setattr(CpuPlan, "draft", draft_and_verify)
+        patched.setattr(VerificationAhead, "take", note)
+        yield taken
+
+
+def texts_of(cross, lengths, p_min):
+    """Return what three requests make; memory holds what its sequences have, after each round."""
+    generator = Generator(cross, sampling=SAMPLING)
+    wanted = zip(PROMPTS, lengths, p_min, strict=True)
+    requests = [
+        generator.add(prompt, max_tokens=14, draft=k, p_min=p, ignore_eos=True)
+        for prompt, k, p in wanted
+    ]
+    while generator.active:
+        generator.step()
+        for runner in filter(lambda one: one.memory, cross.speculation.runners.values()):
+            held = [runner.memory.length(seq) for seq in range(len(PROMPTS))]
+            assert held == [*runner.lengths]
+    return [request.tokens for request in requests]
+
+
+@pytest.fixture(scope="module", params=["demo", "demo:mimo2", "demo:eagle3"])
+def model(request):
+    return load_model(request.param)
+
+
+@searching(30)
+@given(
+    lengths=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    p_min=st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=3, max_size=3),
+    n_batch=st.sampled_from([5, 8, 11, 64]),
+)
+def test_no_trace_is_left_of_them(model, lengths, p_min, n_batch):
+    """Where drafts are made in one run, or in several; where all are made, or some are not."""
+
+    def made(lengths):
+        return texts_of(link(Context(model, 60, n_seq_max=3, n_batch=n_batch)), lengths, p_min)
+
+    plain = made([0, 0, 0])
+    with plans_that_join():
+        assert made(lengths) == plain
+
+
+def test_drafts_that_take_several_runs_are_verified_for_themselves():
+    """Without any of the first run's, the last of the second's would pass for those of all."""
+    model = load_model("demo")
+    with plans_that_join():
+        llm = Context(model, 60, n_seq_max=3, n_batch=64)
+        draft = Context(model, 60, n_seq_max=3, n_batch=2, graph_type="draft")
+        texts_of(Cross(llm=llm, draft=draft), [3, 3, 3], [1.0, 1.0, 0.0])
+
+
+def test_they_are_used():
+    with plans_that_join() as taken:
+        texts_of(link(Context(load_model("demo"), 60, n_seq_max=3)), [3, 3, 3], [0.0, 0.0, 0.0])
+    assert sum(one is not None for one in taken) > 3
