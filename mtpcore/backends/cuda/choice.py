@@ -81,7 +81,7 @@ class Choice:
         self._cuts = Cuts(
             device.empty((n_batch,), CUT),
             device.empty((n_batch,), np.int32),
-            device.upload(np.zeros((n_batch, N_DIGITS), TALLY)),
+            device.empty((n_batch, N_DIGITS), TALLY),
         )
         self.odds = Odds(
             device.empty((n_batch,), np.int32),
@@ -127,7 +127,8 @@ class Choice:
         cuts = cuts_of(sampler for sampler, *_ in who)
         has_cuts = bool((cuts["is_open"] | (cuts["min_p"] > 0)).any())
         if has_cuts:
-            parts.append(Part(cuts, self._cuts.cuts))
+            zeros = np.zeros((len(who), N_DIGITS), TALLY)  # what was cut off left others there
+            parts += [Part(cuts, self._cuts.cuts), Part(zeros, self._cuts.tallies)]
         if has_odds:
             parts.append(Part(np.zeros(len(who), np.uint64), self.odds.totals))
         names = self._names_of(wanted.token_ids)
@@ -191,6 +192,7 @@ class Choice:
         if token_ids is None:
             return None
         if self._named is None or (self._named != token_ids).any():
+            self._named = None
             self._device.upload(token_ids, self._token_ids)
             self._named = token_ids.copy()
         return self._token_ids

@@ -238,8 +238,8 @@ class DraftLoop:
         held = self._arrays.get(name)
         if held is None or held.shape[0] < n or held.shape[1:] != width:
             most = 1 << max(n - 1, 0).bit_length()
+            self._n_made += 1  # first: cut off in between, no graph is taken for another's
             self._arrays[name] = self._device.empty((most, *width), dtype)
-            self._n_made += 1
         return self._arrays[name]
 
     # What the device does

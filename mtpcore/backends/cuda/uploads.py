@@ -136,6 +136,7 @@ def convert(
     ring, made = Ring(device), list[DeviceMatrix]()
 
     def start(kind: int) -> Callable[[int, NDArray[np.uint8]], None]:
+        device.wait(ring.mark())  # the room of an earlier try is still being filled
         room = MatrixRoom(device, kind, shape)
         made[:] = [room.matrix]
         return lambda row, rows: room.fill(ring, row, rows)

@@ -51,9 +51,10 @@ class Tables:
     def take(self, pages: PageTables) -> None:
         """Hold what the tables say now; mostly they say what they said before."""
         if pages.tables.shape != self.array.shape:
+            self.n_made += 1  # first: cut off in between, no graph is taken for another's
             self.array = self._device.empty(pages.tables.shape, np.int32)
-            self.n_made += 1
         if not np.array_equal(pages.tables, self._held):
+            self._held = np.empty((0, 0), np.int32)
             self._device.upload(pages.tables, self.array)
             self._held = pages.tables.copy()
 
