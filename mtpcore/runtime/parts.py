@@ -32,11 +32,12 @@ def run_parts(
     """
     parts = []
     whole = len(batch.tokens) > n_batch and plan.program.is_run_whole
-    for part, places in _split(batch, ranges, n_batch, whole):
+    rows, fused_sampling = batch, batch.fused_sampling
+    if fused_sampling and fused_sampling.texts and not plan.chooses_after_texts:
+        rows = msgspec.structs.replace(batch, fused_sampling=None)
+    for part, places in _split(rows, ranges, n_batch, whole):
         if memory:
             memory.reserve(places)
-        if part.fused_sampling and part.fused_sampling.texts and not plan.chooses_after_texts:
-            part = msgspec.structs.replace(part, fused_sampling=None)
         parts.append(plan.run(part, memory))
     arrays = parts[0]
     if len(parts) > 1:

@@ -87,6 +87,19 @@ def test_with_texts_any_sampler_chooses(models, backend, n_batch):
     assert np.array_equal(made.logits_at(len(TOKENS) - 1), plain[-1])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("n_batch", [64, 3])
+def test_with_texts_the_end_of_a_prompt_chooses(models, backend, n_batch):
+    """Of some parts of the batch no row chooses."""
+    settings = [Sampling(temperature=1.0, seed=5, repetition_penalty=1.5)]
+    one, other = (context(models["line"], backend, n_batch=n_batch) for _ in range(2))
+    text = np.array(TOKENS, np.int32)
+    wanted = msgspec.structs.replace(fused_sampling(1, settings), texts=[text], n_prompt=[3])
+    (row,) = one.process(Batch.of(TOKENS)).logits
+    made = other.process(Batch.of(TOKENS), wanted)
+    assert made.chosen.tolist() == [wanted.samplers[0].choose(row, text, 3, wanted.indices[0])]
+
+
 @pytest.mark.parametrize(
     ("texts", "n_prompt", "error", "match"),
     [
