@@ -282,12 +282,18 @@ class SequenceStates:
         return token
 
     def note(self, batch: Batch, output: Output, rows: Mapping[int, NDArray[np.intp]]) -> None:
-        """Note the tokens of these rows, by sequence, which the target has processed."""
+        """Note the tokens of these rows, by sequence, which the target has processed.
+
+        Rows that are more than a token, or none, are noted as -1: nobody can process them again.
+        """
+        tokens = batch.tokens
+        if batch.codes is not None:
+            tokens = np.where((batch.codes >= 0).any(axis=1), np.int32(-1), tokens)
         wanted = {int(row): i for i, row in enumerate(output.outputs)}
         for seq, indices in rows.items():
             state = self._states[seq]
             place = int(output.pos[indices[0]])
-            state.append(place, batch.tokens[indices])
+            state.append(place, tokens[indices])
             if self.keeps_rows and (batch.embeddings is not None or batch.pos.ndim == 2):
                 state.rows = state.rows.put(_piece(batch, place, indices))
             newest = wanted.get(int(indices[-1]))

@@ -242,7 +242,7 @@ class Program(msgspec.Struct, frozen=True):
             if table
         ]
         if not sizes:
-            return ()
+            return (0,) * self.n_codes
         first, each = (min(column) for column in zip(*sizes, strict=True))
         return (first, *[each] * (self.n_codes - 1))
 

@@ -458,7 +458,18 @@ class Model:
             )
 
     def _check_tables(self, program: Program) -> None:
-        """Refuse embedding tables without a row for each token of the vocabulary."""
+        """Refuse embedding tables without a row for each token of the vocabulary, or each code."""
+        codebooks = self.codebooks
+        if codebooks is not None and program.n_codes:
+            sizes = codebooks.n_first, *[codebooks.size] * (program.n_codes - 1)
+            if program.n_per_codebook != sizes:
+                raise GraphError(
+                    "the table of codes has parts of other sizes",
+                    where=program.name,
+                    wanted=sizes,
+                    got=program.n_per_codebook,
+                    fix="convert the model again: its configuration does not fit its tables",
+                )
         for node in program.nodes:
             table = node.weights[0] if node.op == "embed" else None
             if table is not None and table.shape[0] < self.hparams.n_vocab:

@@ -146,6 +146,24 @@ def test_the_speaker_encoder_is_left_out_and_missing_codes_are_an_error(tmp_path
         write(tmp_path / "b", w)
 
 
+def test_tables_that_do_not_fit_the_configuration_are_refused(tmp_path):
+    """One row more for each other codebook, and all of theirs would be read one late or more."""
+    w, name = qwen_tts.weights(), "talker.model.codec_embedding.weight"
+    w[name] = np.concatenate([w[name], np.zeros((N_CODEBOOKS - 1, qwen_tts.WIDTH), "f4")])
+    with pytest.raises(ModelFileError, match="the table of codes has parts of other sizes"):
+        write(tmp_path, w)
+
+
+def test_rows_with_codes_are_not_processed_again_as_their_text(path):
+    cross = open_cross(path)
+    codes = [[1, 2, 3, 4, 5]] * 6
+    cross.llm.process(Batch([3, 4, 5, 6, 7, 8], codes=codes, pos=range(6)))
+    before = cross.digest(0)
+    with pytest.raises(BatchError, match="codes cannot be processed again"):
+        cross.shift(0, keep=2, drop=2)
+    assert cross.digest(0) == before
+
+
 @pytest.mark.parametrize("outtype", ["f32", "f16", "q8_0"])
 def test_graphs_have_the_bits_of_their_definition(path, tmp_path, outtype):
     file = write(tmp_path, qwen_tts.weights(), outtype)[0] if outtype != "f32" else path
