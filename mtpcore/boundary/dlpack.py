@@ -117,10 +117,16 @@ class ForeignRows:
                 got=f"strides {taken.strides} of shape {taken.shape}",
                 fix="of a torch tensor rows.contiguous()",
             )
-        if self._shape not in (None, taken.shape):
-            raise BatchError(
-                f"{self._what} have another shape than before", wanted=self._shape, got=taken.shape
-            )
+        if self._shape is None:
+            return taken
+        for name, wanted, got in (
+            ("shape", self._shape, taken.shape),
+            ("device", self.device, taken.device),
+        ):
+            if wanted != got:
+                raise BatchError(
+                    f"{self._what} have another {name} than before", wanted=wanted, got=got
+                )
         return taken
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:

@@ -84,6 +84,15 @@ def test_or_the_error_says_how_to():
     assert ".cpu()" in caught.value.fix
 
 
+def test_rows_that_went_to_another_device_are_not_read():
+    """Their address would be one of the device that they left."""
+    source = Foreign(rows(4, 3))
+    found = rows_of(source, "rows")
+    source.device = (GPU[0], GPU[1] + 1)
+    with pytest.raises(BatchError, match="another device than before"):
+        found.take(1)
+
+
 def test_rows_that_changed_their_shape_are_not_read():
     source = Foreign(rows(4, 3))
     found = rows_of(source, "rows")
