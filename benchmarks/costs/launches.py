@@ -58,7 +58,7 @@ class Recorder:
     But drafts: each is made, and goes on.
     """
 
-    name, has_conditions = "paper", False
+    name = "paper"
 
     def __init__(self) -> None:
         self.launches: list[Recorded] = []

@@ -108,6 +108,13 @@ class Stream:
             self.n_done += 1
 
 
+def launch_config(*, grid, block, programmatic_stream_serialization):
+    """Return the options of a launch; of sizes cuda-core takes Python's integers alone."""
+    assert all(type(n) is int and n >= 1 for n in (*grid, block)), (grid, block)
+    early = programmatic_stream_serialization
+    return {"grid": grid, "block": block, "programmatic_stream_serialization": early}
+
+
 class EmulatedCuda:
     def __init__(self, emulated, n_devices=1, n_bytes=1 << 30):
         self.emulated, self.free, self.n_bytes = emulated, n_bytes, n_bytes
@@ -120,7 +127,7 @@ class EmulatedCuda:
         self.devices = [self._device(i) for i in range(n_devices)]
         self.Device = SimpleNamespace(get_all_devices=lambda: self.devices)
         self.CUresult = SimpleNamespace(CUDA_SUCCESS=SUCCESS)
-        self.LaunchConfig = lambda **given: given
+        self.LaunchConfig = launch_config
         self.ObjectCode = SimpleNamespace(from_cubin=self._module)
 
     def _device(self, number):

@@ -21,8 +21,8 @@ from mtpcore.errors import BackendError
 __all__ = ["CudaDevice", "Device", "DeviceArray", "find_device"]
 
 _OLDEST = (8, 0)
-_FIRST_WITH_CONDITIONS = 12040
-"""CUDA 12.4, as drivers count."""
+_OLDEST_DRIVER = 13000
+"""CUDA 13, as drivers count: older ones do not load what its compiler makes."""
 _EARLY = (9, 0)
 """From here on a launch may begin before the one before has ended."""
 _CUDA = 2  # among DLPack's kinds of devices
@@ -38,13 +38,9 @@ class DeviceArray(msgspec.Struct, frozen=True):
 
 
 class Device(Protocol):
-    """What plans need of a device; launches happen in order.
-
-    ``has_conditions`` says whether parts of a graph may be left out.
-    """
+    """What plans need of a device; launches happen in order."""
 
     name: str
-    has_conditions: bool
     dlpack_device: tuple[int, int]
     """What DLPack calls the device: its kind and its number."""
     stream: int | None
@@ -158,6 +154,15 @@ def find_device(index: int = 0) -> CudaDevice:
             fix="see nvidia-smi and CUDA_VISIBLE_DEVICES, or use backend='cpu'",
         )
     device = devices[index]
+    _, version = import_cuda("cuda.bindings.driver").cuDriverGetVersion()
+    if version < _OLDEST_DRIVER:
+        raise BackendError(
+            "no CUDA device can be used",
+            where=device.name,
+            wanted="a driver of CUDA 13 (580 or newer)",
+            got=f"one of CUDA {version // 1000}.{version % 1000 // 10}",
+            fix="install a newer driver of NVIDIA's, or use backend='cpu'",
+        )
     capability = tuple(device.compute_capability)
     if capability < _OLDEST:
         raise BackendError(
@@ -181,8 +186,6 @@ class CudaDevice:
         self._recording = threading.local()  # a thread's graph under construction
         self._loaded: dict[Kernel, Any] = {}
         self.name = f"{device.name}, device {device.device_id}"
-        _, version = self._driver.cuDriverGetVersion()
-        self.has_conditions = version >= _FIRST_WITH_CONDITIONS
         self.dlpack_device = (_CUDA, int(device.device_id))
         self.stream: int | None = int(self._stream.handle)
         self.architecture = "sm_{}{}".format(*device.compute_capability)

@@ -265,7 +265,7 @@ class DraftLoop:
             *(tuple(run.recycle.items()), _n_tokens(drafting), _n_tokens(stages)),
             *(n_drafting, verifies),
         )
-        has_conditions = max(run.p_min) > 0 and self._device.has_conditions
+        has_conditions = max(run.p_min) > 0
         key = (
             *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
             *(self._n_made, staging.array.shape),

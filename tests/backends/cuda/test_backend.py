@@ -135,7 +135,10 @@ def all_devices(answer):
     ids=["no driver", "no GPU", "old GPU"],
 )
 def test_missing_driver_and_gpu_are_told_apart(monkeypatch, answer, got):
-    core = SimpleNamespace(Device=SimpleNamespace(get_all_devices=lambda: all_devices(answer)))
+    core = SimpleNamespace(
+        Device=SimpleNamespace(get_all_devices=lambda: all_devices(answer)),
+        cuDriverGetVersion=lambda: ("CUDA_SUCCESS", 13000),
+    )
     monkeypatch.setattr(finding, "import_cuda", lambda module: core)
     with pytest.raises(BackendError, match=rf"no CUDA device can be used.*got .*{got}") as caught:
         CudaBackend()
