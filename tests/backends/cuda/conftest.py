@@ -63,7 +63,6 @@ class EmulatedDevice:
     """Implements ``mtpcore.backends.cuda.device.Device``; memory is uint8[n_bytes] of NumPy."""
 
     name, dlpack_device, stream = "emulated", (1, 0), None
-    has_conditions = True
 
     def __init__(self, folder):
         self.folder, self.loaded, self.functions, self.recorded = folder, {}, {}, None
@@ -223,6 +222,7 @@ class EmulatedDevice:
 
     def launch(self, loaded, grid, block, arguments, *, is_early=False):
         """Keep a launch until somebody looks, or the next one waits for it."""
+        assert max(grid[0] >> 31, grid[1] >> 16) == 0, "more CTAs along an axis than a GPU takes"
         if self.recorded is not None:
             given = loaded, grid, block, arguments
             self.recorded.append((partial(self.launch, is_early=is_early), given))

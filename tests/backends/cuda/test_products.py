@@ -130,6 +130,19 @@ def test_non_finite_activation_reaches_every_output_of_its_row_only(device, bad,
     assert (made[[0, 2]] == clean[[0, 2]]).all()
 
 
+def test_rows_of_many_heads_are_no_more_than_a_grid_takes(device):
+    """Those of 128 heads of 512 rows, as one."""
+    x, n = np.ones((1 << 16, 32), np.float32), 1 << 16
+    made = Codes(
+        32,
+        device.empty((n, 32), np.int8),
+        device.empty((n, 1), np.float32),
+        device.empty((n, 2), np.int16),
+    )
+    execute(device, [quantise_rows(device.upload(x), made, n)])
+    assert np.array_equal(device.download(made.scales, n), np.full((n, 1), 1 / 127, np.float32))
+
+
 @pytest.mark.parametrize("block", [32, 256])
 def test_activations_are_quantised_as_defined(device, block):
     x = floats(6, 6, 768) * np.float32(10.0) ** np.arange(-40, 20, 10)[:, None].astype(np.float32)

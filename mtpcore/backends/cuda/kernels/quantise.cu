@@ -1,6 +1,6 @@
 /* Blocks of BLOCK (32 or 256) activations as int8 with one scale, as quantise.cuh says: of x, or where
  * GATED of kind(x) (up + offset), as functions.cuh has it. One warp for a
- * block. Grid: (blocks of a row / 8 rounded up, rows). Block: 256.
+ * block. Grid: (blocks of all rows / 8 rounded up); there may be more rows than CTAs along y. Block: 256.
  */
 #include "early.cuh"
 #include "functions.cuh"
@@ -12,14 +12,13 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantise(const float *__restrict__ x, const float *__restrict__ up,
              signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
-             int n_blocks, int kind, float limit, float offset)
+             unsigned n_blocks, int kind, float limit, float offset)
 {
     let_next_begin();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int block = blockIdx.x * (THREADS / 32) + warp;
-    if (block >= n_blocks) /* a whole warp */
+    const size_t at = (size_t)blockIdx.x * (THREADS / 32) + warp;
+    if (at >= n_blocks) /* a whole warp */
         return;
-    const size_t at = (size_t)blockIdx.y * n_blocks + block;
     const size_t own = at * BLOCK + lane * OF_LANE;
 
     float value[OF_LANE];

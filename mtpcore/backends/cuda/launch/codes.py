@@ -77,11 +77,10 @@ def _quantise(
     limit: float = 0,
     offset: float = 0,
 ) -> Launch:
-    n_blocks = codes.scales.shape[1]
+    n_blocks = n_rows * codes.scales.shape[1]
     arguments = (
-        *(x, up, *arrays_of(codes)),
-        *map(np.int32, (n_blocks, ACTIVATIONS.index(kind))),
+        *(x, up, *arrays_of(codes), np.uint32(n_blocks), np.int32(ACTIVATIONS.index(kind))),
         *map(np.float32, (limit, offset)),
     )
-    grid = (-(-n_blocks // (THREADS // 32)), n_rows)
+    grid = (-(-n_blocks // (THREADS // 32)), 1)
     return Launch(_QUANTISE[codes.block, up is not None], grid, arguments)
