@@ -116,6 +116,24 @@ def test_texts_are_those_of_choices_at_home(on_device, monkeypatch, sampling):
 
 
 @pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+def test_rounds_that_end_early_change_no_text(on_device, monkeypatch):
+    """Passes that nobody goes on to are parts of a graph with conditions."""
+    device, n_conditions = on_device.backend.device, []
+    condition = device.condition
+    monkeypatch.setattr(device, "condition", lambda: n_conditions.append(1) or condition())
+    texts = []
+    for k in (0, 2):
+        sampling = Sampling(temperature=0.7, seed=5)
+        generator = Generator(on_device.link(n_batch=64), sampling=sampling, draft=k)
+        request = generator.add(on_device.text(5), max_tokens=24, p_min=0.1, ignore_eos=True)
+        while not request.done:
+            generator.step()
+        texts.append(request.tokens)
+    assert texts[0] == texts[1]
+    assert n_conditions
+
+
+@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
 @samplings
 def test_a_tree_is_verified_as_its_path_is_decoded(on_device, sampling):
     """Each row is chosen on the device, with penalties of the tokens above it alone."""
