@@ -242,11 +242,11 @@ class Speculation:
         seqs: Sequence[int],
         lengths: Sequence[int],
     ) -> Verification | None:
-        """Return the pass that verifies a round, if a draft run for these sequences is all of it.
+        """Return the pass that verifies a round behind a draft run for these sequences, or None.
 
-        A drafter may need several runs for ``n_drafted`` sequences: none of them has one then.
-        Penalties read the drafts, which are not there yet: none then. Where there is no room for
-        it, ``verify`` will say so.
+        There is none where the run is only one of several for the ``n_drafted`` sequences, where
+        penalties would read drafts that are not there yet, and where there is no room: ``verify``
+        will say so.
         """
         n_rows = len(verified) + sum(lengths)
         if len(seqs) < n_drafted:
