@@ -3,29 +3,57 @@
 ``python benchmarks/codebooks.py`` writes a model of CSM-1B's depth decoder (4 layers, 1024 wide, 32
 codebooks of 2051 codes; random weights) with a backbone of one small layer to a temporary folder,
 and prints how long the 31 codes behind the first take: chosen in one call (``Cross.frame``), by 32
-calls of ``Context.process`` with a choice in Python after each, and, where torch and transformers
-are installed, by ``CsmDepthDecoderForCausalLM.generate``, in float32 and bfloat16. It prints each
-time as a multiple of the first.
+calls of ``Context.process`` with a choice in Python after each, and by
+``CsmDepthDecoderForCausalLM.generate`` of transformers, in float32 and bfloat16, each in a process
+of its own (of the interpreter ``--transformers``, by default this one; left out where it has no
+torch or transformers). It prints each time as a multiple of the first, and how fast that reads
+weights beside what memory gives.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from subprocess import PIPE, Popen
+from typing import IO, Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants
-from timing import alternate
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from timing import Reader, alternate, bandwidth
 
 import mtpcore
 from mtpcore._ext._sampling import Sampler, Scratch
 from mtpcore.gguf import write_model_file
 
+REST = 0.5  # seconds before each frame, in which the threads of the one before stop spinning
 N_CODEBOOKS, N_CODES, N_TEXT = 32, 2051, 256
 WIDTH, DEPTH, N_FF, HEADS, KV_HEADS, HEAD_WIDTH, LAYERS = 2048, 1024, 8192, 8, 2, 128, 4
+
+
+TRANSFORMERS = """
+import json, sys
+import torch
+from transformers import CsmDepthDecoderConfig, CsmDepthDecoderForCausalLM
+asked = json.loads(sys.argv[1])
+torch.set_num_threads(asked["threads"])
+dtype, n = getattr(torch, asked["dtype"]), asked["n_codes"]
+model = CsmDepthDecoderForCausalLM(CsmDepthDecoderConfig(**asked["config"])).eval().to(dtype)
+hidden = torch.zeros(1, asked["config"]["backbone_hidden_size"], dtype=dtype)
+ids = torch.zeros(1, 2, dtype=torch.long)
+print("ready", flush=True)
+for _ in sys.stdin:
+    with torch.inference_mode():
+        model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=n,
+            backbone_last_hidden_state=hidden.clone(), max_new_tokens=n, **asked["sampling"],
+        )
+    print("done", flush=True)
+"""
 
 
 def random_rows(rng: np.random.Generator, kind: str, *shape: int) -> np.ndarray:
@@ -103,75 +131,107 @@ def by_steps(
     return run
 
 
-def by_transformers(sampling: mtpcore.Sampling, threads: int) -> dict[str, Callable[[], Any]]:
-    """Return the loop of transformers, by the type of its weights; none where it is missing."""
-    try:
-        import torch
-        from transformers import CsmDepthDecoderConfig, CsmDepthDecoderForCausalLM
-    except ImportError:
-        return {}
-    torch.set_num_threads(threads)
-    config = CsmDepthDecoderConfig(
-        num_codebooks=N_CODEBOOKS,
-        vocab_size=N_CODES,
-        backbone_hidden_size=WIDTH,
-        hidden_size=DEPTH,
-        intermediate_size=N_FF,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_WIDTH,
-    )
-    chosen: dict[str, Any] = {"do_sample": False}
+@contextmanager
+def by_transformers(
+    python: str, sampling: mtpcore.Sampling, threads: int
+) -> Iterator[dict[str, Callable[[], object]]]:
+    """Give the loop of transformers, by the type of its weights; none where it is missing.
+
+    Each runs in a process of its own, so that its threads and ours do not share the cores.
+    """
+    asked: dict[str, Any] = {
+        "threads": threads,
+        "n_codes": N_CODEBOOKS - 1,
+        "sampling": {"do_sample": False},
+        "config": {
+            "num_codebooks": N_CODEBOOKS,
+            "vocab_size": N_CODES,
+            "backbone_hidden_size": WIDTH,
+            "hidden_size": DEPTH,
+            "intermediate_size": N_FF,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_WIDTH,
+        },
+    }
     if sampling.temperature:
-        chosen = {
+        asked["sampling"] = {
             "do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k
         }  # fmt: skip
-    runs = {}
-    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        model = CsmDepthDecoderForCausalLM(config).eval().to(dtype)
-        hidden = torch.zeros(1, WIDTH, dtype=dtype)
-        ids = torch.zeros(1, 2, dtype=torch.long)
+    with ExitStack() as stack:
+        runs: dict[str, Callable[[], object]] = {}
+        for dtype in ("float32", "bfloat16"):
+            command = [python, "-c", TRANSFORMERS, json.dumps({**asked, "dtype": dtype})]
+            peer = stack.enter_context(Popen(command, stdin=PIPE, stdout=PIPE, text=True))
+            assert peer.stdin is not None
+            assert peer.stdout is not None
 
-        @torch.no_grad()
-        def run(model: Any = model, hidden: Any = hidden, ids: Any = ids) -> Any:
-            n = N_CODEBOOKS - 1
-            return model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), min_new_tokens=n,
-                backbone_last_hidden_state=hidden.clone(), max_new_tokens=n, **chosen,
-            )  # fmt: skip
+            def run(write: IO[str] = peer.stdin, read: IO[str] = peer.stdout) -> None:
+                write.write("run\n")
+                write.flush()
+                if not read.readline():
+                    raise RuntimeError("transformers ended: what it wrote stands above")
 
-        runs[f"transformers, {name}"] = run
-    return runs
+            stack.callback(peer.stdin.close)
+            if peer.stdout.readline():  # it writes one where it has its model
+                runs[f"transformers, {dtype}"] = run
+        yield runs
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--type", default="F16", help="of all matrices: F16, Q8_0, F32")
-    parser.add_argument("--greedy", action="store_true", help="in place of T 0.9, top-k 50")
-    parser.add_argument("-n", type=int, default=10, help="frames of each kind")
-    given = parser.parse_args()
-    sampling = mtpcore.Sampling(temperature=0.9, top_k=50, seed=1)
-    if given.greedy:
-        sampling = mtpcore.Sampling.greedy()
+def measure(
+    kind: str,
+    sampling: mtpcore.Sampling,
+    given: argparse.Namespace,
+    peers: Mapping[str, Callable[[], object]],
+) -> None:
+    """Measure with matrices of one type, and print."""
     with tempfile.TemporaryDirectory() as folder:
-        model = mtpcore.load_model(write(Path(folder) / "csm.gguf", given.type))
-        cross = mtpcore.link(mtpcore.Context(model, 128, threads=given.threads))
+        path = write(Path(folder) / "csm.gguf", kind)
+        n_bytes = depth_bytes(path)
+        cross = mtpcore.link(mtpcore.Context(mtpcore.load_model(path), 128, threads=given.threads))
         cross.prepare()
         out = cross.llm.process(mtpcore.Batch.of([5, 6, 7, 8]))
         frame = cross.frame([0], sampling)[0].tolist()
         steps = by_steps(cross, sampling, out.tap("hidden")[-1:], frame[0])
         assert steps() == frame
-        runs: dict[str, Callable[[], Any]] = {
-            f"one call, {given.type}": lambda: cross.frame([0], sampling),
-            f"32 calls, {given.type}": steps,
-            **by_transformers(sampling, given.threads),
+        runs: dict[str, Callable[[], object]] = {
+            f"one call, {kind}": lambda: cross.frame([0], sampling),
+            f"32 calls, {kind}": steps,
+            **peers,
         }
-        samples = alternate(list(runs.values()), given.n, rest=0.0)
-        for name, sample in zip(runs, samples, strict=True):
-            print(f"{name:22s} {sample}   {sample.median / samples[0].median:5.2f}")
+        samples = alternate(list(runs.values()), given.n, rest=REST)
+    for name, sample in zip(runs, samples, strict=True):
+        print(f"{name:22s} {sample}   {sample.median / samples[0].median:5.2f}")
+    speed = n_bytes / samples[0].median / 1e9
+    memory = bandwidth(Reader.fastest(given.threads)) / 1e9
+    print(f"one call reads {speed:.1f} GB/s of weights; memory gives {memory:.1f} GB/s")
+
+
+def depth_bytes(path: Path) -> int:
+    """Return how many bytes of weights the steps of a frame read."""
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    each = sum(tensor.n_bytes for name, tensor in tensors.items() if name.startswith("depth.blk."))
+    return int(N_CODEBOOKS * each + tensors["depth.output.weight"].n_bytes)
+
+
+def main() -> None:
+    """Measure each type in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--types", nargs="+", default=["F16", "Q8_0"], help="of all matrices: F32, BF16, Q4_0, ..."
+    )
+    parser.add_argument("--greedy", action="store_true", help="in place of T 0.9, top-k 50")
+    parser.add_argument("--transformers", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("-n", type=int, default=10, help="frames of each kind")
+    given = parser.parse_args()
+    sampling = mtpcore.Sampling(temperature=0.9, top_k=50, seed=1)
+    if given.greedy:
+        sampling = mtpcore.Sampling.greedy()
+    with by_transformers(given.transformers, sampling, given.threads) as peers:
+        for kind in given.types:
+            measure(kind, sampling, given, peers)
 
 
 if __name__ == "__main__":
