@@ -24,6 +24,8 @@ _STREAMED = {*range(4), *range(14, 18), *range(21, 25)}
 """Weights of up to three matrices: which arguments, and which of eight bytes each."""
 _PIECE = 4
 """Blocks of 32 columns in a piece of a ring."""
+_OF_TURN = 2 * 8 * 256
+"""Columns of a row that threads of ``normalise`` hold."""
 _EACH = 8
 """Queries of a thread that computes scores."""
 
@@ -102,9 +104,15 @@ def _rows(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set
 
 
 def _normalise(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
+    """Threads go through a row, so many columns at once, for its sums and then for its values."""
     width = int(recorded.arguments[7])
-    unrolled = {loop: n / 4 for loop, n in _by_threads(recorded, code, width).items()}
-    return 8.0 * recorded.grid[0] * width, unrolled, set()
+    loops = code.loops()
+    outer = [
+        loop
+        for loop in loops
+        if not any(a <= loop[0] and loop[1] <= b for a, b in loops if (a, b) != loop)
+    ]
+    return 8.0 * recorded.grid[0] * width, dict.fromkeys(outer, -(-width // _OF_TURN)), set()
 
 
 def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:

@@ -5,7 +5,8 @@ import pytest
 from harness.cuda_orders import normalised
 from harness.cuda_steps import carry_out
 
-from mtpcore.backends.cuda.launch.rows import LAUNCHERS
+from mtpcore.backends.cuda.launch.codes import Codes, quantise
+from mtpcore.backends.cuda.launch.rows import LAUNCHERS, normalise
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.arithmetic import elementwise, experts
 from mtpcore.graph.ops import ACTIVATIONS
@@ -75,7 +76,7 @@ def test_activations_are_those_of_the_definition(device, kind):
         assert same(made, elementwise.gated(x, up, **attrs))
 
 
-@pytest.mark.parametrize("shape", [(3, 64), (2, 300), (1, 1), (2, 3, 100), (1, 1030)])
+@pytest.mark.parametrize("shape", [(3, 64), (2, 300), (1, 1), (2, 3, 100), (1, 1030), (2, 6147)])
 @pytest.mark.parametrize("n_weights", [0, 1, 2])
 def test_norms_sum_in_their_order(device, shape, n_weights):
     x, row = floats(6, *shape) + 1, shape[1:]
@@ -94,6 +95,28 @@ def test_norms_sum_in_their_order(device, shape, n_weights):
         assert np.allclose(made, formula, rtol=2e-6, atol=1e-6)
         alone = carried_out(device, op, [x[-1:]], given[op], row, eps=eps)
         assert same(alone, made[-1:])
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "layer_norm"])
+@pytest.mark.parametrize(("block", "width"), [(32, 96), (32, 4192), (256, 768), (256, 6400)])
+def test_codes_of_a_norm_are_those_of_its_rows(device, op, block, width):
+    """Rows of more than 4096 columns are gone through in several turns."""
+    x, weights = floats(9, 3, width), [floats(10, width), floats(11, width)]
+    weights = weights[: 2 if op == "layer_norm" else 1]
+    shapes = [((width,), np.int8), ((width // block,), np.float32), ((width // 16,), np.int16)]
+
+    def both(step, n_rows):
+        rows, *arrays = step.outputs
+        made, apart = Codes(block, *arrays[:3]), Codes(block, *arrays[3:])
+        return [normalise(op, step, n_rows, made), quantise(rows, apart, n_rows)]
+
+    rows, *codes = carry_out(
+        device, both, [x], weights, ((width,), np.float32), *shapes, *shapes, eps=1e-5
+    )
+    assert same(rows, carried_out(device, op, [x], weights, (width,), eps=1e-5))
+    for made, apart in zip(codes[:3], codes[3:], strict=True):
+        assert made.tobytes() == apart.tobytes()
+        assert made.any()
 
 
 @pytest.mark.parametrize("style", ["halves", "pairs"])

@@ -9,11 +9,26 @@
 #define THREADS 256
 #define OF_LANE (BLOCK / 32)
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    quantise(const float *__restrict__ x, const float *__restrict__ up,
-             signed char *__restrict__ codes, float *__restrict__ scales, short *__restrict__ sums,
-             unsigned n_blocks, int kind, float limit, float offset)
+/* What a lane has of an array, all asked for together. */
+static __device__ __forceinline__ void load(float (&into)[OF_LANE], const float *own)
 {
+#if BLOCK == 32
+    into[0] = own[0];
+#else
+#pragma unroll
+    for (int i = 0; i < OF_LANE; i += 4) {
+        const float4 four = *(const float4 *)(own + i);
+        into[i] = four.x, into[i + 1] = four.y, into[i + 2] = four.z, into[i + 3] = four.w;
+    }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    quantise(const float *x, const float *up, signed char *__restrict__ codes,
+             float *__restrict__ scales, short *__restrict__ sums, unsigned n_blocks, int kind,
+             float limit, float offset)
+{
+    wait_for_launches();
     let_next_begin();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const size_t at = (size_t)blockIdx.x * (THREADS / 32) + warp;
@@ -22,8 +37,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const size_t own = at * BLOCK + lane * OF_LANE;
 
     float value[OF_LANE];
+    load(value, x + own);
+#if GATED
+    float others[OF_LANE];
+    load(others, up + own);
 #pragma unroll
     for (int i = 0; i < OF_LANE; i++)
-        value[i] = GATED ? gated(kind, x[own + i], up[own + i], limit, offset) : x[own + i];
+        value[i] = gated(kind, value[i], others[i], limit, offset);
+#endif
     store_block(value, at, codes, scales, sums);
 }

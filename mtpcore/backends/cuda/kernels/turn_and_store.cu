@@ -1,9 +1,10 @@
 /* Turn a row's queries and keys by its positions, as rope.cu does, and store keys and values, as
  * remember.cu does; all at once, with the same bits. Turned keys are nowhere but in memory.
  *
- * One CTA for a row: it makes each pair's cosine and sine once, for all heads. v may be null.
- * Grid: rows. Block: 256.
+ * CTAs of a row share its entries; each makes the cosines and sines of all pairs, once for all heads.
+ * v may be null. Grid: (rows, CTAs of a row). Block: 256.
  */
+#include "early.cuh"
 #include "float16.cuh"
 #include "quantise.cuh"
 #include "rope.cuh"
@@ -11,6 +12,7 @@
 #include "stored.cuh"
 
 #define THREADS 256
+#define WARPS (THREADS / 32)
 #define MOST_PAIRS 512
 
 struct Turns {
@@ -31,17 +33,20 @@ static __device__ __forceinline__ float turned(const Turns &turns, const float *
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    turn_and_store(const float *__restrict__ q, const float *__restrict__ k,
-                   const float *__restrict__ v, const int *__restrict__ positions,
+    turn_and_store(const float *q, const float *k, const float *v, const int *positions,
                    const double *__restrict__ frequencies, const int *__restrict__ axes,
-                   const float *__restrict__ factors, float *__restrict__ turned_q,
-                   const int *__restrict__ seqs, const int *__restrict__ places,
-                   const int *__restrict__ tables, char *memory, long long v_begin,
-                   long long pitch, int n_entries, int n_pairs, int n_axes, int n_heads,
+                   const float *__restrict__ factors, float *__restrict__ turned_q, const int *seqs,
+                   const int *places, const int *tables, char *memory, long long v_begin,
+                   long long pitch, int n_ctas, int n_entries, int n_pairs, int n_axes, int n_heads,
                    int n_key_heads, int k_width, int v_width, double magnitude)
 {
     __shared__ Turns turns;
     const size_t t = blockIdx.x;
+    const int cta = blockIdx.y;
+    wait_for_launches();
+    let_next_begin();
+    char *rows = memory + slot_of_place(tables + (size_t)seqs[t] * n_entries, places[t]) * pitch;
+#pragma unroll 1
     for (int i = threadIdx.x; i < n_pairs; i += THREADS) {
         const double frequency = factors ? frequencies[i] / (double)factors[i] : frequencies[i];
         turn(positions[t * n_axes + axes[i]] * frequency, magnitude, &turns.cosines[i],
@@ -49,16 +54,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     q += t * n_heads * k_width;
-    for (int i = threadIdx.x; i < n_heads * k_width; i += THREADS)
+#pragma unroll 2
+    for (int i = cta * THREADS + threadIdx.x; i < n_heads * k_width; i += n_ctas * THREADS)
         turned_q[t * n_heads * k_width + i] =
             turned(turns, q + i / k_width * k_width, i % k_width, n_pairs);
 
     const int lane = threadIdx.x & 31;
     const int of_keys = n_key_heads * n_scales(k_width);
     const int of_values = v ? n_key_heads * n_scales(v_width) : 0;
-    char *rows =
-        memory + slot_of_place(tables + (size_t)seqs[t] * n_entries, places[t]) * pitch;
-    for (int unit = threadIdx.x >> 5; unit < of_keys + of_values; unit += THREADS / 32) {
+    for (int unit = cta * WARPS + (threadIdx.x >> 5); unit < of_keys + of_values;
+         unit += n_ctas * WARPS) {
         const bool is_key = unit < of_keys;
         const int width = is_key ? k_width : v_width;
         const int number = is_key ? unit : unit - of_keys;

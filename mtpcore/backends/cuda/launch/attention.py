@@ -19,6 +19,8 @@ _SHAPES = ((32, 1, 32), (64, 1, 32), (128, 1, 32), (256, 1, 16), (256, 2, 8), (2
 """For values of ``threads * columns`` entries or fewer: both, and the queries of a tile."""
 _FEW_ROWS = 128
 """Up to here each sequence among the rows of a tile gets a CTA; which changes no bit."""
+_CTAS_OF_FEW = 16
+"""CTAs that share a row of few."""
 _MOST_SUMS = 1 << 24
 """Values of the sums of ranges; rows are attended to in several goes where there are more."""
 
@@ -89,8 +91,9 @@ def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
     v = (*step.inputs, None)[2]
     memory, attrs = step.memory, of_q.attrs
     layer, rows, table = memory.layer, memory.rows, memory.tables.array
+    n_ctas = _CTAS_OF_FEW if n_rows <= _FEW_ROWS else 1
     sizes = (
-        *(table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
+        *(n_ctas, table.shape[1], len(attrs["frequencies"]), positions.shape[1], q.shape[1]),
         *(k.shape[1], k.shape[2], v.shape[2] if v else 0),
     )
     arguments = (
@@ -103,7 +106,8 @@ def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
         *map(np.int32, sizes),
         np.float64(attrs["magnitude"]),
     )
-    return Launch(_TURN_AND_STORE[layer.dtype, attrs["style"]], (n_rows, 1), arguments)
+    kernel = _TURN_AND_STORE[layer.dtype, attrs["style"]]
+    return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
 
 
 def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> list[Launch]:
@@ -166,7 +170,7 @@ def _attend(
         )
         block = codes.block if codes else 0
         n_merging = -(-n_heads * v_width // (block * THREADS // 32)) if codes else n_heads
-        launches.append(Launch(_MERGE[block], (n_merging, n), merging))
+        launches.append(Launch(_MERGE[block], (n_merging, n), merging, is_early=True))
     return launches
 
 

@@ -83,4 +83,5 @@ def _quantise(
         *map(np.float32, (limit, offset)),
     )
     grid = (-(-n_blocks // (THREADS // 32)), 1)
-    return Launch(_QUANTISE[codes.block, up is not None], grid, arguments)
+    kernel = _QUANTISE[codes.block, up is not None]
+    return Launch(kernel, grid, arguments, is_early=True)

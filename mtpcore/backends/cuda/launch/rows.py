@@ -141,7 +141,7 @@ def normalise(
     y = step.outputs[0] if is_kept else None
     arguments = (x, weight, bias, y, *arrays_of(codes), *sizes)
     kernel = _NORMALISE[op == "layer_norm", codes.block if codes else 0]
-    return Launch(kernel, grid, arguments)
+    return Launch(kernel, grid, arguments, is_early=True)
 
 
 def rope(step: Step, n_rows: int) -> list[Launch]:
