@@ -15,6 +15,7 @@
 #define WARPS (THREADS / 32)
 #define ROWS 4
 #define TOKENS 8
+#define AT_ONCE 4 /* tokens whose columns are asked for together */
 
 #define F32 0
 #define F16 1
@@ -42,23 +43,69 @@ static __device__ __forceinline__ void unpack(float (&out)[4], Four in)
 }
 
 /* Columns column .. column + 3 of a row, zeros behind its end. */
+template <bool IS_ALIGNED>
 static __device__ __forceinline__ void read(float (&out)[4], const float *row, int column,
                                             int n_cols)
 {
-    if (n_cols % 4 == 0) { /* rows begin on 16 bytes */
+    if constexpr (IS_ALIGNED) { /* rows begin on 16 bytes */
         const float4 four = *(const float4 *)(row + column);
         out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
-        return;
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out[i] = column + i < n_cols ? row[column + i] : 0.0f;
     }
-    for (int i = 0; i < 4; i++)
-        out[i] = column + i < n_cols ? row[column + i] : 0.0f;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    matmul_float(const Four *__restrict__ weights, const float *__restrict__ x,
-                 const float *__restrict__ bias, const int *__restrict__ matrices,
-                 const int *__restrict__ members, float *__restrict__ y, int n_rows, int n_cols,
-                 int n_slots, int n_ranks)
+/* Adds up this thread's columns of rows of weights and of x, which begin at these places. The next
+ * weights are on their way meanwhile, and values of x are asked for AT_ONCE. */
+template <bool IS_ALIGNED>
+static __device__ __forceinline__ void
+add_up(float (&sum)[ROWS * TOKENS], const Four *weights, const unsigned (&row_at)[ROWS],
+       const float *x, const unsigned (&token_at)[TOKENS], int n_tokens, int n_cols)
+{
+    const int pitch = (n_cols + 3) / 4;
+    Four next[ROWS];
+    int four = threadIdx.x;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        next[r] = four < pitch ? weights[row_at[r] + four] : Four{};
+#pragma unroll 1
+    for (; four < pitch; four += THREADS) {
+        float w[ROWS][4];
+#pragma unroll
+        for (int first = 0; first < TOKENS; first += AT_ONCE) {
+            float v[AT_ONCE][4];
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; t++)
+                if (first + t < n_tokens)
+                    read<IS_ALIGNED>(v[t], x + token_at[first + t], 4 * four, n_cols);
+#pragma unroll
+            for (int r = 0; r < ROWS && first == 0; r++) {
+                unpack(w[r], next[r]);
+                if (four + THREADS < pitch)
+                    next[r] = weights[row_at[r] + four + THREADS];
+            }
+#pragma unroll
+            for (int t = 0; t < AT_ONCE; t++) {
+                if (first + t >= n_tokens)
+                    break;
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        float &own = sum[r * TOKENS + first + t];
+                        own = fmaf(w[r][i], v[t][i], own);
+                    }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    matmul_float(const Four *__restrict__ weights, const float *x, const float *__restrict__ bias,
+                 const int *matrices, const int *members, float *__restrict__ y, int n_rows,
+                 int n_cols, int n_slots, int n_ranks)
 {
     __shared__ float partial[WARPS][ROWS * TOKENS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -73,32 +120,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (matrix < 0)
         return;
 
-    int rows_of_x[TOKENS];
+    const Four *own = weights + ((size_t)matrix * n_rows + first_row) * pitch;
+    unsigned row_at[ROWS], token_at[TOKENS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) /* a row that is missing repeats the last one */
+        row_at[r] = (first_row + r < n_rows ? r : n_rows - 1 - first_row) * pitch;
+    int n_tokens = 0;
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
-        const int slot = slot_of(members, n_slots, TOKENS, t);
-        rows_of_x[t] = slot < 0 ? -1 : slot / n_ranks;
+        token_at[t] = row_of_slot(members, n_slots, n_ranks, TOKENS, t) * n_cols;
+        if (slot_of(members, n_slots, TOKENS, t) >= 0)
+            n_tokens = t + 1;
     }
     float sum[ROWS * TOKENS] = {};
-    for (int four = threadIdx.x; four < pitch; four += THREADS) {
-        float w[ROWS][4];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            const size_t row = (size_t)matrix * n_rows + first_row + r;
-            unpack(w[r], first_row + r < n_rows ? weights[row * pitch + four] : Four{});
-        }
-#pragma unroll
-        for (int t = 0; t < TOKENS; t++) {
-            float v[4] = {};
-            if (rows_of_x[t] >= 0)
-                read(v, x + (size_t)rows_of_x[t] * n_cols, 4 * four, n_cols);
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sum[r * TOKENS + t] = fmaf(w[r][i], v[i], sum[r * TOKENS + t]);
-        }
-    }
+    if (n_cols % 4 == 0)
+        add_up<true>(sum, own, row_at, x, token_at, n_tokens, n_cols);
+    else
+        add_up<false>(sum, own, row_at, x, token_at, n_tokens, n_cols);
     /* Each step leaves a lane half of its sums, those whose number has the lane's own bit; in the end
      * lane i has sum i of the whole warp. */
 #pragma unroll
