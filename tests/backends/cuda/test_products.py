@@ -111,7 +111,7 @@ def test_row_has_the_same_bits_alone_and_in_batches(device, kind):
         assert (part == together[first : first + n]).all(), (first, n)
 
 
-@pytest.mark.parametrize("n_cols", [1, 6, 1023])
+@pytest.mark.parametrize("n_cols", [1, 6, 1023, 2600, 3333])
 def test_float_rows_of_any_width(device, n_cols):
     raw, x = raw_matrix("F16", 5, n_cols), floats(4, 3, n_cols)
     made = product(device, "matmul", "F16", raw, (5, n_cols), [x], (5,))
