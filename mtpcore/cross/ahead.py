@@ -62,10 +62,8 @@ class VerificationAhead:
 
     def give_back(self) -> None:
         """Let memory hold what it held before."""
-        memory = self._target.memory
-        for seq, (begin, _) in self._ranges.items() if memory else ():
-            assert memory is not None
-            memory.rewind(seq, begin)
+        if self._target.memory:
+            self._target.memory.give_back(self._ranges)
 
 
 def _is_same(ran: CheckedBatch, asked: CheckedBatch) -> bool:

@@ -55,6 +55,9 @@ class Memory(Protocol):
             Not enough pages or context; nothing changed.
         """
 
+    def give_back(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Hold what was held before these rows were reserved, the last ones, run or not."""
+
     def nearest(self, seq: int, length: int) -> int:
         """Return the greatest place, at most ``length``, whose state recurrent layers have.
 

@@ -84,6 +84,11 @@ class GroupedKV:
         if self.recurrent:
             self.recurrent.reserve(rows)
 
+    def give_back(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Give the room of rows back, in all parts."""
+        for part in self._parts:
+            part.give_back(rows)
+
     def nearest(self, seq: int, length: int) -> int:
         """Return the nearest place whose state recurrent layers have."""
         return self.recurrent.nearest(seq, length) if self.recurrent else length

@@ -79,6 +79,11 @@ class PagedKV:
     def check_rewind(self, seq: int, length: int) -> None:
         """Accept any length."""
 
+    def give_back(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Forget rows that were reserved."""
+        for seq, (begin, _) in rows.items():
+            self.rewind(seq, begin)
+
     def rewind(self, seq: int, length: int) -> None:
         """Forget the rows from place ``length`` on."""
         self.pages.rewind(seq, length)

@@ -197,6 +197,23 @@ class RecurrentMemory:
             for seq in opening:
                 self._open(seq, *rows[seq], next(free))
 
+    def give_back(self, rows: dict[int, tuple[int, int]]) -> None:
+        """Forget rows that were reserved, and slots that were opened for them.
+
+        Whether they have run does not matter: nobody reads the base of such a slot, which may never
+        have been written. Checkpoints that were given up for it do not come back.
+        """
+        for seq, (begin, end) in rows.items():
+            if begin == end:
+                continue
+            chain, opened = self._chains[seq], int(self.table[seq, 2])
+            if opened == NO_SLOT or not chain.held or chain.held[-1].slot != opened:
+                self.rewind(seq, begin)
+            else:
+                held = chain.held[:-1]
+                self._chains[seq] = chain._replace(held=held) if held else _EMPTY
+        self._thin()
+
     def _log_behind(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> bool:
         """Log rows behind those of the newest slot, and say so; False: another is to be opened."""
         held = self._chains[seq].held

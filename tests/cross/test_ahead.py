@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
+from harness.fixtures import model_file
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,9 +62,11 @@ def texts_of(cross, lengths, p_min):
     return [request.tokens for request in requests]
 
 
-@pytest.fixture(scope="module", params=["demo", "demo:mimo2", "demo:eagle3"])
+@pytest.fixture(scope="module", params=["demo", "demo:mimo2", "demo:eagle3", "qwen35moe-17"])
 def model(request):
-    return load_model(request.param)
+    """The last one is a hybrid."""
+    name = request.param
+    return load_model(name if name.startswith("demo") else model_file(name))
 
 
 @searching(30)

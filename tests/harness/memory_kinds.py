@@ -67,6 +67,10 @@ class RunningSum:
             kept = [one for one in self.states[seq] if one[0] >= begin - self.spare]
             self.states[seq] = kept or self.states[seq][-1:]
 
+    def give_back(self, rows):
+        for seq, (begin, _) in rows.items():
+            self.rewind(seq, begin)
+
     def write(self, seq, place, value):
         assert place == self.length(seq)
         snapshots = self.states[seq]

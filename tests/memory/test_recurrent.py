@@ -121,6 +121,20 @@ class Machine(RuleBasedStateMachine):
         self.texts[seq] += tokens[: accepted + 1]
 
     @precondition(lambda self: any(self.texts))
+    @rule(data=st.data(), k=st.integers(0, LOG - 1), has_run=st.booleans())
+    def give_back(self, data, k, has_run):
+        """Room for drafts that are verified otherwise, or not at all."""
+        seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.texts[s]]))
+        if not self.fits(seq, k + 1):
+            return
+        begin = self.end(seq)
+        if has_run:
+            self.append(seq, self.draw_text(k + 1))
+        else:
+            self.memory.reserve({seq: (begin, begin + k + 1)})
+        self.memory.give_back({seq: (begin, begin + k + 1)})
+
+    @precondition(lambda self: any(self.texts))
     @rule(data=st.data(), n=st.integers(2, LOG), again=st.booleans())
     def grow_tree(self, data, n, again):
         seq = data.draw(st.sampled_from([s for s in range(N_SEQ) if self.texts[s]]))

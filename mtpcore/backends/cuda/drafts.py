@@ -179,7 +179,7 @@ class DraftLoop:
         stages = self._drafting(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
-        if verification and target and self._is_here(target) and not target.has_states:
+        if verification and target and self._is_here(target):
             stages.append(self._verifying(order, target, verification))
             wanted = [order.number(i, k - 1) for i, k in enumerate(order.k) if k]
             stages[0].brought["wanted"] = np.array(wanted, np.int32)  # the last draft looks at it

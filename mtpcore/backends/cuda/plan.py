@@ -219,13 +219,8 @@ class CudaPlan:
         return self.choice is not None
 
     def joins(self, plan: Plan) -> bool:
-        """Whether the plan is on the same device, and has no recurrent layers.
-
-        What their memory was told of rows that then did not run could not be taken back.
-        """
-        if not isinstance(plan, CudaPlan):
-            return False
-        return plan.device is self.device and not plan.has_states
+        """Whether the plan is on the same device."""
+        return isinstance(plan, CudaPlan) and plan.device is self.device
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""
