@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 from harness.families import FAMILIES
+from harness.fixtures import model_file
 
 from mtpcore import Generator
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.cross.ahead import VerificationAhead
 from mtpcore.sampling import Sampling
+from mtpcore.testing import Subject
 
 
 class Counts:
@@ -44,7 +46,10 @@ def texts(cross, n_tokens=14, **options):
         yield [*map(list, (request.tokens for request in requests))]
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, HYBRID], ids=str)
 def test_drafts_and_their_verification_are_one_call(emulated, family, monkeypatch):
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
     counts, rounds = Counts(emulated, monkeypatch), []
@@ -63,7 +68,7 @@ def test_drafts_and_their_verification_are_one_call(emulated, family, monkeypatc
     assert text == [*texts(on_device.link(n_seq_max=2, n_batch=64))][-1]
 
 
-@pytest.mark.parametrize("family", FAMILIES[:1], ids=str)
+@pytest.mark.parametrize("family", [FAMILIES[0], HYBRID], ids=str)
 def test_texts_are_the_same_where_drafts_end_early(emulated, family, monkeypatch):
     """A verification that did not run behind its drafts runs by itself."""
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
