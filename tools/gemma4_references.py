@@ -3,7 +3,8 @@
     python tools/gemma4_references.py tests/data/gemma4
 
 Needs torch and transformers 5. ``refs.npz`` gets for each shape, of one text and float32 weights,
-``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer. For each
+``logits`` and ``hidden`` (after the final norm); ``layers``, the input of each layer; the same two
+``with images``, where rows of an image see each other. For each
 assistant, of drafts behind the first n tokens and the next one, for each n of ``n``: ``drafts``,
 and the ``logits`` and ``hidden`` rows that they come from. Of the target's layers with a window the
 assistant is given as many of the newest keys as the window counts.
@@ -23,6 +24,10 @@ from transformers import (
     Gemma4AssistantForCausalLM,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+)
+from transformers.models.gemma4.modeling_gemma4 import (
+    create_masks_for_vision_model,
+    get_block_sequence_ids_for_mask,
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -57,6 +62,30 @@ def compute(s: gemma4.Shape) -> dict[str, np.ndarray]:
     *layers, hidden = out.hidden_states
     found = {"logits": out.logits[0], "hidden": hidden[0], "layers": torch.stack(layers)[:, 0]}
     return {name: rows.numpy() for name, rows in found.items()}
+
+
+def see(s: gemma4.Shape) -> dict[str, np.ndarray]:
+    """Return the references of a shape with images."""
+    model, (texts, images) = trunk(s), gemma4.with_images()
+    rows, kinds = [], []
+    for i, text in enumerate(texts):
+        rows.append(model.model.embed_tokens(torch.tensor([text])))
+        kinds += [0] * len(text)
+        if i < len(images):
+            rows.append(torch.from_numpy(images[i])[None])
+            kinds += [1] * len(images[i])
+    embeddings, positions = torch.cat(rows, 1), torch.arange(len(kinds))[None]
+    blocks = get_block_sequence_ids_for_mask(torch.tensor([kinds]), embeddings.device)
+    masks = create_masks_for_vision_model(model.config, embeddings, None, None, positions, blocks)
+    out = model(
+        inputs_embeds=embeddings,
+        attention_mask=masks,
+        position_ids=positions,
+        use_cache=False,
+        output_hidden_states=True,
+    )
+    found = {"logits": out.logits[0], "hidden": out.hidden_states[-1][0]}
+    return {f"{name} with images": rows.numpy() for name, rows in found.items()}
 
 
 def draft(a: gemma4.Assistant) -> dict[str, np.ndarray]:
@@ -95,6 +124,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         found = {name: compute(shape) for name, shape in gemma4.SHAPES.items()}
+        for name, shape in gemma4.SHAPES.items():
+            found[name] |= see(shape) if shape.spans else {}
         found |= {name: draft(one) for name, one in gemma4.ASSISTANTS.items()}
     arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}
     np.savez_compressed(folder / "refs.npz", **arrays)

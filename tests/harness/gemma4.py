@@ -21,7 +21,8 @@ class Shape(NamedTuple):
     """One model.
 
     ``n_sharing`` layers at the end store no keys and values; ``kv_heads`` are those of layers with
-    a window and of others; ``nested``: as in checkpoints that also see images.
+    a window and of others; ``nested``: as in checkpoints that also see images; ``spans``: where
+    rows of an image see each other.
     """
 
     kinds: tuple[str, ...] = (NEAR, NEAR, FULL)
@@ -33,11 +34,12 @@ class Shape(NamedTuple):
     double: bool = False
     softcap: float | None = 4.0
     nested: bool = False
+    spans: bool = False
 
 
 SHAPES = {
-    "dense, keys are values": Shape(k_eq_v=True, nested=True),
-    "experts": Shape(kinds=(NEAR, FULL), k_eq_v=True, experts=True, softcap=None),
+    "dense, keys are values": Shape(k_eq_v=True, nested=True, spans=True),
+    "experts": Shape(kinds=(NEAR, FULL), k_eq_v=True, experts=True, softcap=None, spans=True),
     "embeddings by layer, sharing": Shape(
         kinds=(NEAR, FULL, NEAR, NEAR, FULL),
         kv_heads=(1, 1),
@@ -66,6 +68,7 @@ def text_config(s: Shape) -> dict[str, object]:
         "rms_norm_eps": EPS,
         "tie_word_embeddings": True,
         "sliding_window": WINDOW,
+        "use_bidirectional_attention": "vision" if s.spans else None,
         "layer_types": list(s.kinds),
         "final_logit_softcapping": s.softcap,
         "attention_k_eq_v": s.k_eq_v,
@@ -223,6 +226,14 @@ def assistant_weights(a: Assistant, seed: int = 5) -> dict[str, np.ndarray]:
         random("masked_embedding.centroids.weight", a.n_clusters, a.width)
         made["masked_embedding.token_ordering"] = rng.permutation(N_VOCAB).astype(np.int64)
     return made
+
+
+def with_images() -> tuple[list[list[int]], list[np.ndarray]]:
+    """Return the texts around two images, and the rows of these: 3 lines of 4, more than a window
+    counts, and 2 of 2."""
+    rng, text = np.random.default_rng(6), tokens(16).tolist()
+    rows = [rng.normal(0, 2, (n, WIDTH)).astype(np.float32) for n in (12, 4)]
+    return [text[:8], text[8:10], text[10:]], rows
 
 
 def tokens(n: int = 40) -> np.ndarray:

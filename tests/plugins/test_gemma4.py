@@ -7,7 +7,7 @@ from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
 from harness.witness import hear, needs_llama_cpp
 
-from mtpcore import Batch, Context, Sampling, load_model
+from mtpcore import Batch, Context, Image, Prompt, Rows, Sampling, load_model
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
@@ -60,6 +60,37 @@ def test_trunk(made, backend):
     for name, rows in found.items():
         assert np.abs(rows - refs[name]).max() < CLOSE, name
     assert np.abs(refs["logits"]).max() > 1
+
+
+@backends
+def test_rows_of_an_image_see_each_other(made, backend):
+    """In layers with a window, and in larger models only; one image is longer than the window."""
+    s, model, refs = made
+    assert model.program().sees_spans == s.spans
+    if not s.spans:
+        return
+    texts, (first, second) = gemma4.with_images()
+    images = Image(first, nx=4, ny=3), Image(second, nx=2, ny=2)
+    prompt = Prompt(texts[0], images[0], texts[1], images[1], texts[2])
+    context = open_context(model, backend, taps=["hidden"])
+    out = context.process(prompt.batch(n_axes=context.program.n_axes, outputs="all"))
+    assert np.abs(out.logits - refs["logits with images"]).max() < CLOSE
+    assert np.abs(out.tap("hidden") - refs["hidden with images"]).max() < CLOSE
+    causal = Prompt(texts[0], Rows(first), texts[1], Rows(second), texts[2])
+    other = open_context(model, backend).process(causal.batch(outputs="all"))
+    assert np.abs(other.logits - out.logits)[8:].max() > 0.1
+
+
+def test_files_that_do_not_say_so_are_known_by_their_embeddings(made, tmp_path):
+    """llama.cpp writes no such key."""
+    s, model, _ = made
+    with open_model_file(model.path) as file:
+        tensors = {t.name: np.array(t.array()) for t in file.tensors.values()}
+        metadata = dict(file.metadata)
+    assert metadata.pop("gemma4.attention.image_spans") == s.spans
+    write_model_file(tmp_path / "other.gguf", "gemma4", metadata, tensors)
+    with load_model(tmp_path / "other.gguf") as other:
+        assert other.program().sees_spans == s.spans
 
 
 def test_only_some_layers_store(made):

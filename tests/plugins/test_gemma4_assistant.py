@@ -16,9 +16,9 @@ from mtpcore import (
     Cross,
     Generator,
     GraphError,
+    Image,
     LinkError,
     Prompt,
-    Rows,
     Sampling,
     TreeShape,
     link,
@@ -208,7 +208,7 @@ def test_drafts_go_on_behind_rows_that_are_not_tokens(pair):
     text = gemma4.tokens(20)
     width = subject.model.hparams.width
     rows = np.random.default_rng(4).normal(size=(9, width)).astype(np.float32)
-    prompt = Prompt(text[:8].tolist(), Rows(rows), text[8:].tolist())
+    prompt = Prompt(text[:8].tolist(), Image(rows, nx=3, ny=3), text[8:].tolist())
     found = []
     for draft in (0, 3):
         generator = Generator(subject.link(), sampling=Sampling(seed=9), draft=draft)

@@ -266,6 +266,10 @@ CHECKPOINT = Checkpoint(
     made=(("rope_freqs.weight", frequency_divisors),),
     metadata=(
         *SIZES,
+        (
+            "{arch}.attention.image_spans",
+            lambda config: config.get("use_bidirectional_attention") == "vision",
+        ),
         # 0 is none; without the key llama.cpp takes 30.
         ("{arch}.final_logit_softcapping", number("final_logit_softcapping", default=0.0)),
         ("{arch}.expert_count", of_experts("num_experts")),

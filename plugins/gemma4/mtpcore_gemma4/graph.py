@@ -30,8 +30,9 @@ def rotate(g: GraphBuilder, x: Value, positions: Value, n: int, h: GemmaHparams)
 def attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: GemmaHparams) -> Value:
     """Return what attention of layer n makes of normed rows; values without a matrix are keys'."""
     q, kind, stored = queries(g, a, positions, n, h), h.kinds[n], h.stored_by(n)
+    mask = "spans" if h.spans and kind.window else "causal"
     if stored != n:
-        y = g.attend(q, layer=stored, scale=1.0, window=kind.window)
+        y = g.attend(q, layer=stored, scale=1.0, mask=mask, window=kind.window)
     else:
         rows = g.matmul(a, f"blk.{n}.attn_k.weight")
         has_values = g.has(f"blk.{n}.attn_v.weight")
@@ -40,7 +41,7 @@ def attention(g: GraphBuilder, a: Value, positions: Value, n: int, h: GemmaHpara
         k = g.rms_norm(k, f"blk.{n}.attn_k_norm.weight", h.norm_eps)
         v = g.rms_norm(g.split_heads(values, kind.n_kv_heads), None, h.norm_eps)
         k = rotate(g, k, positions, n, h)
-        y = g.attention(q, k, v, layer=n, scale=1.0, window=kind.window)
+        y = g.attention(q, k, v, layer=n, scale=1.0, mask=mask, window=kind.window)
     return g.matmul(g.merge_heads(y), f"blk.{n}.attn_output.weight")
 
 

@@ -31,6 +31,8 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
         Logits stay below it; 0: they are as they are.
     kinds : tuple of Kind
         Of each layer.
+    spans : bool
+        Rows of an image see each other, in layers with a window.
     experts : Experts or None
     """
 
@@ -42,13 +44,20 @@ class GemmaHparams(Hparams, frozen=True, kw_only=True):
         name="final_logit_softcapping", default=0.0
     )
     kinds: tuple[Kind, ...] = ()
+    spans: bool = False
     experts: Experts | None = None
 
     @classmethod
     def read_more(cls, fields: Fields) -> dict[str, object]:
-        """Read each layer's kind, and how experts are routed."""
+        """Read each layer's kind, whether images are spans, and how experts are routed.
+
+        Files of llama.cpp do not say whether they are: of what is published, those of models that
+        have no embeddings for each layer.
+        """
+        by_layer = fields.get("{arch}.embedding_length_per_layer_input", Size, 0)
         return {
             "kinds": read_kinds(fields, cls),
+            "spans": fields.get("{arch}.attention.image_spans", bool, not by_layer),
             "experts": Experts.read(fields, gate="softmax", normalise=True),
         }
 
