@@ -19,8 +19,8 @@ Loops = dict[tuple[int, int], float]
 
 _WARPS = 8
 """Parts of a sum, and of the warps of a product's block."""
-_PLANES = (*range(4), *range(16, 20), *range(23, 27))
-_STREAMED = {*range(4), *range(14, 18), *range(21, 25)}
+_PLANES = (*range(4), *range(18, 22), *range(25, 29))
+_STREAMED = {*range(4), *range(15, 19), *range(22, 26)}
 """Weights of up to three matrices: which arguments, and which of eight bytes each."""
 _PIECE = 4
 """Blocks of 32 columns in a piece of a ring."""
@@ -44,7 +44,7 @@ def _bytes(array: Any) -> int:
 
 def _matmul(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
     n_blocks, n_slots = (int(number) for number in recorded.arguments[12:14])
-    n_rows = sum(int(recorded.arguments[at]) for at in (11, 22, 29))
+    n_rows = sum(int(recorded.arguments[at]) for at in (11, 24, 31))
     macros = dict(recorded.kernel.defines)
     block = int(macros["BLOCK"])
     weights = sum(_bytes(recorded.arguments[at]) for at in _PLANES)

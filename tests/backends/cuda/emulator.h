@@ -225,6 +225,21 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
     return value;
 }
 
+/* Which lanes have the same value. */
+static unsigned __match_any_sync(unsigned, int value)
+{
+    emulator::Warp &warp = emulator::warp();
+    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    warp.word[turn][lane] = (unsigned)value;
+    emulator::meet(warp.meeting);
+    unsigned alike = 0;
+    for (int i = 0; i < 32; i++)
+        alike |= (unsigned)(warp.word[turn][i] == (unsigned)value) << i;
+    return alike;
+}
+
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
 static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }
 static double __longlong_as_double(long long bits) { double v; memcpy(&v, &bits, 8); return v; }
