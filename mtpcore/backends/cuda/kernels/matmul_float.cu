@@ -5,7 +5,7 @@
  * lanes 16, 8, 4, 2 and 1 apart, then the warps in order. So a token's bits are the same alone, in a
  * batch, and beside any neighbours. Rows of weights are filled up with zeros to whole groups of four
  * columns. Weights are fetched before the launch before has ended (early.cuh).
- * Grid: (rows / 4, tiles of slots). Block: 256.
+ * Grid: (rows / 4, tiles of slots from `from_tile` on, heads). Block: 256.
  */
 #include "early.cuh"
 #include "float16.cuh"
@@ -55,16 +55,15 @@ static __device__ __forceinline__ void read(float (&out)[4], const float *row, i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    matmul_float(const Four *__restrict__ weights, const float *__restrict__ x,
-                 const float *__restrict__ bias, const int *__restrict__ matrices,
-                 const int *__restrict__ members, float *__restrict__ y, int n_rows, int n_cols,
-                 int n_slots, int n_ranks, int n_turns, int from_tile)
+    matmul_float(const Four *__restrict__ weights, const float *__restrict__ x, const float *__restrict__ bias,
+                 const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y, int n_rows,
+                 int n_cols, int n_slots, int n_ranks, int from_tile)
 {
     __shared__ float partial[WARPS][ROWS * TOKENS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int first_row = blockIdx.x * ROWS, pitch = (n_cols + 3) / 4;
     const int tile = from_tile + blockIdx.y;
-    int matrix = turn_of(tile, n_turns);
+    int matrix = blockIdx.z;
     if (!matrices) { /* which one it is, launches before have written */
         const size_t n_own = n_rows - first_row < ROWS ? n_rows - first_row : ROWS;
         prefetch_all(weights + ((size_t)matrix * n_rows + first_row) * pitch,
@@ -78,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             return;
     }
 
-    const Slots slots = slots_of(members, tile, TOKENS, n_slots, n_turns, n_ranks);
+    const Slots slots = slots_of(members, tile, TOKENS, n_slots, n_ranks);
     int rows_of_x[TOKENS];
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {

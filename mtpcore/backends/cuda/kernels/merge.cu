@@ -2,7 +2,7 @@
  * divided by the sum of weights. A sink is one more score, of a value of zeros.
  *
  * Where BLOCK is not 0, the row of all heads becomes codes (quantise.cuh), BLOCK values to a warp, and
- * there is no y. Grid: (heads, rows), or (blocks of a row / 8 rounded up, rows). Block: 256.
+ * there is no y. Grid: (rows, heads), or (rows, blocks of a row / 8 rounded up). Block: 256.
  */
 #include "early.cuh"
 #include "functions.cuh"
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           int n_ranges, int n_heads, int v_width)
 {
     let_next_begin();
-    const int row = blockIdx.y, t = first_row + row;
+    const int row = blockIdx.x, t = first_row + row;
     const Visible visible = visible_of_rows[t];
     const int n = visible.begin < visible.end
                       ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float *of_row = sums + (size_t)row * n_heads * pitch;
 #if BLOCK
     const int n_blocks = n_heads * v_width / BLOCK;
-    const int block = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5);
+    const int block = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5);
     if (block >= n_blocks) /* a whole warp */
         return;
     float value[BLOCK / 32];
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     store_block(value, (size_t)t * n_blocks + block, codes, scales, sums_of_codes);
 #else
-    const int head = blockIdx.x;
+    const int head = blockIdx.y;
     for (int d = threadIdx.x; d < v_width; d += THREADS)
         y[((size_t)t * n_heads + head) * v_width + d] =
             merged(of_row + head * pitch, n, v_width, d, sinks ? sinks + head : 0);

@@ -97,7 +97,7 @@ class ClusteredMatrix(msgspec.Struct, frozen=True):
 class Slots(msgspec.Struct, frozen=True):
     """The results of a product, and the tiles that they are made in; see ``kernels/slots.cuh``.
 
-    ``n_ranks`` slots share a row of x, and slots take ``n_turns`` matrices in turn. ``matrices``
+    ``n_ranks`` slots share a row of x; each of ``n_heads`` has ``n_tiles``. ``matrices``
     int32[n_tiles] and ``members`` int32[n_tiles, width] are of a stack whose matrices the slots
     choose.
     """
@@ -106,7 +106,7 @@ class Slots(msgspec.Struct, frozen=True):
     n_ranks: int
     n_tiles: int
     is_wide: bool = False
-    n_turns: int = 1
+    n_heads: int = 1
     matrices: DeviceArray | None = None
     members: DeviceArray | None = None
 
@@ -135,8 +135,7 @@ def head_matmul(step: Step, n_rows: int) -> list[Launch]:
     """Multiply each head with its matrix."""
     w, n_heads = step.weights[0], step.weights[0].n_matrices
     width, is_wide = _width(w, n_rows)
-    n_tiles = -(-n_rows // width) * n_heads
-    slots = Slots(n_rows * n_heads, 1, n_tiles, is_wide, n_heads)
+    slots = Slots(n_rows * n_heads, 1, -(-n_rows // width), is_wide, n_heads)
     return _multiply(step, w, step.inputs[0], slots, slots.n, None, step.outputs[0])
 
 
@@ -279,11 +278,11 @@ def _multiply(
 ) -> list[Launch]:
     """Quantise rows of x where the matrix is, then multiply."""
     if w.type in FLOATS:
-        sizes = (w.n_rows, w.n_cols, slots.n, slots.n_ranks, slots.n_turns)
+        sizes = (w.n_rows, w.n_cols, slots.n, slots.n_ranks)
         return [
             Launch(
                 _MATMUL_FLOAT[w.type],
-                (-(-w.n_rows // _FLOAT_ROWS), n_tiles),
+                (-(-w.n_rows // _FLOAT_ROWS), n_tiles, slots.n_heads),
                 (
                     *(w.low, x, bias, slots.matrices, slots.members, y),
                     *map(np.int32, (*sizes, from_tile)),
@@ -335,7 +334,7 @@ def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
     """
     if not slots.is_wide:
         return NARROW
-    is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles >= _MANY
+    is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles * slots.n_heads >= _MANY
     return LONG if is_busy else WIDE
 
 
@@ -356,14 +355,14 @@ def _multiply_together(
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
-    sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks, slots.n_turns)
+    sizes = (first.w.n_rows, codes.scales.shape[1], slots.n, slots.n_ranks)
     others: list[Any] = []
     for factor in factors[1:]:
         others += [*_planes(factor.w), factor.bias, factor.y, np.int32(factor.w.n_rows)]
     nobody = (*(None,) * 6, np.int32(0))
     return Launch(
         _MATMUL[first.w.type, tiles],
-        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), n_tiles),
+        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), n_tiles, slots.n_heads),
         (
             *_planes(first.w),
             *(codes.codes, codes.scales, codes.sums, first.bias),
