@@ -350,10 +350,10 @@ static __device__ __forceinline__ int n_ctas(int n_rows)
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     matmul(const char *__restrict__ low, const char *__restrict__ high,
-           const char *__restrict__ parts, const char *__restrict__ scales, const Codes *__restrict__ x,
-           const float *__restrict__ x_scales, const unsigned *__restrict__ x_sums, const float *__restrict__ bias,
-           const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y, int n_rows, int n_blocks,
-           int n_slots, int n_ranks, int from_tile, const float *__restrict__ residual,
+           const char *__restrict__ parts, const char *__restrict__ scales, const Codes *x,
+           const float *x_scales, const unsigned *x_sums, const float *__restrict__ bias,
+           const int *matrices, const int *members, float *__restrict__ y, int n_rows, int n_blocks,
+           int n_slots, int n_ranks, int from_tile, const float *residual,
            const char *__restrict__ low_2, const char *__restrict__ high_2,
            const char *__restrict__ parts_2, const char *__restrict__ scales_2,
            const float *__restrict__ bias_2, float *__restrict__ y_2, int n_rows_2,

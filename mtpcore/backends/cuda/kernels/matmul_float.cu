@@ -55,8 +55,8 @@ static __device__ __forceinline__ void read(float (&out)[4], const float *row, i
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    matmul_float(const Four *__restrict__ weights, const float *__restrict__ x, const float *__restrict__ bias,
-                 const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y, int n_rows,
+    matmul_float(const Four *__restrict__ weights, const float *x, const float *__restrict__ bias,
+                 const int *matrices, const int *members, float *__restrict__ y, int n_rows,
                  int n_cols, int n_slots, int n_ranks, int from_tile)
 {
     __shared__ float partial[WARPS][ROWS * TOKENS];
