@@ -23,6 +23,11 @@ class Tensor:
     def raw(self):
         return self._raw
 
+    def native(self, native_types):
+        if self.type in native_types:
+            return self.type, self._raw
+        return int(Type.F32), self.array().view(np.uint8)
+
     def rows(self, begin, end):
         return self.array().reshape(-1, self.shape[-1])[begin:end]
 

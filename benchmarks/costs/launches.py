@@ -47,7 +47,7 @@ class Recorded(msgspec.Struct, frozen=True):
     """A launch as a device is asked for it."""
 
     kernel: Kernel
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     block: int
     arguments: tuple[Any, ...]
 
@@ -107,7 +107,7 @@ class Recorder:
     def launch(
         self,
         loaded: Any,
-        grid: tuple[int, int],
+        grid: tuple[int, ...],
         block: int,
         arguments: Sequence[Any],
         *,

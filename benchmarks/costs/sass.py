@@ -220,6 +220,7 @@ class Code:
     def sources(self) -> list[set[int]]:
         """Return for each instruction which of the kernel's pointers its address comes from."""
         known: dict[str, set[int]] = {}
+        halves: dict[str, tuple[str, set[int]]] = {}  # what was written where a predicate holds
         first, found = _FIRST_PARAMETER[self.architecture], []
         for instruction in self.instructions:
             come = {
@@ -227,13 +228,23 @@ class Code:
                 for offset in _PARAMETER.findall(instruction.operands)
                 if int(offset, 16) >= first
             }
+            guard = instruction.guard
             for name in instruction.reads:
-                come |= known.get(name, set())
+                if "P" in name:  # a predicate, which brings no address
+                    continue
+                where, half = halves.get(name, ("", set()))
+                come |= half if guard and where == guard else known.get(name, set())
             found.append(come)
-            loads = instruction.name.startswith(("LDG", "LDS"))
+            written = set() if instruction.name.startswith(("LDG", "LDS")) else come
             for name in instruction.writes:
-                kept = known.get(name, set()) if instruction.guard else set()
-                known[name] = kept | (set() if loads else come)
+                where, half = halves.pop(name, ("", set()))
+                halves = {at: of for at, of in halves.items() if of[0].strip("!") != name}
+                kept: set[int] = set()
+                if guard:
+                    is_other = where != guard and where.strip("!") == guard.strip("!")
+                    kept = half if is_other else known.get(name, set())
+                    halves[name] = guard, written
+                known[name] = kept | written
         return found
 
     def cycles(

@@ -19,8 +19,8 @@ Loops = dict[tuple[int, int], float]
 
 _WARPS = 8
 """Parts of a sum, and of the warps of a product's block."""
-_PLANES = (*range(4), *range(16, 20), *range(23, 27))
-_STREAMED = {*range(4), *range(14, 18), *range(21, 25)}
+_PLANES = (*range(4), *range(17, 21), *range(24, 28))
+_STREAMED = {*range(4), *range(15, 19), *range(22, 26)}
 """Weights of up to three matrices: which arguments, and which of eight bytes each."""
 _PIECE = 4
 """Blocks of 32 columns in a piece of a ring."""
@@ -33,8 +33,7 @@ _EACH = 8
 def launched(recorded: Recorded, code: Code, depth: int) -> Launched:
     """Return a launch as the model of cost takes it; ``depth`` places are in the KV cache."""
     n_bytes, loops, streamed = OF_KERNEL[recorded.kernel.name](recorded, code, depth)
-    n_blocks = recorded.grid[0] * recorded.grid[1]
-    return Launched(n_blocks, recorded.block, n_bytes, loops, streamed)
+    return Launched(math.prod(recorded.grid), recorded.block, n_bytes, loops, streamed)
 
 
 def _bytes(array: Any) -> int:
@@ -46,7 +45,7 @@ def _bytes(array: Any) -> int:
 
 def _matmul(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
     n_blocks, n_slots = (int(number) for number in recorded.arguments[12:14])
-    n_rows = sum(int(recorded.arguments[at]) for at in (11, 22, 29))
+    n_rows = sum(int(recorded.arguments[at]) for at in (11, 23, 30))
     macros = dict(recorded.kernel.defines)
     block = int(macros["BLOCK"])
     weights = sum(_bytes(recorded.arguments[at]) for at in _PLANES)
@@ -100,7 +99,7 @@ def _by_threads(recorded: Recorded, code: Code, n_items: float) -> Loops:
 
 def _rows(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
     """Of a kernel whose threads make a few values each: 12 bytes a thread at most."""
-    return 12.0 * recorded.grid[0] * recorded.grid[1] * recorded.block, {}, set()
+    return 12.0 * math.prod(recorded.grid) * recorded.block, {}, set()
 
 
 def _normalise(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:

@@ -276,8 +276,9 @@ class Plan(Protocol):
         those without a sampler; ``logits`` are then of these alone. The places of all rows
         are reserved in ``memory`` beforehand.
 
-        A plan on a device may return arrays of its own kind: with a shape, a length, slices of rows
-        and ``__array__``, which copies to the host.
+        A plan on a device may return arrays of its own kind: with a shape, a length, slices of
+        rows, ``__array__``, which copies to the host, and ``find_not_finite``, which returns the
+        rows that hold NaN or infinity, there or in other arrays beside them.
         """
 
     def joins(self, plan: Plan) -> bool:
@@ -307,9 +308,6 @@ class RowBuffer(Protocol):
 
     def read(self, begin: int, end: int) -> F32:
         """Return float32[end - begin, width], a copy for the slots of a plan of this backend."""
-
-    def not_finite(self, begin: int, end: int) -> list[int]:
-        """Return which of rows [begin, end) hold NaN or infinity, ascending."""
 
 
 class Backend(Protocol):

@@ -32,11 +32,3 @@ class HostRows:
     def read(self, begin: int, end: int) -> F32:
         """Return a copy of rows [begin, end), float32[end - begin, width]."""
         return self._rows[begin:end].copy()
-
-    def not_finite(self, begin: int, end: int) -> list[int]:
-        """Return which of rows [begin, end) hold NaN or infinity, ascending."""
-        finite = np.isfinite(self._rows[begin:end])
-        if finite.all():
-            return []
-        bad: list[int] = (begin + np.flatnonzero(~finite.all(axis=1))).tolist()
-        return bad

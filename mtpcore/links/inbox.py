@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import RowBuffer
+from mtpcore.backends.finite import find_not_finite
 from mtpcore.errors import LinkError, StateError
 
 __all__ = ["Inbox"]
@@ -77,13 +78,15 @@ class Inbox:
         """Hold the rows that there were."""
         self._held[:] = saved
 
-    def put(self, seq: int, pos: int, *parts: F32) -> None:
+    def put(self, seq: int, pos: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
         """Store rows at ``pos``, ``pos + 1``, ...; later positions are forgotten.
 
         Parameters
         ----------
         parts : float32[n, *]
             The rows; of several parts each has some of their columns, in order.
+        bad : sequence of int, optional
+            Which of the rows are not finite, ascending, where that is known.
 
         Raises
         ------
@@ -100,7 +103,7 @@ class Inbox:
             )
         if self._has_gaps and self._held[seq].first < self._held[seq].length < pos:
             gap = pos - self._held[seq].length
-            self.put(seq, self._held[seq].length, np.zeros((gap, self.width), np.float32))
+            self.put(seq, self._held[seq].length, np.zeros((gap, self.width), np.float32), bad=())
         rows, base, first, length, not_finite = self._held[seq]
         if first == length != pos:
             rows, base, first, length = self._empty.rows, pos, pos, pos
@@ -117,8 +120,8 @@ class Inbox:
             rows.write(0, (kept,))
             base = first
         rows.write(pos - base, parts)
-        bad = rows.not_finite(pos - base, end - base)
-        not_finite = _before(not_finite, pos) + tuple(base + at for at in bad)
+        bad = find_not_finite(parts) if bad is None else bad
+        not_finite = _before(not_finite, pos) + tuple(pos + at for at in bad)
         self._held[seq] = Held(rows, base, first, end, not_finite)
 
     def finite_until(self, seq: int, begin: int, end: int) -> int:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from mtpcore.backends.finite import find_not_finite
 from mtpcore.boundary.arguments import read, read_below
 from mtpcore.boundary.arrays import RowsLike, rows_of
 from mtpcore.declarations.spec import DrafterSpec, Feed, Link, Pairing, Tap
@@ -237,16 +238,18 @@ class Links:
         """Deliver rows that ``role`` has made: of each sequence some that continue it."""
         posts = []
         for key, joined in self._joined.items():
-            if joined[0].src != role:
+            if joined[0].src != role or not rows:
                 continue
             taps = [output.as_computed(_spelling(link.tap)) for link in joined]
+            found = find_not_finite(taps)  # of all sequences at once
             for seq, indices in rows.items():
                 begin, end = int(indices[0]), int(indices[-1]) + 1
                 which = slice(begin, end) if end - begin == len(indices) else indices
                 parts = [tap[which] for tap in taps]
-                posts.append((self._receiver(key), seq, int(output.pos[begin]), parts))
-        for receiver, seq, pos, parts in posts:
-            receiver.put(seq, pos, *parts)
+                bad = np.flatnonzero(np.isin(indices, found)).tolist() if found else []
+                posts.append((self._receiver(key), seq, int(output.pos[begin]), parts, bad))
+        for receiver, seq, pos, parts, bad in posts:
+            receiver.put(seq, pos, *parts, bad=bad)
 
     def _receiver(self, key: Slot) -> Inbox | WholeSequences:
         """Return what takes the rows of a slot."""
@@ -280,7 +283,7 @@ class Links:
         for key, (brought, bad) in zip(keys, fed, strict=True):
             if bad:
                 raise BatchError(refusal, where=where, got=f"row {bad[0]} is not finite")
-            self._receiver(key).put(seq, pos, brought)
+            self._receiver(key).put(seq, pos, brought, bad=bad)
 
     def readers(self, role: str) -> frozenset[str]:
         """Return the roles that read what ``role`` makes, also through others."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mtpcore.backends.base import F32
@@ -27,13 +29,15 @@ class WholeSequences:
     def __init__(self, name: str, slot: str, runner: GraphRunner) -> None:
         self.name, self._slot, self._runner = name, slot, runner
 
-    def put(self, seq: int, pos: int, *parts: F32) -> None:
+    def put(self, seq: int, pos: int, *parts: F32, bad: Sequence[int] | None = None) -> None:
         """Deliver the rows of a sequence, from position 0 on.
 
         Parameters
         ----------
         parts : float32[n, *]
             The rows; of several parts each has some of their columns, in order.
+        bad : sequence of int, optional
+            As in ``Inbox.put``; here nobody asks for them.
 
         Raises
         ------

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mtpcore.backends.base import Backend
+from mtpcore.backends.finite import find_not_finite
 from mtpcore.boundary.dlpack import ForeignRows
 from mtpcore.errors import BatchError
 from mtpcore.runtime.batch import Batch
@@ -33,14 +34,13 @@ def bring(rows: Any, backend: Backend) -> tuple[Any, list[int]]:
         There is no room, or rows cannot leave their device.
     """
     if isinstance(rows, np.ndarray):
-        rows = np.ascontiguousarray(rows, np.float32)
-        finite = np.isfinite(rows)
-        bad = [] if finite.all() else np.flatnonzero(~finite.all(axis=1)).tolist()
-        return rows, bad
-    n, width = rows.shape
-    buffer = backend.row_buffer(n, width)
-    buffer.write(0, (rows,))
-    return buffer.read(0, n), buffer.not_finite(0, n)
+        brought = np.ascontiguousarray(rows, np.float32)
+    else:
+        n, width = rows.shape
+        buffer = backend.row_buffer(n, width)
+        buffer.write(0, (rows,))
+        brought = buffer.read(0, n)
+    return brought, find_not_finite([brought])
 
 
 def bring_batch(batch: Batch, backend: Backend) -> Batch:

@@ -48,6 +48,25 @@ def test_a_listing_is_read():
     assert code.instructions[9].writes[0] == "P1"
 
 
+def test_where_addresses_come_from():
+    """Not from what a register held before both halves of it were written, nor from a predicate."""
+    code = parse(
+        """
+        /*0000*/                   LDC.64 R2, c[0x0][0x210] ;
+        /*0010*/                   ISETP.NE.AND P0, PT, R2, RZ, PT ;
+        /*0020*/               @P0 LDC.64 R2, c[0x0][0x218] ;
+        /*0030*/               @P0 LDG.E R4, desc[UR4][R2.64] ;
+        /*0040*/              @!P0 LDC.64 R2, c[0x0][0x220] ;
+        /*0050*/                   LDG.E R5, desc[UR4][R2.64] ;
+        /*0060*/                   ISETP.NE.AND P0, PT, R4, RZ, PT ;
+        /*0070*/               @P0 LDC.64 R2, c[0x0][0x228] ;
+        /*0080*/                   LDG.E R6, desc[UR4][R2.64] ;
+        /*0090*/                   EXIT ;
+"""
+    )
+    assert [code.sources[at] for at in (3, 5, 8)] == [{1}, {1, 2}, {1, 2, 3}]
+
+
 def test_the_way_into_a_loop_is_found_and_its_turns_are_counted():
     """The jump over EXIT is taken: nothing else leads to the loop."""
     counts = parse(LISTING).counts({LOOP: 10})

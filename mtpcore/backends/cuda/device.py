@@ -102,7 +102,7 @@ class Device(Protocol):
     def launch(
         self,
         loaded: Any,
-        grid: tuple[int, int],
+        grid: tuple[int, ...],
         block: int,
         arguments: Sequence[Any],
         *,
@@ -323,7 +323,7 @@ class CudaDevice:
     def launch(
         self,
         loaded: Any,
-        grid: tuple[int, int],
+        grid: tuple[int, ...],
         block: int,
         arguments: Sequence[Any],
         *,

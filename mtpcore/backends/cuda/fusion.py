@@ -17,6 +17,8 @@ MOST_PAIRS = 512
 _NORMS = ("rms_norm", "layer_norm")
 _MAKERS = (*_NORMS, "gated", "attention", "cross_attention")
 _PRODUCTS = ("matmul", "expert_matmul")
+_SORTING = ("expert_matmul", "matmul_by_position", "cluster_matmul")
+"""Operations whose rows are sorted by the matrix that they choose, all in the same memory."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -26,7 +28,8 @@ class Group(msgspec.Struct, frozen=True):
     are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
     the queries and keys of a maker that is attention. ``route`` reads a norm's rows, and its choice
     is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
-    to something that was there before. A node that stands alone is the maker.
+    to something that was there before. ``is_sorted`` says that the last group that sorted rows did
+    so by the experts of this one's products. A node that stands alone is the maker.
     """
 
     nodes: tuple[Node, ...]
@@ -36,6 +39,7 @@ class Group(msgspec.Struct, frozen=True):
     products: tuple[Node, ...] = ()
     total: Node | None = None
     is_kept: bool = True
+    is_sorted: bool = False
 
 
 def leave_alone(program: Program) -> list[Group]:
@@ -53,7 +57,22 @@ def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:
         How many activations share a scale where this node multiplies, 0 where it does so in
         floating point.
     """
-    return _Fusion(program, block_of).groups()
+    groups, last = [], None
+    for group in _Fusion(program, block_of).groups():
+        choosing = [node for node in group.nodes if node.op in _SORTING]
+        kinds = {_kind_of_sort(node, block_of) for node in choosing}
+        only = kinds.pop() if len(kinds) == 1 else None
+        is_sorted = only is not None and only == last
+        groups.append(msgspec.structs.replace(group, is_sorted=is_sorted))
+        last = only if choosing else last
+    return groups
+
+
+def _kind_of_sort(node: Node, block_of: Callable[[Node], int]) -> tuple[int, int, bool] | None:
+    """Return all that tiles of rows depend on, where experts choose them."""
+    if node.op != "expert_matmul" or node.weights[0] is None:
+        return None
+    return node.inputs[1], node.weights[0].shape[0], block_of(node) > 0
 
 
 class _Found(msgspec.Struct, frozen=True):

@@ -62,6 +62,20 @@ class DeviceRows:
                 return DeviceRows(self.device, self.array, self.begin + begin, n)
         return np.asarray(self)[which]
 
+    def find_not_finite(self, others: Sequence[DeviceRows] = ()) -> list[int]:
+        """Return which rows hold NaN or infinity, here or in others beside them, ascending."""
+        parts, n = (self, *others), len(self)
+        if not n:
+            return []
+        marks = self.device.empty((len(parts), n), np.int32)
+        launches = [
+            mark_not_finite(part.array, marks, part.begin, n, i * n) for i, part in enumerate(parts)
+        ]
+        start(self.device, launches)
+        is_bad = self.device.download(marks, len(parts)).any(axis=0)
+        found: list[int] = np.flatnonzero(is_bad).tolist()
+        return found
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if self._host is None:
             n_bytes = len(self) * self.row_bytes
@@ -197,16 +211,6 @@ class DeviceRowBuffer:
         size = (end - begin) * n_bytes
         self._device.copy(self._array, begin * n_bytes, copied, 0, size)
         return DeviceRows(self._device, copied, 0, end - begin)
-
-    def not_finite(self, begin: int, end: int) -> list[int]:
-        """Return which of rows [begin, end) hold NaN or infinity, ascending."""
-        n = end - begin
-        if not n:
-            return []
-        marks = self._device.empty((n,), np.int32)
-        start(self._device, [mark_not_finite(self._array, marks, begin, n)])
-        found: list[int] = (begin + np.flatnonzero(self._device.download(marks, n))).tolist()
-        return found
 
 
 def rows_on(device: Device, rows: F32 | DeviceRows | ForeignRows) -> DeviceRows:

@@ -268,6 +268,7 @@ class CudaPlan:
             products,
             total,
             group.is_kept,
+            group.is_sorted,
             self._block_of(group.products[0]) if products else 0,
         )
         return fused, step, is_of_outputs

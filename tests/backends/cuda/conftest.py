@@ -53,7 +53,7 @@ class Started(NamedTuple):
     """A launch, and the one before that it begins earlier than."""
 
     loaded: Any
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     block: int
     arguments: tuple
     before: "Started | None"
@@ -151,9 +151,10 @@ class EmulatedDevice:
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source = (
                 f"{defines}{kernel.source}\n"
-                f'extern "C" bool emulate(void (*before)(), int grid_x, int grid_y, int threads, '
-                f"{parameters})\n{{ emulator::before = before; return emulator::run("
-                f"grid_x, grid_y, threads, [&] {{ {name}({names}); }}) && !emulator::before; }}"
+                f'extern "C" bool emulate(void (*before)(), int grid_x, int grid_y, int grid_z, '
+                f"int threads, {parameters})\n{{ emulator::before = before; return emulator::run("
+                f"dim3{{(unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z}}, threads, "
+                f"[&] {{ {name}({names}); }}) && !emulator::before; }}"
             )
             stem = hashlib.sha256(source.encode()).hexdigest()[:32]
             built = self._build(
@@ -222,7 +223,8 @@ class EmulatedDevice:
 
     def launch(self, loaded, grid, block, arguments, *, is_early=False):
         """Keep a launch until somebody looks, or the next one waits for it."""
-        assert max(grid[0] >> 31, grid[1] >> 16) == 0, "more CTAs along an axis than a GPU takes"
+        x, y, z = (*grid, 1, 1)[:3]
+        assert x >> 31 == y >> 16 == z >> 16 == 0, "more CTAs along an axis than a GPU takes"
         if self.recorded is not None:
             given = loaded, grid, block, arguments
             self.recorded.append((partial(self.launch, is_early=is_early), given))
@@ -233,7 +235,7 @@ class EmulatedDevice:
             last = last.before
         if not is_early or loaded in chain:  # a kernel's fibers run one launch at a time
             self.finish()
-        self.last = Started(loaded, grid, block, arguments, self.last)
+        self.last = Started(loaded, (x, y, z), block, arguments, self.last)
 
     def finish(self):
         """Run what was launched last, and what it began before."""

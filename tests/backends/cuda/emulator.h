@@ -30,7 +30,7 @@
 struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct dim3 { unsigned x, y; };
+struct dim3 { unsigned x, y, z; };
 
 extern "C" char __start_shared[] __attribute__((weak)), __stop_shared[] __attribute__((weak));
 
@@ -79,7 +79,7 @@ static Meeting cta, early;
 static void (*before)(); /* runs the launch before, which has not been waited for */
 static const std::function<void()> *body;
 static unsigned current, launches;
-static dim3 block_index;
+static dim3 block_index, grid_size;
 
 static void leave()
 {
@@ -172,15 +172,16 @@ static bool run_cta(const std::vector<unsigned> &order)
     return true;
 }
 
-static bool run(int grid_x, int grid_y, int threads, const std::function<void()> &kernel)
+static bool run(const dim3 &grid, int threads, const std::function<void()> &kernel)
 {
+    grid_size = grid;
     body = &kernel;
     launches++;
     if (fibers.size() < (size_t)threads)
         fibers = std::vector<Fiber>(threads);
     const std::vector<unsigned> order = in_turn(threads);
-    for (unsigned block : in_turn(grid_x * grid_y)) {
-        block_index = {block % grid_x, block / grid_x};
+    for (unsigned block : in_turn(grid.x * grid.y * grid.z)) {
+        block_index = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
         if (!run_cta(order))
             return false;
     }
@@ -201,8 +202,9 @@ static Warp &warp() { return warps[current / 32]; }
 
 } // namespace emulator
 
-#define threadIdx (dim3{emulator::current, 0})
+#define threadIdx (dim3{emulator::current, 0, 0})
 #define blockIdx (emulator::block_index)
+#define gridDim (emulator::grid_size)
 
 static void wait_for_launches() { emulator::wait_for_launches(); }
 
@@ -224,6 +226,21 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int mask)
     memcpy(&value, &warp.word[turn][lane ^ mask], sizeof value);
     return value;
 }
+
+/* Which lanes have the same value. */
+static unsigned __match_any_sync(unsigned, int value)
+{
+    emulator::Warp &warp = emulator::warp();
+    const unsigned lane = emulator::current % 32, turn = warp.meeting.round % 2;
+    warp.word[turn][lane] = (unsigned)value;
+    emulator::meet(warp.meeting);
+    unsigned alike = 0;
+    for (int i = 0; i < 32; i++)
+        alike |= (unsigned)(warp.word[turn][i] == (unsigned)value) << i;
+    return alike;
+}
+
+static int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
 static unsigned __float_as_uint(float value) { unsigned v; memcpy(&v, &value, 4); return v; }

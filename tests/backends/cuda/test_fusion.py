@@ -131,8 +131,8 @@ def layers(n, attend, feed_forward):
     ("attend", "feed_forward", "n_single", "n_fused"),
     [
         (grouped_attention, dense, 25, 10),
-        (grouped_attention, experts, 31, 15),
-        (latent_attention, dense, 40, 30),
+        (grouped_attention, experts, 31, 14),
+        (latent_attention, dense, 38, 28),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 40])
@@ -158,3 +158,41 @@ def test_launches_of_a_layer(
     assert [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)] == [n_single, n_fused]
     assert np.isfinite(outs).all()
     assert outs[1].tobytes() == outs[3].tobytes()
+
+
+@pytest.mark.parametrize(("between", "is_sorted"), [(False, True), (True, False)])
+def test_rows_are_sorted_once_unless_others_were_sorted_between(
+    emulated, monkeypatch, between, is_sorted
+):
+    """Experts that another route chose leave their own tiles where those of the first one were."""
+    shapes = {"embd": (40, WIDTH), "norm": (WIDTH,)}
+    for i, n_experts in enumerate((5, 5)):
+        shapes |= {f"router{i}": (n_experts, WIDTH), f"down{i}": (n_experts, WIDTH, 96)}
+        shapes |= {f"{name}{i}": (n_experts, 96, WIDTH) for name in ("gate", "up")}
+    tensors = random_tensors(2, Type.Q8_0, **shapes)
+    g = GraphBuilder("two routes", tensors)
+    x = g.rms_norm(g.embed(g.inputs.tokens, "embd.weight"), "norm.weight", 1e-5)
+    (ids, shares), (others, their_shares) = (
+        g.route(x, f"router{i}.weight", n_used=2) for i in range(2)
+    )
+    gate, up = (g.expert_matmul(x, ids, f"{name}0.weight") for name in ("gate", "up"))
+    y = None
+    if between:
+        z = g.gated(*(g.expert_matmul(x, others, f"{name}1.weight") for name in ("gate", "up")))
+        y = g.mix(g.expert_matmul(z, others, "down1.weight"), their_shares)
+    total = g.mix(g.expert_matmul(g.gated(gate, up), ids, "down0.weight"), shares)
+    program = g.finish(Outputs(hidden=total if y is None else g.add(total, y)))
+    groups = fuse(program, lambda node: 32)
+    last = next(
+        group for group in groups if any(p.name.startswith("down0") for p in group.products)
+    )
+    assert last.is_sorted is is_sorted
+    made = [
+        np.asarray(
+            fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=40).feed(
+                np.arange(40)
+            )["hidden"]
+        ).tobytes()
+        for way in (fuse, unfused)
+    ]
+    assert made[0] == made[1]

@@ -8,7 +8,9 @@ from harness.families import FAMILIES
 from mtpcore import Batch
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.outputs import DeviceRowBuffer, DeviceRows
+from mtpcore.backends.finite import find_not_finite
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.testing import Weights
@@ -52,10 +54,48 @@ def test_a_buffer_holds_what_one_on_the_host_holds(device):
     tested.write(4, (rows(0, 5),))
     for begin, end in ((0, 4), (5, 8), (6, 7), (2, 2)):
         assert np.asarray(tested.read(begin, end)).tobytes() == wanted.read(begin, end).tobytes()
-        assert tested.not_finite(begin, end) == wanted.not_finite(begin, end)
+        assert find_not_finite([tested.read(begin, end)]) == find_not_finite(
+            [wanted.read(begin, end)]
+        )
     copied = tested.read(0, 2)
     tested.write(0, (rows(4, 5, 7),))
     assert np.asarray(copied).tobytes() == whole[:2].tobytes()
+
+
+def test_rows_of_all_parts_are_looked_at_with_one_wait(device, monkeypatch):
+    left, right = rows(9, 300), rows(9, 7, 1)
+    left[4, 299], right[6, 0], right[0, 3] = np.nan, np.inf, np.inf
+    parts, on_host = [on(device, left)[1:8], on(device, right)[1:8]], rows(7, 2, 2)
+    on_host[6, 1] = -np.inf
+    waits, download = [], device.download
+    monkeypatch.setattr(
+        device, "download", lambda *given: (waits.append(given), download(*given))[1]
+    )
+    assert find_not_finite(parts) == [3, 5]
+    assert len(waits) == 1
+    assert find_not_finite([*parts, on_host]) == [3, 5, 6]
+    assert find_not_finite([part[0:0] for part in parts]) == []
+    assert len(waits) == 2
+
+
+def test_rows_of_all_sequences_are_looked_at_at_once(emulated, monkeypatch):
+    """Of a pass with three sequences, whose rows wait in one inbox each."""
+    cross = msgspec.structs.replace(DEMO, backend=CudaBackend(emulated)).link(
+        64, n_batch=16, n_seq_max=3
+    )
+    looked, launch = [], emulated.launch
+    not_finite = emulated.load(Kernel("not_finite"))
+
+    def counting(loaded, *given, **options):
+        looked.append(loaded is not_finite)
+        launch(loaded, *given, **options)
+
+    monkeypatch.setattr(emulated, "launch", counting)
+    batch = Batch(DEMO.text(9), seq=[0, 0, 0, 1, 1, 1, 2, 2, 2])
+    cross.llm.process(batch)
+    assert sum(looked) == 1
+    inbox = cross.links.inboxes("draft")["hidden"]
+    assert [inbox.length(seq) for seq in range(3)] == [3, 3, 3]
 
 
 def test_rows_reach_the_drafter_without_the_host(emulated, monkeypatch):

@@ -14,6 +14,7 @@ from mtpcore.backends.cuda.launch import products
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.codes import quantise as quantise_rows
 from mtpcore.backends.cuda.launch.products import KERNELS, LAUNCHERS, ClusteredMatrix
+from mtpcore.backends.cuda.launch.step import Step
 from mtpcore.backends.reference import formulas
 from mtpcore.backends.reference.activation import BLOCK_OF_TYPE, quantise
 from mtpcore.backends.reference.arithmetic import experts
@@ -192,12 +193,72 @@ def test_experts(device, kind, n_rows, has_row_each):
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH)
-@pytest.mark.parametrize("n_rows", [1, 11])
+@pytest.mark.parametrize("n_rows", [1, 11, 67])
 def test_heads(device, kind, n_rows):
+    """Of 67 rows a head has three tiles, or nine of floats."""
     shape = (3, 18, width_of(kind, 1))
     raw, x = raw_matrix(kind, *shape), floats(10, n_rows, 3, shape[2])
     made = product(device, "head_matmul", kind, raw, shape, [x], (3, 18))
     assert (made == experts.head_matmul(x, defined(kind, raw))).all()
+
+
+@pytest.mark.parametrize("kind", ONE_OF_EACH)
+def test_more_tiles_than_a_grid_takes_are_several_launches(device, kind, monkeypatch):
+    """Of rows, of heads and of experts; here a grid takes two."""
+    monkeypatch.setattr(products, "_MOST_TILES", 2)
+    n_rows, shape = 67, (3, 18, width_of(kind, 1))
+    raw, x = raw_matrix(kind, *shape), floats(19, n_rows, 3, shape[2])
+    heads = product(device, "head_matmul", kind, raw, shape, [x], (3, 18))
+    assert (heads == experts.head_matmul(x, defined(kind, raw))).all()
+    ids = np.random.default_rng(20).integers(0, 3, (n_rows, 2)).astype(np.int32)
+    x = x[:, 0].copy()
+    made = product(device, "expert_matmul", kind, raw, shape, [x, ids], (2, 18))
+    assert (made == experts.expert_matmul(x, ids, defined(kind, raw), None)).all()
+    rows = product(device, "matmul", kind, raw[0], shape[1:], [x], (18,))
+    assert (rows == defined(kind, raw[0]).times(x)).all()
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_used", "n_matrices"),
+    [(1, 4, 256), (7, 1, 3), (37, 2, 300), (700, 3, 40), (33, 2, 2500), (20, 1, 8192)],
+)
+def test_slots_are_sorted_by_matrix(device, n_rows, n_used, n_matrices):
+    """Ascending, in as few tiles as there can be; of ids that there are not, the nearest."""
+    rng = np.random.default_rng(n_rows)
+    ids = rng.integers(-1, n_matrices + 1, (n_rows, n_used)).astype(np.int32)
+    ids[::3] = n_matrices // 2  # more than a tile
+    w = products.DeviceMatrix(int(Type.Q8_0), n_matrices, 16, 32, None, None, None, None)
+    step = Step((device.empty((n_rows, 32), np.float32),), (w,), (), {}, scratch_of(device), None)
+    slots, group = products.slots_of_experts(step, w, step.inputs[0], device.upload(ids), n_rows)
+    execute(device, [group])
+    matrices = device.download(slots.matrices, slots.n_tiles)
+    width, _ = products._width(w, slots.n // n_matrices)
+    n_bytes = 4 * slots.n_tiles * width
+    members = np.frombuffer(device.read(slots.members, 0, n_bytes), np.int32)
+    members = members.reshape(slots.n_tiles, width)
+    chosen = ids.reshape(-1).clip(0, n_matrices - 1)
+    wanted = []
+    for i in np.unique(chosen):
+        alike = np.flatnonzero(chosen == i)
+        for tile in np.split(alike, range(width, len(alike), width)):
+            wanted.append((i, [*tile, *[-1] * (width - len(tile))]))
+    n_used_tiles = len(wanted)
+    assert (matrices[n_used_tiles:] == -1).all()
+    assert matrices[:n_used_tiles].tolist() == [i for i, _ in wanted]
+    assert members[:n_used_tiles].tolist() == [tile for _, tile in wanted]
+
+
+def scratch_of(device):
+    return lambda name, shape, dtype: device.empty(shape, dtype)
+
+
+def test_more_matrices_than_can_be_counted_are_refused(emulated):
+    w = products.DeviceMatrix(int(Type.Q8_0), 8193, 16, 32, None, None, None, None)
+    x, ids = (emulated.empty((1, n), np.float32) for n in (32, 2))
+    step = Step((x,), (w,), (), {}, scratch_of(emulated), None)
+    with pytest.raises(BackendError, match="too many matrices") as caught:
+        products.slots_of_experts(step, w, x, ids, 1)
+    assert caught.value.got == 8193
 
 
 def test_positions_choose_matrices(device):

@@ -2,7 +2,7 @@
  * of a block; `size` rows of a sequence are a block, the last one has those that are left.
  *
  * Rows of a sequence stand in `order` from spans[t][1] to spans[t][2], row t at spans[t][0]. Rows are
- * added from the first one on. Grid: (width / 256 rounded up, rows). Block: 256.
+ * added from the first one on. Grid: (rows, width / 256 rounded up). Block: 256.
  */
 #define THREADS 256
 
@@ -10,8 +10,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     block(const float *__restrict__ x, const float *__restrict__ w, const int *__restrict__ order,
           const int *__restrict__ spans, float *__restrict__ y, int width, int size)
 {
-    const int c = blockIdx.x * THREADS + threadIdx.x;
-    const size_t t = blockIdx.y;
+    const int c = blockIdx.y * THREADS + threadIdx.x;
+    const size_t t = blockIdx.x;
     if (c >= width)
         return;
     const int at = spans[3 * t], begin = spans[3 * t + 1], end = spans[3 * t + 2];

@@ -3,7 +3,7 @@
  *
  * Rows before the batch are rows of the log, and before these the rows of a base, oldest first. A
  * CTA makes 256 channels of one row, keeps the row, and writes the base that its advance says; no
- * other CTA reads what it writes. Grid: (channels / 256, rows). Block: 256.
+ * other CTA reads what it writes. Grid: (rows, channels / 256). Block: 256.
  */
 #include "advance.cuh"
 #include "functions.cuh"
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                 float *bases, float *logs, const int *__restrict__ walks, int n_seq, int n_rows,
                 int n_channels, int n_taps, int is_silu)
 {
-    const int number = blockIdx.x * THREADS + threadIdx.x, at = walks[2 * n_seq + blockIdx.y];
+    const int number = blockIdx.y * THREADS + threadIdx.x, at = walks[2 * n_seq + blockIdx.x];
     if (number >= n_channels || at == NOTHING)
         return;
     const Advance *advances = advances_of(walks, n_seq, n_rows);

@@ -6,7 +6,7 @@
  * Bits are cheap and logarithms are not. So all bits are drawn first, for a bound of what each token
  * may score; the score of the most promising one is computed, and then of those alone whose bound
  * reaches it. settle.cu takes parts together.
- * Grid: (parts, rows). Block: 256.
+ * Grid: (rows, parts). Block: 256.
  */
 #include "noise.cuh"
 #include "winner.cuh"
@@ -29,18 +29,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 {
     __shared__ Winner partial[2][THREADS / 32];
     __shared__ double to_reach;
-    const Chooser chooser = choosers[blockIdx.y];
+    const Chooser chooser = choosers[blockIdx.x];
     const bool is_noisy = chooser.temperature > 0.0 && !is_greedy;
     const double inverse = is_noisy ? 1.0 / chooser.temperature : 1.0;
     const float *row = logits + (size_t)chooser.row * n_vocab;
     const int n_parts = (n_vocab + THREADS * PER_THREAD - 1) / (THREADS * PER_THREAD);
-    const int first = blockIdx.x * (THREADS * PER_THREAD) + threadIdx.x;
+    const int first = blockIdx.y * (THREADS * PER_THREAD) + threadIdx.x;
 
     Cut cut = {};
     float max = 0.0f;
     if (cuts) {
-        cut = cuts[blockIdx.y];
-        max = row[tops[blockIdx.y]];
+        cut = cuts[blockIdx.x];
+        max = row[tops[blockIdx.x]];
     }
 
     double bounds[PER_THREAD];
@@ -82,5 +82,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         best = best_of_block(best, partial[1]);
     }
     if (threadIdx.x == 0)
-        winners[(size_t)blockIdx.y * n_parts + blockIdx.x] = best;
+        winners[(size_t)blockIdx.x * n_parts + blockIdx.y] = best;
 }

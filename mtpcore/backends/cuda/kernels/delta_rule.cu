@@ -7,7 +7,7 @@
  * branch of a draft tree, and has the state in registers until the end. What rows bring waits in
  * shared memory, and that of the next few rows is fetched meanwhile. With BY_CHANNEL the entries of a
  * key have decays of their own. A row of a log has k of every key head, then v, decays and beta of
- * every head. Grid: (heads x columns / 32, sequences). Block: 128.
+ * every head. Grid: (sequences, heads x columns / 32). Block: 128.
  */
 #include "advance.cuh"
 #include "functions.cuh"
@@ -230,12 +230,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, ENTRIES > 32 ? 2 : 4)
                int n_rows, int n_heads, int n_key_heads, int k_width, int v_width, int is_tiled)
 {
     __shared__ Shelf shelf;
-    const int n_advances = walks[2 * blockIdx.y + 1];
+    const int n_advances = walks[2 * blockIdx.x + 1];
     if (n_advances == 0)
         return;
-    const Advance *advances = advances_of(walks, n_seq, n_rows) + walks[2 * blockIdx.y];
+    const Advance *advances = advances_of(walks, n_seq, n_rows) + walks[2 * blockIdx.x];
     const int n_tiles = (v_width + COLUMNS - 1) / COLUMNS, n_shared = n_heads / n_key_heads;
-    const int head = blockIdx.x / n_tiles, tile = blockIdx.x % n_tiles;
+    const int head = blockIdx.y / n_tiles, tile = blockIdx.y % n_tiles;
     const int chain = threadIdx.x % CHAINS, column = tile * COLUMNS + threadIdx.x / CHAINS;
     const bool is_first = is_tiled ? head < n_key_heads : head % n_shared == 0;
     const Part part = {q,

@@ -1,6 +1,9 @@
 /* A launch may begin before the one before it has ended, where it is asked for and the architecture
  * has that. Until wait_for_launches() returns, it must read nothing that launches have written, and
  * write nothing; weights may be fetched. Launches that were waited for, were so for all later ones.
+ *
+ * What launches have written is no `const *__restrict__` of a kernel that waits: that promises values
+ * which never change while it runs, and the compiler may read those before it waits.
  */
 #ifndef MTPCORE_EMULATED
 __device__ __forceinline__ void wait_for_launches()

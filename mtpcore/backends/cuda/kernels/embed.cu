@@ -5,7 +5,7 @@
  * is), or of the whole; where it is negative the row is `given`'s, or that of the id `absent`, and
  * where its part lacks it, zeros. Where IS_SUM the ids are codes, each of a part of its own, and their
  * rows are added from zero in order; one that is no row of its part adds nothing. The first part has
- * rows_of_first rows. The table is of a float TYPE, or as matmul.cu reads it. Grid: (columns / 256 rounded up, rows). Block: 256.
+ * rows_of_first rows. The table is of a float TYPE, or as matmul.cu reads it. Grid: (rows, columns / 256 rounded up). Block: 256.
  */
 #include "float16.cuh"
 
@@ -67,8 +67,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const Scale *__restrict__ scales, float *__restrict__ y, int n_cols, int rows_of_part,
           int rows_of_first, int n_ids, int stride, int first, int n_parts, int absent, float factor)
 {
-    const int column = blockIdx.x * THREADS + threadIdx.x;
-    const size_t t = blockIdx.y;
+    const int column = blockIdx.y * THREADS + threadIdx.x;
+    const size_t t = blockIdx.x;
     if (column >= n_cols)
         return;
     float value = 0.0f;

@@ -16,8 +16,8 @@
  *
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
  * other. Where there are rows of a `residual`, they are added last.
- * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, slots / 8 /
- * TOKEN_TILES rounded up, or tiles of group.cu). Block: 256.
+ * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
+ * `from_tile` on, heads). Block: 256.
  */
 #include "copies.cuh"
 #include "early.cuh"
@@ -336,6 +336,13 @@ static __device__ __forceinline__ void fill(char *ring, const Weights &from, int
 }
 #endif
 
+/* Blocks before those of a row tile. */
+static __device__ __forceinline__ size_t blocks_before(int matrix, int n_tiles, int tile,
+                                                       int n_blocks)
+{
+    return (size_t)((unsigned)matrix * n_tiles + tile) * (unsigned)n_blocks;
+}
+
 static __device__ __forceinline__ int n_ctas(int n_rows)
 {
     return (n_rows + 16 * TILES_OF_CTA - 1) / (16 * TILES_OF_CTA);
@@ -343,11 +350,10 @@ static __device__ __forceinline__ int n_ctas(int n_rows)
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     matmul(const char *__restrict__ low, const char *__restrict__ high,
-           const char *__restrict__ parts, const char *__restrict__ scales,
-           const Codes *__restrict__ x, const float *__restrict__ x_scales,
-           const unsigned *__restrict__ x_sums, const float *__restrict__ bias,
-           const int *__restrict__ matrices, const int *__restrict__ members, float *__restrict__ y,
-           int n_rows, int n_blocks, int n_slots, int n_ranks, const float *__restrict__ residual,
+           const char *__restrict__ parts, const char *__restrict__ scales, const Codes *x,
+           const float *x_scales, const unsigned *x_sums, const float *__restrict__ bias,
+           const int *matrices, const int *members, float *__restrict__ y, int n_rows, int n_blocks,
+           int n_slots, int n_ranks, int from_tile, const float *residual,
            const char *__restrict__ low_2, const char *__restrict__ high_2,
            const char *__restrict__ parts_2, const char *__restrict__ scales_2,
            const float *__restrict__ bias_2, float *__restrict__ y_2, int n_rows_2,
@@ -375,12 +381,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     const int g = lane >> 2, q = lane & 3;
     const int n_tiles = (n_rows + 15) / 16;
     const int first_tile = (EIGHTHS == 1 ? number : number * WARPS + warp) * ROW_TILES;
+    const int tile = from_tile + blockIdx.y;
+    int matrix = blockIdx.z;
     const Weights all = {low, high, parts, scales};
     const Inputs in = {x, x_scales, x_sums};
 
 #if ROW_TILES == 1
     const int begin = n_blocks * warp / WARPS, end = n_blocks * (warp + 1) / WARPS;
-    size_t first = (size_t)first_tile * n_blocks;
+    size_t first = blocks_before(matrix, n_tiles, first_tile, n_blocks);
     char *ring = (char *)rings[warp];
     if (!matrices) /* which one it is, launches before have written */
         fill(ring, all.at(first + begin), end - begin, lane);
@@ -389,40 +397,41 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
 #else
     if (!matrices) {
         const int left = n_tiles - number * TILES_OF_CTA;
-        prefetch_blocks(all, (size_t)number * TILES_OF_CTA * n_blocks,
+        prefetch_blocks(all, blocks_before(matrix, n_tiles, number * TILES_OF_CTA, n_blocks),
                         (size_t)(left < TILES_OF_CTA ? left : TILES_OF_CTA) * n_blocks);
     }
 #endif
     wait_for_launches();
     let_next_begin();
-    const int matrix = matrix_of_tile(matrices);
-    if (matrix < 0)
-        return;
-#if ROW_TILES == 1
     if (matrices) {
-        first += (size_t)matrix * n_tiles * n_blocks;
+        matrix = matrices[tile];
+        if (matrix < 0)
+            return;
+#if ROW_TILES == 1
+        first = blocks_before(matrix, n_tiles, first_tile, n_blocks);
         fill(ring, all.at(first + begin), end - begin, lane);
+#endif
     }
-#else
+#if ROW_TILES > 1
     if (first_tile >= n_tiles) /* a whole warp */
         return;
     size_t first[ROW_TILES]; /* a tile that is missing repeats the last one */
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
-        const int tile = first_tile + r < n_tiles ? first_tile + r : n_tiles - 1;
-        first[r] = ((size_t)matrix * n_tiles + tile) * n_blocks;
+        const int at = first_tile + r < n_tiles ? first_tile + r : n_tiles - 1;
+        first[r] = blocks_before(matrix, n_tiles, at, n_blocks);
     }
 #endif
 
     /* This lane feeds row g of x to a product, and receives slots 2q and 2q + 1 from it. */
+    const Slots slots = slots_of(members, tile, WIDTH, n_slots, n_ranks);
     Rows rows[TOKEN_TILES];
 #pragma unroll
     for (int t = 0; t < TOKEN_TILES; t++) {
-        rows[t].fed = row_of_slot(members, n_slots, n_ranks, WIDTH, 8 * t + g) * n_blocks;
+        rows[t].fed = slots.row(8 * t + g) * n_blocks;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            rows[t].taken[i] =
-                row_of_slot(members, n_slots, n_ranks, WIDTH, 8 * t + 2 * q + i) * n_blocks;
+            rows[t].taken[i] = slots.row(8 * t + 2 * q + i) * n_blocks;
     }
 
 #if ROW_TILES == 1
@@ -493,7 +502,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
             const int i = from + threadIdx.x, row = (first_tile + r) * 16 + (i & 15);
             if (i >= 16 * WIDTH || row >= n_rows)
                 continue;
-            const int slot = slot_of(members, n_slots, WIDTH, i >> 4);
+            const int slot = slots.slot(i >> 4);
             if (slot < 0)
                 continue;
             float value = ((const float *)rings[0])[i];
@@ -512,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     for (int t = 0; t < TOKEN_TILES; t++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const int slot = slot_of(members, n_slots, WIDTH, 8 * t + 2 * q + i);
+            const int slot = slots.slot(8 * t + 2 * q + i);
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll

@@ -5,7 +5,7 @@
  * lanes 16, 8, 4, 2 and 1 apart, then the warps in order. So a token's bits are the same alone, in a
  * batch, and beside any neighbours. Rows of weights are filled up with zeros to whole groups of four
  * columns. Weights are fetched before the launch before has ended (early.cuh).
- * Grid: (rows / 4, slots / 8 rounded up, or tiles of group.cu). Block: 256.
+ * Grid: (rows / 4, tiles of slots from `from_tile` on, heads). Block: 256.
  */
 #include "early.cuh"
 #include "float16.cuh"
@@ -105,21 +105,27 @@ add_up(float (&sum)[ROWS * TOKENS], const Four *weights, const unsigned (&row_at
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     matmul_float(const Four *__restrict__ weights, const float *x, const float *__restrict__ bias,
                  const int *matrices, const int *members, float *__restrict__ y, int n_rows,
-                 int n_cols, int n_slots, int n_ranks)
+                 int n_cols, int n_slots, int n_ranks, int from_tile)
 {
     __shared__ float partial[WARPS][ROWS * TOKENS];
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int first_row = blockIdx.x * ROWS, pitch = (n_cols + 3) / 4;
+    const int tile = from_tile + blockIdx.y;
+    int matrix = blockIdx.z;
     if (!matrices) { /* which one it is, launches before have written */
         const size_t n_own = n_rows - first_row < ROWS ? n_rows - first_row : ROWS;
-        prefetch_all(weights + (size_t)first_row * pitch, n_own * pitch * sizeof(Four));
+        prefetch_all(weights + ((size_t)matrix * n_rows + first_row) * pitch,
+                     n_own * pitch * sizeof(Four));
     }
     wait_for_launches();
     let_next_begin();
-    const int matrix = matrix_of_tile(matrices);
-    if (matrix < 0)
-        return;
+    if (matrices) {
+        matrix = matrices[tile];
+        if (matrix < 0)
+            return;
+    }
 
+    const Slots slots = slots_of(members, tile, TOKENS, n_slots, n_ranks);
     const Four *own = weights + ((size_t)matrix * n_rows + first_row) * pitch;
     unsigned row_at[ROWS], token_at[TOKENS];
 #pragma unroll
@@ -128,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int n_tokens = 0;
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
-        token_at[t] = row_of_slot(members, n_slots, n_ranks, TOKENS, t) * n_cols;
-        if (slot_of(members, n_slots, TOKENS, t) >= 0)
+        token_at[t] = slots.row(t) * n_cols;
+        if (slots.slot(t) >= 0)
             n_tokens = t + 1;
     }
     float sum[ROWS * TOKENS] = {};
@@ -155,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     if (warp > 0)
         return;
     const int row = first_row + lane / TOKENS;
-    const int slot = slot_of(members, n_slots, TOKENS, lane % TOKENS);
+    const int slot = slots.slot(lane % TOKENS);
     if (row < n_rows && slot >= 0) {
         float total = partial[0][lane];
         for (int i = 1; i < WARPS; i++)

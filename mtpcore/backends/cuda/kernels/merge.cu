@@ -2,7 +2,7 @@
  * divided by the sum of weights. A sink is one more score, of a value of zeros.
  *
  * Where BLOCK is not 0, the row of all heads becomes codes (quantise.cuh), BLOCK values to a warp, and
- * there is no y. Grid: (heads, rows), or (blocks of a row / 8 rounded up, rows). Block: 256.
+ * there is no y. Grid: (rows, heads), or (rows, blocks of a row / 8 rounded up). Block: 256.
  */
 #include "early.cuh"
 #include "functions.cuh"
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 {
     wait_for_launches();
     let_next_begin();
-    const int row = blockIdx.y, t = first_row + row;
+    const int row = blockIdx.x, t = first_row + row;
     const Visible visible = visible_of_rows[t];
     const int n =
         visible.begin < visible.end ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1 : 0;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     };
 #if BLOCK
     const int n_blocks = n_heads * v_width / BLOCK;
-    const int block = blockIdx.x * (THREADS / 32) + (threadIdx.x >> 5);
+    const int block = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5);
     if (block >= n_blocks) /* a whole warp */
         return;
     const int first = block * BLOCK + (threadIdx.x & 31) * (BLOCK / 32);
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
     for (int d = threadIdx.x; d < v_width; d += THREADS) {
         float own[1];
-        merged(own, head_of(blockIdx.x), d);
-        y[((size_t)t * n_heads + blockIdx.x) * v_width + d] = own[0];
+        merged(own, head_of(blockIdx.y), d);
+        y[((size_t)t * n_heads + blockIdx.y) * v_width + d] = own[0];
     }
 #endif
 }

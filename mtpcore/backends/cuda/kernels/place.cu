@@ -1,4 +1,4 @@
-/* Rows of y become rows of x, as pairs say. Grid: (width / 256 rounded up, pairs). Block: 256.
+/* Rows of y become rows of x, as pairs say. Grid: (pairs, width / 256 rounded up). Block: 256.
  */
 #define THREADS 256
 
@@ -10,8 +10,8 @@ struct Pair {
 extern "C" __global__ void __launch_bounds__(THREADS)
     place(const int *__restrict__ x, const Pair *__restrict__ pairs, int *__restrict__ y, int width)
 {
-    const Pair pair = pairs[blockIdx.y];
-    const int i = blockIdx.x * THREADS + threadIdx.x;
+    const Pair pair = pairs[blockIdx.x];
+    const int i = blockIdx.y * THREADS + threadIdx.x;
     if (i < width)
         y[(size_t)pair.to * width + i] = x[(size_t)pair.from * width + i];
 }

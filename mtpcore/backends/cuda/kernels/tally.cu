@@ -1,6 +1,6 @@
 /* Counts the tokens of a part of a row, and their mass, by the next digit of their keys: of those
  * whose keys begin as far as the last one's is known. `tops` are the rows' largest logits.
- * Grid: (parts, rows). Block: 256.
+ * Grid: (rows, parts). Block: 256.
  */
 #include "noise.cuh"
 #include "winner.cuh"
@@ -15,15 +15,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 {
     __shared__ unsigned long long masses[DIGITS];
     __shared__ unsigned counts[DIGITS];
-    const Cut cut = cuts[blockIdx.y];
+    const Cut cut = cuts[blockIdx.x];
     if (!cut.is_open)
         return;
-    const float *row = logits + (size_t)choosers[blockIdx.y].row * n_vocab;
-    const float max = row[tops[blockIdx.y]];
+    const float *row = logits + (size_t)choosers[blockIdx.x].row * n_vocab;
+    const float max = row[tops[blockIdx.x]];
     masses[threadIdx.x] = 0;
     counts[threadIdx.x] = 0;
     __syncthreads();
-    const int first = blockIdx.x * (THREADS * PER_THREAD) + threadIdx.x;
+    const int first = blockIdx.y * (THREADS * PER_THREAD) + threadIdx.x;
     for (int i = 0; i < PER_THREAD; i++) {
         const int at = first + i * THREADS;
         if (at >= n_vocab || !(row[at] > __uint_as_float(0xff800000u)))
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         atomicAdd(&masses[digit], mass_of(row[at], max));
     }
     __syncthreads();
-    Tally *own = tallies + (size_t)blockIdx.y * DIGITS + threadIdx.x;
+    Tally *own = tallies + (size_t)blockIdx.x * DIGITS + threadIdx.x;
     if (counts[threadIdx.x]) {
         atomicAdd(&own->count, (unsigned long long)counts[threadIdx.x]);
         atomicAdd(&own->mass, masses[threadIdx.x]);

@@ -1,6 +1,6 @@
 /* The mass of all tokens of each row: whole numbers, which have the same sum in every order. `tops` are
  * the rows' largest logits; `totals` are zero before.
- * Grid: (parts, rows). Block: 256.
+ * Grid: (rows, parts). Block: 256.
  */
 #include "cut.cuh"
 
@@ -12,19 +12,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
           unsigned long long *__restrict__ totals, int n_vocab)
 {
     __shared__ unsigned long long sum;
-    const float *row = logits + (size_t)blockIdx.y * n_vocab;
-    const float max = row[tops[blockIdx.y]];
+    const float *row = logits + (size_t)blockIdx.x * n_vocab;
+    const float max = row[tops[blockIdx.x]];
     if (threadIdx.x == 0)
         sum = 0;
     __syncthreads();
     unsigned long long own = 0;
     for (int i = 0; i < PER_THREAD; i++) {
-        const int at = (blockIdx.x * PER_THREAD + i) * THREADS + threadIdx.x;
+        const int at = (blockIdx.y * PER_THREAD + i) * THREADS + threadIdx.x;
         if (at < n_vocab && row[at] > __uint_as_float(0xff800000u))
             own += mass_of(row[at], max);
     }
     atomicAdd(&sum, own);
     __syncthreads();
     if (threadIdx.x == 0)
-        atomicAdd(&totals[blockIdx.y], sum);
+        atomicAdd(&totals[blockIdx.x], sum);
 }

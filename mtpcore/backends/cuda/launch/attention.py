@@ -121,7 +121,7 @@ def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> 
             *map(np.int64, (begin, layer.rows.shape[1])),
             *map(np.int32, (table.shape[1], n_heads, width)),
         )
-        grid = (-(-n_warps // (THREADS // 32)), n_rows)
+        grid = (n_rows, -(-n_warps // (THREADS // 32)))
         launches.append(Launch(_REMEMBER[layer.dtype], grid, arguments))
     return launches
 
@@ -170,7 +170,7 @@ def _attend(
         )
         block = codes.block if codes else 0
         n_merging = -(-n_heads * v_width // (block * THREADS // 32)) if codes else n_heads
-        launches.append(Launch(_MERGE[block], (n_merging, n), merging, is_early=True))
+        launches.append(Launch(_MERGE[block], (n, n_merging), merging, is_early=True))
     return launches
 
 

@@ -30,7 +30,7 @@ def _over_blocks(
     x, rows = step.inputs[0], step.memory
     arguments = (x, weight, rows.order, rows.spans, step.outputs[0])
     sizes = map(np.int32, (x.shape[1], size))
-    return [Launch(kernel, (blocks_of(x.shape[1]), n_rows), (*arguments, *sizes))]
+    return [Launch(kernel, (n_rows, blocks_of(x.shape[1])), (*arguments, *sizes))]
 
 
 LAUNCHERS: dict[str, Launcher] = {"block_mean": block_mean, "block_mix": block_mix}

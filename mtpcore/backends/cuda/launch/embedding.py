@@ -49,7 +49,7 @@ def embedding_rows(step: Step, n_rows: int) -> list[Launch]:
     tokens, given = step.inputs
     width = given.shape[1]
     arguments = (tokens, given, step.outputs[0], np.int32(width))
-    return [Launch(_EMBEDDING_ROWS, (blocks_of(width), n_rows), arguments)]
+    return [Launch(_EMBEDDING_ROWS, (n_rows, blocks_of(width)), arguments)]
 
 
 def _embed(
@@ -77,7 +77,7 @@ def _embed(
         *map(np.int32, sizes),
         np.float32(factor),
     )
-    return [Launch(_EMBED[table.type, is_sum], (blocks_of(table.n_cols), n_rows), arguments)]
+    return [Launch(_EMBED[table.type, is_sum], (n_rows, blocks_of(table.n_cols)), arguments)]
 
 
 LAUNCHERS: dict[str, Launcher] = {

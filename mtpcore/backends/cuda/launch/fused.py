@@ -34,6 +34,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     products: tuple[Step, ...]
     total: Step | None
     is_kept: bool
+    is_sorted: bool
     block: int
 
 
@@ -82,5 +83,6 @@ def _multiply(step: FusedStep, codes: Codes, x: DeviceArray, n_rows: int) -> lis
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         slots, group = slots_of_experts(first, found[0][1].w, x, ids, n_rows)
-        launches += [group, *multiply_codes(codes, slots, [factor for _, factor in found])]
+        launches += [] if step.is_sorted else [group]
+        launches += multiply_codes(codes, slots, [factor for _, factor in found])
     return launches

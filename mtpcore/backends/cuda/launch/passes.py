@@ -60,7 +60,7 @@ def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
 
 def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, width: int) -> Launch:
     """Let rows of y become rows of x, each of so many words; pairs are of type ``PAIR``."""
-    return Launch(_PLACE, (blocks_of(width), n_pairs), (x, pairs, y, np.int32(width)))
+    return Launch(_PLACE, (n_pairs, blocks_of(width)), (x, pairs, y, np.int32(width)))
 
 
 class Odds(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
     """Sum up the mass of all tokens of n rows."""
     n_logits = logits.shape[-1]
     arguments = (logits, odds.tops, odds.totals, np.int32(n_logits))
-    return Launch(_WEIGH, (n_parts(n_logits), n), arguments)
+    return Launch(_WEIGH, (n, n_parts(n_logits)), arguments)
 
 
 def judge(

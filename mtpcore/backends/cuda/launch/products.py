@@ -43,6 +43,9 @@ _MANY = 128
 _FLOAT_ROWS = 4
 _MOST_THREADS = 1024
 _MOST_EXPERTS = 1024
+_MOST_MATRICES = 8192
+_MOST_TILES = (1 << 16) - 1
+"""What a grid takes along its second axis; products of more tiles are several launches."""
 
 _MATMUL = {
     (kind, tiles): Kernel(
@@ -94,14 +97,16 @@ class ClusteredMatrix(msgspec.Struct, frozen=True):
 class Slots(msgspec.Struct, frozen=True):
     """The results of a product, and the tiles that they are made in; see ``kernels/slots.cuh``.
 
-    ``n_ranks`` slots share a row of x. ``matrices`` int32[n_tiles] and ``members`` int32[n_tiles,
-    width] are of a stack whose matrices the slots choose.
+    ``n_ranks`` slots share a row of x; each of ``n_heads`` has ``n_tiles``. ``matrices``
+    int32[n_tiles] and ``members`` int32[n_tiles, width] are of a stack whose matrices the slots
+    choose.
     """
 
     n: int
     n_ranks: int
     n_tiles: int
     is_wide: bool = False
+    n_heads: int = 1
     matrices: DeviceArray | None = None
     members: DeviceArray | None = None
 
@@ -128,10 +133,10 @@ def expert_matmul(step: Step, n_rows: int) -> list[Launch]:
 
 def head_matmul(step: Step, n_rows: int) -> list[Launch]:
     """Multiply each head with its matrix."""
-    w = step.weights[0]
-    x, y = step.inputs[0], step.outputs[0]
-    slots, group = _grouped(step, w, n_rows, w.n_matrices)
-    return [group, *_multiply(step, w, x, slots, slots.n, None, y)]
+    w, n_heads = step.weights[0], step.weights[0].n_matrices
+    width, is_wide = _width(w, n_rows)
+    slots = Slots(n_rows * n_heads, 1, -(-n_rows // width), is_wide, n_heads)
+    return _multiply(step, w, step.inputs[0], slots, slots.n, None, step.outputs[0])
 
 
 def matmul_by_position(step: Step, n_rows: int) -> list[Launch]:
@@ -141,9 +146,8 @@ def matmul_by_position(step: Step, n_rows: int) -> list[Launch]:
     slots, group = _grouped(
         step,
         w,
+        positions,
         n_rows,
-        1,
-        ids=positions,
         stride=positions.shape[1],
         first=step.attrs["first"],
         rows=step.chosen,
@@ -224,16 +228,16 @@ def slots_of_experts(
     """
     n_used = ids.shape[1]
     has_row_each = len(x.shape) == 3
-    return _grouped(step, w, n_rows, n_used, 1 if has_row_each else n_used, ids)
+    return _grouped(step, w, ids, n_rows, n_used, 1 if has_row_each else n_used)
 
 
 def _grouped(
     step: Step,
     w: DeviceMatrix,
+    ids: DeviceArray,
     n_rows: int,
-    per_row: int,
+    per_row: int = 1,
     n_ranks: int = 1,
-    ids: DeviceArray | None = None,
     *,
     stride: int = 1,
     first: int = 0,
@@ -241,26 +245,25 @@ def _grouped(
 ) -> tuple[Slots, Launch]:
     """Sort the slots of rows by the matrix that they choose; a tile has slots of one matrix.
 
-    Without ids a row's slots take the matrices in turn.
+    Raises
+    ------
+    BackendError
+        There are more matrices than the kernel has room to count for.
     """
+    if w.n_matrices > _MOST_MATRICES:
+        raise BackendError(
+            "too many matrices to choose from for the CUDA kernel",
+            wanted=f"at most {_MOST_MATRICES}",
+            got=w.n_matrices,
+        )
     n_slots, most = n_rows * per_row, step.inputs[0].shape[0] * per_row
     width, is_wide = _width(w, n_slots // w.n_matrices)
     n_tiles = min(n_slots, n_slots // width + w.n_matrices)
     members = step.scratch("members", (most, SLOTS * WIDE[1]), np.int32)
-    matrices, leaders, ranks = (
-        step.scratch(name, (most,), np.int32) for name in ("matrices", "leaders", "ranks")
-    )
+    matrices = step.scratch("matrices", (most,), np.int32)
     sizes = (n_slots, n_tiles, width, stride, first, w.n_matrices)
-    arguments = (
-        ids,
-        rows,
-        members,
-        matrices,
-        leaders,
-        ranks,
-        *map(np.int32, sizes),
-    )
-    slots = Slots(n_slots, n_ranks, n_tiles, is_wide, matrices, members)
+    arguments = (ids, rows, members, matrices, *map(np.int32, sizes))
+    slots = Slots(n_slots, n_ranks, n_tiles, is_wide, 1, matrices, members)
     return slots, Launch(_GROUP, (1, 1), arguments, block=_MOST_THREADS)
 
 
@@ -279,10 +282,14 @@ def _multiply(
         return [
             Launch(
                 _MATMUL_FLOAT[w.type],
-                (-(-w.n_rows // _FLOAT_ROWS), slots.n_tiles),
-                (w.low, x, bias, slots.matrices, slots.members, y, *map(np.int32, sizes)),
+                (-(-w.n_rows // _FLOAT_ROWS), n_tiles, slots.n_heads),
+                (
+                    *(w.low, x, bias, slots.matrices, slots.members, y),
+                    *map(np.int32, (*sizes, from_tile)),
+                ),
                 is_early=True,
             )
+            for from_tile, n_tiles in _parts_of(slots)
         ]
     codes = codes_for(step, FORMATS[w.type].block, x, w.n_cols)
     return [quantise(x, codes, n_rows_of_x), *multiply_codes(codes, slots, [Factor(w, bias, y)])]
@@ -307,10 +314,17 @@ def multiply_codes(
     for factor in factors:
         by_type.setdefault(factor.w.type, []).append(factor)
     return [
-        _multiply_together(codes, slots, alike[begin : begin + MOST_FACTORS], residual)
+        _multiply_together(codes, slots, alike[begin : begin + MOST_FACTORS], residual, *part)
         for alike in by_type.values()
         for begin in range(0, len(alike), MOST_FACTORS)
+        for part in _parts_of(slots)
     ]
+
+
+def _parts_of(slots: Slots) -> list[tuple[int, int]]:
+    """Return the first tile of each launch, and how many it makes."""
+    firsts = range(0, slots.n_tiles, _MOST_TILES)
+    return [(first, min(slots.n_tiles - first, _MOST_TILES)) for first in firsts]
 
 
 def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
@@ -320,7 +334,7 @@ def _tiles(n_rows: Sequence[int], slots: Slots) -> tuple[int, int, int]:
     """
     if not slots.is_wide:
         return NARROW
-    is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles >= _MANY
+    is_busy = sum(_n_ctas(n, LONG) for n in n_rows) * slots.n_tiles * slots.n_heads >= _MANY
     return LONG if is_busy else WIDE
 
 
@@ -332,7 +346,12 @@ def _n_ctas(n_rows: int, tiles: tuple[int, int, int]) -> int:
 
 
 def _multiply_together(
-    codes: Codes, slots: Slots, factors: Sequence[Factor], residual: DeviceArray | None
+    codes: Codes,
+    slots: Slots,
+    factors: Sequence[Factor],
+    residual: DeviceArray | None,
+    from_tile: int,
+    n_tiles: int,
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
@@ -343,12 +362,12 @@ def _multiply_together(
     nobody = (*(None,) * 6, np.int32(0))
     return Launch(
         _MATMUL[first.w.type, tiles],
-        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), slots.n_tiles),
+        (sum(_n_ctas(factor.w.n_rows, tiles) for factor in factors), n_tiles, slots.n_heads),
         (
             *_planes(first.w),
             *(codes.codes, codes.scales, codes.sums, first.bias),
             *(slots.matrices, slots.members, first.y),
-            *map(np.int32, sizes),
+            *map(np.int32, (*sizes, from_tile)),
             residual,
             *others,
             *nobody * (MOST_FACTORS - len(factors)),

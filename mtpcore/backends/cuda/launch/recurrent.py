@@ -56,7 +56,7 @@ def causal_conv(step: Step, n_rows: int) -> list[Launch]:
         *(states.bases, states.logs, states.walks),
         *map(np.int32, (states.n_seq, states.n_rows, layer.channels, layer.kernel, is_silu)),
     )
-    return [Launch(_CONVOLVE, (blocks_of(layer.channels), n_rows), arguments)]
+    return [Launch(_CONVOLVE, (n_rows, blocks_of(layer.channels)), arguments)]
 
 
 def delta_rule(step: Step, n_rows: int) -> list[Launch]:
@@ -94,7 +94,7 @@ def _advance(states: StepStates, n_rows: int, *given: DeviceArray) -> Launch:
         *(states.bases, states.logs, states.walks),
         *map(np.int32, (*sizes, layer.k_width, layer.v_width, layer.key_heads == "tiled")),
     )
-    grid = layer.n_heads * -(-layer.v_width // _COLUMNS), min(n_rows, states.n_seq)
+    grid = min(n_rows, states.n_seq), layer.n_heads * -(-layer.v_width // _COLUMNS)
     kernel = _ADVANCE[entries, layer.by_channel]
     return Launch(kernel, grid, arguments, block=_CHAINS * _COLUMNS)
 

@@ -20,11 +20,13 @@ THREADS = 256
 class Launch(msgspec.Struct, frozen=True):
     """One kernel with its grid, and its arguments in order.
 
-    An early one waits itself for what was launched before it; see ``kernels/early.cuh``.
+    A grid takes less than 2^31 CTAs along its first axis, 2^16 along each other: the number of rows
+    belongs to the first. An early one waits itself for what was launched before it; see
+    ``kernels/early.cuh``.
     """
 
     kernel: Kernel
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     block: int = THREADS
     is_early: bool = False

@@ -178,7 +178,7 @@ def find_tops(
     sizes = (n_logits, _row_bits(n_logits), 1)
     best = (logits, choosers, None, None, None, winners, *map(np.int32, sizes))
     n = n_parts(n_logits)
-    return [Launch(_CHOOSE, (n, n_choosers), best), settle(winners, tops, n_choosers)]
+    return [Launch(_CHOOSE, (n_choosers, n), best), settle(winners, tops, n_choosers)]
 
 
 def settle(
@@ -202,7 +202,7 @@ def cut(
     for shift in shifts:
         counted = (logits, choosers, cuts.cuts, cuts.tops, cuts.tallies)
         sizes = (n_logits, row_bits, shift)
-        launches.append(Launch(_TALLY, (n, n_choosers), (*counted, *map(np.int32, sizes))))
+        launches.append(Launch(_TALLY, (n_choosers, n), (*counted, *map(np.int32, sizes))))
         found = (cuts.cuts, cuts.tallies, np.int32(shift), np.int32(shift == shifts[0]))
         launches.append(Launch(_DESCEND, (n_choosers, 1), found))
     return launches
@@ -229,7 +229,7 @@ def choose(
     sizes = (n_logits, _row_bits(n_logits), 0)
     searched = (logits, choosers, *passing, token_ids, winners, *map(np.int32, sizes))
     return [
-        Launch(_CHOOSE, (n, n_choosers), searched),
+        Launch(_CHOOSE, (n_choosers, n), searched),
         settle(winners, ids, n_choosers, token_ids),
     ]
 

@@ -1,0 +1,111 @@
+"""A kernel that begins early reads nothing ahead of its wait that launches before have written.
+
+NVRTC's PTX shows it: what the compiler may read at any time has ``ld.global.nc``.
+"""
+
+import re
+
+import pytest
+
+from mtpcore.backends.cuda import compile as compiling
+from mtpcore.backends.cuda.launch import KERNELS
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+
+EARLY = [kernel for kernel in KERNELS if "wait_for_launches();" in kernel.source]
+WEIGHTS = re.compile(
+    r"(low|high|parts|scales|bias)(_[23])?|weights?|sinks|frequencies|axes|factors"
+)
+"""Parameters that no launch writes."""
+ENTRY = re.compile(r'extern "C" __global__ .*?\w+\(([^()]*)\)\n{', re.DOTALL)
+LINE = re.compile(r"\s*(?:@!?%p\d+ )?([\w.:]+)\s+(.*);")
+
+
+def ptx_of(kernel):
+    error, program = nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"", 0, [], [])
+    options = ["-arch=compute_90", "-std=c++17", "-fmad=false"]
+    options += [f"-D{name}={value}" for name, value in kernel.defines]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+    assert error == 0
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = bytes(size)
+    nvrtc.nvrtcGetPTX(program, text)
+    nvrtc.nvrtcDestroyProgram(program)
+    return text.decode()
+
+
+def read_at_any_time(kernel):
+    """Return the pointers among a kernel's parameters that such loads begin from."""
+    parameters = [p.split()[-1].lstrip("*") for p in ENTRY.search(kernel.source)[1].split(",")]
+    lines = [LINE.fullmatch(line) for line in ptx_of(kernel).splitlines()]
+    instructions = [(line[1], re.findall(r"%rd\d+|param_\d+", line[2])) for line in lines if line]
+    begins_from = {f"param_{i}": {name} for i, name in enumerate(parameters)}
+    grows = True
+    while grows:  # loops carry pointers on
+        grows = False
+        for name, (to, *given) in ((name, used) for name, used in instructions if used):
+            if name.startswith(("ld.global", "ld.shared", "st.", "cp.", "prefetch")):
+                continue
+            sources = set().union(*(begins_from.get(one, set()) for one in given))
+            grows |= not sources <= begins_from.setdefault(to, set())
+            begins_from[to] |= sources
+    found = set()
+    for name, used in instructions:
+        if name.startswith("ld.global.nc"):
+            assert begins_from[used[-1]], "a load from nowhere"
+            found |= begins_from[used[-1]]
+    return found
+
+
+def is_written(name):
+    return WEIGHTS.fullmatch(name) is None
+
+
+@pytest.mark.parametrize("kernel", EARLY, ids=str)
+def test_what_launches_have_written_is_read_after_the_wait(kernel):
+    assert not set(filter(is_written, read_at_any_time(kernel)))
+
+
+def test_what_a_layer_launches_begins_early():
+    products = {"matmul", "matmul_float"}
+    assert {kernel.name for kernel in EARLY} >= products | {"normalise", "quantise", "merge"}
+
+
+@pytest.mark.parametrize(
+    ("name", "pointer"),
+    [
+        ("matmul", "const Codes *x"),
+        ("matmul", "const float *x_scales"),
+        ("matmul", "const unsigned *x_sums"),
+        ("matmul", "const int *members"),
+        ("matmul", "const int *matrices"),
+        ("matmul", "const float *residual"),
+        ("matmul_float", "const int *members"),
+        ("matmul_float", "const int *matrices"),
+        ("matmul_float", "const float *x"),
+        ("normalise", "const float *x"),
+        ("quantise", "const float *x"),
+        ("merge", "const Visible *visible_of_rows"),
+        ("turn_and_store", "const float *q"),
+        ("turn_and_store", "const int *positions"),
+    ],
+)
+def test_a_promise_that_values_never_change_is_seen(monkeypatch, name, pointer):
+    text = compiling._text
+    promised = pointer.replace("*", "*__restrict__ ")
+
+    def planted(file):
+        """The kernel is what its file ends with."""
+        source = text(file)
+        before, found, behind = source.rpartition(f"{pointer},")
+        assert file != f"{name}.cu" or found
+        return f"{before}{promised},{behind}" if found else source
+
+    kernel = next(
+        kernel
+        for kernel in EARLY
+        if kernel.name == name and (name != "matmul" or ("MINIMA", "1") in kernel.defines)
+    )
+    assert not set(filter(is_written, read_at_any_time(kernel)))
+    monkeypatch.setattr(compiling, "_text", planted)
+    assert pointer.split("*")[1] in read_at_any_time(kernel)
