@@ -1,5 +1,7 @@
 """Links that are not a drafter's, and rows that come from elsewhere."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
@@ -275,6 +277,19 @@ def test_rows_that_are_not_finite_pause_the_drafter(caplog):
     assert cross.contexts["draft"].length(0) <= 3
     with pytest.raises(BatchError, match="finite"):
         cross.feed("llm", "hidden", 0, 2, row)
+
+
+def test_rows_of_a_pass_that_are_not_finite_are_known_where_they_wait():
+    """Of sequences that have some of its rows each, neighbours or not."""
+    cross, _ = cross_of("head", skill=16)
+    inbox = cross.links.inboxes("draft")["hidden"]
+    hidden = np.ones((7, inbox.width), np.float32)
+    hidden[[1, 2, 5], 0] = np.nan
+    output = SimpleNamespace(as_computed=lambda tap: hidden, pos=np.array([0, 1, 1, 2, 0, 1, 2]))
+    cross.links.post("llm", output, {0: np.array([0, 2, 3]), 1: np.array([4, 5, 6])})
+    for seq in (0, 1):
+        assert inbox.finite_until(seq, 0, 3) == 1
+        assert inbox.finite_until(seq, 2, 3) == 3
 
 
 def test_each_entry_is_paired_with_the_row_before_its_token():
