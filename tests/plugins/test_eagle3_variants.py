@@ -45,7 +45,7 @@ def test_formulas(name, kind, target, tmp_path):
     assert feed.taps == tuple(f"layer_input:{n}" for n in layers_of(c))
     exact = kind == "reference"
     backend = ReferenceBackend("f64") if exact else select_backend("cpu")
-    near = (1e-5 if c.scaling else 1e-9) if exact else 2e-3  # factors are stored in float32
+    near = (1e-5 if c.scaling else 1e-9) if exact else 2e-4  # factors are stored in float32
 
     def runner(model, graph_type, taps=()):
         program = model.program(graph_type, taps=taps)
@@ -56,7 +56,7 @@ def test_formulas(name, kind, target, tmp_path):
     fusion = Runner(backend, head.program("fusion", drafter="eagle3"), head)
     fused = fusion.feed(TOKENS, taps=taps)["fused"]
     wanted = eagle3.fuse(c, w, taps.astype(np.float64))
-    assert np.abs(fused - wanted).max() < near
+    assert np.abs(fused - wanted).max() < near * np.abs(wanted).max()
 
     drafter = runner(head, "draft")
     rows, text = wanted[:-1], TOKENS[1:]
@@ -65,8 +65,8 @@ def test_formulas(name, kind, target, tmp_path):
         logits, outputs = eagle3.draft_rows(c, w, text, rows)
         n = len(found["logits"])
         assert np.abs(logits).max() > 1
-        assert np.abs(found["logits"] - logits[-n:]).max() < near
-        assert np.abs(found["recycled"] - outputs[-n:]).max() < near
+        assert np.abs(found["logits"] - logits[-n:]).max() < near * np.abs(logits).max()
+        assert np.abs(found["recycled"] - outputs[-n:]).max() < near * np.abs(outputs).max()
         rows = np.concatenate([rows, outputs[-1:]])
         text = np.append(text, np.int32(5))
         found = drafter.feed(text[-1:], fused=found["recycled"][-1:])
