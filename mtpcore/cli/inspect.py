@@ -14,6 +14,7 @@ from mtpcore.cli.anatomy import describe_file, describe_model, drafter_program, 
 from mtpcore.cli.session import open_draft_model
 from mtpcore.cli.terminal import harmless, spell_bytes
 from mtpcore.cross import find_drafter
+from mtpcore.declarations.draft_model import is_independent
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.drafting.vocabulary import shared_tokens
 from mtpcore.errors import MtpcoreError
@@ -163,6 +164,8 @@ def _lend(model: Model, draft_model: Model) -> None:
         shared_tokens(model, draft_model, None)
         return
     draft_model.borrow_from(model)
+    if any(map(is_independent, draft_model.drafters)):
+        shared_tokens(model, draft_model, None)
     for spec in draft_model.drafters:
         model.program(taps=target_taps(spec))
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mtpcore.boundary.arguments import offers
 from mtpcore.cross.cross import Cross
 from mtpcore.declarations.checks import check_tree
+from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.proposer import Proposer
 from mtpcore.declarations.spec import DrafterSpec, Feed, Tap, TreeShape
 from mtpcore.drafting.draft_vocabulary import DraftVocabulary
@@ -197,7 +198,10 @@ def _roles(
             may_draft = shared_tokens(llm.model, source, tokens)
         elif source is not llm.model:
             source.borrow_from(llm.model)
-            _compare_tokens(llm.model, source)
+            if is_independent(spec):
+                may_draft = shared_tokens(llm.model, source, tokens)
+            else:
+                _compare_tokens(llm.model, source)
         roles |= _contexts(llm, source, spec, role, may_draft)
     return roles
 

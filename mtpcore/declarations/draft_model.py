@@ -1,10 +1,10 @@
-"""A trunk as the drafter of another model: the declaration of a draft model."""
+"""Models that draft for others: a trunk's declaration as a draft model, and what is like one."""
 
 from __future__ import annotations
 
-from mtpcore.declarations.spec import DrafterSpec, ModelSpec
+from mtpcore.declarations.spec import TARGET, DrafterSpec, ModelSpec
 
-__all__ = ["as_draft_model"]
+__all__ = ["as_draft_model", "is_independent"]
 
 
 def as_draft_model(trunk: ModelSpec) -> DrafterSpec:
@@ -26,3 +26,10 @@ def as_draft_model(trunk: ModelSpec) -> DrafterSpec:
         version=trunk.version,
         evidence="arXiv 2302.01318, table 1: 2.0 to 2.7 tokens a pass with 4 drafts, 4 B for 70 B",
     )
+
+
+def is_independent(spec: DrafterSpec) -> bool:
+    """Say whether a drafter reads nothing of its target but the text, and has tables of its own."""
+    named = [name for tie in spec.ties for name in tie.candidates]
+    borrows = any(name.startswith(TARGET) for name in named)
+    return spec.standalone and not (spec.feeds or spec.vocabulary or borrows)

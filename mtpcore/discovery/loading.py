@@ -10,6 +10,7 @@ from typing import Any
 
 from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.paths import take_path
+from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.discovery.sidecars import (
@@ -225,8 +226,8 @@ class _Trial:
 
         A draft model is opened once more when it is linked, by whoever holds it then.
         """
-        check_tokens(self._file, beside)
         if beside.architecture == self._file.architecture:
+            check_tokens(self._file, beside)
             self.model = _complete(self._file, beside, self._known)
             return
         if beside.architecture in self._known.architectures:
@@ -237,6 +238,8 @@ class _Trial:
                 got=beside.architecture,
             )
         draft_model = _make_standalone(beside, Fields.of(beside), self._known)
+        if not any(map(is_independent, draft_model.drafters)):
+            check_tokens(self._file, beside)
         target = self.model or _make(self._file, self._known, True)
         self.model = target  # also where nothing fits
         check_draft_model(target, draft_model)

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.heads import n_heads
-from mtpcore.drafting.vocabulary import find_rows
+from mtpcore.drafting.vocabulary import find_rows, shared_tokens
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import ModelFile
 from mtpcore.gguf.types import BLOCKS
@@ -174,6 +175,8 @@ def check_draft_model(target: Model, draft_model: Model) -> None:
         target.program(taps=[t for f in spec.feeds if f.src == "target" for t in f.taps])
         for graph, _ in spec.graphs:
             draft_model.program(graph, drafter=spec)
-        find_rows(draft_model, spec, np.arange(target.hparams.n_vocab, dtype=np.int32))
+        every = np.arange(target.hparams.n_vocab, dtype=np.int32)
+        tokens = shared_tokens(target, draft_model, None) if is_independent(spec) else None
+        find_rows(draft_model, spec, every if tokens is None else tokens)
     finally:
         draft_model.give_back()

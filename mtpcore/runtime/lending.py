@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import TARGET, DrafterSpec, ModelSizes, Tie
 from mtpcore.errors import LinkError
 from mtpcore.gguf import Tensor
@@ -100,6 +101,8 @@ def check_target(
 ) -> None:
     """Check that a drafter was made for a target of this architecture and these sizes.
 
+    The vocabulary of an independent one is compared token by token when it is linked.
+
     Raises
     ------
     LinkError
@@ -113,7 +116,7 @@ def check_target(
             got=architecture,
             fix="give the drafter that was made for this target",
         )
-    if drafter.hparams.n_vocab != hparams.n_vocab:
+    if not is_independent(spec) and drafter.hparams.n_vocab != hparams.n_vocab:
         raise LinkError(
             "the drafter's vocabulary is another one",
             where=where,

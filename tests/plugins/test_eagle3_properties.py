@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Sampling, load_model
-from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
+from mtpcore.testing import Batching, Subject, Texts, check_graphs, check_rows, check_texts
 from mtpcore.testing.machine import machine_of
 
 
@@ -26,7 +26,16 @@ def subject(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("name", ["reference", "both norms", "another width"])
+NORMED = ("norm_output", "3.1")
+"""What EAGLE-3.1 adds, the recycled row alone and all of it; plain heads lie in the package."""
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("norm_output", "f32"), ("3.1", "q8_0")])
+def test_every_graph_is_its_definition(subject, name, kv_dtype):
+    check_graphs(subject(name=name), kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("name", ["reference", "both norms", "another width", *NORMED])
 def test_rows_do_not_depend_on_their_company(subject, name):
     """Every graph, the fusion among them, bit by bit."""
     family = subject(name=name)
@@ -64,7 +73,7 @@ def test_trunks_of_plugins_are_targets(name, tmp_path):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("name", ["reference", "every token"])
+@pytest.mark.parametrize("name", ["reference", "every token", *NORMED])
 def test_no_trace_of_rejected_drafts(subject, name):
     few = searching(8, stateful_step_count=15, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine_of(subject(name=name)), settings=few)

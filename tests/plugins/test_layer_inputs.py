@@ -1,13 +1,15 @@
-"""The rows that EAGLE heads read of the plugins' trunks: the input of layer i.
+"""The rows that EAGLE heads read of the trunks: the input of layer i.
 
 The witness is the model cut off before layer i, a file of its own: its state before the final norm.
+Behind the last layer that is the state of the whole model.
 """
 
 import numpy as np
 import pytest
+from harness.every_trunk import FAMILIES, write_trunk
 from harness.fixtures import model_file, references
 
-from mtpcore import Batch, Context, load_model
+from mtpcore import Batch, Context, link, load_model
 from mtpcore.gguf import open_model_file, write_model_file
 from mtpcore.runtime.fit import block_of
 
@@ -59,3 +61,17 @@ def test_the_input_of_a_layer_is_what_the_layers_before_it_make(name, tmp_path):
         assert made == n
         assert np.array_equal(found[n], wanted)
         assert not np.allclose(found[n], found[n - 1], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_leaves_the_last_layer_would_enter_one_more(family, tmp_path):
+    with load_model(write_trunk(tmp_path, family)) as model:
+        n = model.hparams.n_layers
+        taps = [f"layer_input:{n - 1}", f"layer_input:{n}", "residual"]
+        cross = link(Context(model, 64, kv_dtype="f32", taps=taps), [])
+        if "encoder" in cross.contexts:
+            cross.encode({0: [5, 6, 7]})
+        out = cross.llm.process(Batch.of(np.arange(1, 9), outputs="none"))
+        before, entered, left = (out.tap(tap).copy() for tap in taps)
+    assert np.array_equal(entered, left)
+    assert not np.allclose(entered, before, atol=1e-3)

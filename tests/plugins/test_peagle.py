@@ -7,7 +7,9 @@ from harness.eagle3 import N_VOCAB, layers_of
 from harness.peagle import VARIANTS
 from harness.restated import BACKENDS
 
-from mtpcore import Batch, Context, Sampling, link, load_model
+from mtpcore import Batch, Context, Generator, LinkError, Sampling, link, load_model
+from mtpcore.gguf import open_model_file, write_model_file
+from mtpcore.gguf.vocabulary import NORMAL, UNUSED
 from mtpcore.testing import Runner, Subject, check_drafts
 
 TOKENS = np.random.default_rng(7).integers(0, N_VOCAB - 5, 16).astype(np.int32)
@@ -102,3 +104,81 @@ def test_the_conformance_kit_agrees_with_the_formulas(tmp_path):
 
     subject = Subject("peagle", str(target), str(head))
     assert check_drafts(subject, scores, k=4, n_tokens=12) == 2 * 12 * 4
+
+
+TEXTS = [f"t{i}" for i in range(trunks.N_VOCAB)]
+PADDED = [*TEXTS, "[PAD0]", "[PAD1]"]
+TABLES = ("token_embd.weight", "output.weight")
+
+
+def spelled(path, texts):
+    """Write the model with these tokens, those called PAD as unused, and tables as long."""
+    with open_model_file(path) as file:
+        tensors = {name: t.array() for name, t in file.tensors.items()}
+        metadata = file.metadata | {
+            "tokenizer.ggml.tokens": texts,
+            "tokenizer.ggml.token_type": [UNUSED if "PAD" in text else NORMAL for text in texts],
+        }
+        metadata.pop("tokenizer.ggml.model", None)  # no text is read or written
+        metadata.pop(f"{file.architecture}.vocab_size", None)
+        for name in TABLES & tensors.keys():
+            tensors[name] = np.resize(tensors[name], (len(texts), tensors[name].shape[1]))
+        write_model_file(path.with_suffix(".spelled"), file.architecture, metadata, tensors)
+    return path.with_suffix(".spelled")
+
+
+def pard_pair(folder, ours, theirs):
+    drafter = spelled(peagle.write_model(folder, trunks.CONFIGS["qwen3"]), theirs)
+    return load_model(spelled(peagle.write_pard_target(folder), ours)), load_model(drafter)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([*TEXTS[:7], "x", *TEXTS[8:]], ["token 7", "'t7'", "'x'"]),
+        ([*TEXTS, "more"], [f"token {len(TEXTS)}", "none of this number", "'more'"]),
+    ],
+)
+def test_a_model_of_other_tokens_is_refused_with_the_first_difference(texts, said, tmp_path):
+    target, drafter = pard_pair(tmp_path, TEXTS, texts)
+    llm = Context(target, 64)
+    with pytest.raises(LinkError, match="vocabulary is another one") as caught:
+        link(llm, draft_model=drafter)
+    assert all(part in str(caught.value) for part in said)
+    assert (llm.owner, drafter.target) == (None, None)
+
+
+@pytest.mark.parametrize("short_one", ["target", "draft"])
+def test_padding_makes_no_difference(short_one, tmp_path, caplog):
+    """Unused tokens of one are never drafted, and end drafts where a text has one."""
+    sizes = (TEXTS, PADDED) if short_one == "target" else (PADDED, TEXTS)
+    target, drafter = pard_pair(tmp_path, *sizes)
+    cross = link(Context(target, 64), draft_model=drafter)
+    n_accepted, bias = 0, {token: 50.0 for token in range(len(TEXTS), target.hparams.n_vocab)}
+    for sampling in (
+        Sampling(temperature=0.9, seed=3),
+        Sampling(temperature=0.9, seed=3, logit_bias=bias or None),
+    ):
+        generator = Generator(cross, sampling=sampling, draft=3)
+        text = list(generator.generate([3, 4], max_tokens=24))
+        plain = Generator(Context(target, 64), sampling=sampling)
+        assert text == list(plain.generate([3, 4], max_tokens=24))
+        n_accepted += generator.stats.accepted
+    assert n_accepted > 0
+    assert cross.invalid == 0
+    assert (cross.paused > 0) == (short_one == "draft")
+    assert ("does not have" in caplog.text) == (short_one == "draft")
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"), [(PADDED, ""), ([*TEXTS[:7], "x", *TEXTS[8:]], "token 7")]
+)
+def test_a_model_beside_its_target_is_found_by_its_tokens(texts, said, tmp_path):
+    drafter = spelled(peagle.write_model(tmp_path, trunks.CONFIGS["qwen3"]), texts)
+    drafter.rename(tmp_path / "pard-big.gguf")
+    spelled(peagle.write_pard_target(tmp_path), TEXTS).rename(tmp_path / "big.gguf")
+    with load_model(tmp_path / "big.gguf") as target:
+        (beside,) = (one for one in target.sidecars if one.path.name == "pard-big.gguf")
+        assert said in beside.reason
+        assert beside.used is not bool(said)
+        assert (target.open_draft_model() is None) is bool(said)

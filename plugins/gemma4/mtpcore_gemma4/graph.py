@@ -109,6 +109,7 @@ def trunk(g: GraphBuilder, inputs: Inputs, h: GemmaHparams) -> Outputs:
         begin, end = n * h.width_by_layer, (n + 1) * h.width_by_layer
         own = None if of_layers is None else g.slice(of_layers, begin, end)
         x = layer(g, x, inputs.positions, n, h, own)
+    g.tap(f"layer_input:{h.n_layers}", x)  # what would enter one more layer
     g.tap("residual", x)
     hidden = g.tap("hidden", g.rms_norm(x, "output_norm.weight", h.norm_eps))
     logits = g.matmul(g.output_rows(hidden), "output.weight")

@@ -111,6 +111,7 @@ def decode(g: GraphBuilder, inputs: Inputs, h: T5Hparams) -> Outputs:
         x = g.add(x, self_attention(g, x, "dec", n, h, mask="causal"))
         x = g.add(x, cross_attention(g, x, inputs["encoded"], n, h))
         x = g.add(x, feed_forward(g, x, "dec", n, h))
+    g.tap(f"layer_input:{h.n_layers}", x)  # what would enter one more layer
     g.tap("residual", x)
     hidden = g.tap("hidden", g.rms_norm(x, "dec.output_norm.weight", h.norm_eps))
     last = g.output_rows(hidden)
