@@ -159,7 +159,7 @@ class EmulatedDevice:
             stem = hashlib.sha256(source.encode()).hexdigest()[:32]
             built = self._build(
                 f"{stem}.so",
-                *("-shared", "-Winvalid-pch", "-include", HEADER.name, "-x", "c++", "-"),
+                *("-shared", "-Winvalid-pch", "-include", HEADER.name, "-x", "c++", "-", "-lm"),
                 text=source,
             )
             self.loaded[kernel] = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)
@@ -210,7 +210,7 @@ class EmulatedDevice:
             if not built.exists():
                 part = self.folder / f"{name}.part"
                 done = subprocess.run(
-                    ["g++", *FLAGS, *arguments, "-o", part],
+                    ["gcc", *FLAGS, *arguments, "-o", part],
                     cwd=self.folder,
                     input=text,
                     capture_output=True,

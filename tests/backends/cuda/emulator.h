@@ -10,14 +10,11 @@
  * what they read before is what was there before it.
  */
 #include <cmath>
-#include <csetjmp>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <memory>
 #include <ucontext.h>
-#include <vector>
 
 #define MTPCORE_EMULATED
 #define __global__
@@ -36,6 +33,8 @@ extern "C" char __start_shared[] __attribute__((weak)), __stop_shared[] __attrib
 
 namespace emulator {
 
+const unsigned WARP = 32, MOST_THREADS = 1024, MOST_COPIES = 64;
+
 struct Meeting { /* where `size` threads wait for each other */
     int size = 0, arrived = 0;
     long round = 0;
@@ -45,7 +44,7 @@ struct Meeting { /* where `size` threads wait for each other */
  * met those who read it. */
 struct Warp {
     Meeting meeting;
-    uint64_t word[2][32];
+    uint64_t word[2][WARP];
     alignas(16) int8_t left[2][16][32], right[2][8][32]; /* a product's sides, by row and column */
 };
 
@@ -57,34 +56,104 @@ struct Copy {
 };
 
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
- * others are jumps. */
+ * others are GCC's own jumps from one thread to the next, much quicker than setjmp's. */
 struct Fiber {
-    ucontext_t context;
-    jmp_buf at;
-    std::unique_ptr<char[]> stack;
-    bool begun = false, done = true;
+    void *at[5]; /* where it goes on */
+
     const Meeting *meeting = nullptr; /* where it waits for the end of a round */
     long round = 0;
-    std::vector<Copy> copies; /* under way */
+    bool begun = false, done = true;
     int groups = 0;
+    unsigned n_copies = 0; /* under way */
+    char *stack = nullptr;
 
     bool can_go_on() const { return !done && !(meeting && meeting->round == round); }
 };
 
-static ucontext_t outside;
-static jmp_buf scheduler;
-static std::vector<Fiber> fibers;
-static std::vector<Warp> warps;
+static void *scheduler[5];
+static Fiber fibers[MOST_THREADS];
+static Copy copies[MOST_THREADS][MOST_COPIES];
+static Warp warps[MOST_THREADS / WARP];
 static Meeting cta, early;
 static void (*before)(); /* runs the launch before, which has not been waited for */
-static const std::function<void()> *body;
-static unsigned current, launches;
+static void (*run_thread)(const void *kernel);
+static const void *body;
+static unsigned launches, current;
+static unsigned left; /* threads of the CTA that have not ended */
+
+static unsigned order[MOST_THREADS], n_places, turn; /* warp by warp; whose place it is */
+
 static dim3 block_index, grid_size;
 
-static void leave()
+/* The i-th of n in this launch's order: forwards, backwards, or with strides. */
+static unsigned in_turn(unsigned i, unsigned n)
 {
-    if (!_setjmp(fibers[current].at))
-        _longjmp(scheduler, 1);
+    const unsigned strides[] = {1, n - 1, 37, 11};
+    unsigned stride = strides[launches % 4], a = stride % n, b = n;
+    while (b) {
+        const unsigned rest = a % b;
+        a = b, b = rest;
+    }
+    if (a != 1)
+        stride = n - 1; /* all numbers, each once */
+    return (unsigned)(((uint64_t)i * stride + launches) % n);
+}
+
+static bool find(unsigned begin, unsigned end)
+{
+    for (unsigned place = begin; place < end; place++)
+        if (fibers[order[place]].can_go_on()) {
+            turn = place;
+            return true;
+        }
+    return false;
+}
+
+/* Find a thread that can go on: of the warp that runs, or else of the first one. */
+static bool find_next()
+{
+    const unsigned begin = turn / WARP * WARP, end = begin + WARP;
+    return find(turn + 1, end) || find(begin, turn + 1) || find(0, n_places);
+}
+
+static void start();
+
+[[noreturn]] static __attribute__((noinline)) void jump(void **at) { __builtin_longjmp(at, 1); }
+
+static __attribute__((noinline)) void go_on()
+{
+    current = order[turn];
+    Fiber &fiber = fibers[current];
+    if (fiber.begun)
+        jump(fiber.at);
+    fiber.begun = true;
+    const size_t size = 64 << 10, apart = 448; /* tops share no lines of a cache */
+    if (!fiber.stack)
+        fiber.stack = (char *)malloc(size + apart);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack = {fiber.stack, 0, size};
+    makecontext(&context, start, 0);
+    setcontext(&context);
+}
+
+static __attribute__((noinline)) void leave()
+{
+    if (__builtin_setjmp(fibers[current].at))
+        return;
+    if (find_next())
+        go_on();
+    jump(scheduler);
+}
+
+static void start() /* lives as long as the fiber, for one CTA after the other */
+{
+    for (;;) {
+        run_thread(body);
+        fibers[current].done = true;
+        left--;
+        leave();
+    }
 }
 
 static void meet(Meeting &meeting)
@@ -99,90 +168,55 @@ static void meet(Meeting &meeting)
     }
 }
 
-static void start() /* lives as long as the fiber, for one CTA after the other */
+/* Run threads until none can go on. */
+static __attribute__((noinline)) void go_round()
 {
-    for (;;) {
-        (*body)();
-        fibers[current].done = true;
-        leave();
-    }
+    if (!__builtin_setjmp(scheduler) && find(0, n_places))
+        go_on();
 }
 
-static void go_on(Fiber &fiber)
+static bool run_cta(unsigned threads)
 {
-    if (_setjmp(scheduler))
-        return;
-    if (fiber.begun)
-        _longjmp(fiber.at, 1);
-    fiber.begun = true;
-    const size_t size = 64 << 10;
-    fiber.stack.reset(new char[size]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack = {fiber.stack.get(), 0, size};
-    makecontext(&fiber.context, start, 0);
-    swapcontext(&outside, &fiber.context); /* never comes back here */
-}
-
-/* The n threads or CTAs in this launch's order: forwards, backwards, or with strides. */
-static std::vector<unsigned> in_turn(unsigned n)
-{
-    const unsigned strides[] = {1, n - 1, 37, 11};
-    unsigned stride = strides[launches % 4], a = stride % n, b = n;
-    while (b)
-        a %= b, std::swap(a, b);
-    stride = a == 1 ? stride : n - 1; /* all numbers, each once */
-    std::vector<unsigned> order(n);
-    for (unsigned i = 0; i < n; i++)
-        order[i] = (unsigned)(((uint64_t)i * stride + launches) % n);
-    return order;
-}
-
-static bool run_cta(const std::vector<unsigned> &order)
-{
-    const int threads = (int)order.size();
-    warps.assign((threads + 31) / 32, Warp());
-    cta = early = Meeting{threads};
     memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
-    for (int i = 0; i < threads; i++) {
-        fibers[i].done = false;
-        fibers[i].meeting = nullptr;
-        fibers[i].copies.clear();
-        fibers[i].groups = 0;
-        warps[i / 32].meeting.size++;
+    for (unsigned warp = 0; warp < n_places / WARP; warp++)
+        warps[warp].meeting = Meeting();
+    cta = early = Meeting();
+    cta.size = early.size = (int)(left = threads);
+    for (unsigned i = 0; i < n_places; i++) {
+        Fiber &fiber = fibers[i];
+        fiber.begun &= fiber.done; /* or a launch has failed within it */
+        fiber.done = i >= threads;
+        fiber.meeting = nullptr;
+        fiber.n_copies = fiber.groups = 0;
+        warps[i / WARP].meeting.size += !fiber.done;
     }
-    for (int left = threads; left;) {
-        bool goes_on = false;
-        for (unsigned thread : order) { /* of the first warp that can go on */
-            const bool is_in_turn = !goes_on || thread / 32 == current / 32;
-            if (is_in_turn && fibers[thread].can_go_on()) {
-                current = thread;
-                go_on(fibers[current]);
-                goes_on = true;
-                left -= fibers[current].done;
-            }
-        }
-        if (!goes_on && before && early.arrived == left) { /* all wait for the launch before */
-            before();
-            before = nullptr;
-            early.round++;
-        } else if (!goes_on) { /* a meeting that some threads never join */
-            return false;
-        }
+    for (;;) {
+        go_round();
+        if (!left)
+            return true;
+        if (!before || early.arrived != (int)left)
+            return false; /* a meeting that some threads never join */
+        before();
+        before = nullptr;
+        early.round++;
     }
-    return true;
 }
 
-static bool run(const dim3 &grid, int threads, const std::function<void()> &kernel)
+template <class Kernel>
+static bool run(const dim3 &grid, unsigned threads, const Kernel &kernel)
 {
     grid_size = grid;
+    run_thread = [](const void *given) { (*(const Kernel *)given)(); };
     body = &kernel;
     launches++;
-    if (fibers.size() < (size_t)threads)
-        fibers = std::vector<Fiber>(threads);
-    const std::vector<unsigned> order = in_turn(threads);
-    for (unsigned block : in_turn(grid.x * grid.y * grid.z)) {
+    const unsigned n_warps = (threads + WARP - 1) / WARP, n_ctas = grid.x * grid.y * grid.z;
+    n_places = n_warps * WARP;
+    for (unsigned i = 0; i < n_places; i++)
+        order[i] = in_turn(i / WARP, n_warps) * WARP + in_turn(i % WARP, WARP);
+    for (unsigned i = 0; i < n_ctas; i++) {
+        const unsigned block = in_turn(i, n_ctas);
         block_index = {block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y};
-        if (!run_cta(order))
+        if (!run_cta(threads))
             return false;
     }
     return true;
@@ -198,7 +232,7 @@ static void wait_for_launches()
     }
 }
 
-static Warp &warp() { return warps[current / 32]; }
+static Warp &warp() { return warps[current / WARP]; }
 
 } // namespace emulator
 
@@ -292,10 +326,10 @@ static unsigned __byte_perm(unsigned low, unsigned high, unsigned selector)
 
 static float widen(unsigned short half)
 {
-    const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                            : exponent     ? ldexpf(1024 + mantissa, exponent - 25)
-                                           : ldexpf(mantissa, -24);
+    const bool is_finite = (half >> 10 & 31) != 31;
+    const float magnitude = is_finite     ? __uint_as_float((half & 0x7fffu) << 13) * 0x1p112f
+                            : half & 1023 ? NAN
+                                          : INFINITY;
     return half >> 15 ? -magnitude : magnitude;
 }
 
@@ -310,8 +344,10 @@ static unsigned short narrow(float value)
 static void copy_later(void *to, const void *from)
 {
     emulator::Fiber &fiber = emulator::fibers[emulator::current];
+    if (fiber.n_copies == emulator::MOST_COPIES)
+        __builtin_trap();
     *(uint4 *)to = {~0u, ~0u, ~0u, ~0u};
-    fiber.copies.push_back({to, from, fiber.groups});
+    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups};
 }
 
 static void end_group() { emulator::fibers[emulator::current].groups++; }
@@ -319,13 +355,24 @@ static void end_group() { emulator::fibers[emulator::current].groups++; }
 template <int N> static void wait_for_groups()
 {
     emulator::Fiber &fiber = emulator::fibers[emulator::current];
-    std::vector<emulator::Copy> left;
-    for (const emulator::Copy &copy : fiber.copies)
-        if (copy.group < fiber.groups - N)
-            *(uint4 *)copy.to = *(const uint4 *)copy.from;
+    emulator::Copy *copies = emulator::copies[emulator::current];
+    unsigned n_left = 0;
+    for (unsigned i = 0; i < fiber.n_copies; i++)
+        if (copies[i].group < fiber.groups - N)
+            *(uint4 *)copies[i].to = *(const uint4 *)copies[i].from;
         else
-            left.push_back(copy);
-    fiber.copies.swap(left);
+            copies[n_left++] = copies[i];
+    fiber.n_copies = n_left;
+}
+
+/* The sum of K products; the one loop that is worth vectors. */
+template <int K>
+static __attribute__((noinline, optimize("O3"))) int dot(const int8_t *a, const int8_t *b)
+{
+    int sum = 0;
+    for (int k = 0; k < K; k++)
+        sum += a[k] * b[k];
+    return sum;
 }
 
 /* The sum of `from` and K columns' products: lanes hold `a` and `b` as products.cuh says. */
@@ -343,10 +390,7 @@ static void multiply_columns(int (&to)[4], const unsigned *a, const unsigned *b,
     for (int i = 0; i < 4; i++) {
         const int8_t *row = warp.left[turn][lane / 4 + i / 2 * 8];
         const int8_t *column = warp.right[turn][lane % 4 * 2 + i % 2];
-        unsigned sum = from[i];
-        for (int k = 0; k < K; k++)
-            sum += row[k] * column[k];
-        to[i] = (int)sum;
+        to[i] = (int)((unsigned)from[i] + (unsigned)dot<K>(row, column));
     }
 }
 

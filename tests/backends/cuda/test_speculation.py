@@ -87,12 +87,12 @@ def test_texts_do_not_depend_on_trees(subject, name):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_any_number_of_drafts_is_taken_back(subject, name):
-    """Two sequences in one batch, of which one accepts m drafts and the other all but m."""
+    """Forks of two sequences in one batch, of which one accepts m drafts, the other all but m."""
     family = subject(name)
     prompts = [family.text(n, seed=n).tolist() for n in (62, 5)]  # pages have 64 places
 
     def begun():
-        cross = family.link(96, n_seq_max=2, n_batch=128)
+        cross = family.link(96, n_seq_max=4, n_batch=128)
         for seq, prompt in enumerate(prompts):
             cross.llm.process(Batch.of(prompt, seq=seq))
         return cross
@@ -104,23 +104,32 @@ def test_any_number_of_drafts_is_taken_back(subject, name):
         plain.verify({0: [], 1: []}, SAMPLED)
         for seq in range(2):
             plain.accept(seq, 0)
+
+    fresh, digests = begun(), ([], [])
+    for n in range(N_DRAFTS + 1):
+        for seq, text in enumerate(texts):
+            place = len(prompts[seq]) + n
+            fresh.llm.process(Batch.of([text[n]], seq=seq, pos=place))
+            digests[seq].append(fresh.digest(seq))
+
+    cross = begun()
     for m in range(N_DRAFTS + 1):
-        cross = begun()
-        n_right = (m, N_DRAFTS - m)
-        drafts = {}
+        n_right, drafts = (m, N_DRAFTS - m), {}
         for seq, n in enumerate(n_right):
-            assert cross.pending(seq, SAMPLED) == texts[seq][0]
-            cross.draft(seq, 2, sampling=SAMPLED)
+            fork = 2 + seq
+            cross.fork(seq, fork)
+            assert cross.pending(fork, SAMPLED) == texts[seq][0]
+            cross.draft(fork, 2, sampling=SAMPLED)
             right = texts[seq][1 : 1 + N_DRAFTS]
-            drafts[seq] = [*right[:n], *((one + 1) % 40 for one in right[n:])]
+            drafts[fork] = [*right[:n], *((one + 1) % 40 for one in right[n:])]
         verdicts = cross.verify(drafts, SAMPLED)
-        fresh = family.link(96, n_seq_max=2, n_batch=128)
         for seq, n in enumerate(n_right):
-            assert verdicts[seq].accepted == n
-            assert verdicts[seq].next_token == texts[seq][n + 1]
-            cross.accept(seq, n)
-            fresh.llm.process(Batch.of([*prompts[seq], *texts[seq][: n + 1]], seq=seq))
-            assert cross.digest(seq) == fresh.digest(seq), (m, seq)
+            fork = 2 + seq
+            assert verdicts[fork].accepted == n
+            assert verdicts[fork].next_token == texts[seq][n + 1]
+            cross.accept(fork, n)
+            assert cross.digest(fork) == digests[seq][n], (m, seq)
+            cross.remove(fork)
 
 
 @pytest.mark.hypothesis
