@@ -71,6 +71,14 @@ class SharedMemoryDrafter:
                 got=got,
                 fix="leave tree= (--draft-tree) out, or declare a chain",
             )
+        if runner.program.memory or runner.program.states:
+            raise LinkError(
+                "a drafter that reads the target's memory stores nothing of its own",
+                where=where,
+                wanted="g.attend(...), which reads a layer that the target stores",
+                got="a graph with layers of its own",
+                fix="leave shared_memory out, or g.attention and recurrent layers",
+            )
         if runner.backend is not target.backend or runner.n_seq_max > target.n_seq_max:
             raise LinkError(
                 "the target's memory cannot be read from this context",

@@ -7,7 +7,7 @@ import toy
 import mtpcore
 from mtpcore.declarations.checks import check_spec
 from mtpcore.discovery.registry import Registry
-from mtpcore.errors import GraphError, PluginError
+from mtpcore.errors import GraphError, LinkError, PluginError
 from mtpcore.plugin import (
     DrafterSpec,
     Feed,
@@ -73,6 +73,21 @@ def test_a_layer_beyond_the_map_is_refused():
 def test_a_graph_reads_a_memory_or_has_one():
     with pytest.raises(GraphError, match="has none of its own"):
         program(spec(lambda g, inputs, h: reader(g, inputs, h, stores=True)))
+
+
+def test_a_graph_that_only_stores_is_refused_where_it_is_linked():
+    """It would be given pages of the target for layers of its own."""
+
+    def build(g, inputs, h):
+        x = g.matmul(g.concat(g.embed(inputs.tokens, "token_embd.weight"), inputs["hidden"]), JOIN)
+        x = g.add(x, attention_block(g, x, inputs.positions, g.n, h))
+        return Outputs(logits=g.matmul(g.output_rows(x), "token_embd.weight"), hidden=x)
+
+    plugins = Registry.of(mtpcore_glm_nextn, toy.offering(spec(build)))
+    with mtpcore.load_model("demo", plugins=plugins) as model:
+        llm = mtpcore.Context(model, 64)
+        with pytest.raises(LinkError, match="stores nothing of its own"):
+            mtpcore.link(llm, "reader")
 
 
 @pytest.mark.parametrize(
