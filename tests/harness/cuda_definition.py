@@ -4,8 +4,9 @@ import functools
 
 import numpy as np
 
-from harness.cuda_orders import Product, normalised
+from harness.cuda_orders import PLACES, Product, normalised
 from mtpcore.backends.reference import ReferenceBackend
+from mtpcore.backends.reference.arithmetic.attention import attention, cross_attention
 from mtpcore.backends.reference.arithmetic.formats import stored
 from mtpcore.backends.reference.arithmetic.table import at_once
 
@@ -24,7 +25,11 @@ def layer_norm(x, w=None, bias=None, *, eps):
     return normalised(x, w, bias, n=x.shape[-1], eps=eps, centred=True)
 
 
-NORMS = {function.__name__: at_once(function) for function in (rms_norm, l2_norm, layer_norm)}
+OPERATIONS = {
+    **{function.__name__: at_once(function) for function in (rms_norm, l2_norm, layer_norm)},
+    "attention": functools.partial(attention, n_of_range=PLACES),
+    "cross_attention": functools.partial(cross_attention, n_of_range=PLACES),
+}
 
 
 class CudaDefinition(ReferenceBackend):
@@ -34,7 +39,7 @@ class CudaDefinition(ReferenceBackend):
         super().__init__(quantise_activations=True)
 
     def operation(self, op):
-        return NORMS.get(op) or super().operation(op)
+        return OPERATIONS.get(op) or super().operation(op)
 
     def _load_as_kernels(self, node, index, weight, source):
         if index or node.op not in (*PRODUCTS, "route"):

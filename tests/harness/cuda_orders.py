@@ -11,6 +11,8 @@ from mtpcore.backends.reference.arithmetic.fused import fma
 from mtpcore.backends.reference.arithmetic.matrix import FloatMatrix, matrix_of
 
 THREADS, WARPS, LANES = 256, 8, 32
+PLACES = 256
+"""In a range of attention."""
 
 
 def total_of_threads(sums):

@@ -13,12 +13,15 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.cuda.store import StoredLayer
-from mtpcore.memory.base import PAGE, RANGE
+from mtpcore.memory.base import PAGE
 from mtpcore.memory.pages import PageTables
 
 __all__ = ["Attended", "Rows", "Tables", "Visible", "visible_of"]
 
 I32 = NDArray[np.int32]
+
+RANGE = 256
+"""Places whose sums attention makes in one go; the kernels' (``visible.cuh``)."""
 
 
 class Rows:

@@ -8,7 +8,7 @@ from harness.cuda_definition import definition
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.launch import attention as launching
-from mtpcore.backends.cuda.visible import visible_of
+from mtpcore.backends.cuda.visible import RANGE, visible_of
 from mtpcore.backends.reference.attention import visible_places
 from mtpcore.errors import BackendError, BatchError
 from mtpcore.memory.pages import PageTables
@@ -22,7 +22,7 @@ def pair(device, name, widths, n_queries=N_QUERIES, **options):
     """Return runners of a layer of attention: on the device, and of its definition."""
     tensors = attention_tensors(widths, n_queries)
     program = attention_program(ATTENTIONS[name], tensors, n_queries)
-    options = {"kv_dtype": "f32", "n_ctx": 256, "n_batch": 80, **options}
+    options = {"kv_dtype": "f32", "n_ctx": 2 * RANGE, "n_batch": 80, **options}
     return [
         Runner(backend, program, Weights(tensors), **options)
         for backend in (CudaBackend(device), definition())
@@ -48,10 +48,10 @@ def same(made, wanted):
     ("kv_dtype", "widths"), [("f32", (24, 16)), ("f16", (5, 7)), ("q8_0", (66, 80))], ids=str
 )
 def test_attention_of_every_kind(device, name, kv_dtype, widths):
-    runners = pair(device, name, widths, kv_dtype=kv_dtype)
+    runners = pair(device, name, widths, kv_dtype=kv_dtype, n_batch=RANGE + 80)
     rng = np.random.default_rng(8)
     if name == "cross":
-        rows = rng.normal(size=(75, 32)).astype(np.float32)
+        rows = rng.normal(size=(RANGE + 75, 32)).astype(np.float32)
         with pytest.raises(BatchError, match="nothing to attend to"):
             runners[0].feed([1], seq=1)
         for runner in runners:
@@ -59,7 +59,7 @@ def test_attention_of_every_kind(device, name, kv_dtype, widths):
             runner.deliver(1, rows=rows)
     for n in (1, 3, 66, 9):
         tokens = rng.integers(0, 20, n)
-        place = 30 if n == 1 else None  # places below the first do not exist
+        place = RANGE - 30 if n == 1 else None  # places below the first do not exist
         made, wanted = (r.feed(tokens, seq=1, place=place)["y"] for r in runners)
         assert same(made, wanted)
     assert runners[0].memory.digest(1) == runners[1].memory.digest(1)
@@ -79,21 +79,23 @@ def test_values_that_are_too_wide(emulated):
 @pytest.mark.parametrize("name", ["causal", "sinks", "window"])
 def test_sums_of_ranges_are_taken_together(device, monkeypatch, name):
     """Of all rows at once, and of a few in each go; a window begins in the middle of a range."""
-    runners = pair(device, name, (4, 3), n_ctx=2200)
+    runners, n = pair(device, name, (4, 3), n_ctx=5 * RANGE), 4 * RANGE - 2
     for runner in runners:
-        fill(runner, 2040)
+        fill(runner, n)
     for most in (launching._MOST_SUMS, 1):
         monkeypatch.setattr(launching, "_MOST_SUMS", most)
-        made, wanted = (r.feed([3, 1, 4])["y"] for r in runners)
+        made, wanted = (r.feed([3, 1, 4, 1])["y"] for r in runners)
         assert same(made, wanted)
         for runner in runners:
-            runner.memory.rewind(0, 2040)
+            runner.memory.rewind(0, n)
 
 
 @pytest.mark.parametrize("n_queries", [2, 6, 70], ids=lambda n: f"{n // 2} to a key head")
 def test_tiles_of_any_rows(device, n_queries):
     """A row alone, and in tiles with rows of its own and of other sequences."""
     runners = pair(device, "window", (4, 8), n_queries, n_batch=160)
+    for runner in runners:
+        fill(runner, RANGE - 20)
     rng = np.random.default_rng(6)
     for n in (61, 1, 150):
         tokens, seqs = rng.integers(0, 20, n), rng.integers(0, 3, n)
@@ -123,22 +125,25 @@ def together(runner, tokens, seqs):
 
 def test_window_s_rows_in_two_ranges(device):
     """Rows of a tile begin in different ranges, and end in different ones."""
-    runners = pair(device, "window", (4, 3), 2, n_ctx=2200)
+    runners = pair(device, "window", (4, 3), 2)
     for runner in runners:
-        fill(runner, 1045)  # a window of 37
+        fill(runner, RANGE + 21)  # a window of 37
     made, wanted = (r.feed(np.arange(40) % 20)["y"] for r in runners)
     assert same(made, wanted)
 
 
-def test_rows_of_a_tree_see_their_path(device):
-    runners = pair(device, "window", (24, 16), kv_dtype="f16")
+@pytest.mark.parametrize("place", [62, RANGE - 2])
+@pytest.mark.parametrize("name", ["window", "sinks"])
+def test_rows_of_a_tree_see_their_path(device, name, place):
+    """From the end of a page on, and from that of a range."""
+    runners = pair(device, name, (24, 16), kv_dtype="f16", n_batch=RANGE)
     for runner in runners:
-        runner.feed(np.arange(62) % 20)
+        runner.feed(np.arange(place) % 20)
     parent = [-1, 0, 0, 1, 3, -1, 5, 4]
     made, wanted = (r.feed(np.arange(8), parent=parent)["y"] for r in runners)
     assert same(made, wanted)
     for runner in runners:
-        runner.memory.keep(0, 62, [0, 1, 3, 4, 7])
+        runner.memory.keep(0, place, [0, 1, 3, 4, 7])
     assert runners[0].memory.digest(0) == runners[1].memory.digest(0)
     assert same(*(r.feed([7])["y"] for r in runners))
 

@@ -1,8 +1,8 @@
 /* The sums of one range of what rows see, for query heads that share a key head: the largest score,
  * the sum of exp(score - largest), and the sum of exp(score - largest) v.
  *
- * The order of sums, and the bits, are those of the CPU's kernels: a page of 64 numbers is taken in
- * after the other. A score is one chain over the key's width, times the scale, plus a bias by
+ * The order of sums is that of the CPU's kernels, but that their ranges are longer: a page of 64
+ * numbers is taken in after the other. A score is one chain over the key's width, times the scale, plus a bias by
  * distance; CODED queries become codes, too, and a chain's links are blocks of 64. A page's weights
  * are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number after number.
  * merge.cu takes ranges together.

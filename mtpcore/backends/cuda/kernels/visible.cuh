@@ -5,7 +5,7 @@
  * their numbers. Places lie in pages of 64, as the sequence's table says.
  */
 #define PAGE 64
-#define RANGE 1024 /* numbers whose sums are made in one go */
+#define RANGE 256 /* numbers whose sums are made in one go */
 
 struct Visible {
     int begin, end, base, own; /* distances count from `own` */

@@ -151,7 +151,7 @@ def _attend(
     launches = []
     for first in range(0, n_rows, most_rows):
         n = min(most_rows, n_rows - first)
-        n_takers = tile_rows if n <= _FEW_ROWS else 1
+        n_takers = min(tile_rows, n) if n <= _FEW_ROWS else 1
         n_tiles = -(-n // tile_rows) * n_takers * n_head_tiles * layer.n_heads
         sizes = (
             *(table.shape[1], first, n, n_ranges, tile_rows, n_takers, layer.n_heads, n_shared),

@@ -25,15 +25,20 @@ LEAST = np.float32(-np.inf)
 
 
 def attention(
-    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    run: Run,
+    inputs: list[Array],
+    weights: list[Any],
+    attrs: dict[str, Any],
+    n_of_range: int = RANGE,
 ) -> tuple[Array, ...]:
     """Store k and v of all rows, rounded to the memory's type; then attend to what is stored.
 
-    Without v the store's values are the first entries of its keys.
+    Without v the store's values are the first entries of its keys. A range has ``n_of_range``
+    places, whole pages.
     """
     remember(run, inputs[1:], weights, attrs)
     memory, _ = group_of(run, attrs["layer"])
-    slots, distances = stored_ranges(run, memory, attrs["mask"], attrs["window"])
+    slots, distances = stored_ranges(run, memory, attrs["mask"], attrs["window"], n_of_range)
     sinks, table = (*weights, None, None)[:2]
     bias = None if table is None else [_bias(table, part, attrs) for part in distances]
     return (attend(inputs[0], slots, _held(run, attrs), attrs["scale"], sinks, bias),)
@@ -52,11 +57,15 @@ def remember(
 
 
 def cross_attention(
-    run: Run, inputs: list[Array], weights: list[Any], attrs: dict[str, Any]
+    run: Run,
+    inputs: list[Array],
+    weights: list[Any],
+    attrs: dict[str, Any],
+    n_of_range: int = RANGE,
 ) -> tuple[Array, ...]:
     """Attend to all that was delivered of the row's sequence in a layer."""
     memory, _ = group_of(run, attrs["layer"])
-    slots, _ = stored_ranges(run, memory, "block", 0)
+    slots, _ = stored_ranges(run, memory, "block", 0, n_of_range)
     return (attend(inputs[0], slots, _held(run, attrs), attrs["scale"], None, None),)
 
 
@@ -74,14 +83,14 @@ def _bias(table: F32, distances: Slots, attrs: dict[str, Any]) -> F32:
 
 
 def stored_ranges(
-    run: Run, memory: PagedKV, mask: str, window: int
+    run: Run, memory: PagedKV, mask: str, window: int, n_of_range: int
 ) -> tuple[list[Slots], list[Slots]]:
     """Return where each row finds the keys it sees, int64[rows, pages * 64], or ``HIDDEN``.
 
     And how far behind the row they lie, negative where they come before. There is one array of
-    both for each range of places, from a multiple of ``RANGE`` on. A place decides by its number in
-    which page and lane a key is taken in. Rows of a tree count places along their path, as if it
-    had been decoded in a row.
+    both for each range of places, from a multiple of ``n_of_range`` on. A place decides by its
+    number in which page and lane a key is taken in. Rows of a tree count places along their path,
+    as if it had been decoded in a row.
     """
     rows, visible = run.batch, []
     for t, seq in enumerate(rows.seq):
@@ -97,7 +106,7 @@ def stored_ranges(
         slots[t, first - begin : first - begin + len(seen)] = page * PAGE + seen % PAGE
         own = int(rows.place[t]) if mask == "block" else first + len(seen) - 1
         distances[t] = np.arange(begin, begin + slots.shape[1]) - own
-    cuts = [at for at in range(PAGE, slots.shape[1], PAGE) if (begin + at) % RANGE == 0]
+    cuts = [at for at in range(PAGE, slots.shape[1], PAGE) if (begin + at) % n_of_range == 0]
     return np.split(slots, cuts, axis=1), np.split(distances, cuts, axis=1)
 
 
