@@ -7,16 +7,17 @@ families; with MTPCORE_GRID, as ``scripts/grid`` sets it, all of all.
 import os
 
 import pytest
+from harness.every_trunk import write_trunk
 from harness.generated import NATIVE
-from harness.generated_heads import EAGLE3, OTHERS, write_eagle3, write_family
+from harness.generated_heads import DRAFTERS, OTHERS, write_drafter, write_family
 
 from mtpcore import Sampling
 from mtpcore._ext._cpu import available_isas, isa, use_isa
-from mtpcore.testing import Batching, Subject, Texts, check_rows, check_texts
+from mtpcore.testing import Batching, Subject, Texts, check_graphs, check_rows, check_texts
 
 ISAS = available_isas()
 IS_WHOLE = "MTPCORE_GRID" in os.environ
-FAMILIES = (*OTHERS, EAGLE3)
+FAMILIES = (*OTHERS, *DRAFTERS)
 CASES = [
     (family, kind, isa)
     for i, kind in enumerate(NATIVE)
@@ -41,9 +42,11 @@ def subject(tmp_path_factory):
     def make(family, kind):
         if (family, kind) not in made:
             name = f"{family} {kind}"
-            trunk = "llama" if family == EAGLE3 else family
+            is_drafter = family in DRAFTERS
+            trunk = "llama" if is_drafter else family
             path = write_family(folder / f"{name} target.gguf", trunk, kind)
-            head = str(write_eagle3(folder / f"{name}.gguf", kind)) if family == EAGLE3 else None
+            beside = folder / f"{name}.gguf"
+            head = str(write_drafter(beside, family, kind)) if is_drafter else None
             made[family, kind] = Subject(name, str(path), head)
         return made[family, kind]
 
@@ -69,3 +72,17 @@ def test_rows_and_texts(subject, use, family, kind, isa):
         check_rows(family, batching, "f16")
     for texts in TEXTS[: 2 if IS_WHOLE else 1]:
         check_texts(family, texts)
+
+
+@pytest.mark.parametrize(
+    ("family", "isa"),
+    [
+        (family, isa)
+        for i, family in enumerate(("csm", "gemma4", "gpt_oss", "qwen3-tts", "t5"))
+        for isa in (ISAS if IS_WHOLE else ISAS[-1 - i % len(ISAS) :][:1])
+    ],
+)
+def test_graphs_of_published_weights(use, family, isa, tmp_path):
+    """Those of families that are not generated: encoders, codes, memory that layers share."""
+    use(isa)
+    assert check_graphs(Subject(family, str(write_trunk(tmp_path, family)))) > 0

@@ -1,5 +1,6 @@
 """Drafters that are programs of a plugin's own, and read the target's rows."""
 
+import msgspec
 import numpy as np
 import pytest
 import toy
@@ -88,6 +89,35 @@ def test_drafts_are_those_of_the_same_head_as_a_graph(family, p_min):
     """Greedy and sampled, with cuts and penalties, and where drafts end early."""
     found = drafts_of(family, "numpy_head", p_min)
     assert found == drafts_of(family, "toy_head", p_min)
+    assert {len(drafts) for drafts in found} >= ({4} if not p_min else {0, 4})
+
+
+def torch_head(torch):
+    """Return the same head as a module of PyTorch."""
+
+    class TorchHead(NumpyHead):
+        def __init__(self, model):
+            super().__init__(model)
+            self.w = {name: torch.tensor(values) for name, values in self.w.items()}
+
+        @torch.inference_mode()
+        def step(self, token, row):
+            x = self.w["join"] @ torch.cat([self.w["embed"][int(token)], torch.as_tensor(row)])
+            row = x / torch.sqrt((x**2).mean() + toy.EPS) * self.w["norm"]
+            return row, (self.w["head"] @ row).numpy()
+
+    return TorchHead
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.2])
+def test_a_head_of_pytorch_drafts_the_same(family, p_min):
+    spec = msgspec.structs.replace(
+        FED, name="torch_head", proposer=torch_head(pytest.importorskip("torch"))
+    )
+    plugins = Registry.of(toy, toy.offering(FED, spec))
+    both = Subject("torch", family.path, drafter="torch_head", plugins=plugins)
+    found = drafts_of(both, "torch_head", p_min)
+    assert found == drafts_of(both, "numpy_head", p_min)
     assert {len(drafts) for drafts in found} >= ({4} if not p_min else {0, 4})
 
 

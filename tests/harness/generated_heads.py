@@ -9,13 +9,14 @@ from harness.generated import FULL, N_USED, make_metadata, random_matrix, types_
 from mtpcore.gguf import write_model_file
 
 OTHERS = ("qwen3moe", "mimo", "mimo2", "deepseek2")
-EAGLE3 = "eagle3"  # a head in a file of its own, beside a llama
+EAGLE3, DFLASH, PEAGLE = "eagle3", "dflash", "peagle"
+DRAFTERS = (EAGLE3, DFLASH, PEAGLE)  # in files of their own, beside a llama
 N_HEADS = {"mimo": 1, "mimo2": 2, "deepseek2": 1}
 RANK, ROTATED, VALUE, WINDOW, N_DRAFT = 256, 32, 64, 24, 64
 
 
 def write_family(path, family, kind, seed=0):
-    """Write a model of any family but ``eagle3``; its matrices are of one type."""
+    """Write a model of any family but the drafters; its matrices are of one type."""
     if family not in OTHERS:
         return write_generated(path, family, kind, seed)
     tensors = _tensors(family, kind, np.random.default_rng([seed, 90, OTHERS.index(family)]))
@@ -23,12 +24,35 @@ def write_family(path, family, kind, seed=0):
     return path
 
 
-def write_eagle3(path, kind):
-    """Write a head for a generated llama; it drafts a part of the vocabulary."""
+def write_drafter(path, architecture, kind):
+    """Write a drafter for a generated llama; it reads the inputs of its layers."""
     rng, s = np.random.default_rng(91), FULL
     tensors = {
         "fc.weight": random_matrix(rng, kind, s.width, 3 * s.width),
         "output_norm.weight": _vector(rng, s.width, 1),
+    }
+    metadata = make_metadata("llama") | {
+        "llama.block_count": 1,
+        "llama.vocab_size": s.n_vocab,
+        "llama.target_layers": [0, 1, 1],
+        "llama.target_hidden_size": s.width,
+        "llama.block_size": 8,
+        "llama.attention.causal": False,
+        "tokenizer.ggml.mask_token_id": s.n_vocab - 2,
+    }
+    write = _add_block if architecture == DFLASH else _add_fused
+    write(tensors, rng, kind)
+    if architecture == PEAGLE:
+        tensors["mask_hidden.weight"] = _vector(rng, 3 * s.width)
+    metadata = {key.replace("llama.", f"{architecture}."): v for key, v in metadata.items()}
+    write_model_file(path, architecture, metadata, tensors, types_of(tensors, kind))
+    return path
+
+
+def _add_fused(tensors, rng, kind):
+    """Add a layer of a token and a row beside it, which drafts a part of the vocabulary."""
+    s = FULL
+    tensors |= {
         "output.weight": random_matrix(rng, kind, N_DRAFT, s.width),
         "d2t": np.sort(rng.permutation(s.n_vocab)[:N_DRAFT]).astype(np.int64),
         **{f"blk.0.{name}": v for name, v in _attention(rng, kind, 2 * s.width).items()},
@@ -36,16 +60,19 @@ def write_eagle3(path, kind):
         "blk.0.attn_norm_2.weight": _vector(rng, s.width, 1),
         "blk.0.ffn_norm.weight": _vector(rng, s.width, 1),
     }
-    plain = {key.removeprefix("llama."): v for key, v in make_metadata("llama").items()}
-    plain |= {
-        "block_count": 1,
-        "vocab_size": s.n_vocab,
-        "target_layers": [0, 1, 1],
-        "target_hidden_size": s.width,
+
+
+def _add_block(tensors, rng, kind):
+    """Add a layer whose rows see a whole block, and the target's fused rows before it."""
+    s = FULL
+    tensors |= {
+        "enc.output_norm.weight": _vector(rng, s.width, 1),
+        **{f"blk.0.{name}": v for name, v in _attention(rng, kind, s.width).items()},
+        **{f"blk.0.{name}": v for name, v in _swiglu(rng, kind, "").items()},
+        "blk.0.attn_q_norm.weight": _vector(rng, s.head_width, 1),
+        "blk.0.attn_k_norm.weight": _vector(rng, s.head_width, 1),
+        "blk.0.ffn_norm.weight": _vector(rng, s.width, 1),
     }
-    metadata = {f"eagle3.{key}": value for key, value in plain.items()}
-    write_model_file(path, "eagle3", metadata, tensors, types_of(tensors, kind))
-    return path
 
 
 def _vector(rng, n, around=0.0):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from harness import qwen
-from harness.generated_heads import EAGLE3, write_eagle3, write_family
+from harness.generated_heads import EAGLE3, write_drafter, write_family
 from harness.published import tokenizer, write_checkpoint
 from mtpcore.conversion import convert
 from mtpcore.discovery.loading import find_model
@@ -72,7 +72,10 @@ def _parts(name):
             path = _write_hybrid(Path(folder), qwen.SHAPES[HYBRIDS[name]])
         elif kind:
             path = Path(folder) / "model.gguf"
-            write_eagle3(path, kind) if family == EAGLE3 else write_family(path, family, kind)
+            if family == EAGLE3:
+                write_drafter(path, family, kind)
+            else:
+                write_family(path, family, kind)
         file = open_model_file(path)
         tensors = {name: np.array(tensor.raw()) for name, tensor in file.tensors.items()}
         types = {name: tensor.type for name, tensor in file.tensors.items()}

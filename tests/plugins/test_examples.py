@@ -12,7 +12,7 @@ EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/pyproject.
 
 
 def run(*command, cwd, path):
-    names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "ASAN_OPTIONS")
+    names = ("PATH", "HOME", "TMPDIR", "LD_PRELOAD", "ASAN_OPTIONS", "MTPCORE_ISA")
     keep = {name: os.environ[name] for name in names if name in os.environ}
     done = subprocess.run(
         [sys.executable, *map(str, command)],
@@ -63,6 +63,7 @@ def test_example_is_listed(installed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.isas
 def test_example_passes_its_own_tests(installed, tmp_path):
     _, tests, site = installed
     quiet = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from collections import Counter
 from functools import partial
 from types import ModuleType
 
@@ -26,6 +27,7 @@ from mtpcore import (
     link,
     load_model,
 )
+from mtpcore.backends.reference.backend import ReferencePlan
 from mtpcore.cli.main import main
 from mtpcore.conversion import convert
 from mtpcore.discovery.registry import Registry
@@ -161,6 +163,31 @@ def test_what_was_read_stays_through_a_rollback(made):
     assert cross.digest(0) == empty.digest(0) != read
     with pytest.raises(mtpcore.LinkError, match="no whole sequence was delivered"):
         cross.llm.process(Batch.of(tokens))
+
+
+def test_cross_rows_are_computed_once_and_kept(made, monkeypatch):
+    """Keys and values of the encoder's rows: made as they are delivered, whatever is drafted."""
+    s, model, _ = made
+    n_rows, run = Counter(), ReferencePlan.run
+
+    def counted(plan, batch, memory):
+        for weight in {w.tensor for node in plan.program.nodes for w in node.weights if w}:
+            n_rows[weight] += len(batch.tokens)
+        return run(plan, batch, memory)
+
+    monkeypatch.setattr(ReferencePlan, "run", counted)
+    cross = link(open_context(model, backend="reference", n_seq_max=2), "lookup")
+    cross.encode({0: t5.source(s).tolist()})
+    cross.llm.process(Batch.of([0, 5, 6, 5, 6, 5]))
+    for _ in range(3):
+        cross.verify({0: cross.draft(0, 3, GREEDY)}, GREEDY)
+        cross.accept(0, 0)
+    cross.fork(0, 1)
+    cross.llm.process(Batch.of([7], seq=1, pos=cross.llm.length(1)))
+    for n in range(s.n_decoder_layers):
+        block = f"dec.blk.{n}.cross_attn"
+        assert [n_rows[f"{block}_{part}.weight"] for part in "kv"] == [s.n_source] * 2
+        assert n_rows[f"{block}_q.weight"] >= 6 + 3 + 1
 
 
 def test_forks_and_saved_states_go_on(made):

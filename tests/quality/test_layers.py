@@ -43,7 +43,7 @@ FLOOR = {name: i for i, storey in enumerate(STOREYS) for name in storey.split()}
 
 ARCHITECTURE = re.compile(
     r"glm|llama(?!\.cpp|-cpp|_cpp)|qwen|deepseek|mimo|eagle|medusa|dflash|gemma|mistral|gpt.?oss"
-    r"|\bm?t5\b",
+    r"|\bm?t5\b|csm|\bpard|\bxpress|dspark|domino|qwen_tts",
     re.I,
 )
 FORMAT_CONSTANTS = {
@@ -191,6 +191,8 @@ def test_the_rules_see_violations(tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text("def f():\n    from mtpcore import cross\n    import mtpcore.cli.main\n")
     assert [storey_of(name) > FLOOR["graph"] for name in imported(planted)] == [True, True]
-    assert ARCHITECTURE.search("a Qwen3 head")
+    for name in ("Qwen3", "CSM", "PARD", "XPress", "DSpark", "Domino", "mtpcore_qwen_tts"):
+        assert ARCHITECTURE.search(f"a {name} head")
+    assert not ARCHITECTURE.search("a compressed expression")
     assert not ARCHITECTURE.search("as llama.cpp does")
     assert not MAY_CIMPORT.match("mtpcore.runtime.context")

@@ -6,6 +6,8 @@ import struct
 import mtpcore_medusa
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Batch, Context, Sampling, link
 from mtpcore.conversion import convert
@@ -19,6 +21,11 @@ from mtpcore.testing import (
     check_graphs,
     check_rows,
     check_texts,
+)
+from mtpcore.testing.machine import machine_of
+
+FEW = settings(
+    max_examples=3, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 WIDTH, N_VOCAB, N_HEADS, N_DRAFT = 32, 48, 4, 20
@@ -186,3 +193,9 @@ def test_what_others_ask_makes_no_difference(medusa):
 def test_drafting_changes_no_token(medusa, temperature, name):
     texts = Texts(k=N_HEADS, sampling=Sampling(temperature=temperature, seed=3))
     assert 0 <= check_texts(medusa[0][name], texts) <= 1
+
+
+def test_nothing_is_left_of_rejected_drafts(medusa):
+    """Whatever is drafted, verified, taken back and copied, every role is as one that is new."""
+    for subject in medusa[0].values():
+        run_state_machine_as_test(machine_of(subject), settings=FEW)

@@ -8,6 +8,8 @@ import msgspec
 import mtpcore_mlp_speculator
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from mtpcore import Sampling
 from mtpcore.conversion import convert
@@ -21,6 +23,11 @@ from mtpcore.testing import (
     check_graphs,
     check_rows,
     check_texts,
+)
+from mtpcore.testing.machine import machine_of
+
+FEW = settings(
+    max_examples=3, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 WIDTH, INNER, N_VOCAB, N_STEPS, EPS = 32, 64, 48, 3, 1e-6
@@ -203,3 +210,8 @@ def test_drafting_changes_no_token(speculator, temperature, as_tree):
         spec = msgspec.structs.replace(spec, shape="tree", tree=mtpcore_mlp_speculator.TREE)
     texts = Texts(k=N_STEPS, sampling=Sampling(temperature=temperature, seed=3))
     assert 0 <= check_texts(subject, texts, spec) <= 1
+
+
+def test_nothing_is_left_of_rejected_drafts(speculator):
+    """Whatever is drafted, verified, taken back and copied, every role is as one that is new."""
+    run_state_machine_as_test(machine_of(speculator[1]), settings=FEW)

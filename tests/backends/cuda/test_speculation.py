@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from harness import hybrid_family
 from harness.fixtures import model_file
-from harness.generated_heads import write_eagle3, write_family
+from harness.generated_heads import EAGLE3, write_drafter, write_family
 from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
@@ -47,7 +47,7 @@ def subject(backend, tmp_path_factory):
             return Subject(name, str(model_file("qwen35moe-17")), drafter="qwen_mtp")
         if name == "eagle3":
             target = write_family(path, "llama", "Q8_0")
-            head = write_eagle3(folder / "head.gguf", "Q8_0")
+            head = write_drafter(folder / "head.gguf", EAGLE3, "Q8_0")
             return Subject(name, str(target), str(head))
         return Subject(name, str(write_family(path, name, "Q8_0")))
 
