@@ -32,7 +32,7 @@ static __device__ __forceinline__ float turned(const Turns &turns, const float *
     return is_second ? fmaf(a, sin, b * cos) : fmaf(a, cos, (0.0f - b) * sin);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     turn_and_store(const float *q, const float *k, const float *v, const int *positions,
                    const double *__restrict__ frequencies, const int *__restrict__ axes,
                    const float *__restrict__ factors, float *__restrict__ turned_q, const int *seqs,
