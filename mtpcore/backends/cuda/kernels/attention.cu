@@ -2,10 +2,10 @@
  * the sum of exp(score - largest), and the sum of exp(score - largest) v.
  *
  * The order of sums is that of the CPU's kernels, but that their ranges are longer: a page of 64
- * numbers is taken in after the other. A score is one chain over the key's width, times the scale, plus a bias by
- * distance; CODED queries become codes, too, and a chain's links are blocks of 64. A page's weights
- * are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number after number.
- * merge.cu takes ranges together.
+ * numbers is taken in after the other. A score is one chain over the key's width, times the scale,
+ * plus a bias by distance; CODED queries become codes, too, and a chain's links are blocks of 64. A
+ * page's weights are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number
+ * after number. merge.cu takes ranges together.
  *
  * A CTA takes a tile: up to QUERIES queries, which are heads of consecutive rows of one sequence, and
  * reads each key and each value once for all of them. A query takes in what its own row sees and

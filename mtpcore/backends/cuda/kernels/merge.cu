@@ -71,7 +71,7 @@ static __device__ __forceinline__ void merged(float (&out)[N], const Head &head,
         out[i] = __fdiv_rn(out[i], total);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     merge(const float *sums, const Visible *visible_of_rows, const float *__restrict__ sinks,
           float *__restrict__ y, signed char *__restrict__ codes, float *__restrict__ scales,
           short *__restrict__ sums_of_codes, int first_row, int n_ranges, int n_heads, int v_width)

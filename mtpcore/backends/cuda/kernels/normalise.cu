@@ -50,7 +50,7 @@ static __device__ __forceinline__ void load(float (&into)[AT_ONCE][EACH], const 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     normalise(const float *x, const float *__restrict__ weight, const float *__restrict__ bias,
               float *__restrict__ y, signed char *__restrict__ codes, float *__restrict__ scales,
               short *__restrict__ sums, int width, float n, float eps)

@@ -23,7 +23,7 @@ static __device__ __forceinline__ void load(float (&into)[OF_LANE], const float 
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     quantise(const float *x, const float *up, signed char *__restrict__ codes,
              float *__restrict__ scales, short *__restrict__ sums, unsigned n_blocks, int kind,
              float limit, float offset)
