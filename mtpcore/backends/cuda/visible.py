@@ -13,6 +13,7 @@ from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.cuda.store import StoredLayer
+from mtpcore.errors import BackendError
 from mtpcore.memory.base import PAGE
 from mtpcore.memory.pages import PageTables
 
@@ -22,6 +23,8 @@ I32 = NDArray[np.int32]
 
 RANGE = 256
 """Places whose sums attention makes in one go; the kernels' (``visible.cuh``)."""
+MOST_PLACES = RANGE * ((1 << 16) - 1)
+"""Of a context: each range is a block along the second axis of a grid."""
 
 
 class Rows:
@@ -67,9 +70,20 @@ class Visible:
 
     ``n_ranges`` are as many ranges as the row that sees most has, or more; ``most_ranges`` is how
     many there can be.
+
+    Raises
+    ------
+    BackendError
+        A context has more ranges than a grid takes blocks.
     """
 
     def __init__(self, device: Device, *, n_batch: int, n_ctx: int, mask: str, window: int) -> None:
+        if n_ctx > MOST_PLACES:
+            raise BackendError(
+                "context too long for the CUDA kernel",
+                wanted=f"at most {MOST_PLACES} places",
+                got=n_ctx,
+            )
         self._mask, self._window = mask, window
         self.n_ranges, self.most_ranges = 1, -(-n_ctx // RANGE)
         self.array = device.empty((n_batch, 4), np.int32)

@@ -20,7 +20,8 @@ from mtpcore.backends.cuda.launch.products import DeviceMatrix
 from mtpcore.backends.cuda.launch.recurrent import StepStates, settle
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Step
-from mtpcore.backends.cuda.visible import Visible
+from mtpcore.backends.cuda.visible import MOST_PLACES, Visible
+from mtpcore.errors import BackendError
 from mtpcore.graph.program import DeltaLayer
 from mtpcore.testing import Runner, Weights
 
@@ -105,7 +106,7 @@ def test_large_matrices_and_stacks(kind, n_rows):
 
 
 @pytest.mark.parametrize("n_rows", ROWS)
-@pytest.mark.parametrize("n_ctx", [512, 1 << 24])
+@pytest.mark.parametrize("n_ctx", [512, MOST_PLACES])
 def test_many_heads_of_long_contexts(n_rows, n_ctx):
     q, k = array(n_rows, 256, 128), array(n_rows, 8, 128)
     layer = SimpleNamespace(
@@ -119,6 +120,11 @@ def test_many_heads_of_long_contexts(n_rows, n_ctx):
     memory = SimpleNamespace(layer=layer, rows=rows, tables=tables, visible=visible)
     step = step_of((q, k, k), (), (q,), memory, scale=1.0, max_distance=0)
     check(LAUNCHERS["attention"](step, n_rows))
+
+
+def test_longer_contexts_are_refused():
+    with pytest.raises(BackendError, match="context too long"):
+        Visible(Paper(), n_batch=1, n_ctx=MOST_PLACES + 1, mask="causal", window=0)
 
 
 @pytest.mark.parametrize("n_rows", ROWS)
