@@ -39,9 +39,7 @@ static __device__ __forceinline__ void load(float (&into)[AT_ONCE][EACH], const 
     for (int j = 0; j < AT_ONCE; j++) {
         const int at = (first + j) * OF_PIECE + threadIdx.x * EACH;
         if (width % 4 == 0 && at + EACH <= width) {
-            const float4 low = *(const float4 *)(row + at), high = *(const float4 *)(row + at + 4);
-            into[j][0] = low.x, into[j][1] = low.y, into[j][2] = low.z, into[j][3] = low.w;
-            into[j][4] = high.x, into[j][5] = high.y, into[j][6] = high.z, into[j][7] = high.w;
+            load_eight(into[j], row + at);
         } else {
 #pragma unroll
             for (int i = 0; i < EACH; i++)

@@ -9,17 +9,13 @@
 #define THREADS 256
 #define OF_LANE (BLOCK / 32)
 
-/* What a lane has of an array, all asked for together. */
+/* What a lane has of an array. */
 static __device__ __forceinline__ void load(float (&into)[OF_LANE], const float *own)
 {
 #if BLOCK == 32
     into[0] = own[0];
 #else
-#pragma unroll
-    for (int i = 0; i < OF_LANE; i += 4) {
-        const float4 four = *(const float4 *)(own + i);
-        into[i] = four.x, into[i + 1] = four.y, into[i + 2] = four.z, into[i + 3] = four.w;
-    }
+    load_eight(into, own);
 #endif
 }
 

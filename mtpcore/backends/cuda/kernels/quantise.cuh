@@ -9,6 +9,14 @@
 #define LARGEST 3.40282347e+38f
 #define REST_STEPS 16384.0f
 
+/* Eight values that lie on sixteen bytes, asked for together. */
+__device__ __forceinline__ void load_eight(float (&into)[8], const float *from)
+{
+    const float4 low = *(const float4 *)from, high = *(const float4 *)(from + 4);
+    into[0] = low.x, into[1] = low.y, into[2] = low.z, into[3] = low.w;
+    into[4] = high.x, into[5] = high.y, into[6] = high.z, into[7] = high.w;
+}
+
 /* Returns the scale; every lane must come here. */
 template <int N> __device__ __forceinline__ float quantise_block(const float (&value)[N],
                                                                  int (&code)[N])
