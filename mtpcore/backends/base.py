@@ -125,8 +125,9 @@ class Verification(msgspec.Struct, kw_only=True):
     """The target's pass over what a draft run makes, which a plan may run behind it in one go.
 
     ``batch`` has of the run's sequence i, from row ``first[i]`` on, the pending token and ``k[i]``
-    drafts, whose tokens are filled in; its places are reserved in ``memory``. ``arrays`` are what
-    ``plan.run`` returns of it, if it was run: not where a draft is missing.
+    drafts, whose tokens are filled in, in the texts before its choices, too; its places are
+    reserved in ``memory``. ``arrays`` are what ``plan.run`` returns of it, if it was run: not where
+    a draft is missing.
     """
 
     plan: Plan

@@ -79,4 +79,6 @@ def _is_same(ran: CheckedBatch, asked: CheckedBatch) -> bool:
 
 def _choices(batch: CheckedBatch) -> tuple[Any, ...] | None:
     wanted = batch.fused_sampling
-    return None if wanted is None else (tuple(wanted.samplers), tuple(wanted.indices))
+    if wanted is None:
+        return None
+    return tuple(wanted.samplers), tuple(wanted.indices), tuple(wanted.n_prompt)

@@ -244,16 +244,13 @@ class Speculation:
     ) -> Verification | None:
         """Return the pass that verifies a round behind a draft run for these sequences, or None.
 
-        There is none where the run is only one of several for the ``n_drafted`` sequences, where
-        penalties would read drafts that are not there yet, and where there is no room: ``verify``
-        will say so.
+        There is none where the run is only one of several for the ``n_drafted`` sequences, and
+        where there is no room: ``verify`` will say so.
         """
         n_rows = len(verified) + sum(lengths)
         if len(seqs) < n_drafted:
             return None
         if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
-            return None
-        if any(setting_of(sampling, seq).has_penalties for seq in verified):
             return None
         rows, length_of = RoundBatch(), dict(zip(seqs, lengths, strict=True))
         for seq in verified:

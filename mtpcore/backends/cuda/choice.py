@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,40 +14,51 @@ from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.launch.passes import Odds, weigh
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import (
+    ADJUSTED,
     ADJUSTMENT,
     CHOOSER,
     CUT,
     N_DIGITS,
     TALLY,
     WINNER,
+    Adjustments,
     Cuts,
+    Drafted,
     adjust,
+    adjusted_row,
     adjustments_of,
     choose,
     choosers_of,
     cut,
     cuts_of,
     find_tops,
+    logits_by_token,
     n_parts,
     settle,
 )
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
-__all__ = ["Choice", "Choosing"]
+__all__ = ["NO_DRAFTS", "Choice", "Choosing", "DraftedParts"]
 
 I32 = NDArray[np.int32]
+
+DraftedParts = Mapping[int, tuple[int, int]]
+"""Of each output the drafts that its text goes on with: the first of a list, and how many."""
+
+NO_DRAFTS: DraftedParts = {}
+_NONE = (0, 0)
 
 
 class Choosing(NamedTuple):
     """What decides the launches of a choice: n samplers, and what they ask for.
 
-    Adjustments have room for ``most_adjustments``; where they outgrow it, they move.
+    ``rooms`` are the lengths of arrays that move where they are outgrown.
     """
 
     n: int
-    n_adjustments: int
-    most_adjustments: int
+    n_adjusted: int
+    rooms: tuple[int, int]
     has_cuts: bool
     has_names: bool
     has_odds: bool
@@ -88,9 +99,11 @@ class Choice:
             self._cuts.tops,
             device.empty((n_batch,), np.uint64),
         )
-        self._adjustments = device.empty((1,), ADJUSTMENT)  # grows: a power of two
+        self._adjusted = device.empty((n_batch,), ADJUSTED)
+        self._adjustments = device.empty((1,), ADJUSTMENT)  # these grow: powers of two
+        self._by_token = device.empty((1,), np.int32)
         self._token_ids = device.empty((n_logits,), np.int32)
-        self._named: I32 | None = None  # what _token_ids holds
+        self._named: tuple[I32, I32] | None = None  # what _token_ids and _by_token hold
 
     def check(self, wanted: FusedSampling, n_outputs: int) -> None:
         """Raise BatchError or SamplingError where samplers do not fit outputs and logits."""
@@ -114,16 +127,23 @@ class Choice:
             if not (wanted.texts or sampler.is_gumbel_max):
                 raise SamplingError("a choice needs the text before it", where=f"output {i}")
 
-    def take(self, wanted: FusedSampling, *, has_odds: bool = False) -> tuple[Choosing, list[Part]]:
+    def take(
+        self,
+        wanted: FusedSampling,
+        *,
+        has_odds: bool = False,
+        drafted: DraftedParts = NO_DRAFTS,
+    ) -> tuple[Choosing, list[Part]]:
         """Return what decides the launches of a choice, and what they go by, to be held.
 
-        ``has_odds`` asks how probable the chosen tokens are.
+        ``has_odds`` asks how probable the chosen tokens are; ``drafted`` are parts of the list of
+        drafts that ``launches`` is given.
         """
         who = _who(wanted)
         parts = [Part(choosers_of(who), self._choosers)]
-        adjustments = self._adjust(wanted, who)
-        if len(adjustments):
-            parts.append(Part(adjustments, self._adjustments))
+        by_token = self._name(wanted.token_ids)
+        n_adjusted, more = self._adjust(wanted, who, by_token, drafted)
+        parts += more
         cuts = cuts_of(sampler for sampler, *_ in who)
         has_cuts = bool((cuts["is_open"] | (cuts["min_p"] > 0)).any())
         if has_cuts:
@@ -131,19 +151,20 @@ class Choice:
             parts += [Part(cuts, self._cuts.cuts), Part(zeros, self._cuts.tallies)]
         if has_odds:
             parts.append(Part(np.zeros(len(who), np.uint64), self.odds.totals))
-        names = self._names_of(wanted.token_ids)
+        rooms = (self._adjustments.shape[0], self._by_token.shape[0])
         shape = Choosing(
-            *(len(who), len(adjustments), self._adjustments.shape[0]),
-            *(has_cuts, names is not None, has_odds),
+            *(len(who), n_adjusted, rooms, has_cuts, by_token is not None, has_odds),
         )
         return shape, parts if who else []
 
-    def launches(self, shape: Choosing) -> Iterator[Launch]:
+    def launches(self, shape: Choosing, drafted: Drafted | None = None) -> Iterator[Launch]:
         """Yield what lets samplers choose that ``take`` was told of, and are held."""
         logits, choosers, winners, n = self.logits, self._choosers, self._winners, shape.n
         if not n:
             return
-        yield from adjust(logits, self._adjustments, shape.n_adjustments)
+        by_token = self._by_token if shape.has_names else None
+        adjustments = Adjustments(self._adjusted, self._adjustments, by_token)
+        yield from adjust(logits, adjustments, shape.n_adjusted, drafted)
         if shape.has_cuts or shape.has_odds:
             yield from find_tops(logits, choosers, winners, self._cuts.tops, n)
         if shape.has_cuts:
@@ -172,30 +193,58 @@ class Choice:
         return chosen, self._rows(np.flatnonzero(chosen < 0))
 
     def _adjust(
-        self, wanted: FusedSampling, who: list[tuple[Sampler, int, int]]
-    ) -> NDArray[np.void]:
-        """Return bias and penalties of the logits, filled up with some that do nothing."""
-        n_logits, parts = self.logits.shape[1], [np.empty(0, ADJUSTMENT)]
+        self,
+        wanted: FusedSampling,
+        who: list[tuple[Sampler, int, int]],
+        by_token: I32 | None,
+        drafted: DraftedParts,
+    ) -> tuple[int, list[Part]]:
+        """Return how many rows are adjusted, and what they go by."""
+        n_logits, n_tokens = self.logits.shape[1], 0
+        rows: list[tuple[float | int, ...]] = []
+        tokens: list[NDArray[np.void]] = []
         for sampler, _, row in who if wanted.texts else ():
             text, n_prompt = wanted.texts[row], wanted.n_prompt[row]
-            parts.append(adjustments_of(sampler, text, n_prompt, row, n_logits, wanted.token_ids))
-        adjustments = np.concatenate(parts)
-        n = len(adjustments)
-        if n > self._adjustments.shape[0]:
-            self._adjustments = self._device.empty((1 << n.bit_length(),), ADJUSTMENT)
-        more = np.zeros((1 << (n - 1).bit_length()) - n if n else 0, ADJUSTMENT)
-        more["at"] = -1
-        return np.concatenate([adjustments, more])
+            own = adjustments_of(sampler, text, n_prompt, n_logits, by_token)
+            drafts = drafted.get(row, _NONE) if sampler.sampling.has_penalties else _NONE
+            if len(own) or drafts != _NONE:
+                rows.append(adjusted_row(sampler, row, (n_tokens, len(own)), drafts))
+                tokens.append(own)
+                n_tokens += len(own)
+        if not rows:
+            return 0, []
+        n = 1 << (n_tokens - 1).bit_length() if n_tokens else 0  # else every token changes graphs
+        tokens.append(np.zeros(n - n_tokens, ADJUSTMENT))
+        self._adjustments = self._room(self._adjustments, n)
+        parts = [
+            Part(np.array(rows, ADJUSTED), self._adjusted),
+            Part(np.concatenate(tokens), self._adjustments),
+        ]
+        return len(rows), parts
 
-    def _names_of(self, token_ids: I32 | None) -> DeviceArray | None:
-        """Return token ids on the device; they are mostly those of the run before."""
+    def _room(self, array: DeviceArray, n: int) -> DeviceArray:
+        """Return the array, or a new one that has room for n."""
+        has_room = n <= array.shape[0]
+        return array if has_room else self._device.empty((1 << n.bit_length(),), array.dtype)
+
+    def _name(self, token_ids: I32 | None) -> I32 | None:
+        """Let the device know the tokens of logits, mostly those of the run before.
+
+        Returns
+        -------
+        int32[n] or None
+            The logit of each token, where tokens are given.
+        """
         if token_ids is None:
             return None
-        if self._named is None or (self._named != token_ids).any():
-            self._named = None
+        if self._named is None or (self._named[0] != token_ids).any():
+            self._named, by_token = None, logits_by_token(token_ids)
+            self._by_token = self._room(self._by_token, len(by_token))
+            n_more = self._by_token.shape[0] - len(by_token)
             self._device.upload(token_ids, self._token_ids)
-            self._named = token_ids.copy()
-        return self._token_ids
+            self._device.upload(np.pad(by_token, (0, n_more), constant_values=-1), self._by_token)
+            self._named = token_ids.copy(), by_token
+        return self._named[1]
 
     def _rows(self, rows: NDArray[np.intp]) -> F32:
         """Return these rows of logits, neighbours in one go."""

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mtpcore.backends.base import CheckedBatch, DraftRun, FusedSampling, Plan, Verification
+from mtpcore.backends.cuda.choice import DraftedParts
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.passes import (
     DRAFT,
@@ -32,6 +33,7 @@ from mtpcore.backends.cuda.launch.passes import (
 )
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch, start
+from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.backends.draft import check_draft, n_embeddings
@@ -59,6 +61,20 @@ class DraftOrder:
     def number(self, i: int, p: int) -> int:
         """Return the number of the draft that sequence i gets from pass p."""
         return self.first[p] + self.passes[p].index(i)
+
+    def texts(
+        self, lengths: Mapping[int, tuple[int, int]]
+    ) -> tuple[NDArray[np.int32], DraftedParts]:
+        """Return the drafts that texts go on with, and the part of each output.
+
+        ``lengths`` are of each output its sequence, and how many of its drafts.
+        """
+        numbers: list[int] = []
+        parts = dict[int, tuple[int, int]]()
+        for output, (i, n) in lengths.items():
+            parts[output] = len(numbers), n
+            numbers += [self.number(i, p) for p in range(n)]
+        return np.array(numbers, np.int32), parts
 
     def steps(self, p: int, p_min: list[float]) -> NDArray[np.void]:
         """Return ``STEP`` of each sequence of a pass."""
@@ -157,16 +173,15 @@ class DraftLoop:
         self._n_made = 0  # arrays, of which some have gone
 
     def can_run(self, run: DraftRun) -> bool:
-        """Say whether only tokens and recycled rows depend on what is drafted.
+        """Say whether only tokens, recycled rows and penalties depend on what is drafted.
 
-        Penalties do, too; and how recurrent layers go on is decided by the host.
+        How recurrent layers go on is decided by the host.
         """
         plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
         return (
             max(run.k, default=0) > 0
             and all(self._is_here(plan) and not plan.has_states for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
-            and not any(sampler.sampling.has_penalties for sampler in run.samplers)
         )
 
     def _is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
@@ -214,9 +229,11 @@ class DraftLoop:
         stages = []
         for p, (plan, its_memory, batch) in enumerate(passes):
             has_odds = any(run.p_min[i] > 0 for i in order.passes[p])
-            planned = plan.take(batch, its_memory, has_odds=has_odds)
+            drafted, parts = order.texts({row: (i, p) for row, i in enumerate(order.passes[p])})
+            planned = plan.take(batch, its_memory, has_odds=has_odds, drafted=parts)
             pairs = order.filled(p, batch) if run.later else order.chained(p)
             brought = {"steps": order.steps(p, [*run.p_min]), **_placed(pairs, run.recycle)}
+            brought["drafted"] = drafted
             if not p:
                 brought["drafts"] = np.array([(NO_DRAFT, 0, 0)] * order.n, DRAFT)
             stages.append(Stage(plan, planned, brought, order.first[p], len(order.passes[p])))
@@ -228,10 +245,15 @@ class DraftLoop:
 
     def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
         """Return the pass of the target."""
-        batch, memory = verification.batch, verification.memory
+        memory, first = verification.memory, [*verification.first]
+        rows = {first[i] + n: (i, n) for i, k in enumerate(order.k) for n in range(k + 1)}
+        outputs = enumerate(verification.batch.outputs.tolist())
+        lengths = {output: rows[row] for output, row in outputs if row in rows}
+        batch = _without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
-        brought = _placed(order.verified([*verification.first]), {})
-        return Stage(plan, plan.take(batch, memory), brought)
+        drafted, parts = order.texts(lengths)
+        brought = {"drafted": drafted, **_placed(order.verified(first), {})}
+        return Stage(plan, plan.take(batch, memory, drafted=parts), brought)
 
     def _room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
         """Return an array of n rows, or more: it stays where it is as long as it has room."""
@@ -301,7 +323,7 @@ class DraftLoop:
             for slot, _ in shape.recycled:
                 rows, to = arrays[f"rows of {slot}"], plan.arrays[program.inputs[slot]]
                 yield place(rows, arrays["pairs of rows"], to, n, to.shape[1])
-        yield from plan.launches(stage.run)
+        yield from plan.launches(stage.run, Drafted(arrays["drafts"], arrays["drafted"]))
         if not stage.n:
             return
         kept = () if is_last_draft else shape.recycled
@@ -344,7 +366,7 @@ def _n_tokens(stages: list[Stage]) -> int:
 
 
 def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> CheckedBatch:
-    """Return a pass's batch with the samplers of its sequences, in none of which penalties are."""
+    """Return a pass's batch with the samplers of its sequences, and the texts before all drafts."""
     wanted = FusedSampling(
         samplers=[run.samplers[i] for i in active],
         indices=[run.indices[i] + p for i in active],
@@ -352,6 +374,21 @@ def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> 
         texts=[run.history[i] for i in active],
         n_prompt=[run.n_prompt[i] for i in active],
     )
+    return msgspec.structs.replace(batch, fused_sampling=wanted)
+
+
+def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
+    """Return a batch whose texts end before their drafts, which are any tokens there.
+
+    ``lengths`` are as in ``DraftOrder.texts``.
+    """
+    wanted = batch.fused_sampling
+    if wanted is None or not wanted.texts:
+        return batch
+    texts = [*wanted.texts]
+    for output, (_, n) in lengths.items():
+        texts[output] = texts[output][: max(len(texts[output]) - n, 0)]
+    wanted = msgspec.structs.replace(wanted, texts=texts)
     return msgspec.structs.replace(batch, fused_sampling=wanted)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, WeightSource, codes_of
 from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
-from mtpcore.backends.cuda.choice import Choice
+from mtpcore.backends.cuda.choice import NO_DRAFTS, Choice, DraftedParts
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.cuda.fusion import Group, fuse
@@ -26,6 +26,7 @@ from mtpcore.backends.cuda.launch.recurrent import LAUNCHERS as RECURRENT
 from mtpcore.backends.cuda.launch.recurrent import StepStates
 from mtpcore.backends.cuda.launch.step import Launch, Step, start
 from mtpcore.backends.cuda.launch.tokens import KERNELS as CHOOSING
+from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.layout import FORMATS
 from mtpcore.backends.cuda.outputs import DeviceRows
 from mtpcore.backends.cuda.runs import PlannedRun, Shape
@@ -156,12 +157,17 @@ class CudaPlan:
             self._check_group(batch, number, group.pages)
 
     def take(
-        self, batch: CheckedBatch, memory: Memory | None, *, has_odds: bool = False
+        self,
+        batch: CheckedBatch,
+        memory: Memory | None,
+        *,
+        has_odds: bool = False,
+        drafted: DraftedParts = NO_DRAFTS,
     ) -> PlannedRun:
         """Return a run whose rows of floats, and page tables, are on the device already.
 
         Slots that the batch lacks are filled in on the device. ``has_odds`` asks how probable the
-        chosen tokens are.
+        chosen tokens are; ``drafted`` are parts of the list that ``launches`` is given.
 
         Raises
         ------
@@ -193,7 +199,9 @@ class CudaPlan:
             parts.append(self._walks.part(passes))
         choosing = None
         if self.choice and batch.fused_sampling is not None:
-            choosing, more = self.choice.take(batch.fused_sampling, has_odds=has_odds)
+            choosing, more = self.choice.take(
+                batch.fused_sampling, has_odds=has_odds, drafted=drafted
+            )
             parts += more
         n_ranges = tuple(visible.n_ranges for visible in self._visible.values())
         tables_of = tuple(tables.n_made for tables in self._tables)
@@ -201,7 +209,7 @@ class CudaPlan:
         shape = Shape(n_rows, n_outputs, n_ranges, tables_of, len(parts), choosing)
         return PlannedRun(shape, parts)
 
-    def launches(self, run: PlannedRun) -> Iterator[Launch]:
+    def launches(self, run: PlannedRun, drafted: Drafted | None = None) -> Iterator[Launch]:
         """Yield the launches of a run, behind those that spread its parts."""
         shape = run.shape
         for visible, n_ranges in zip(self._visible.values(), shape.n_ranges, strict=True):
@@ -211,7 +219,7 @@ class CudaPlan:
             if n:
                 yield from launcher(step, n)
         if self.choice and shape.choosing:
-            yield from self.choice.launches(shape.choosing)
+            yield from self.choice.launches(shape.choosing, drafted)
 
     @property
     def chooses_after_texts(self) -> bool:

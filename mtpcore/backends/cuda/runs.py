@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import CheckedBatch
-from mtpcore.backends.cuda.choice import Choice, Choosing
+from mtpcore.backends.cuda.choice import NO_DRAFTS, Choice, Choosing, DraftedParts
 from mtpcore.backends.cuda.device import Device, DeviceArray
 from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch.step import Launch
+from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.visible import Rows
 from mtpcore.graph.program import Program
@@ -66,11 +67,16 @@ class DevicePlan(Protocol):
         """Check what is stored in memory, and what is seen of it."""
 
     def take(
-        self, batch: CheckedBatch, memory: Memory | None, *, has_odds: bool = False
+        self,
+        batch: CheckedBatch,
+        memory: Memory | None,
+        *,
+        has_odds: bool = False,
+        drafted: DraftedParts = NO_DRAFTS,
     ) -> PlannedRun:
         """Return a run whose rows of floats, and page tables, are on the device already."""
 
-    def launches(self, run: PlannedRun) -> Iterator[Launch]:
+    def launches(self, run: PlannedRun, drafted: Drafted | None = None) -> Iterator[Launch]:
         """Yield the launches of a run, behind those that spread its parts."""
 
     def result(self, batch: CheckedBatch) -> dict[str, NDArray[Any]]:

@@ -11,6 +11,7 @@ from programs import N_LOGITS, N_VOCAB, WIDTH, head
 from mtpcore.backends.base import CheckedBatch, DraftPass, DraftRun
 from mtpcore.backends.cpu import CpuBackend
 from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.backends.draft import draft_steps
 from mtpcore.sampling import Sampler, Sampling, Scratch
 from mtpcore.testing import Runner
@@ -90,10 +91,18 @@ def drafted(one, sequences, ids, draft):
     st.booleans(),
 )
 def test_drafts_are_those_of_logits_at_home(one, sequences, has_ids):
+    """In one launch, as it is recorded and replayed, too, and pass after pass."""
     ids = IDS if has_ids else None
-    made = drafted(one, sequences, ids, lambda run: one.plan.draft(run, one.memory))
-    wanted = drafted(one, sequences, ids, lambda run: draft_steps(one.plan, run, one.memory))
-    assert made == wanted
+
+    loops = [*[CudaPlan.draft] * 3, draft_steps]
+    made = [
+        drafted(one, sequences, ids, lambda run, loop=loop: loop(one.plan, run, one.memory))
+        for loop in loops
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CudaPlan, "chooses_after_texts", False)
+        wanted = drafted(one, sequences, ids, lambda run: draft_steps(one.plan, run, one.memory))
+    assert made == [wanted] * len(loops)
 
 
 def test_drafts_are_in_the_text_of_those_behind_them(one):
@@ -115,7 +124,9 @@ def test_logits_come_home_only_where_probabilities_matter(one, backend, monkeypa
     for p_min, n_logits in ((0.0, 0), (1e-9, N_LOGITS)):
         n_bytes.clear()
         sequences = [(2, 3, p_min, SAMPLINGS[2]), (1, 3, 0.0, SAMPLINGS[-1])]
-        drafts, n = drafted(one, sequences, None, lambda run: one.plan.draft(run, one.memory))
+        drafts, n = drafted(
+            one, sequences, None, lambda run: draft_steps(one.plan, run, one.memory)
+        )
         assert [*map(len, drafts), n] == [3, 3, 3]
         n_chosen = 1 if p_min else 2
         hidden = 3 + 2 + 2

@@ -33,6 +33,9 @@ SAMPLINGS = [
     Sampling(temperature=1.3, seed=8, stream=1),
     Sampling(temperature=0.9, seed=3, top_k=7, logit_bias={3: 2.0, 9: -4.0}),
     Sampling(temperature=1.5, seed=4, top_p=0.8, min_p=0.01),
+    Sampling(temperature=0, repetition_penalty=3.0, presence_penalty=1.0, frequency_penalty=0.5),
+    Sampling(temperature=1.7, seed=6, top_k=5, repetition_penalty=1.3, stream=2),
+    Sampling(temperature=0, frequency_penalty=-2.0),  # wants what there was
 ]
 EVERY = [0] * N_HEADS
 
@@ -127,6 +130,16 @@ def test_heads_of_each_step(heads, sequences, slots, recycles, has_ids):
     assert found[1:] == found[:1] * 3
 
 
+def texts_of(tokens, held, first):
+    """Return the text before the choice of each row; sequences hold so many rows."""
+    ends = [*first[1:], len(tokens)]
+    return [
+        np.append(HISTORY[:length], tokens[begin : row + 1]).astype(np.int32)
+        for length, begin, end in zip(held, first, ends, strict=True)
+        for row in range(begin, end)
+    ]
+
+
 def verified(target, run, held, sampling=None):
     """Return the run with its verification; sequences hold so many rows in the target."""
     tokens, place, seq, first = [], [], [], []
@@ -142,7 +155,10 @@ def verified(target, run, held, sampling=None):
     if sampling is not None:
         scratch = Scratch(N_LOGITS, N_VOCAB)
         fused = FusedSampling(
-            samplers=[Sampler(sampling, scratch)] * n, indices=[p + 1 for p in place]
+            samplers=[Sampler(sampling, scratch)] * n,
+            indices=[p + 1 for p in place],
+            texts=texts_of(tokens, held, first),
+            n_prompt=[0] * n,
         )
     batch = CheckedBatch(
         tokens=np.array(tokens, np.int32),
@@ -157,17 +173,23 @@ def verified(target, run, held, sampling=None):
     return msgspec.structs.replace(run, verification=verification)
 
 
-@pytest.mark.parametrize("sampling", [None, *SAMPLINGS[:2]])
+@pytest.mark.parametrize("sampling", [None, *SAMPLINGS[:2], *SAMPLINGS[-3:]])
 def test_what_verifies_runs_behind_all_drafts(one, target, sampling):
+    """Penalties count drafts that are made before it."""
     sequences = [(3, 2, 0.0, SAMPLINGS[1]), (5, 3, 0.0, GREEDY), (1, 0, 0.0, GREEDY)]
+    held = [2, 4, 70]
     for _ in range(3):
-        run = verified(target, chain(one, sequences), [2, 4, 70], sampling)
+        run = verified(target, chain(one, sequences), held, sampling)
         drafts, _ = one.plan.draft(run, one.memory)
         made = {name: np.array(rows) for name, rows in run.verification.arrays.items()}
         tokens = run.verification.batch.tokens.copy()
         for first, ids in zip(run.verification.first, drafts, strict=True):
             tokens[first + 1 : first + 1 + len(ids)] = ids
         batch = msgspec.structs.replace(run.verification.batch, tokens=tokens)
+        if (fused := batch.fused_sampling) is not None:
+            texts = texts_of(tokens, held, run.verification.first)
+            fused = msgspec.structs.replace(fused, texts=texts)
+            batch = msgspec.structs.replace(batch, fused_sampling=fused)
         wanted = target.plan.run(batch, target.memory)
         assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
         for name, rows in wanted.items():
@@ -210,10 +232,8 @@ def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
         clear(one)
 
 
-def test_penalties_are_left_to_the_steps(one, heads):
-    penalised = Sampling(temperature=0, repetition_penalty=1.2)
+def test_what_drafts_nothing_is_left_to_the_steps(one):
     loop = DraftLoop(one.plan)
-    assert not loop.can_run(chain(one, [(2, 2, 0.0, penalised)]))
     assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
     assert loop.can_run(chain(one, [(2, 2, 0.0, GREEDY)]))
     clear(one)

@@ -37,9 +37,13 @@ class Counts:
         return counted
 
 
-def texts(cross, n_tokens=14, **options):
+NOISY = Sampling(temperature=0.7, seed=5)
+PENALISED = Sampling(temperature=0.7, seed=5, repetition_penalty=1.3, frequency_penalty=0.4)
+
+
+def texts(cross, n_tokens=14, sampling=NOISY, **options):
     """Return texts of two requests, and what a device was asked for in each round."""
-    generator = Generator(cross, sampling=Sampling(temperature=0.7, seed=5), **options)
+    generator = Generator(cross, sampling=sampling, **options)
     requests = [generator.add([3, 9, 4, 8][: 2 + i], max_tokens=n_tokens) for i in range(2)]
     while not all(request.done for request in requests):
         generator.step()
@@ -49,12 +53,17 @@ def texts(cross, n_tokens=14, **options):
 HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, HYBRID], ids=str)
-def test_drafts_and_their_verification_are_one_call(emulated, family, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [*((family, NOISY) for family in (*FAMILIES, HYBRID)), (FAMILIES[0], PENALISED)],
+    ids=str,
+)
+def test_drafts_and_their_verification_are_one_call(emulated, family, sampling, monkeypatch):
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
     counts, rounds = Counts(emulated, monkeypatch), []
     cross = on_device.link(n_seq_max=2, n_batch=64)
-    for made in texts(cross, draft=2):
+    n_tokens = 30 if sampling.has_penalties else 14  # some graphs grow with the text
+    for made in texts(cross, n_tokens, sampling, draft=2):
         rounds.append(dict(counts.n))
         counts.n.update(dict.fromkeys(counts.n, 0))
         text = made
@@ -65,7 +74,8 @@ def test_drafts_and_their_verification_are_one_call(emulated, family, monkeypatc
     assert steady
     assert all(of["launch"] <= 12 for of in steady)  # rows that wait, and whether they are finite
     assert all(of["upload"] <= 4 for of in steady)
-    assert text == [*texts(on_device.link(n_seq_max=2, n_batch=64))][-1]
+    plain = on_device.link(n_seq_max=2, n_batch=64)
+    assert text == [*texts(plain, n_tokens, sampling)][-1]
 
 
 @pytest.mark.parametrize("family", [FAMILIES[0], HYBRID], ids=str)

@@ -12,18 +12,24 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from mtpcore._ext._sampling import exp, gumbel
+from mtpcore.backends.cuda.launch.passes import DRAFT
 from mtpcore.backends.cuda.launch.tokens import (
+    ADJUSTED,
     N_DIGITS,
     TALLY,
     WINNER,
+    Adjustments,
     Cuts,
+    Drafted,
     adjust,
+    adjusted_row,
     adjustments_of,
     choose,
     choosers_of,
     cut,
     cuts_of,
     find_tops,
+    logits_by_token,
     n_parts,
 )
 from mtpcore.sampling import Sampler, Sampling, Scratch, reference
@@ -156,17 +162,27 @@ def test_a_token_may_win_that_does_not_promise_most(device):
     assert made == wanted
 
 
+def adjustments_for(device, samplers, history, n_prompt, n_logits, token_ids, first=0, n_drafts=0):
+    """Return what adjusts rows from ``first`` on, each after the same text and drafts."""
+    by_token = None if token_ids is None else logits_by_token(token_ids)
+    lists = [adjustments_of(one, history, n_prompt, n_logits, by_token) for one in samplers]
+    begins = np.cumsum([0, *map(len, lists)]).tolist()
+    rows = [
+        adjusted_row(one, first + i, (begins[i], len(lists[i])), (1, n_drafts))
+        for i, one in enumerate(samplers)
+    ]
+    arrays = np.array(rows, ADJUSTED), np.concatenate(lists)
+    return Adjustments(
+        *map(device.upload, arrays), None if by_token is None else device.upload(by_token)
+    )
+
+
 def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_ids=None):
     """Return what each setting chooses from a copy of the row, after bias, penalties and cuts."""
     n, n_logits = len(samplings), len(logits)
     scratch = Scratch(n_logits)
     samplers = [Sampler(one, scratch) for one in samplings]
-    adjustments = np.concatenate(
-        [
-            adjustments_of(sampler, history, n_prompt, row, n_logits, token_ids)
-            for row, sampler in enumerate(samplers)
-        ]
-    )
+    adjustments = adjustments_for(device, samplers, history, n_prompt, n_logits, token_ids)
     rows = device.upload(np.tile(logits, (n, 1)))
     choosers = device.upload(choosers_of((one, index, i) for i, one in enumerate(samplers)))
     tallies = device.upload(np.zeros((n, N_DIGITS), TALLY))
@@ -176,7 +192,7 @@ def chosen_after_all(device, logits, samplings, history, n_prompt, index, token_
     if token_ids is not None:
         names = device.upload(token_ids)
     launches = [
-        *adjust(rows, device.upload(adjustments), len(adjustments)),
+        *adjust(rows, adjustments, n),
         *find_tops(rows, choosers, winners, cuts.tops, n),
         *cut(rows, choosers, cuts, winners, n),
         *choose(rows, choosers, names, winners, ids, n, cuts),
@@ -200,12 +216,17 @@ def test_tokens_after_bias_penalties_and_cuts_are_the_sampler_s(device, one, oth
     assert made == wanted
 
 
-def assert_adjusted(device, sampling, logits, history, n_prompt, token_ids=None):
-    """In the second of two rows; the first stays."""
+def assert_adjusted(device, sampling, logits, history, n_prompt, token_ids=None, n_drafts=0):
+    """In the second of two rows; the first stays. The text ends with drafts, among others."""
     sampler, n_logits = Sampler(sampling, Scratch(len(logits))), len(logits)
-    rows = device.upload(np.tile(logits, (2, 1)))
-    changes = adjustments_of(sampler, history, n_prompt, 1, n_logits, token_ids)
-    execute(device, adjust(rows, device.upload(changes), len(changes)))
+    rows, n = device.upload(np.tile(logits, (2, 1))), len(history) - n_drafts
+    drafts, numbers = np.zeros(2 * n_drafts + 1, DRAFT), np.arange(2 * n_drafts + 1)[::-1]
+    drafts["token"][numbers] = [0, *history[n:], *history[n:] + 1]
+    drafted = Drafted(device.upload(drafts), device.upload(numbers.astype(np.int32)))
+    adjustments = adjustments_for(
+        *(device, [sampler], history[:n], n_prompt, n_logits, token_ids, 1, n_drafts)
+    )
+    execute(device, adjust(rows, adjustments, 1, drafted))
     first, made = device.download(rows, 2)
     assert first.tobytes() == logits.tobytes()
     ids = np.arange(n_logits, dtype=np.int32) if token_ids is None else token_ids
@@ -214,10 +235,12 @@ def assert_adjusted(device, sampling, logits, history, n_prompt, token_ids=None)
 
 
 @shared
-@given(situations())
-def test_adjusted_logits_have_the_sampler_s_bits(device, situation):
+@given(situations(), st.floats(0, 1))
+def test_adjusted_logits_have_the_sampler_s_bits(device, situation, share):
+    """A part of the text are drafts that the host does not know."""
     sampling, logits, history, n_prompt, _, token_ids, _ = situation
-    assert_adjusted(device, sampling, logits, history, n_prompt, token_ids)
+    n_drafts = int(share * (len(history) - n_prompt))
+    assert_adjusted(device, sampling, logits, history, n_prompt, token_ids, n_drafts)
 
 
 def test_a_logit_is_rounded_after_its_bias_and_after_its_penalties(device):
@@ -230,7 +253,9 @@ def test_a_logit_is_rounded_after_its_bias_and_after_its_penalties(device):
         presence_penalty=0.7,
     )
     history = rng.permutation(np.repeat(np.arange(n), 2)).astype(np.int32)
-    assert_adjusted(device, sampling, rng.normal(size=n).astype(np.float32), history, n)
+    logits = rng.normal(size=n).astype(np.float32)
+    for n_drafts in (0, 1, n // 2, n):
+        assert_adjusted(device, sampling, logits, history, n, n_drafts=n_drafts)
 
 
 @shared

@@ -5,28 +5,23 @@
  */
 #include "cut.cuh"
 #include "condition.cuh"
+#include "draft.cuh"
 
 #define THREADS 256
 
 /* A sequence in this pass; STEP of launch/passes.py. */
 struct Step {
     double p_min;
-    int before;    /* its draft of the pass before, among all drafts; -1: none before */
+    int before; /* its draft of the pass before, among all drafts; -1: none before */
     int is_to_go_on;
 };
 
-/* DRAFT of launch/passes.py. */
-struct Draft {
-    int token;   /* -1: none */
-    int next;    /* what a later pass reads as its token: 0 where it cannot be read */
-    int goes_on;
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS)
-    draft(const int *__restrict__ ids, const Step *__restrict__ steps, const int *__restrict__ marks,
-          const float *__restrict__ logits, const int *__restrict__ rows,
-          const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
-          Draft *__restrict__ drafts, int first, int n, int n_marks, int n_vocab, int n_tokens, int n_readable,
+    draft(const int *__restrict__ ids, const Step *__restrict__ steps,
+          const int *__restrict__ marks, const float *__restrict__ logits,
+          const int *__restrict__ rows, const int *__restrict__ tops,
+          const unsigned long long *__restrict__ totals, Draft *__restrict__ drafts, int first,
+          int n, int n_marks, int n_vocab, int n_tokens, int n_readable,
           unsigned long long condition)
 {
     __shared__ int any;

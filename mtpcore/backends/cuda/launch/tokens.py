@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from mtpcore._ext._sampling import Sampler
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.step import THREADS, Launch, blocks_of
+from mtpcore.backends.cuda.launch.step import THREADS, Launch
 
 __all__ = [
+    "ADJUSTED",
     "ADJUSTMENT",
     "CHOOSER",
     "CUT",
@@ -21,14 +22,18 @@ __all__ = [
     "N_DIGITS",
     "TALLY",
     "WINNER",
+    "Adjustments",
     "Cuts",
+    "Drafted",
     "adjust",
+    "adjusted_row",
     "adjustments_of",
     "choose",
     "choosers_of",
     "cut",
     "cuts_of",
     "find_tops",
+    "logits_by_token",
     "n_parts",
     "settle",
 ]
@@ -50,16 +55,33 @@ CHOOSER = np.dtype(
 WINNER = np.dtype([("score", np.float64), ("row", np.int32)], align=True)
 """The best of a part of a row; ``winner.cuh`` has the same."""
 
-ADJUSTMENT = np.dtype(
+ADJUSTED = np.dtype(
     [
         ("repetition", np.float64),
-        ("subtracted", np.float64),
-        ("at", np.int64),
-        ("bias", np.float32),
+        ("frequency", np.float64),
+        ("presence", np.float64),
+        ("row", np.int32),
+        ("begin", np.int32),
+        ("n", np.int32),
+        ("begin_of_drafts", np.int32),
+        ("n_drafts", np.int32),
     ],
     align=True,
 )
-"""What is done to one of all logits; ``adjust.cu`` has the same."""
+"""A row of logits that biases and penalties change, and its parts of the lists of
+``Adjustments``; ``adjust.cu`` has the same.
+"""
+
+ADJUSTMENT = np.dtype(
+    [
+        ("token", np.int32),
+        ("at", np.int32),
+        ("bias", np.float32),
+        ("is_seen", np.int32),
+        ("n_text", np.int32),
+    ]
+)
+"""What is known of a token that is adjusted; ``adjust.cu`` has the same."""
 
 CUT = np.dtype(
     [
@@ -100,6 +122,26 @@ class Cuts(msgspec.Struct, frozen=True):
     tallies: DeviceArray
 
 
+class Adjustments(msgspec.Struct, frozen=True):
+    """Which rows of logits are adjusted, and by what.
+
+    ``rows`` of type ``ADJUSTED``, ``tokens`` of type ``ADJUSTMENT``; ``by_token`` int32[n_tokens]
+    is the logit of each token, -1 where it has none; None where logits are those of tokens in
+    their order.
+    """
+
+    rows: DeviceArray
+    tokens: DeviceArray
+    by_token: DeviceArray | None
+
+
+class Drafted(msgspec.Struct, frozen=True):
+    """``drafts`` of type ``DRAFT`` that texts go on with, by their ``numbers`` int32[n]."""
+
+    drafts: DeviceArray
+    numbers: DeviceArray
+
+
 def n_parts(n_logits: int) -> int:
     """Return in how many parts a row is searched."""
     return -(-n_logits // _PART)
@@ -124,46 +166,60 @@ def cuts_of(samplers: Iterable[Sampler]) -> NDArray[np.void]:
 
 
 def adjustments_of(
-    sampler: Sampler,
-    history: I32,
-    n_prompt: int,
-    row: int,
-    n_logits: int,
-    token_ids: I32 | None = None,
+    sampler: Sampler, history: I32, n_prompt: int, n_logits: int, by_token: I32 | None = None
 ) -> NDArray[np.void]:
-    """Return ``ADJUSTMENT`` [n] of a row: bias and penalties of the tokens that have any.
+    """Return ``ADJUSTMENT`` [n] of a row of ``n_logits``: all tokens with a bias or a penalty.
 
     Parameters
     ----------
-    sampler, history, n_prompt, token_ids
+    sampler, history, n_prompt
         As in ``Sampler.choose``.
-    row : int
-        The row of logits, each of ``n_logits``.
+    by_token : int32[n], optional
+        What ``logits_by_token`` returns, where logits are not those of tokens in their order.
     """
     of = sampler.sampling
     seen = history if of.has_penalties else history[:0]
     biases = of.logit_bias or {}
     ids = np.unique(np.concatenate([np.array([*biases], np.int32), seen]))
-    bias, n_text = np.zeros(len(ids), np.float32), np.zeros(len(ids))
-    bias[np.searchsorted(ids, [*biases])] = [*biases.values()]
-    np.add.at(n_text, np.searchsorted(ids, seen[n_prompt:]), 1)
-    in_text = n_text * of.frequency_penalty + of.presence_penalty
-    adjustments: NDArray[np.void] = np.empty(len(ids), ADJUSTMENT)
-    adjustments["repetition"] = np.where(np.isin(ids, seen), of.repetition_penalty, 1)
-    adjustments["subtracted"] = np.where(n_text > 0, in_text, 0)
-    adjustments["bias"] = bias
-    at = np.where((ids >= 0) & (ids < n_logits), ids, -1)
-    if token_ids is not None:
-        row_of = np.full(int(token_ids.max()) + 1, -1)
-        row_of[token_ids] = np.arange(n_logits)
-        at = np.where((ids >= 0) & (ids < len(row_of)), row_of[ids.clip(0, len(row_of) - 1)], -1)
-    adjustments["at"] = row * n_logits + at
-    return adjustments[at >= 0]
+    adjustments = np.zeros(len(ids), ADJUSTMENT)
+    adjustments["token"] = ids
+    adjustments["bias"][np.searchsorted(ids, [*biases])] = [*biases.values()]
+    adjustments["is_seen"] = np.isin(ids, seen)
+    np.add.at(adjustments["n_text"], np.searchsorted(ids, seen[n_prompt:]), 1)
+    n_tokens = n_logits if by_token is None else len(by_token)
+    adjustments = adjustments[(ids >= 0) & (ids < n_tokens)]
+    tokens = adjustments["token"]
+    adjustments["at"] = tokens if by_token is None else by_token[tokens]
+    return adjustments[adjustments["at"] >= 0]
 
 
-def adjust(logits: DeviceArray, adjustments: DeviceArray, n: int) -> list[Launch]:
-    """Change n logits where they are; ``adjustments`` are of type ``ADJUSTMENT``."""
-    return [Launch(_ADJUST, (blocks_of(n), 1), (logits, adjustments, np.int32(n)))] if n else []
+def logits_by_token(token_ids: I32) -> I32:
+    """Return the logit of each token, -1 where it has none, from the tokens of all logits."""
+    logits = np.full(int(token_ids.max()) + 1, -1, np.int32)
+    logits[token_ids] = np.arange(len(token_ids), dtype=np.int32)
+    return logits
+
+
+def adjusted_row(
+    sampler: Sampler, row: int, tokens: tuple[int, int], drafts: tuple[int, int]
+) -> tuple[float | int, ...]:
+    """Return ``ADJUSTED`` of a row; where its tokens and drafts begin, and how many they are."""
+    of = sampler.sampling
+    penalties = (of.repetition_penalty, of.frequency_penalty, of.presence_penalty)
+    return (*penalties, row, *tokens, *drafts)
+
+
+def adjust(
+    logits: DeviceArray, adjustments: Adjustments, n: int, drafted: Drafted | None = None
+) -> list[Launch]:
+    """Change n rows of logits where they are."""
+    if not n:
+        return []
+    n_logits, by_token = logits.shape[-1], adjustments.by_token
+    made = (drafted.numbers, drafted.drafts) if drafted else (None, None)
+    arrays = (adjustments.rows, adjustments.tokens, *made, by_token)
+    sizes = (n_logits, n_logits if by_token is None else by_token.shape[0])
+    return [Launch(_ADJUST, (n, 1), (logits, *arrays, *map(np.int32, sizes)))]
 
 
 def find_tops(
