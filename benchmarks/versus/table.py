@@ -101,9 +101,10 @@ def _place(found: Found) -> tuple[str, int, list[int]]:
 
 
 def _row(results: Results, found: Found) -> Iterator[str]:
-    least = least_ratio(found.file, found.cell)
+    isa = str(results.machine.get("isa", ""))
+    least = least_ratio(found.file, found.cell, isa)
     figures = dict(_figures(results, found))
-    wanted = own_figure(found.file, found.cell)
+    wanted = own_figure(found.file, found.cell, isa)
     if wanted and wanted[0] not in figures:  # not measured in this way
         wanted = None
     missed = bool(least and found.ratio and found.ratio.median < least)

@@ -96,6 +96,24 @@ def test_what_puts_things_back_is_not_timed():
     assert max(sample) < 0.1
 
 
+@pytest.mark.parametrize(("isa", "is_missed"), [("avx2", False), ("avx512", True)])
+def test_desktops_have_targets_of_their_own(isa, is_missed):
+    one, four = (
+        Found("llama-1b-q4_k_m", f"verify-{n}", n, [seconds], {"fa on": [2.3]})
+        for n, seconds in ((1, 1.0), (4, 1.45))
+    )
+    made = results(one, four)
+    made.machine["isa"] = isa
+    row = rows(made)[four.file, "verify-4"]
+    assert row[6] == ("1.50" if isa == "avx2" else "2.10")
+    assert ("✗" in row[-1]) == is_missed
+
+
+def test_a_long_text_is_decoded_at_least_as_fast():
+    made = results(Found("llama-1b-q4_k_m", "depth-8192", 16, [1.0], {"fa on": [0.9]}))
+    assert "✗" in rows(made)["llama-1b-q4_k_m", "depth-8192"][-1]
+
+
 def test_a_hybrid_has_targets_of_its_own():
     more = {"share": 0.7, "recurrence": 0.2, "checkpoint_mib": 19.3, "log_row_mib": 0.7}
     decode = Found("qwen35-2b-q4_0", "decode", 64, [1.0], {"fa on": [1.1]}, more)
