@@ -27,7 +27,7 @@ MOST_REGISTERS = 128
 MOST_REGISTERS_WIDE = 255
 """Of a kernel for many rows, which one block keeps busy, or for states of wide keys."""
 MOST_SHARED = 16 << 10
-MOST_SHARED_ATTENTION = 40 << 10
+MOST_SHARED_ATTENTION = 48 << 10
 """Two blocks on a multiprocessor of any device, with queries, weights and values at hand."""
 MOST_SHARED_RING = 48 << 10
 """Of a kernel that lets weights come through shared memory: what a block may have unasked."""

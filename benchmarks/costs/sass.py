@@ -26,7 +26,7 @@ _REGISTER = re.compile(r"\b(U?R\d+|U?P\d)\b")
 _PARAMETER = re.compile(r"c\[0x0\]\[0x([0-9a-f]+)\]")
 _FIRST_PARAMETER = {"sm_80": 0x160, "sm_86": 0x160, "sm_89": 0x160, "sm_90": 0x210}
 _NO_RESULT = (
-    *("ST", "RED", "BAR", "BRA", "EXIT", "WARPSYNC", "BSSY", "BSYNC"),
+    *("ST", "RED", "BAR", "BRA", "CALL", "EXIT", "WARPSYNC", "BSSY", "BSYNC"),
     *("LDGSTS", "LDGDEPBAR", "DEPBAR"),
 )
 _PIPES = {
@@ -35,10 +35,23 @@ _PIPES = {
     "load": ("LD", "ST", "SHFL", "RED", "ATOM"),
     "float": ("FADD", "FMUL", "FFMA", "HADD", "HMUL", "HFMA"),
     "multiply": ("IMAD", "IDP"),
-    "control": ("BRA", "EXIT", "BSSY", "BSYNC", "WARPSYNC", "BAR", "NOP", "DEPBAR", "LDGDEPBAR"),
+    "control": (
+        "BRA",
+        "CALL",
+        "EXIT",
+        "BSSY",
+        "BSYNC",
+        "WARPSYNC",
+        "BAR",
+        "NOP",
+        "DEPBAR",
+        "LDGDEPBAR",
+    ),
     "uniform": ("U", "R2UR", "S2UR", "S2R", "CS2R", "LDC"),
 }
 _CONSTANT = ("LDC", "ULDC")
+_JUMPS = ("BRA", "CALL.REL.NOINC")
+"""A call that does not come back is how some loops are left."""
 
 
 class Instruction(msgspec.Struct, frozen=True):
@@ -164,8 +177,9 @@ class Code:
 
     def _find_path(self, loops: dict[tuple[int, int], float]) -> list[tuple[int, float]]:
         goals = sorted({begin for begin, _ in loops})
-        ways = {goal: self._leading_to(goal) for goal in goals}
+        way = self._leading_to(goals[0], set()) if goals else None
         at, taken, seen = 0, [], set()
+        reached: set[int] = set()
         while at < len(self.instructions) and at not in seen:
             seen.add(at)
             times = 1.0
@@ -173,11 +187,13 @@ class Code:
                 if begin <= at <= end:
                     times *= n
             taken.append((at, times))
-            goals = [goal for goal in goals if goal != at]
+            if at in goals:
+                goals.remove(at)
+                reached.add(at)
+                way = self._leading_to(goals[0], reached) if goals else None
             instruction = self.instructions[at]
             if instruction.name.startswith("EXIT") and not instruction.guard:
                 break
-            way = ways[goals[0]] if goals else None
             following = [there for there in self._after(at) if there not in seen]
             at = next((there for there in following if way is None or there in way), at + 1)
         return taken
@@ -187,15 +203,16 @@ class Code:
         instruction = self.instructions[at]
         if instruction.name.startswith("EXIT") and not instruction.guard:
             return []
-        stays = instruction.target is None or bool(instruction.guard) or "P" in instruction.operands
+        stays = instruction.target is None or bool(instruction.guard)
+        stays |= "P" in instruction.operands or ".DIV" in instruction.name  # of a warp that parted
         following = [at + 1] if stays else []
         return following + ([] if instruction.target is None else [instruction.target])
 
-    def _leading_to(self, goal: int) -> set[int]:
-        """Return the instructions from which another one can be reached."""
+    def _leading_to(self, goal: int, reached: set[int]) -> set[int]:
+        """Return the instructions that lead to another one, but by the next turn of a loop."""
         before: dict[int, list[int]] = {}
         for at in range(len(self.instructions)):
-            for there in self._after(at):
+            for there in {*self._after(at)} - reached:
                 before.setdefault(there, []).append(at)
         found, left = {goal}, [goal]
         while left:
@@ -346,7 +363,7 @@ def parse(listing: str, architecture: str = "sm_90") -> Code:
             lines.append((found[1] or "", found[2], found[3].strip()))
     instructions = []
     for guard, name, operands in lines:
-        jump = re.search(r"\.(L_x_\d+)\)", operands) if name.startswith("BRA") else None
+        jump = re.search(r"\.(L_x_\d+)\)", operands) if name.startswith(_JUMPS) else None
         target = labels.get(jump[1]) if jump else None
         instructions.append(Instruction.of(guard, name, operands, target))
     while instructions and instructions[-1].name.startswith(("NOP", "BRA")):

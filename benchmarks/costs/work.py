@@ -12,6 +12,7 @@ from costs.launches import Recorded
 from costs.model import Launched
 from costs.sass import Code
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.visible import RANGE
 
 __all__ = ["OF_KERNEL", "launched"]
 
@@ -26,14 +27,14 @@ _PIECE = 4
 """Blocks of 32 columns in a piece of a ring."""
 _OF_TURN = 2 * 8 * 256
 """Columns of a row that threads of ``normalise`` hold."""
-_EACH = 8
-"""Queries of a thread that computes scores."""
+_OF_THREAD = {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4)}
+"""Keys and queries of a thread that makes scores, for a tile of so many queries or fewer."""
 
 
 def launched(recorded: Recorded, code: Code, depth: int) -> Launched:
     """Return a launch as the model of cost takes it; ``depth`` places are in the KV cache."""
     n_bytes, loops, streamed = OF_KERNEL[recorded.kernel.name](recorded, code, depth)
-    return Launched(math.prod(recorded.grid), recorded.block, n_bytes, loops, streamed)
+    return Launched(_at_work(recorded, depth), recorded.block, n_bytes, loops, streamed)
 
 
 def _bytes(array: Any) -> int:
@@ -115,27 +116,74 @@ def _normalise(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops
 
 
 def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
-    """Every tile reads all places that it sees; tiles of further heads' rows find them in L2.
+    """Every tile reads all places that it sees; further tiles of their rows find them in L2.
 
-    Around the scores and the values of a step are loops over sequences, ranges and steps.
+    Around all is a loop over sequences, and in it one over ranges. Scores are made in a loop for
+    each number of queries, of which a tile needs one; queries are weighed by a warp each; and of
+    values there is a loop over stages of rows, of which four are taken in in a turn.
     """
     keys, macros = recorded.arguments[6], dict(recorded.kernel.defines)
-    n_rows, n_ranges, tile_rows, _, _, n_shared, k_width = map(int, recorded.arguments[13:20])
-    n_queries = min(min(tile_rows, n_rows) * n_shared, int(macros["QUERIES"]))
-    n_keys = recorded.block / (4 if n_queries > 16 else 2 if n_queries > 8 else 1)
-    steps = max(depth / n_ranges / n_keys, 1)
-    around = sorted(code.loops(), key=lambda loop: loop[0] - loop[1])[:3]
-    loops: Loops = {around[2]: steps}
-    of_thread = int(macros["COLUMNS"]) * int(macros["QUERIES"]) * int(macros["V_THREADS"])
-    for loop in code.innermost():
-        body = code.body(loop)
-        n_float = sum(i.name.startswith("FFMA") for i in body)
-        loads = any(i.name.startswith("LDG") for i in body)
-        if not (around[2][0] < loop[0] and loop[1] < around[2][1]) or n_float < 4:
-            continue
-        n = k_width * _EACH if loads else n_keys * of_thread / recorded.block
-        loops[loop] = max(n / n_float, 1)
+    n_rows, n_ranges, tile_rows, tile_heads = map(int, recorded.arguments[13:17])
+    n_queries = min(tile_rows, n_rows) * tile_heads
+    most, columns = int(macros["QUERIES"]), int(macros["COLUMNS"])
+    of_range, of_sequence = code.loops()[-2:]
+    loops: Loops = {of_sequence: 1, of_range: -(-depth // RANGE) if n_ranges == 1 else 1}
+
+    n_entries = {"0": 4, "1": 8, "2": 16}[macros["TYPE"]]
+    n_keys, n_own = next(own for n, own in _OF_THREAD.items() if n_queries <= n)
+    n_chunks = 1 if n_keys > 2 else (4 if macros["TYPE"] == "2" else 8) // n_keys
+    multiply_adds = n_keys * n_own * n_chunks * n_entries
+    n_loads = n_chunks * n_own * n_entries // (16 if macros["TYPE"] == "2" else 4)
+    n_turns = int(recorded.arguments[20]) / n_entries / n_chunks
+    scores = [
+        loop
+        for loop in code.innermost()
+        if _count(code, loop, "LDG", ".128") == n_chunks * n_keys
+        and _count(code, loop, "LDS", ".128") == n_loads
+        and _count(code, loop, "FFMA") + 4 * _count(code, loop, "IDP") == multiply_adds
+    ]
+    loops[max(scores)] = n_turns  # those of half a range come first
+    weighing = max(code.innermost(), key=lambda loop: _count(code, loop, "SHFL"))
+    loops[weighing] = -(-n_queries // _WARPS)
+
+    width = int(macros["V_THREADS"]) * columns * 16 // n_entries
+    stage_bytes = max(4096, 4 * width)
+    n_stages, of_stage = (20480 if most > 8 else 32768) // stage_bytes, stage_bytes // width
+    fetching = [loop for loop in code.loops() if _count(code, loop, "LDGSTS")]
+    first = min(loop for loop in fetching if not _count(code, loop, "BAR"))
+    stages = min(loop for loop in fetching if loop > weighing and _count(code, loop, "BAR") == 1)
+    loops |= {first: n_stages - 1, stages: RANGE / of_stage}
+    loops |= {_around(code, loop): 1 for loop in (first, stages)}  # what rows have together
+    n_groups = recorded.block // int(macros["V_THREADS"])
+    of_group = most // n_groups if n_queries > n_groups else 1
+    unrolled = 2 if of_group == 1 else 1
+    values = [
+        loop
+        for loop in code.innermost()
+        if stages[0] < loop[0] < stages[1]
+        and not any(i.guard for i in code.body(loop) if i.name == "FFMA")  # all rows see them
+        and _count(code, loop, "FFMA") == unrolled * 4 * of_group * columns
+        and _count(code, loop, "LDS") == unrolled * (4 + of_group)
+    ]
+    loops[min(values)] = of_stage / 4 / unrolled
     return depth * keys.shape[1], loops, {6}
+
+
+def _around(code: Code, inner: tuple[int, int]) -> tuple[int, int]:
+    """Return the smallest loop around another one."""
+    return next(loop for loop in code.loops() if loop[0] < inner[0] and inner[1] < loop[1])
+
+
+def _count(code: Code, loop: tuple[int, int], name: str, kind: str = "") -> int:
+    return sum(i.name.startswith(name) and kind in i.name for i in code.body(loop))
+
+
+def _at_work(recorded: Recorded, depth: int) -> int:
+    """Return the blocks of a launch that find something to do: of attention, those with a range."""
+    if recorded.kernel.name != "attention":
+        return math.prod(recorded.grid)
+    n_ranges, n_takers = int(recorded.arguments[14]), int(recorded.arguments[17])
+    return recorded.grid[0] // n_takers * min(n_ranges, -(-depth // RANGE))
 
 
 OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {

@@ -48,11 +48,11 @@ struct Warp {
     alignas(16) int8_t left[2][16][32], right[2][8][32]; /* a product's sides, by row and column */
 };
 
-/* Sixteen bytes that a thread copies, in which of its groups. */
+/* Sixteen bytes that a thread copies, or four, in which of its groups. */
 struct Copy {
     void *to;
     const void *from;
-    int group;
+    int group, size;
 };
 
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
@@ -347,7 +347,16 @@ static void copy_later(void *to, const void *from)
     if (fiber.n_copies == emulator::MOST_COPIES)
         __builtin_trap();
     *(uint4 *)to = {~0u, ~0u, ~0u, ~0u};
-    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups};
+    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups, 16};
+}
+
+static void copy_word_later(void *to, const void *from)
+{
+    emulator::Fiber &fiber = emulator::fibers[emulator::current];
+    if (fiber.n_copies == emulator::MOST_COPIES)
+        __builtin_trap();
+    *(unsigned *)to = ~0u;
+    emulator::copies[emulator::current][fiber.n_copies++] = {to, from, fiber.groups, 4};
 }
 
 static void end_group() { emulator::fibers[emulator::current].groups++; }
@@ -358,10 +367,12 @@ template <int N> static void wait_for_groups()
     emulator::Copy *copies = emulator::copies[emulator::current];
     unsigned n_left = 0;
     for (unsigned i = 0; i < fiber.n_copies; i++)
-        if (copies[i].group < fiber.groups - N)
+        if (copies[i].group >= fiber.groups - N)
+            copies[n_left++] = copies[i];
+        else if (copies[i].size == 16)
             *(uint4 *)copies[i].to = *(const uint4 *)copies[i].from;
         else
-            copies[n_left++] = copies[i];
+            *(unsigned *)copies[i].to = *(const unsigned *)copies[i].from;
     fiber.n_copies = n_left;
 }
 

@@ -106,6 +106,55 @@ def test_tiles_of_any_rows(device, n_queries):
     ]
 
 
+WAYS = {"tiles as large as they get": (0, 1 << 30), "of one query": (1 << 30, 1 << 30),
+        "a block's own ranges": (128, 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "widths"),
+    [("sinks", "f16", (136, 64)), ("window", "f32", (8, 132)), ("bias", "q8_0", (16, 192)),
+     ("causal", "q8_0", (160, 64)), ("latent", "f16", (144, 128)), ("window", "f16", (136, 65))],
+)  # fmt: skip
+def test_how_queries_and_ranges_are_shared_out_changes_no_bit(
+    device, monkeypatch, way, name, kv_dtype, widths
+):
+    """Rows of several sequences, one of which begins a range among them."""
+    for limit, n in zip(("_FEW_BLOCKS", "_MANY_BLOCKS"), WAYS[way], strict=True):
+        monkeypatch.setattr(launching, limit, n)
+    runners = pair(device, name, widths, 12, kv_dtype=kv_dtype, n_batch=RANGE)
+    for runner in runners:
+        runner.feed(np.arange(RANGE - 3) % 20)
+    for n in (1, 7):
+        made, wanted = (together(r, np.arange(n), np.arange(n) // 5) for r in runners)
+        assert same(made, wanted)
+
+
+@pytest.mark.parametrize(
+    ("asked", "tile"),
+    [((16, 1, 4, 64), (1, 1)), ((16, 8, 4, 64), (2, 4)), ((16, 8, 4, 32), (1, 4)),
+     ((16, 512, 4, 8), (4, 4)), ((16, 1, 128, 1), (1, 1)), ((8, 3, 16, 64), (1, 8)),
+     ((16, 1, 1, 1), (1, 1))],
+)  # fmt: skip
+def test_tiles_are_smaller_where_there_are_few(asked, tile):
+    """Of so many queries at most, for rows, heads that share a key head, key heads and ranges."""
+    assert launching._tile_for(*asked) == launching._Tile(*tile)
+
+
+def test_a_lone_row_has_no_takers_but_one(emulated, monkeypatch):
+    grids, launch = [], launching.Launch
+
+    def note(kernel, grid, *rest, **options):
+        if kernel.name == "attention":
+            grids.append(grid)
+        return launch(kernel, grid, *rest, **options)
+
+    runner, _ = pair(emulated, "causal", (8, 16), 2, n_ctx=RANGE)
+    monkeypatch.setattr(launching, "Launch", note)
+    runner.feed([3])
+    assert grids == [(2, 1)]  # two key heads, one range
+
+
 def together(runner, tokens, seqs):
     """Feed the next tokens of several sequences in one batch."""
     length = runner.memory.length

@@ -5,17 +5,21 @@
  * numbers is taken in after the other. A score is one chain over the key's width, times the scale,
  * plus a bias by distance; CODED queries become codes, too, and a chain's links are blocks of 64. A
  * page's weights are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number
- * after number. merge.cu takes ranges together.
+ * after number. merge.cu takes ranges together; where there is room for the sums of one range alone
+ * (n_ranges 1), a CTA goes through all of them and takes them together itself, in the same way.
  *
  * A CTA takes a tile: up to QUERIES queries, which are heads of consecutive rows of one sequence, and
  * reads each key and each value once for all of them. A query takes in what its own row sees and
  * skips the rest, so that its sums depend on its row alone, whatever the tile. What follows `base` in
  * a tree is another place for each row, and read row by row.
- * In a step, all threads compute scores of 256 / n_sharing keys, a thread those of one key with up
- * to EACH queries; then a warp takes the weights of a query at a time; then V_THREADS threads, of
- * COLUMNS columns each, take values in, which all threads have loaded.
- * Grid: (tiles of rows * takers * tiles of heads * key heads, ranges). Block: 256.
+ * All scores of a range are made first: a thread makes those of KEYS keys with EACH queries, and KEYS
+ * threads share a key. Then a warp takes the weights of a query at a time; then V_THREADS threads, of
+ * COLUMNS neighbouring columns each, take values in, which come through a ring of shared memory.
+ * Keys, whole ones in a thread, come to registers HELD sixteens of bytes ahead. Where rows of heads do
+ * not lie on sixteen bytes (not ALIGNED) both come entry by entry.
+ * Grid: (tiles of rows * key heads * tiles of heads * takers, ranges). Block: 256.
  */
+#include "copies.cuh"
 #include "float16.cuh"
 #include "functions.cuh"
 #include "quantise.cuh"
@@ -24,15 +28,17 @@
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
-#define EACH 8 /* queries of a thread that computes scores */
+#define PAGES (RANGE / PAGE)
 #define GROUPS (THREADS / V_THREADS)
 #define PER_GROUP (QUERIES / GROUPS)
-#define MOST_ROWS 32
-#define MOST_PAGES (THREADS / PAGE)
-#define MOST_WEIGHTS (THREADS * (EACH + 4))
+#define N_OWN ((QUERIES + WARPS - 1) / WARPS) /* queries that a warp loads */
+#define HELD (TYPE == CODED ? 4 : 8)
+#define PITCH (RANGE + 8) /* floats of a query's weights: other banks for each */
 #define NOWHERE (-1)
 #define UNSEEN (-1.0f) /* no weight is negative */
 #define EVERY_LANE 0xffffffffu
+
+static_assert(RANGE == THREADS, "a thread finds the slot of a number");
 
 static __device__ __forceinline__ float least() { return __uint_as_float(0xff800000u); }
 
@@ -46,28 +52,68 @@ typedef float4 Chunk;
 #define OF_CHUNK 4
 #endif
 #define PIECE 128 /* entries of a query that are at hand */
-#define N_HELD 2  /* times sixteen bytes of values that a thread loads at once */
-#define STAGE_BYTES (THREADS * N_HELD * 16)
+#define PARTS (PIECE / CODES)
+
+/* The ring of values: a stage has whole rows, four or more. */
+#define ROW (V_THREADS * COLUMNS) /* entries, of which those behind the width are noise */
+#define ROW_SCALES (ROW / CODES)
+#define ROW_BYTES (ROW * (int)sizeof(Entry))
+#define STAGE_BYTES (ROW_BYTES > 1024 ? 4 * ROW_BYTES : 4096)
+#define ROWS (STAGE_BYTES / ROW_BYTES)
+#define STAGES ((QUERIES > 8 ? 20480 : 32768) / STAGE_BYTES)
+
+/* What a launch attends with. */
+struct Heads {
+    const float *q, *bias;
+    const char *keys;
+    int pitch, n_heads, width, furthest;
+    float scale;
+};
+
+/* Where a head's rows lie among those of a place, and their scales. */
+struct Place {
+    size_t at;
+    int to_scales; /* bytes */
+};
 
 /* What a tile's queries are, and where its sequence lies. */
 struct Taken {
-    int row, n_rows; /* of the batch */
+    int seq, of_tile, row, n_rows; /* the first row of the tile, and of the batch */
     int first_head, n_heads, n_queries;
-    int n_sharing, n_keys, pitch; /* threads of a key, keys of a step, floats of weights of a key */
-    int begin, end;               /* what some row sees */
-    int all_begin, all_end;       /* what every row sees */
-    int base;                     /* from here on, rows see places of their own */
+    int begin, end;         /* what some row sees */
+    int all_begin, all_end; /* what every row sees */
+    int base;               /* from here on, rows see places of their own */
+    int first;              /* of the range at hand */
 };
+
+/* Numbers from .. until of a range that are places of all rows, or of the row `only`. */
+struct Part {
+    int from, until, only;
+};
+
+/* Whether a query is one of the row `only`, or of any. */
+static __device__ __forceinline__ bool is_of(const Taken &taken, int only, int query)
+{
+    const int first = only * taken.n_heads;
+    return only < 0 ? query < taken.n_queries : first <= query && query < first + taken.n_heads;
+}
 
 struct Tile {
     Chunk queries[PIECE / OF_CHUNK][QUERIES + 1];
-    uint4 values[STAGE_BYTES / 16];
-    float4 weights[MOST_WEIGHTS / 4]; /* of a key, those of all queries, and four more */
-    Visible rows[MOST_ROWS];
-    float query_scales[PIECE / CODES][QUERIES];
-    float factors[MOST_PAGES][QUERIES], tops[QUERIES], totals[QUERIES];
-    int at[THREADS]; /* the slots of a step's numbers */
+    alignas(16) Entry values[STAGES][ROWS * ROW];
+    float weights[QUERIES][PITCH];
+    Visible rows[QUERIES]; /* of all its sequences */
+    float value_scales[STAGES][TYPE == CODED ? ROWS * ROW_SCALES : 1];
+    float query_scales[PARTS][QUERIES];
+    float factors[PAGES][QUERIES], tops[QUERIES], totals[QUERIES];
+    size_t offsets[QUERIES];             /* of the queries */
+    float before[QUERIES], now[QUERIES]; /* factors of what was taken together, and of a range */
+    int seqs[QUERIES];
+    int at[RANGE];                /* the slots of a range's numbers */
+    int first_row, n_rows, taker; /* of the launch, and which of its sequences are taken */
+    int next, n_seqs;             /* rows and sequences that were gone through */
     Taken taken;
+    Place keys_of_head, values_of_head;
 };
 
 static __device__ __forceinline__ int smaller(int a, int b) { return a < b ? a : b; }
@@ -78,15 +124,30 @@ static __device__ __forceinline__ bool sees(const Visible &row, int number)
     return row.begin <= number && number < row.end;
 }
 
-static __device__ __forceinline__ Taken taken_of(const Visible *rows, int row, int n_rows,
-                                                 int first_head, int n_heads)
+static __device__ __forceinline__ Place place_of(size_t begin, int n_heads, int width, int head)
 {
-    Taken taken = {row, n_rows, first_head, n_heads, n_rows * n_heads};
-    taken.n_sharing = taken.n_queries > 2 * EACH ? 4 : taken.n_queries > EACH ? 2 : 1;
-    taken.n_keys = THREADS / taken.n_sharing;
-    taken.pitch = EACH * taken.n_sharing + 4;
+    return Place{begin + (size_t)head * n_kept(width) * sizeof(Entry),
+                 (n_heads - head) * n_kept(width) + head * n_scales(width) * (int)sizeof(float)};
+}
+
+/* Returns what is taken next: the rows of a sequence, of those that every n-th taker takes; none where
+ * there is no other one. Heads stay. `range` of its ranges are left to others. */
+static __device__ __forceinline__ Taken next_taken(Tile &tile, int n, int range)
+{
+    Taken taken = {};
+    while (tile.next < tile.n_rows && !taken.n_rows) {
+        taken.of_tile = tile.next, taken.seq = tile.seqs[tile.next];
+        while (tile.next < tile.n_rows && tile.seqs[tile.next] == taken.seq)
+            tile.next++;
+        if (tile.n_seqs++ % n == tile.taker)
+            taken.n_rows = tile.next - taken.of_tile;
+    }
+    taken.row = tile.first_row + taken.of_tile;
+    taken.first_head = tile.taken.first_head, taken.n_heads = tile.taken.n_heads;
+    taken.n_queries = taken.n_rows * taken.n_heads;
+    const Visible *rows = tile.rows + taken.of_tile;
     taken.begin = taken.all_end = taken.base = 0x7fffffff;
-    for (int i = 0; i < n_rows; i++) {
+    for (int i = 0; i < taken.n_rows; i++) {
         taken.all_begin = larger(taken.all_begin, rows[i].begin);
         taken.all_end = smaller(taken.all_end, rows[i].end);
         if (rows[i].begin >= rows[i].end)
@@ -96,128 +157,281 @@ static __device__ __forceinline__ Taken taken_of(const Visible *rows, int row, i
         if (rows[i].base < rows[i].end)
             taken.base = smaller(taken.base, rows[i].base);
     }
+    taken.first = taken.begin < taken.end ? (taken.begin / RANGE + range) * RANGE : taken.end;
     return taken;
 }
 
-/* Entries `from` .. of all queries, PIECE of them, zeros behind the last. */
-static __device__ __forceinline__ void load_queries(Tile &tile, const Taken &taken, const float *q,
-                                                    int n_heads, int width, int from)
+/* The parts of a range: what is there for all rows, and behind that what a row has for itself. */
+static __device__ __forceinline__ Part part_of(const Taken &taken, int number)
 {
-    const int lane = threadIdx.x & 31;
-    for (int i = threadIdx.x >> 5; i < taken.n_queries; i += WARPS) {
-        const int row = taken.row + i / taken.n_heads, head = i % taken.n_heads;
-        const float *query = q + ((size_t)row * n_heads + taken.first_head + head) * width;
-#if TYPE == CODED
-        for (int part = 0; part < PIECE / CODES; part++) {
-            const int first = from + part * CODES + 2 * lane;
-            float value[2];
-            int code[2];
+    const int begin = larger(taken.begin - taken.first, 0);
+    const int end = smaller(taken.end - taken.first, RANGE);
+    const int base = larger(smaller(taken.base - taken.first, end), begin);
+    return number ? Part{base, end, number - 1} : Part{begin, base, -1};
+}
+
+static __device__ __forceinline__ int n_parts_of(const Taken &taken)
+{
+    return taken.base < smaller(taken.end, taken.first + RANGE) ? taken.n_rows + 1 : 1;
+}
+
+/* Brings entries `from` .. of all queries, PIECE of them, where they are asked for, and does something
+ * meanwhile; both where all threads have read what was there. CODED queries become codes. */
+template <class Work>
+static __device__ __forceinline__ void bring_queries(Tile &tile, const Heads &heads, int from,
+                                                     bool are_asked_for, Work meanwhile)
+{
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int n = are_asked_for ? tile.taken.n_queries : 0;
+#if ALIGNED && TYPE != CODED
+    __syncthreads();
+    const int d = from + OF_CHUNK * lane;
+    for (int query = warp; query < n; query += WARPS)
+        if (d < heads.width)
+            copy_later(&tile.queries[lane][query], heads.q + tile.offsets[query] + d);
+    end_group();
+    meanwhile();
+    wait_for_groups<0>();
+#else
+    float held[N_OWN][4];
 #pragma unroll
-            for (int j = 0; j < 2; j++)
-                value[j] = first + j < width ? query[first + j] : 0.0f;
-            tile.query_scales[part][i] = quantise_block(value, code); /* the same in all lanes */
-            signed char *codes = (signed char *)&tile.queries[part * 4 + lane / 8][i];
+    for (int i = 0; i < N_OWN; i++) {
+        const int query = warp + i * WARPS;
+        const float *own = heads.q + (query < n ? tile.offsets[query] : 0);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int d = from + (TYPE == CODED ? j / 2 * CODES + 2 * lane + j % 2 : 4 * lane + j);
+            held[i][j] = query < n && d < heads.width ? own[d] : 0.0f;
+        }
+    }
+    __syncthreads();
+    meanwhile();
+#pragma unroll
+    for (int i = 0; i < N_OWN; i++) {
+        const int query = warp + i * WARPS;
+        if (query >= n) /* a whole warp */
+            break;
+#if TYPE == CODED
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            const float value[2] = {held[i][2 * part], held[i][2 * part + 1]};
+            int code[2];
+            tile.query_scales[part][query] =
+                quantise_block(value, code); /* the same in all lanes */
+            signed char *codes = (signed char *)&tile.queries[part * 4 + lane / 8][query];
 #pragma unroll
             for (int j = 0; j < 2; j++)
                 codes[2 * lane % 16 + j] = (signed char)code[j];
         }
 #else
-        const int first = from + OF_CHUNK * lane;
-        float value[OF_CHUNK];
-#pragma unroll
-        for (int j = 0; j < OF_CHUNK; j++)
-            value[j] = first + j < width ? query[first + j] : 0.0f;
-        tile.queries[lane][i] = Chunk{value[0], value[1], value[2], value[3]};
+        tile.queries[lane][query] = Chunk{held[i][0], held[i][1], held[i][2], held[i][3]};
 #endif
+    }
+#endif
+    __syncthreads();
+}
+
+/* Sixteen bytes of a key, number `chunk`; zeros behind the last entry. */
+static __device__ __forceinline__ uint4 load_chunk(const Entry *key, int chunk, int width)
+{
+#if ALIGNED
+    return ((const uint4 *)key)[chunk];
+#else
+    constexpr int STEP = TYPE == F16 ? 1 : 4 / (int)sizeof(Entry); /* codes are whole fours */
+    unsigned words[4] = {};
+#pragma unroll
+    for (int j = 0; j < ENTRIES; j += STEP) {
+        const int d = chunk * ENTRIES + j;
+        if (d < n_kept(width))
+#if TYPE == F16
+            words[j / 2] |= (unsigned)key[d] << j % 2 * 16;
+#else
+            words[j / STEP] = *(const unsigned *)(key + d);
+#endif
+    }
+    return uint4{words[0], words[1], words[2], words[3]};
+#endif
+}
+
+/* The dots of some keys with some queries; CODED, of blocks those of codes. */
+template <int KEYS, int EACH> struct Dots {
+    float whole[KEYS][EACH];
+#if TYPE == CODED
+    int codes[KEYS][EACH];
+#endif
+};
+
+/* Takes sixteen bytes of each key in, which queries have as number `chunk` of their piece. */
+template <int SHARING, int KEYS, int EACH>
+static __device__ __forceinline__ void add(Dots<KEYS, EACH> &dots, const Tile &tile,
+                                           const uint4 (&key)[KEYS], int chunk, int share)
+{
+#if TYPE == CODED
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const uint4 query = tile.queries[chunk][i * SHARING + share];
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            int &sum = dots.codes[j][i];
+            sum = __dp4a((int)key[j].x, (int)query.x, sum);
+            sum = __dp4a((int)key[j].y, (int)query.y, sum);
+            sum = __dp4a((int)key[j].z, (int)query.z, sum);
+            sum = __dp4a((int)key[j].w, (int)query.w, sum);
+        }
+    }
+#else
+#pragma unroll
+    for (int part = 0; part < ENTRIES / OF_CHUNK; part++) {
+        float entries[KEYS][OF_CHUNK];
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            const unsigned words[4] = {key[j].x, key[j].y, key[j].z, key[j].w};
+#pragma unroll
+            for (int k = 0; k < OF_CHUNK; k++)
+#if TYPE == F32
+                entries[j][k] = __uint_as_float(words[k]);
+#else
+                entries[j][k] = widen((unsigned short)(words[part * 2 + k / 2] >> k % 2 * 16));
+#endif
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const Chunk query =
+                tile.queries[chunk * (ENTRIES / OF_CHUNK) + part][i * SHARING + share];
+#pragma unroll
+            for (int j = 0; j < KEYS; j++) {
+                float &sum = dots.whole[j][i];
+                sum = fmaf(entries[j][0], query.x, sum);
+                sum = fmaf(entries[j][1], query.y, sum);
+                sum = fmaf(entries[j][2], query.z, sum);
+                sum = fmaf(entries[j][3], query.w, sum);
+            }
+        }
+    }
+#endif
+}
+
+/* Ends a block of codes, which is a link of the chain. */
+template <int SHARING, int KEYS, int EACH>
+static __device__ __forceinline__ void end_block(Dots<KEYS, EACH> &dots, const Tile &tile,
+                                                 const float (&scales)[KEYS][PARTS], int part,
+                                                 int share)
+{
+#if TYPE == CODED
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const float own = tile.query_scales[part][i * SHARING + share];
+#pragma unroll
+        for (int j = 0; j < KEYS; j++) {
+            const float scale = part ? scales[j][1] : scales[j][0];
+            dots.whole[j][i] = fmaf((float)dots.codes[j][i], scale * own, dots.whole[j][i]);
+            dots.codes[j][i] = 0;
+        }
+    }
+#endif
+}
+
+/* A part's scores, of the numbers `first` .. of its range. `has_queries` says whether their first
+ * piece is at hand. */
+template <int SHARING, int KEYS, int EACH>
+static __device__ __forceinline__ void score(Tile &tile, const Heads &heads, int only, int first,
+                                             bool has_queries)
+{
+    constexpr int DEPTH =
+        (SHARING > 2 ? 4 : HELD) / KEYS; /* chunks of a key that are on their way */
+    constexpr int OF_BLOCK = CODES / ENTRIES;
+    const Taken &taken = tile.taken;
+    const int share = threadIdx.x % SHARING, own = first + threadIdx.x / SHARING;
+    const int n_chunks = (n_kept(heads.width) + ENTRIES - 1) / ENTRIES;
+    const char *first_key = heads.keys + tile.keys_of_head.at;
+    int at[KEYS];
+#pragma unroll
+    for (int j = 0; j < KEYS; j++)
+        at[j] = tile.at[own + j * (THREADS / SHARING)];
+    const auto key = [&](int j) { return first_key + (long long)at[j] * heads.pitch; };
+    uint4 held[DEPTH][KEYS] = {};
+    const auto hold = [&](int slot, int chunk) {
+#pragma unroll
+        for (int j = 0; j < KEYS; j++)
+            if (at[j] != NOWHERE && chunk < n_chunks)
+                held[slot][j] = load_chunk((const Entry *)key(j), chunk, heads.width);
+    };
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++)
+        hold(i, i);
+
+    Dots<KEYS, EACH> dots = {};
+    for (int from = 0; from < heads.width; from += PIECE) {
+        if (from || !has_queries)
+            bring_queries(tile, heads, from, true, [] {});
+        float scales[KEYS][PARTS] = {};
+#if TYPE == CODED
+#pragma unroll
+        for (int j = 0; j < KEYS; j++)
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                if (at[j] != NOWHERE && from + part * CODES < heads.width)
+                    scales[j][part] = *(const float *)(key(j) + tile.keys_of_head.to_scales +
+                                                       (from / CODES + part) * 4);
+#endif
+        const int before = from / ENTRIES, n = smaller(n_chunks - before, PIECE / ENTRIES);
+#pragma unroll 1
+        for (int turn = 0; turn < n; turn += DEPTH)
+#pragma unroll
+            for (int i = 0; i < DEPTH; i++)
+                if (turn + i < n) {
+                    add<SHARING>(dots, tile, held[i], turn + i, share);
+                    hold(i, before + turn + i + DEPTH);
+                    if (TYPE == CODED && ((turn + i + 1) % OF_BLOCK == 0 || turn + i + 1 == n))
+                        end_block<SHARING>(dots, tile, scales, (turn + i) / OF_BLOCK, share);
+                }
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int query = i * SHARING + share;
+        if (is_of(taken, only, query))
+#pragma unroll
+            for (int j = 0; j < KEYS; j++)
+                if (at[j] != NOWHERE)
+                    tile.weights[query][own + j * (THREADS / SHARING)] =
+                        dots.whole[j][i] * heads.scale;
     }
 }
 
-/* Takes entries `from` .. of a key, PIECE of them, into the dots with queries share, share +
- * n_sharing, ... */
-static __device__ __forceinline__ void add_dots(float (&dots)[EACH], const Tile &tile,
-                                                const Taken &taken, const Entry *key,
-                                                const float *scales, int width, int from, int share,
-                                                bool is_aligned)
+template <int SHARING, int EACH>
+static __device__ __forceinline__ void score_shared(Tile &tile, const Heads &heads,
+                                                    const Part &part)
 {
-    const int n = smaller(width - from, PIECE);
-    const int n_own = (taken.n_queries - share + taken.n_sharing - 1) / taken.n_sharing;
-#if TYPE == CODED
-    for (int part = 0; part * CODES < n; part++) {
-        int whole[EACH] = {};
-        const int n_chunks = smaller((n_kept(n) - part * CODES + 15) / 16, CODES / 16);
-#pragma unroll 1
-        for (int of_part = 0; of_part < n_chunks; of_part++) {
-            const int chunk = part * (CODES / 16) + of_part;
-            unsigned words[4] = {};
-            if (is_aligned) {
-                const uint4 codes = *(const uint4 *)(key + from + chunk * 16);
-                words[0] = codes.x, words[1] = codes.y, words[2] = codes.z, words[3] = codes.w;
-            } else {
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    if (chunk * 16 + 4 * j < n_kept(n))
-                        words[j] = *(const unsigned *)(key + from + chunk * 16 + 4 * j);
-            }
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                if (i >= n_own)
-                    break;
-                const uint4 query = tile.queries[chunk][i * taken.n_sharing + share];
-                whole[i] = __dp4a((int)words[0], (int)query.x, whole[i]);
-                whole[i] = __dp4a((int)words[1], (int)query.y, whole[i]);
-                whole[i] = __dp4a((int)words[2], (int)query.z, whole[i]);
-                whole[i] = __dp4a((int)words[3], (int)query.w, whole[i]);
-            }
+    constexpr int KEYS = TYPE == CODED && SHARING > 2 ? SHARING / 2 : SHARING, HALF = RANGE / 2;
+    if constexpr (SHARING > 2)
+        if (KEYS < SHARING || part.until <= HALF || part.from >= HALF) {
+            for (int first = part.from / HALF * HALF; first < part.until; first += HALF)
+                score<SHARING, SHARING / 2, EACH>(tile, heads, part.only, first,
+                                                  first <= part.from || heads.width <= PIECE);
+            return;
         }
-        const float scale = scales[from / CODES + part];
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-            if (i < n_own) {
-                const float own = tile.query_scales[part][i * taken.n_sharing + share];
-                dots[i] = fmaf((float)whole[i], scale * own, dots[i]);
-            }
-    }
-#else
-    if (is_aligned)
-#pragma unroll 1
-        for (int d = 0; d < n; d += ENTRIES) {
-            const uint4 loaded = *(const uint4 *)(key + from + d);
-            const unsigned words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-            float entries[ENTRIES];
-#pragma unroll
-            for (int j = 0; j < ENTRIES; j++)
-#if TYPE == F32
-                entries[j] = __uint_as_float(words[j]);
-#else
-                entries[j] = widen((unsigned short)(words[j / 2] >> j % 2 * 16));
+    if constexpr (KEYS == SHARING)
+        score<SHARING, SHARING, EACH>(tile, heads, part.only, 0, true);
+}
+
+static __device__ __forceinline__ void score_all(Tile &tile, const Heads &heads, const Part &part)
+{
+    const int n_queries = tile.taken.n_queries;
+    if (part.from >= part.until)
+        return;
+    if (n_queries == 1)
+        score<1, 1, 1>(tile, heads, part.only, 0, true);
+    else if (n_queries == 2)
+        score_shared<2, 1>(tile, heads, part);
+    else if (n_queries <= 4)
+        score_shared<2, 2>(tile, heads, part);
+#if QUERIES > 4
+    else if (n_queries <= 8)
+        score_shared<2, 4>(tile, heads, part);
 #endif
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                if (i >= n_own)
-                    break;
-#pragma unroll
-                for (int j = 0; j < ENTRIES; j += OF_CHUNK) {
-                    const Chunk query =
-                        tile.queries[(d + j) / OF_CHUNK][i * taken.n_sharing + share];
-                    dots[i] = fmaf(entries[j], query.x, dots[i]);
-                    dots[i] = fmaf(entries[j + 1], query.y, dots[i]);
-                    dots[i] = fmaf(entries[j + 2], query.z, dots[i]);
-                    dots[i] = fmaf(entries[j + 3], query.w, dots[i]);
-                }
-            }
-        }
+#if QUERIES > 8
     else
-#pragma unroll 1
-        for (int d = 0; d < n; d++) {
-            const float entry = entry_of(key[from + d]);
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                if (i >= n_own)
-                    break;
-                const Chunk &query = tile.queries[d / OF_CHUNK][i * taken.n_sharing + share];
-                dots[i] = fmaf(entry, ((const float *)&query)[d % OF_CHUNK], dots[i]);
-            }
-        }
+        score_shared<4, 4>(tile, heads, part);
 #endif
 }
 
@@ -235,146 +449,167 @@ static __device__ __forceinline__ float sum_of_page(float first, float second)
     return sum;
 }
 
-/* Turns a query's scores of a step into weights, page by page; a warp. `only` is the row whose
- * places these are, or -1. */
-static __device__ __forceinline__ void weigh(Tile &tile, const Taken &taken, int query, int first,
-                                             int last, int only)
+/* Turns a query's scores of a range into weights; a warp. What a page needs of those before it is its
+ * largest score alone, so that all go side by side. */
+static __device__ __forceinline__ void weigh(Tile &tile, const Heads &heads, int query)
 {
-    const int lane = threadIdx.x & 31, row = query / taken.n_heads;
-    const Visible &visible = tile.rows[row];
-    float *weights = (float *)tile.weights + query;
-    float top = tile.tops[query], total = tile.totals[query];
-    for (int page = 0; page * PAGE < taken.n_keys; page++) {
-        const int number = first + page * PAGE;
-        const bool is_seen = (only < 0 || row == only) && larger(visible.begin, number) <
-                                 smaller(smaller(visible.end, last), number + PAGE);
-        float scores[2], highest = least(), factor = 1.0f;
+    const int lane = threadIdx.x & 31;
+    const Visible visible = tile.rows[tile.taken.of_tile + query / tile.taken.n_heads];
+    const float *bias = heads.bias + tile.taken.first_head + query % tile.taken.n_heads;
+    float *weights = tile.weights[query];
+    float scores[PAGES][2], highest[PAGES], factors[PAGES], sums[PAGES];
+    bool is_seen[PAGES];
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        const int first = tile.taken.first + page * PAGE;
+        is_seen[page] = larger(visible.begin, first) < smaller(visible.end, first + PAGE);
+        highest[page] = least();
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int number = first + lane + 32 * i;
+            float &score = scores[page][i];
+            score = sees(visible, number) ? weights[page * PAGE + lane + 32 * i] : least();
+            if (heads.bias && sees(visible, number)) {
+                int distance = number - visible.own;
+                distance = larger(smaller(distance, heads.furthest), -heads.furthest);
+                score += bias[(size_t)(distance + heads.furthest) * heads.n_heads];
+            }
+            highest[page] = score > highest[page] ? score : highest[page]; /* never a NaN */
+        }
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1)
+#pragma unroll
+        for (int page = 0; page < PAGES; page++) {
+            const float other = __shfl_xor_sync(EVERY_LANE, highest[page], step);
+            highest[page] = other > highest[page] ? other : highest[page];
+        }
+    float top = least(), total = 0.0f;
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        const bool has_moved = is_seen[page] && highest[page] > top;
+        factors[page] = has_moved ? exponential(top - highest[page]) : 1.0f;
+        top = has_moved ? highest[page] : top;
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            scores[page][i] = exponential(scores[page][i] - top);
+        sums[page] = sum_of_page(scores[page][0], scores[page][1]);
+    }
+#pragma unroll
+    for (int page = 0; page < PAGES; page++) {
+        total *= factors[page];
+        if (is_seen[page])
+            total += sums[page];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int p = page * PAGE + lane + 32 * i;
-            scores[i] = is_seen && sees(visible, first + p) ? weights[p * taken.pitch] : least();
-            highest = scores[i] > highest ? scores[i] : highest; /* never a NaN */
-        }
-        if (is_seen) { /* the whole warp */
-            for (int step = 16; step > 0; step >>= 1) {
-                const float other = __shfl_xor_sync(EVERY_LANE, highest, step);
-                highest = other > highest ? other : highest;
-            }
-            if (highest > top) {
-                factor = exponential(top - highest);
-                total *= factor;
-                top = highest;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                scores[i] = exponential(scores[i] - top);
-            total += sum_of_page(scores[0], scores[1]);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int p = page * PAGE + lane + 32 * i;
-            weights[p * taken.pitch] = is_seen && sees(visible, first + p) ? scores[i] : UNSEEN;
+            weights[p] = sees(visible, tile.taken.first + p) ? scores[page][i] : UNSEEN;
         }
         if (lane == 0)
-            tile.factors[page][query] = factor;
+            tile.factors[page][query] = factors[page];
     }
-    __syncwarp();
     if (lane == 0) {
         tile.tops[query] = top;
         tile.totals[query] = total;
     }
 }
 
-/* The rows of values that are loaded at once, as their memory has them; a power of two. */
-struct Stage {
-    const char *values;
-    long long pitch;
-    int head, width, kept_width, n_rows;
-    bool is_aligned;
+/* Lets a stage's values come, of the numbers whose slots are known. */
+static __device__ __forceinline__ void fetch(Tile &tile, const char *values, int pitch, int width,
+                                             int stage)
+{
+    if (stage * ROWS < RANGE) {
+        const int *at = tile.at + stage * ROWS;
+        Entry *to = tile.values[stage % STAGES];
+        values += tile.values_of_head.at;
+        const auto slot = [&](int row) { return values + (long long)at[row] * pitch; };
+#if ALIGNED
+#pragma unroll
+        for (int j = 0; j < STAGE_BYTES / 16; j += THREADS) {
+            const int i = (threadIdx.x + j) * ENTRIES, row = i / ROW, d = i % ROW;
+            if (d < width && at[row] != NOWHERE)
+                copy_later(to + i, (const Entry *)slot(row) + d);
+        }
+#else
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * ROW; i += THREADS) {
+            const int row = i / ROW, d = i % ROW;
+            if (d < width && at[row] != NOWHERE)
+                to[i] = ((const Entry *)slot(row))[d];
+        }
+#endif
+#if TYPE == CODED
+        const int row = threadIdx.x / ROW_SCALES, block = threadIdx.x % ROW_SCALES;
+        if (row < ROWS && block * CODES < width && at[row] != NOWHERE)
+            copy_word_later(tile.value_scales[stage % STAGES] + threadIdx.x,
+                            (const float *)(slot(row) + tile.values_of_head.to_scales) + block);
+#endif
+    }
+    end_group();
+}
+
+/* Neighbouring columns. */
+struct alignas(COLUMNS * sizeof(Entry)) Columns {
+    Entry of[COLUMNS];
 };
 
-/* Loads the values of numbers `first` .. of a step, sixteen bytes at a time; a thread holds its own. */
-static __device__ __forceinline__ void hold(uint4 (&held)[N_HELD], const Tile &tile,
-                                            const Stage &stage, int first)
-{
-    const int of_row = stage.width / ENTRIES;
-#pragma unroll
-    for (int i = 0; i < N_HELD; i++) {
-        const int number = threadIdx.x + i * THREADS, p = number / of_row;
-        if (!stage.is_aligned || p >= stage.n_rows || tile.at[first + p] == NOWHERE)
-            continue;
-        const char *rows = stage.values + (size_t)tile.at[first + p] * stage.pitch;
-        held[i] = ((const uint4 *)row_of_head(rows, stage.kept_width, stage.head))[number % of_row];
-    }
-}
-
-/* Hands the values over to all threads, or, where they do not lie on sixteen bytes, copies them. */
-static __device__ __forceinline__ void hand_over(Tile &tile, const uint4 (&held)[N_HELD],
-                                                 const Stage &stage, int first)
-{
-    if (stage.is_aligned) {
-        const int of_row = stage.width / ENTRIES;
-#pragma unroll
-        for (int i = 0; i < N_HELD; i++)
-            if (threadIdx.x + i * THREADS < stage.n_rows * of_row)
-                tile.values[threadIdx.x + i * THREADS] = held[i];
-        return;
-    }
-    for (int i = threadIdx.x; i < stage.n_rows * stage.width; i += THREADS) {
-        const int at = tile.at[first + i / stage.width];
-        if (at == NOWHERE)
-            continue;
-        const char *rows = stage.values + (size_t)at * stage.pitch;
-        ((Entry *)tile.values)[i] =
-            row_of_head(rows, stage.kept_width, stage.head)[i % stage.width];
-    }
-}
-
-/* Takes the values at hand in, of numbers `first` .. of a step; all of them where IS_WHOLE, else
+/* Takes a stage's values in, for N queries of a thread: all of them where IS_WHOLE, else of a part
  * those that a query's row sees. */
-template <bool IS_WHOLE>
-static __device__ __forceinline__ void add_values(float (&out)[PER_GROUP][COLUMNS],
-                                                  const Tile &tile, const Taken &taken,
-                                                  const Stage &stage, int n_key_heads, int first)
+template <bool IS_WHOLE, int N>
+static __device__ __forceinline__ void add_some(float (&out)[PER_GROUP][COLUMNS], const Tile &tile,
+                                                int stage, const Part &part)
 {
-    const int group = threadIdx.x / V_THREADS, column = threadIdx.x % V_THREADS;
-#pragma unroll(IS_WHOLE && V_THREADS < 256 ? 4 : 1)
-    for (int i = 0; i < stage.n_rows; i++) {
-        const int p = first + i;
-        if (!IS_WHOLE && tile.at[p] == NOWHERE)
-            continue;
-        const Entry *value = (const Entry *)tile.values + i * stage.width;
-        float entry[COLUMNS], scale[COLUMNS];
+    const int group = threadIdx.x / V_THREADS, column = threadIdx.x % V_THREADS * COLUMNS;
+    const Entry *values = tile.values[stage % STAGES] + column;
+#pragma unroll(N == 1 ? 2 : 1)
+    for (int row = 0; row < ROWS; row += 4) {
+        const int p = stage * ROWS + row;
+        float entries[4][COLUMNS], scales[4];
+        float4 weights[N];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) {
-            const int d = column + c * V_THREADS;
-            entry[c] = d < stage.width ? entry_of(value[d]) : 0.0f;
+        for (int i = 0; i < N; i++)
+            weights[i] = *(const float4 *)(tile.weights[i * GROUPS + group] + p);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const Columns columns = *(const Columns *)(values + (row + k) * ROW);
+#pragma unroll
+            for (int c = 0; c < COLUMNS; c++)
+                entries[k][c] = entry_of(columns.of[c]);
 #if TYPE == CODED
-            const char *rows = stage.values + (size_t)tile.at[p] * stage.pitch;
-            scale[c] = d < stage.width ? scales_of_head(rows, n_key_heads, stage.kept_width,
-                                                        stage.head)[d / CODES]
-                                       : 0.0f;
-#else
-            scale[c] = 1.0f;
+            const int at = (row + k) * ROW_SCALES + column / CODES;
+            scales[k] = tile.value_scales[stage % STAGES][at];
 #endif
         }
 #pragma unroll
-        for (int four = 0; four < PER_GROUP / 4; four++) {
-            const int query = (four * GROUPS + group) * 4;
-            if (query >= taken.n_queries)
-                break;
-            const float4 weights = tile.weights[(p * taken.pitch + query) / 4];
-            const float weight[4] = {weights.x, weights.y, weights.z, weights.w};
+        for (int k = 0; k < 4; k++)
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int i = 0; i < N; i++) {
+                const float of_query[4] = {weights[i].x, weights[i].y, weights[i].z, weights[i].w};
+                const bool is_own =
+                    IS_WHOLE ||
+                    (part.from <= p + k && p + k < part.until &&
+                     (part.only < 0 || is_of(tile.taken, part.only, i * GROUPS + group)));
+                if (is_own && (IS_WHOLE || !(of_query[k] < 0.0f))) {
+                    const float weight = TYPE == CODED ? of_query[k] * scales[k] : of_query[k];
 #pragma unroll
-                for (int c = 0; c < COLUMNS; c++)
-                    if (IS_WHOLE || !(weight[j] < 0.0f)) {
-                        float &sum = out[four * 4 + j][c];
-                        sum = fmaf(weight[j] * scale[c], entry[c], sum);
-                    }
-        }
+                    for (int c = 0; c < COLUMNS; c++)
+                        out[i][c] = fmaf(weight, entries[k][c], out[i][c]);
+                }
+            }
     }
+}
+
+template <bool IS_WHOLE>
+static __device__ __forceinline__ void add_values(float (&out)[PER_GROUP][COLUMNS],
+                                                  const Tile &tile, int n_queries, int stage,
+                                                  const Part &part)
+{
+    if ((int)threadIdx.x / V_THREADS >= n_queries) /* a whole warp */
+        return;
+    if (PER_GROUP > 1 && n_queries > GROUPS)
+        add_some<IS_WHOLE, PER_GROUP>(out, tile, stage, part);
+    else
+        add_some<IS_WHOLE, 1>(out, tile, stage, part);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -382,175 +617,169 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
               const int *__restrict__ places, const int *__restrict__ parents,
               const Visible *__restrict__ visible_of_rows, const int *__restrict__ tables,
               const char *__restrict__ keys, const float *__restrict__ bias,
-              float *__restrict__ sums, long long pitch, long long v_begin, int n_entries,
-              int first_row, int n_rows, int n_ranges, int tile_rows, int n_takers, int n_key_heads,
-              int n_shared, int k_width, int v_width, int kept_width, int furthest, float scale)
+              float *__restrict__ sums, int pitch, long long v_begin, int n_entries, int first_row,
+              int n_rows, int n_ranges, int tile_rows, int tile_heads, int n_takers,
+              int n_key_heads, int n_shared, int k_width, int v_width, int kept_width, int furthest,
+              float scale)
 {
     __shared__ Tile tile;
     const int warp = threadIdx.x >> 5, group = threadIdx.x / V_THREADS;
-    const int column = threadIdx.x % V_THREADS;
-    const int n_head_tiles = (n_shared + QUERIES - 1) / QUERIES, n_heads = n_key_heads * n_shared;
-    const int head_tile = blockIdx.x % n_head_tiles;
-    const int key_head = blockIdx.x / n_head_tiles % n_key_heads;
-    const int taker = blockIdx.x / n_head_tiles / n_key_heads % n_takers;
-    const int first_of_tile = blockIdx.x / n_head_tiles / n_key_heads / n_takers * tile_rows;
-    const int last_of_tile = smaller(first_of_tile + tile_rows, n_rows);
-    const bool has_aligned_keys =
-        (pitch | (long long)(n_kept(k_width) * sizeof(Entry))) % 16 == 0;
-
-    Stage stage = {keys + v_begin, pitch, key_head, v_width, kept_width, PAGE, false};
-    stage.is_aligned = (pitch | v_begin | (long long)(n_kept(kept_width) * sizeof(Entry)) |
-                        (long long)(v_width * sizeof(Entry))) %
-                           16 ==
-                       0;
-    while (stage.n_rows * v_width * (int)sizeof(Entry) > STAGE_BYTES)
-        stage.n_rows /= 2;
+    const int column = threadIdx.x % V_THREADS * COLUMNS;
+    const Heads heads = {q, bias, keys, pitch, n_key_heads * n_shared, k_width, furthest, scale};
+    {
+        const int n_head_tiles = (n_shared + tile_heads - 1) / tile_heads;
+        const int of_takers = blockIdx.x / n_takers;
+        const int first_of_tile = of_takers / n_head_tiles / n_key_heads * tile_rows;
+        const int n_of_tile = smaller(n_rows - first_of_tile, tile_rows);
+        if (threadIdx.x < n_of_tile) {
+            tile.seqs[threadIdx.x] = seqs[first_row + first_of_tile + threadIdx.x];
+            tile.rows[threadIdx.x] = visible_of_rows[first_row + first_of_tile + threadIdx.x];
+        }
+        if (threadIdx.x == 0) {
+            const int head_tile = of_takers % n_head_tiles;
+            const int key_head = of_takers / n_head_tiles % n_key_heads;
+            tile.first_row = first_row + first_of_tile, tile.n_rows = n_of_tile;
+            tile.taker = blockIdx.x % n_takers, tile.next = tile.n_seqs = 0;
+            tile.taken.first_head = key_head * n_shared + head_tile * tile_heads;
+            tile.taken.n_heads = smaller(n_shared - head_tile * tile_heads, tile_heads);
+            tile.keys_of_head = place_of(0, n_key_heads, k_width, key_head);
+            tile.values_of_head = place_of(v_begin, n_key_heads, kept_width, key_head);
+        }
+    }
 
     /* The rows of a tile are of one sequence or several, and takers take them in turns. */
     const Taken &taken = tile.taken;
-    int next = first_of_tile;
-    for (int number = 0; next < last_of_tile; number++) {
-        const int row = next, seq = seqs[first_row + row];
-        while (next < last_of_tile && seqs[first_row + next] == seq)
-            next++;
-        if (number % n_takers != taker)
-            continue;
-        const int *table = tables + (size_t)seq * n_entries;
-        __syncthreads(); /* the rows before were read */
-        if (threadIdx.x < next - row)
-            tile.rows[threadIdx.x] = visible_of_rows[first_row + row + threadIdx.x];
-        __syncthreads();
+    for (;;) {
+        __syncthreads(); /* the sequence before was read */
         if (threadIdx.x == 0)
-            tile.taken = taken_of(tile.rows, first_row + row, next - row,
-                                  key_head * n_shared + head_tile * QUERIES,
-                                  smaller(n_shared - head_tile * QUERIES, QUERIES));
+            tile.taken = next_taken(tile, n_takers, blockIdx.y);
         __syncthreads();
-        const int key = threadIdx.x / taken.n_sharing, share = threadIdx.x % taken.n_sharing;
+        if (taken.n_rows == 0)
+            return;
+        if (threadIdx.x < taken.n_queries) {
+            const size_t of_row = taken.row + threadIdx.x / taken.n_heads;
+            const size_t head = taken.first_head + threadIdx.x % taken.n_heads;
+            tile.offsets[threadIdx.x] = (of_row * heads.n_heads + head) * k_width;
+        }
+        __syncthreads();
 
-        for (int range = taken.begin / RANGE + (int)blockIdx.y; range < (taken.end + RANGE - 1) / RANGE;
-             range += n_ranges) {
-            const int begin = larger(taken.begin, range * RANGE);
-            const int end = smaller(taken.end, (range + 1) * RANGE);
-            float out[PER_GROUP][COLUMNS] = {};
-            __syncthreads(); /* the sums of the range before were read */
-            if (threadIdx.x < QUERIES) {
-                tile.tops[threadIdx.x] = least();
-                tile.totals[threadIdx.x] = 0.0f;
-            }
-            bool has_queries = false;
-            int only = -1;
-            for (int first = begin / PAGE * PAGE; first < end;
-                 first += only < 0 ? taken.n_keys : 0) {
-                /* After a row's own places come those of the next row, and after the last one's the
-                 * next step. */
-                if (first + taken.n_keys > taken.base)
-                    only++;
-                if (only == taken.n_rows) {
-                    only = -1;
-                    continue;
-                }
-                __syncthreads(); /* the step before was read */
-                if (threadIdx.x < taken.n_keys) {
-                    const int own = first + threadIdx.x;
-                    int at = NOWHERE;
-                    for (int i = only < 0 ? 0 : only; i < (only < 0 ? taken.n_rows : only + 1); i++)
-                        if (own < end && sees(tile.rows[i], own)) {
-                            at = (int)slot_of_number(table, places, parents, tile.rows[i],
-                                                     taken.row + i, own);
+        while (taken.first < taken.end) {
+            const auto find = [&](const Part &part) {
+                const int number = taken.first + threadIdx.x, p = threadIdx.x;
+                const int last = part.only < 0 ? taken.n_rows : part.only + 1;
+                const int *table = tables + (size_t)taken.seq * n_entries;
+                int at = NOWHERE;
+                if (part.from <= p && p < part.until)
+                    for (int i = larger(part.only, 0); i < last; i++)
+                        if (sees(tile.rows[taken.of_tile + i], number)) {
+                            at = (int)slot_of_number(table, places, parents,
+                                                     tile.rows[taken.of_tile + i], taken.row + i,
+                                                     number);
                             break;
                         }
-                    tile.at[threadIdx.x] = at;
-                }
-                __syncthreads();
-                uint4 held[N_HELD] = {};
-                hold(held, tile, stage, 0);
+                tile.at[p] = at;
+            };
+            const auto start = [&](const Part &part) {
+#pragma unroll 1
+                for (int i = 0; i < STAGES - 1; i++)
+                    fetch(tile, keys, pitch, v_width, part.from / PAGE * (PAGE / ROWS) + i);
+            };
 
-                float dots[EACH] = {};
-                const int at = tile.at[key];
-                for (int from = 0; from < k_width; from += PIECE) {
-                    if (!has_queries || k_width > PIECE) {
-                        __syncthreads(); /* the queries' piece before was read */
-                        load_queries(tile, taken, q, n_heads, k_width, from);
-                        __syncthreads();
-                        has_queries = true;
-                    }
-                    if (at != NOWHERE) {
-                        const char *rows = keys + (size_t)at * pitch;
-                        const float *scales =
-                            TYPE == CODED ? scales_of_head(rows, n_key_heads, k_width, key_head) : 0;
-                        add_dots(dots, tile, taken, row_of_head(rows, k_width, key_head), scales,
-                                 k_width, from, share, has_aligned_keys);
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < EACH; i++) {
-                    const int query = i * taken.n_sharing + share;
-                    if (query >= taken.n_queries || at == NOWHERE)
-                        break;
-                    float score = dots[i] * scale;
-                    if (bias) {
-                        int distance = first + key - tile.rows[query / taken.n_heads].own;
-                        distance = larger(smaller(distance, furthest), -furthest);
-                        const int head = taken.first_head + query % taken.n_heads;
-                        score += bias[(size_t)(distance + furthest) * n_heads + head];
-                    }
-                    ((float *)tile.weights)[key * taken.pitch + query] = score;
-                }
-                __syncthreads();
-                for (int query = warp; query < taken.n_queries; query += WARPS)
-                    weigh(tile, taken, query, first, end, only);
+            for (int number = 0; number < n_parts_of(taken); number++) {
+                const Part part = part_of(taken, number);
+                bring_queries(tile, heads, 0, number == 0 || k_width > PIECE, [&] { find(part); });
+                if (n_parts_of(taken) == 1)
+                    start(part);
+                score_all(tile, heads, part);
+            }
+            __syncthreads();
+            for (int query = warp; query < taken.n_queries; query += WARPS)
+                weigh(tile, heads, query);
 
-                const int n_left = smaller(taken.n_keys, end - first);
-                for (int p = 0; p < n_left; p += stage.n_rows) {
-                    __syncthreads(); /* the weights are made, the stage before was read */
-                    hand_over(tile, held, stage, p);
+            float out[PER_GROUP][COLUMNS] = {};
+            for (int number = 0; number < n_parts_of(taken); number++) {
+                const Part part = part_of(taken, number);
+                if (n_parts_of(taken) > 1) {
+                    __syncthreads(); /* the part before was read */
+                    find(part);
                     __syncthreads();
-                    if (p + stage.n_rows < n_left)
-                        hold(held, tile, stage, p + stage.n_rows);
-                    if (p % PAGE == 0)
+                    start(part);
+                }
+                /* What all rows see of places that they have together. */
+                const int whole_from = part.only < 0 ? taken.all_begin - taken.first : RANGE;
+                const int whole_until = smaller(part.until, taken.all_end - taken.first);
+                const int n_queries = taken.n_queries;
+                for (int i = part.from / PAGE * (PAGE / ROWS); i * ROWS < part.until; i++) {
+                    wait_for_groups<STAGES - 2>();
+                    __syncthreads(); /* the stage is there, the one before it was read */
+                    fetch(tile, keys, pitch, v_width, i + STAGES - 1);
+                    const int p = i * ROWS;
+                    if (p % PAGE == 0 && (part.only < 0 || p >= part.from))
 #pragma unroll
-                        for (int i = 0; i < PER_GROUP; i++) {
-                            const int query = (i / 4 * GROUPS + group) * 4 + i % 4;
-                            if (query < taken.n_queries)
+                        for (int j = 0; j < PER_GROUP; j++) {
+                            const int query = j * GROUPS + group;
+                            if (is_of(taken, part.only, query))
 #pragma unroll
                                 for (int c = 0; c < COLUMNS; c++)
-                                    out[i][c] *= tile.factors[p / PAGE][query];
+                                    out[j][c] *= tile.factors[p / PAGE][query];
                         }
-                    const int of_stage = first + p;
-                    if (only < 0 && taken.all_begin <= of_stage &&
-                        of_stage + stage.n_rows <= taken.all_end)
-                        add_values<true>(out, tile, taken, stage, n_key_heads, p);
+                    if (whole_from <= p && p + ROWS <= whole_until)
+                        add_values<true>(out, tile, n_queries, i, part);
                     else
-                        add_values<false>(out, tile, taken, stage, n_key_heads, p);
+                        add_values<false>(out, tile, n_queries, i, part);
                 }
             }
 
             /* A row counts the ranges from its own first one on. */
             const size_t of_range = v_width + 2;
             const auto sums_of = [&](int query) {
-                const Visible &own = tile.rows[query / taken.n_heads];
-                const bool is_empty =
-                    own.begin >= own.end || own.begin >= end || own.end <= range * RANGE;
+                const Visible &own = tile.rows[taken.of_tile + query / taken.n_heads];
+                const bool is_empty = own.begin >= own.end || own.begin >= taken.first + RANGE ||
+                                      own.end <= taken.first;
                 const size_t head = taken.first_head + query % taken.n_heads;
-                const size_t row_of_go = row + query / taken.n_heads;
-                return is_empty ? (float *)0
-                                : sums + ((row_of_go * n_heads + head) * n_ranges + range -
-                                          own.begin / RANGE) * of_range;
+                const size_t row_of_go = taken.row - first_row + query / taken.n_heads;
+                const int at = n_ranges == 1 ? 0 : taken.first / RANGE - own.begin / RANGE;
+                return is_empty
+                           ? (float *)0
+                           : sums + ((row_of_go * heads.n_heads + head) * n_ranges + at) * of_range;
             };
+            const auto follows = [&](int query) {
+                return n_ranges == 1 &&
+                       taken.first > tile.rows[taken.of_tile + query / taken.n_heads].begin;
+            };
+            float *kept = threadIdx.x < taken.n_queries ? sums_of(threadIdx.x) : 0;
+            if (kept) {
+                float top = tile.tops[threadIdx.x], total = tile.totals[threadIdx.x];
+                kept += v_width;
+                if (follows(threadIdx.x)) { /* as in merge.cu */
+                    const float highest = top > kept[0] ? top : kept[0];
+                    const float before = exponential(kept[0] - highest);
+                    const float now = exponential(top - highest);
+                    total = kept[1] * before + total * now;
+                    top = highest;
+                    tile.before[threadIdx.x] = before, tile.now[threadIdx.x] = now;
+                }
+                kept[0] = top, kept[1] = total;
+            }
+            if (n_ranges == 1)
+                __syncthreads();
 #pragma unroll
-            for (int i = 0; i < PER_GROUP; i++) {
-                const int query = (i / 4 * GROUPS + group) * 4 + i % 4;
+            for (int j = 0; j < PER_GROUP; j++) {
+                const int query = j * GROUPS + group;
                 float *own = query < taken.n_queries ? sums_of(query) : 0;
 #pragma unroll
                 for (int c = 0; c < COLUMNS; c++)
-                    if (own && column + c * V_THREADS < v_width)
-                        own[column + c * V_THREADS] = out[i][c];
+                    if (own && column + c < v_width) {
+                        float &sum = own[column + c];
+                        sum = follows(query)
+                                  ? fmaf(out[j][c], tile.now[query], sum * tile.before[query])
+                                  : out[j][c];
+                    }
             }
-            float *own = threadIdx.x < taken.n_queries ? sums_of(threadIdx.x) : 0;
-            if (own) {
-                own[v_width] = tile.tops[threadIdx.x];
-                own[v_width + 1] = tile.totals[threadIdx.x];
-            }
+            __syncthreads(); /* the range was read */
+            if (threadIdx.x == 0)
+                tile.taken.first += gridDim.y * RANGE;
+            __syncthreads();
         }
     }
 }

@@ -1,4 +1,5 @@
-/* Copies from memory to shared memory that run beside the thread: sixteen bytes each, in groups.
+/* Copies from memory to shared memory that run beside the thread: sixteen bytes each, or four, in
+ * groups.
  *
  * What a thread copies is there for it after it waited for the group, and for its warp after
  * __syncwarp. The emulated device has these functions of its own.
@@ -6,10 +7,18 @@
 #ifndef MTPCORE_EMULATED
 __device__ __forceinline__ void copy_later(void *to, const void *from)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                     (unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from)
-                 : "memory");
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
+}
+
+__device__ __forceinline__ void copy_word_later(void *to, const void *from)
+{
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)),
+        "l"(from)
+        : "memory");
 }
 
 /* Ends a group; one may be empty. */

@@ -80,8 +80,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     let_next_begin();
     const int row = blockIdx.x, t = first_row + row;
     const Visible visible = visible_of_rows[t];
-    const int n =
+    const int n_of_row =
         visible.begin < visible.end ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1 : 0;
+    const int n = n_of_row < n_ranges ? n_of_row : n_ranges; /* one where they are merged already */
     const auto head_of = [&](int number) {
         const float *of_head = sums + ((size_t)row * n_heads + number) * n_ranges * (v_width + 2);
         return Head{of_head, sinks ? sinks + number : 0, n, v_width};
@@ -100,7 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int i = 0; i < BLOCK / 32; i++) {
             float own[1];
             merged(own, head_of((first + i) / v_width), (first + i) % v_width);
-            value[i] = own[0];
+#pragma unroll /* registers have no index that is made at run time */
+            for (int j = 0; j < BLOCK / 32; j++)
+                value[j] = i == j ? own[0] : value[j];
         }
     store_block(value, (size_t)t * n_blocks + block, codes, scales, sums_of_codes);
 #else

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.store import StoredLayer
 from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
 from mtpcore.memory.types import CODES
@@ -15,8 +17,13 @@ from mtpcore.memory.types import CODES
 __all__ = ["KERNELS", "LAUNCHERS", "attend"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
-_SHAPES = ((32, 1, 32), (64, 1, 32), (128, 1, 32), (256, 1, 16), (256, 2, 8), (256, 4, 4))
-"""For values of ``threads * columns`` entries or fewer: both, and the queries of a tile."""
+_BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
+_SHAPES = ((32, 2, 16), (64, 2, 16), (64, 4, 16), (256, 2, 8), (256, 4, 4))
+"""For values of ``threads * columns`` entries or fewer: both, and the most queries of a tile."""
+_FEW_BLOCKS, _MANY_BLOCKS = 256, 256
+"""Blocks that leave multiprocessors idle, and those that keep any GPU busy. Tiles are smaller where
+there are few, and where there are many each takes its ranges together itself; which changes no bit.
+"""
 _FEW_ROWS = 128
 """Up to here each sequence among the rows of a tile gets a CTA; which changes no bit."""
 _CTAS_OF_FEW = 16
@@ -24,17 +31,31 @@ _CTAS_OF_FEW = 16
 _MOST_SUMS = 1 << 24
 """Values of the sums of ranges; rows are attended to in several goes where there are more."""
 
+
+class _Tile(msgspec.Struct, frozen=True):
+    """Rows, and heads that share a key head, whose queries a block takes."""
+
+    n_rows: int
+    n_heads: int
+
+    def n_blocks(self, n_rows: int, n_shared: int) -> int:
+        """Return how many tiles the queries of a key head are."""
+        return -(-n_rows // self.n_rows) * -(-n_shared // self.n_heads)
+
+
 _REMEMBER = {dtype: Kernel("remember", (("TYPE", str(i)),)) for dtype, i in _TYPES.items()}
 _ATTENTION = {
-    (dtype, shape): Kernel(
+    (dtype, shape, is_aligned): Kernel(
         "attention",
         (
             ("TYPE", str(i)),
             *zip(("V_THREADS", "COLUMNS", "QUERIES"), map(str, shape), strict=True),
+            ("ALIGNED", str(int(is_aligned))),
         ),
     )
     for dtype, i in _TYPES.items()
     for shape in _SHAPES
+    for is_aligned in (True, False)
 }
 _MERGE = {block: Kernel("merge", (("BLOCK", str(block)),)) for block in (0, 32, 256)}
 _TURN_AND_STORE = {
@@ -140,30 +161,34 @@ def _attend(
     n_heads, k_width, v_width = q.shape[1], q.shape[2], y.shape[2]
     n_shared = n_heads // layer.n_heads
     shape = _shape_for(v_width)
-    n_queries = shape[2]
-    n_head_tiles, tile_rows = -(-n_shared // n_queries), max(n_queries // n_shared, 1)
+    is_aligned = _is_aligned(layer, k_width, v_width)
+    kernel, n_ranges = _ATTENTION[layer.dtype, shape, is_aligned], visible.n_ranges
+    tile = _tile_for(shape[2], n_rows, n_shared, layer.n_heads * n_ranges)
+    if tile.n_blocks(n_rows, n_shared) * layer.n_heads >= _MANY_BLOCKS:
+        n_ranges = 1
     n_values = n_heads * (v_width + 2)
-    n_ranges = visible.n_ranges
-    most_rows = max(_MOST_SUMS // (n_values * visible.most_ranges), 1)
-    size = min(most_rows, q.shape[0]) * n_values * visible.most_ranges
+    of_row = n_values * visible.most_ranges
+    size = min(max(_MOST_SUMS, of_row), q.shape[0] * of_row)
     sums = step.scratch("sums", (size,), np.float32)
-    kernel = _ATTENTION[layer.dtype, shape]
+    most_rows = size // (n_values * n_ranges)
     launches = []
     for first in range(0, n_rows, most_rows):
         n = min(most_rows, n_rows - first)
-        n_takers = min(tile_rows, n) if n <= _FEW_ROWS else 1
-        n_tiles = -(-n // tile_rows) * n_takers * n_head_tiles * layer.n_heads
+        n_takers = min(tile.n_rows, n) if n <= _FEW_ROWS else 1
+        n_tiles = tile.n_blocks(n, n_shared) * layer.n_heads
+        grid = (n_tiles * n_takers, n_ranges)
         sizes = (
-            *(table.shape[1], first, n, n_ranges, tile_rows, n_takers, layer.n_heads, n_shared),
-            *(k_width, v_width, layer.kept_width, furthest),
+            *(table.shape[1], first, n, n_ranges, tile.n_rows, tile.n_heads, n_takers),
+            *(layer.n_heads, n_shared, k_width, v_width, layer.kept_width, furthest),
         )
         arguments = (
             *(q, rows.seq, rows.place, rows.parent, visible.array, table, layer.rows, bias, sums),
-            *map(np.int64, (layer.rows.shape[1], layer.v_begin)),
+            np.int32(layer.rows.shape[1]),
+            np.int64(layer.v_begin),
             *map(np.int32, sizes),
             np.float32(step.attrs["scale"]),
         )
-        launches.append(Launch(kernel, (n_tiles, n_ranges), arguments))
+        launches.append(Launch(kernel, grid, arguments))
         merging = (
             *(sums, visible.array, sinks, None if codes else y, *arrays_of(codes)),
             *map(np.int32, (first, n_ranges, n_heads, v_width)),
@@ -172,6 +197,34 @@ def _attend(
         n_merging = -(-n_heads * v_width // (block * THREADS // 32)) if codes else n_heads
         launches.append(Launch(_MERGE[block], (n, n_merging), merging, is_early=True))
     return launches
+
+
+def _is_aligned(layer: StoredLayer, k_width: int, v_width: int) -> bool:
+    """Return whether all rows of heads lie on sixteen bytes, and are whole ones of these."""
+    n_bytes = _BYTES[layer.dtype]
+    widths = (k_width, layer.kept_width, v_width)
+    return not any(
+        n % 16 for n in (layer.rows.shape[1], layer.v_begin, *(n_bytes * w for w in widths))
+    )
+
+
+def _tile_for(most: int, n_rows: int, n_shared: int, n_times: int) -> _Tile:
+    """Return the smallest tile of which there are few blocks; or the largest one.
+
+    ``most`` are the queries of a tile, ``n_times`` key heads and ranges.
+    """
+    n_queries, tile = most, _tile_of(most, n_rows, n_shared)
+    while n_queries > 1:
+        n_queries //= 2
+        smaller = _tile_of(n_queries, n_rows, n_shared)
+        if smaller.n_blocks(n_rows, n_shared) * n_times > _FEW_BLOCKS:
+            break
+        tile = smaller
+    return tile
+
+
+def _tile_of(n_queries: int, n_rows: int, n_shared: int) -> _Tile:
+    return _Tile(min(max(n_queries // n_shared, 1), n_rows), min(n_queries, n_shared))
 
 
 def _shape_for(v_width: int) -> tuple[int, int, int]:
