@@ -1,5 +1,7 @@
 """Small random Gemma 4 models against what transformers makes of them, from the checkpoint on."""
 
+import json
+
 import numpy as np
 import pytest
 from harness import eagle3, gemma4
@@ -7,7 +9,7 @@ from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
 from harness.witness import hear, needs_llama_cpp
 
-from mtpcore import Batch, Context, Image, Prompt, Rows, Sampling, load_model
+from mtpcore import Batch, Context, Generator, Image, Prompt, Rows, Sampling, load_model
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
@@ -101,6 +103,24 @@ def test_unified_checkpoints(backend, tmp_path):
         for rows, wanted in zip(map(out.tap, layers), refs["layers"], strict=True):
             assert np.abs(rows - wanted).max() < CLOSE
         check_images(model, backend, refs)
+
+
+def test_suppressed_tokens(tmp_path):
+    """As the 12B model's ``generation_config.json`` names them."""
+    path, prompt = write(tmp_path, gemma4.UNIFIED), gemma4.tokens(9).tolist()
+
+    def text(path, **biases):
+        with load_model(path) as model:
+            generator = Generator(Context(model, 64), sampling=Sampling(temperature=0.0, **biases))
+            return list(generator.generate(prompt, max_tokens=20, ignore_eos=True))
+
+    suppressed = sorted({*text(path)[:2]})
+    more = json.dumps({"suppress_tokens": suppressed})
+    (tmp_path / "hf" / "generation_config.json").write_text(more)
+    convert(tmp_path / "hf", tmp_path / "other.gguf", outtype="f32")
+    found = text(tmp_path / "other.gguf")
+    assert not {*suppressed} & {*found}
+    assert found == text(path, logit_bias=dict.fromkeys(suppressed, -np.inf))
 
 
 def test_files_that_do_not_say_so_are_known_by_their_embeddings(made, tmp_path):
