@@ -272,6 +272,10 @@ def _check_drafter(spec: DrafterSpec) -> None:
             "a head's checkpoint names a tensor by which heads are counted",
             where="checkpoint.heads",
         )
+    if spec.layouts and not spec.standalone:
+        raise PluginError(
+            "only a drafter in a file of its own has further layouts", where="layouts"
+        )
     if spec.limit < 1:
         raise PluginError(
             "the longest draft has a token", where="limit", wanted=">= 1", got=spec.limit

@@ -430,8 +430,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
-    min_types, checkpoint, plugin, version
-        As a ModelSpec's.
+    min_types, checkpoint, layouts, plugin, version
+        As a ModelSpec's; ``layouts`` of a drafter in its own file.
     evidence : str
         Where the declaration comes from: paper, source, measurement with its size.
     """
@@ -456,6 +456,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
     checkpoint: Checkpoint | None = None
+    layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""
     version: str = ""
     evidence: str = ""
@@ -479,6 +480,7 @@ def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object
         variant_of=spec.name,
         fit=msgspec.structs.replace(spec.fit, count_key=None),
         checkpoint=None,
+        layouts=(),
         acceptance=(0.0, 1.0),
         evidence=evidence,
         **changes,

@@ -190,6 +190,7 @@ def _block(size=4, entries="", post_head="", **changes):
         ({"graphs": (("draft", toy.head),)}, "graphs"),
         ({"checkpoint": Checkpoint(architectures=frozenset({"Toy"}))}, "checkpoint.heads"),
         ({"checkpoint": Checkpoint(architectures="Toy", heads="{n}")}, "checkpoint.architectures"),
+        ({"layouts": (Checkpoint(architectures=frozenset({"Toy"}), heads="{n}"),)}, "layouts"),
     ],
 )
 def test_declarations_are_checked_field_by_field(changes, where):

@@ -1,5 +1,7 @@
 """Gemma 4's assistant against transformers', and what must hold of every drafter."""
 
+import json
+
 import msgspec
 import numpy as np
 import pytest
@@ -254,3 +256,13 @@ def test_no_target_no_graph(tmp_path):
     ):
         model.program("draft")
     assert "link the two" in str(caught.value)
+
+
+def test_assistants_of_the_unified_class(tmp_path):
+    """Which is transformers' other one by another name."""
+    _, drafter = write(tmp_path, "all tokens")
+    config = gemma4.assistant_config(gemma4.ASSISTANTS["all tokens"])
+    config |= {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "drafter", tmp_path / "o.gguf", outtype="f32", target=tmp_path / "target")
+    assert (tmp_path / "o.gguf").read_bytes() == drafter.read_bytes()
