@@ -224,20 +224,7 @@ def _check_trunk(spec: ModelSpec) -> None:
 def _check_drafter(spec: DrafterSpec) -> None:
     check_shape(spec)
     for feed in spec.feeds:
-        if feed.pairing == "whole-sequence":
-            raise PluginError(
-                "only trunks are fed whole sequences",
-                where=f"feed of slot {feed.slot!r}",
-                wanted="next-token, same-token",
-                got=repr(feed.pairing),
-            )
-        if feed.missing != "refused":
-            raise PluginError(
-                "a drafter reads rows of every token",
-                where=f"feed of slot {feed.slot!r}",
-                wanted="missing='refused'",
-                got=repr(feed.missing),
-            )
+        _check_pairing(feed, spec)
     for pattern in spec.fit.sidecars:
         if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
             raise PluginError(
@@ -299,6 +286,34 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def _check_pairing(feed: Feed, spec: DrafterSpec) -> None:
+    """Raise PluginError where a drafter is fed rows that it cannot have."""
+    where = f"feed of slot {feed.slot!r}"
+    if feed.pairing == "whole-sequence":
+        raise PluginError(
+            "only trunks are fed whole sequences",
+            where=where,
+            wanted="next-token, same-token",
+            got=repr(feed.pairing),
+        )
+    drafts = spec.shape != "proposer" and not feed.graph
+    if drafts and feed.taps and feed.pairing == "same-token":
+        raise PluginError(
+            "the graph that drafts reads the pending token, which has no row yet",
+            where=where,
+            wanted="next-token",
+            got=repr(feed.pairing),
+            fix="feed token p with row p - 1, or a further graph with row p: Feed(graph=...)",
+        )
+    if feed.missing != "refused":
+        raise PluginError(
+            "a drafter reads rows of every token",
+            where=where,
+            wanted="missing='refused'",
+            got=repr(feed.missing),
+        )
 
 
 def _check_width(feed: Feed, spec: DrafterSpec) -> None:

@@ -304,8 +304,8 @@ def write_files(folder):
         write_model_file(str(folder / f"{name}.gguf"), name, metadata, tensors)
 
 
-def draft(spec, folder):
-    """Return what a drafter drafts behind three tokens, from the files in a folder."""
+def linked(spec, folder):
+    """Return the Cross of a drafter and its target, from the files in a folder."""
 
     class Plugin:
         @hookimpl
@@ -317,6 +317,11 @@ def draft(spec, folder):
     if spec.standalone:
         options["draft_model"] = mtpcore.load_model(folder / "toy.gguf", plugins=plugins)
     model = mtpcore.load_model(folder / "llama.gguf", plugins=plugins)
-    cross = mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options)
+    return mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options)
+
+
+def draft(spec, folder):
+    """Return what a drafter drafts behind three tokens."""
+    cross = linked(spec, folder)
     cross.llm.process(mtpcore.Batch.of([5, 6, 7]))
     return cross.draft(0, 3)
