@@ -20,6 +20,7 @@ from mtpcore.declarations.spec import (
     Codebooks,
     DrafterSpec,
     Feed,
+    Fit,
     Heads,
     ModelSpec,
     Tap,
@@ -233,18 +234,13 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 wanted="one '*' for the model's name, and what sets the file apart, as mtp-*.gguf",
                 got=repr(pattern),
             )
-    if spec.shape != "proposer" and spec.build is None:
+    if spec.shape == "proposer":
+        _check_proposer(spec)
+    elif spec.build is None:
         raise PluginError(
             "only a proposer drafts without a graph",
             where="build",
             wanted=f"a function, for the shape {spec.shape!r}",
-        )
-    fed = spec.feeds if spec.shape == "proposer" else ()
-    if any(f.src != "target" or f.recycle or f.pairing != "same-token" for f in fed):
-        raise PluginError(
-            "a proposer reads rows of the target, row i with token i, and recycles them itself",
-            where="feeds",
-            wanted='Feed(slot=..., taps=..., pairing="same-token")',
         )
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
@@ -286,6 +282,29 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+_OF_GRAPHS = ("build", "graphs", "ties", "heads", "vocabulary", "hparams", "standalone")
+"""Fields that say how graphs are made, and in which file their weights lie."""
+
+
+def _check_proposer(spec: DrafterSpec) -> None:
+    """Raise PluginError where a proposer declares what graphs have, or reads what it cannot."""
+    plain = DrafterSpec(name=spec.name, fit=Fit())
+    idle = [name for name in _OF_GRAPHS if getattr(spec, name) != getattr(plain, name)]
+    idle += [f"fit.{name}" for name in ("targets", "sidecars") if getattr(spec.fit, name)]
+    if idle:
+        raise PluginError(
+            "a proposer has no graph, and no file of its own: nothing reads these fields",
+            where=", ".join(idle),
+            fix="leave them out, or declare the shape of a graph",
+        )
+    if any(f.src != "target" or f.recycle or f.pairing != "same-token" for f in spec.feeds):
+        raise PluginError(
+            "a proposer reads rows of the target, row i with token i, and recycles them itself",
+            where="feeds",
+            wanted='Feed(slot=..., taps=..., pairing="same-token")',
+        )
 
 
 def _check_pairing(feed: Feed, spec: DrafterSpec) -> None:

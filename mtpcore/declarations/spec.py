@@ -412,8 +412,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory : SharedMemory, optional
         Of a drafter that reads the target's KV cache and has none of its own.
     limit : int
-        The longest draft that makes sense; at most the number of heads, if each drafts one step, or
-        what a block has.
+        The longest draft that makes sense, and the most that is asked for. It is at most the number
+        of heads, if each drafts one step, or what a block has.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str

@@ -122,7 +122,7 @@ class HeadDrafter:
     def _reach(self, job: DraftJob) -> int:
         """Return how many drafts the target's rows allow, of those wanted."""
         n = len(job.history) - 1
-        most = min(job.k, len(self._heads), self.spec.limit, self._n_batch)
+        most = min(job.k, len(self._heads), self._n_batch)
         for head in range(most):
             if head and not self._reads_target and self._heads[head].memory is None:
                 continue  # it reads what the head before makes

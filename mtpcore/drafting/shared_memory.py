@@ -110,7 +110,7 @@ class SharedMemoryDrafter:
     def _draft_together(
         self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        lengths = [job.k for job in jobs]
         settings = draft_settings(jobs, self._recycle, self._ids)
         settings["verification"] = verify and verify(
             self.runner.plan, [job.seq for job in jobs], lengths

@@ -231,6 +231,27 @@ def test_a_proposer_is_a_declaration_too():
     assert Registry.of(toy.offering(spec)).drafters[0].name == "script"
 
 
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"build": toy.head}, "build"),
+        ({"graphs": (("further", toy.head),)}, "graphs"),
+        ({"ties": toy.HEAD.ties}, "ties"),
+        ({"heads": Heads(count=2)}, "heads"),
+        ({"vocabulary": "d2t"}, "vocabulary"),
+        ({"hparams": toy.Hparams}, "hparams"),
+        ({"standalone": True}, "standalone"),
+        ({"fit": Fit(targets=frozenset({"toy"}))}, "fit.targets"),
+        ({"fit": Fit(sidecars=("toy-*.gguf",))}, "fit.sidecars"),
+    ],
+)
+def test_a_proposer_declares_nothing_that_only_graphs_have(changes, where):
+    plain = {"name": "script", "fit": Fit(), "shape": "proposer", "proposer": lambda model: None}
+    error = refused(toy.offering(DrafterSpec(**plain | changes)))
+    assert "nothing reads these fields" in error.what
+    assert error.where.endswith(f": {where}")
+
+
 # Installed distributions
 
 
