@@ -264,13 +264,7 @@ def _check_drafter(spec: DrafterSpec) -> None:
         raise PluginError(
             "rates rise within 0..1", where="acceptance", wanted="(low, high)", got=spec.acceptance
         )
-    if spec.heads.hidden_from == "target" and spec.heads.order == "repeated":
-        raise PluginError(
-            "a head that is repeated is fed what the step before made",
-            where="heads.hidden_from",
-            wanted="'previous', or order='each-step'",
-            got="'target'",
-        )
+    _check_heads(spec)
     if spec.shared_memory and (spec.shape != "chain" or spec.heads != Heads() or spec.graphs):
         raise PluginError(
             "a drafter that reads the target's memory is one graph that drafts a chain",
@@ -282,6 +276,31 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def _check_heads(spec: DrafterSpec) -> None:
+    """Raise PluginError where heads that read the target's rows alone hand on others."""
+    heads = spec.heads
+    if heads.hidden_from == "previous":
+        return
+    if heads.order == "repeated":
+        raise PluginError(
+            "a head that is repeated is fed what the step before made",
+            where="heads.hidden_from",
+            wanted="'previous', or order='each-step'",
+            got="'target'",
+        )
+    counts_blocks = any("{n}" in name for name in spec.fit.tensors)
+    are_several = isinstance(heads.count, int) and heads.count > 1 and not counts_blocks
+    for feed in spec.feeds:
+        if feed.recycle and (are_several or not feed.taps):
+            raise PluginError(
+                "heads that all read the target's rows hand on none",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="no recycle=",
+                got=repr(feed.recycle),
+                fix="leave it out, or let each head read the one before: hidden_from='previous'",
+            )
 
 
 _OF_GRAPHS = ("build", "graphs", "ties", "heads", "vocabulary", "hparams", "standalone")
