@@ -215,7 +215,8 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
     head with a memory of its own (a single one is repeated); every head then gets the entries of
     all accepted positions. ``hidden_from``, for a head each step: what later heads are fed, the
     ``previous`` head's output or always the ``target``'s row: head i meets token p with row
-    p - 1 - i where the first one meets it with row p - 1.
+    p - 1 - i where the first one meets it with row p - 1. Then nothing is recycled, but by
+    the only head of a file, which is repeated.
     """
 
     count: int | str | Key = 1
@@ -412,8 +413,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory : SharedMemory, optional
         Of a drafter that reads the target's KV cache and has none of its own.
     limit : int
-        The longest draft that makes sense; at most the number of heads, if each drafts one step, or
-        what a block has.
+        The longest draft that makes sense, and the most that is asked for. It is at most the number
+        of heads, if each drafts one step, or what a block has.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str
