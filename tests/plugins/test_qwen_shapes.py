@@ -5,6 +5,7 @@ import pytest
 from harness import qwen
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
+from mtpcore_qwen_mtp.values import rows_in_tiles
 
 from mtpcore import Batch, Context, load_model
 from mtpcore.conversion import convert
@@ -97,6 +98,19 @@ def compare(folder, architecture, metadata, tensors):
                 made.append([out.logits.copy(), head.process(batch).logits.copy()])
     for whole, other in zip(made[:2], made[2:], strict=True):
         assert all(map(np.array_equal, whole, other))
+
+
+def test_heads_that_keep_their_order_are_found(tmp_path, monkeypatch):
+    """A planted fault: a file has V heads as the checkpoint has them, not in tiles."""
+    name = "irregular layers, tied"
+    order = (lambda values, config: values).__code__  # renames hold the function itself
+    monkeypatch.setattr(rows_in_tiles, "__code__", order)
+    take_apart(tmp_path, name)
+    with np.load(DATA / "qwen" / "refs.npz") as file:
+        wanted = file[f"{name}/logits"]
+    with load_model(tmp_path / "whole.gguf") as model:
+        out = open_context(model, "cpu").process(Batch.of(qwen.tokens(), outputs="all"))
+        assert np.abs(out.logits - wanted).max() > 100 * CLOSE
 
 
 def test_rows_and_gate_from_one_matrix(tmp_path):
