@@ -71,5 +71,5 @@ def test_a_late_window_is_found_and_no_text_shows_it(monkeypatch):
     """It is the same for every batch, and so is every state: the definition alone differs."""
     monkeypatch.setattr(operations, "_walk", walk_late)
     check_texts(msgspec.structs.replace(HYBRID, backend="reference"), Texts(n_texts=1, n_tokens=8))
-    with pytest.raises(AssertionError, match="hybrid, .* by definition"):
+    with pytest.raises(AssertionError, match=r"hybrid, .* by definition"):
         check_graphs(HYBRID)
