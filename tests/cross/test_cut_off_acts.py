@@ -17,7 +17,7 @@ from mtpcore.sampling import Sampling
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, WARM, 8)
 TREE = DraftTree([5, TRUTH[1], 6, TRUTH[2]], [-1, -1, 1, 1])
-STEPS = {"chain": 7, "tree": 7, "fusion": 7, "hybrid": 61}
+STEPS = {"chain": 7, "tree": 7, "fusion": 7, "hybrid": 29}
 """Every which line of an act raises, by what it acts on; another one is the first in each act."""
 
 
@@ -140,7 +140,7 @@ BARE = {
     "fork": (None, lambda c: c.fork(0, 2)),
     "keep": (grown, lambda c: c.keep(1, [0, 2, 3])),
 }
-BARE_STEPS = {"hashed": 3, "hybrid": 19}
+BARE_STEPS = {"hashed": 3, "hybrid": 7}
 
 
 def held_by(context):
