@@ -15,16 +15,13 @@ from mtpcore.testing import Texts, check_graphs, check_texts
 from mtpcore.testing.machine import machine_of
 
 
-def run_machine(backend):
-    """Search for a trace of what was taken back; the first one that is found is enough."""
-    few = searching(
-        8,
-        stateful_step_count=20,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(machine_of(HYBRID, backend=backend), settings=few)
+FEW = searching(
+    8,
+    stateful_step_count=20,
+    phases=[Phase.generate],  # the first fault that is found is enough
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def keep_one_more(held, length, cut=recurrent._cut):
@@ -49,22 +46,25 @@ def walk_late(run, memory, states, logged, read, walk=operations._walk):
     walk(run, memory, states, logged, late)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_sound_memory_passes(backend):
-    run_machine(backend)
+    run_state_machine_as_test(machine_of(HYBRID, backend=backend), settings=FEW)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_row_too_many_is_found(backend, monkeypatch):
     monkeypatch.setattr(recurrent, "_cut", keep_one_more)
     with pytest.raises(AssertionError, match="hybrid, sequence"):
-        run_machine(backend)
+        run_state_machine_as_test(machine_of(HYBRID, backend=backend), settings=FEW)
 
 
+@pytest.mark.hypothesis
 def test_rows_that_are_replayed_twice_are_found(monkeypatch):
     monkeypatch.setattr(LayerStates, "state", replay_twice)
     with pytest.raises(AssertionError, match="hybrid, sequence"):
-        run_machine("reference")
+        run_state_machine_as_test(machine_of(HYBRID, backend="reference"), settings=FEW)
 
 
 def test_a_late_window_is_found_and_no_text_shows_it(monkeypatch):
