@@ -14,7 +14,6 @@ from mtpcore.memory import recurrent
 from mtpcore.testing import Texts, check_graphs, check_texts
 from mtpcore.testing.machine import machine_of
 
-
 FEW = searching(
     8,
     stateful_step_count=20,
