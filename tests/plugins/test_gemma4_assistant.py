@@ -242,6 +242,7 @@ def test_what_the_loop_cannot_do_is_refused(pair, tmp_path):
     tree = TreeShape(depth=2, width=2, n_nodes=4)
     with pytest.raises(LinkError, match="drafts a chain"):
         link(subject.context(), draft_model=subject.draft_model, tree=tree)
+    link(subject.context(), draft_model=subject.draft_model)  # lends what the next one needs
     context = subject.context(backend=ReferenceBackend())
     drafting = Context(subject.draft_model, 256, graph_type="draft", backend="cpu")
     with pytest.raises(LinkError, match="cannot be read"):
