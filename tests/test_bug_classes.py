@@ -12,7 +12,15 @@ BUG_CLASSES = {
         "cross/test_acts.py::test_rejected_drafts_leave_no_trace"
     ],
     "a recurrent state is advanced by rejected tokens": [
-        "memory/test_machine.py::RecurrentMachine"
+        "memory/test_recurrent.py::Machine",
+        "cross/test_recurrent.py::test_a_rejected_draft_leaves_no_trace",
+    ],
+    "a prefix cache and drafts together corrupt the text of a hybrid": [
+        "cross/test_tool_calls.py::test_texts_and_states_are_those_of_cold_contexts"
+    ],
+    "V heads are read in another order than the file has them": [
+        "plugins/test_qwen_checkpoint.py::test_every_tensor",
+        "plugins/test_qwen_shapes.py::test_trunk",
     ],
     "a sliding window is rolled back across its edge": [
         "memory/test_windowed.py::test_rewind_across_the_window_edge"

@@ -24,6 +24,8 @@ from transformers import (
     Gemma4AssistantForCausalLM,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedTextConfig,
 )
 from transformers.models.gemma4.modeling_gemma4 import (
     create_masks_for_vision_model,
@@ -41,9 +43,12 @@ N_DRAFTS = 4
 
 def trunk(s: gemma4.Shape) -> Any:
     """Return transformers' model of a shape."""
-    config = Gemma4TextConfig(**gemma4.text_config(s))
+    kinds = (Gemma4TextConfig, Gemma4ForCausalLM)
+    if s.unified:
+        kinds = (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM)
+    config = kinds[0](**gemma4.text_config(s))
     config._attn_implementation, config._experts_implementation = "eager", "eager"
-    model = Gemma4ForCausalLM(config).eval().float()
+    model = kinds[1](config).eval().float()
     assign(model, gemma4.weights(s, SEED))
     return model
 
@@ -122,9 +127,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
+    shapes = gemma4.SHAPES | {"unified": gemma4.UNIFIED}
     with torch.no_grad():
-        found = {name: compute(shape) for name, shape in gemma4.SHAPES.items()}
-        for name, shape in gemma4.SHAPES.items():
+        found = {name: compute(shape) for name, shape in shapes.items()}
+        for name, shape in shapes.items():
             found[name] |= see(shape) if shape.spans else {}
         found |= {name: draft(one) for name, one in gemma4.ASSISTANTS.items()}
     arrays = {f"{name}/{what}": rows for name, of in found.items() for what, rows in of.items()}

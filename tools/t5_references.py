@@ -15,7 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    T5Config,
+    T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -27,9 +32,12 @@ N_GREEDY = 32
 def compute(s: t5.Shape) -> dict[str, np.ndarray]:
     """Return the references of a shape."""
     made = t5.weights(s)
-    config = T5Config(**t5.configuration(s))
+    kinds = (T5Config, T5ForConditionalGeneration)
+    if s.own_biases:
+        kinds = (UMT5Config, UMT5ForConditionalGeneration)
+    config = kinds[0](**t5.configuration(s))
     config._attn_implementation = "eager"
-    model = T5ForConditionalGeneration(config).eval()
+    model = kinds[1](config).eval()
     assert config.scale_decoder_outputs == s.tied
     if not s.tied:  # transformers 5 ties them, unless a checkpoint that it loads has both
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))

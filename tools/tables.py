@@ -60,7 +60,8 @@ def supported() -> Iterable[str]:
 
 
 def _checkpoints(spec: ModelSpec | DrafterSpec) -> str:
-    return _code(sorted(spec.checkpoint.architectures)) if spec.checkpoint else ""
+    tables = (*([spec.checkpoint] if spec.checkpoint else []), *spec.layouts)
+    return _code(sorted({name for table in tables for name in table.architectures}))
 
 
 def _origin(plugin: str) -> str:

@@ -27,6 +27,11 @@ Times are medians. The ratio is llama.cpp's time over mtpcore's, so above 1 mtpc
 median of the pairs of turns, with the smallest and the largest. llama.cpp runs at its best setting
 of each cell. A `✗` marks a figure that misses its target.
 
+Files are generated: random weights in the shapes of published models. Hybrids have fewer tokens:
+the vocabulary of qwen35-0.8b and 2b is a quarter of the published one, so that each token and each
+draft reads a quarter of that output matrix. qwen35moe-1b has a fifth of the layers of 35B-A3B, an
+eighth of its experts and an eighth of its vocabulary.
+
 | cell | what is measured |
 | --- | --- |
 | decode | 64 tokens after 512 (with `--llama-bench`: 32) |
@@ -34,7 +39,7 @@ of each cell. A `✗` marks a figure that misses its target.
 | prefill | 512 tokens |
 | depth-d, depth-d-rows-n | 16 tokens, or a batch of n, after d |
 | sequences-n | 32 tokens of each of n sequences at once, after 64 |
-| speculation | three drafts a round, simulated acceptance; ratio: speed-up of mtpcore by drafts |
+| speculation | three drafts in a round, which counts as 2.8 tokens; ratio: our speed-up by drafts |
 | load, load mapped | imported library to first token: weights packed behind it, or never |
 | accuracy | RMS error of logits over their deviation, against float64; median of seven texts |
 
@@ -43,10 +48,10 @@ of each cell. A `✗` marks a figure that misses its target.
 | share | speed of reading weights over the speed at which the same threads read memory |
 | ms | of one token |
 | recurrence | share of a token that convolutions and delta rules take: two runs, with and without |
-| checkpoint_mib, log_row_mib | a state of all recurrent layers, and a row of its log |
+| checkpoint_mib, log_row_mib | a state of all layers, and a row of its log; a slot has 1 and 17 |
 | cost, llama.cpp cost | time of n tokens over the time of one |
 | gmacs | 10^9 multiply-accumulates a second |
-| length | tokens a pass |
+| length | tokens a round at the simulated acceptance; times are divided by 2.8 instead |
 | by_costs | the speed-up that the measured costs of passes and drafts allow |
 | by_bytes | the speed-up that the bytes read allow |
 | llama.cpp gain | llama.cpp's speed-up by its own MTP drafts, at the same simulated acceptance |

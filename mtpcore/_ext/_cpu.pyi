@@ -23,9 +23,11 @@ def available_isas() -> tuple[str, ...]:
     """Return the instruction sets that this machine runs, the plainest first."""
 
 def use_isa(name: str) -> str:
-    """Use another instruction set from the next call on; return the previous one.
+    """Use another instruction set in the whole process; return the name of the previous one.
 
-    For tests and measurements: results do not depend on it.
+    For tests and measurements. Kernels ask for the set as they run, so nothing may run meanwhile,
+    in another thread either: activations are laid out for the set that reads them. Between calls
+    results do not depend on it; packed weights are the same for all sets.
 
     Raises
     ------

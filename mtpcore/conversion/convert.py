@@ -116,7 +116,8 @@ def convert(
         family.main,
         values,
         folder,
-        n_drafter_blocks=0 if mtp == "drop" else family.n_heads,
+        n_drafter_blocks=0 if mtp == "drop" or family.standalone else family.n_heads,
+        n_own_heads=family.n_heads if family.standalone else 0,
         target=_target_config(target),
     )
     tables = [t for t in (family.main, family.heads if mtp != "drop" else None) if t]

@@ -31,6 +31,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     heads : Checkpoint or None
         The table of heads behind the trunk, where the checkpoint has some.
     n_heads : int
+        Of these, or of a drafter with a file of its own that has a block for each head.
     n_declared : int
         Heads that the configuration counts.
     standalone : bool
@@ -90,16 +91,26 @@ def find_family(
     architecture = min(spec.fit.architectures)
     config = open_config(main, values, folder)
     names = list(canonical_names(main, published))
+    if isinstance(spec, DrafterSpec):
+        return Family(
+            architecture=architecture,
+            main=main,
+            heads=None,
+            n_heads=count_heads(main.heads, names, 0, folder),
+            n_declared=_declared(main, config),
+            standalone=True,
+            min_types=spec.min_types,
+        )
     head_tables: dict[Checkpoint, tuple[int, DrafterSpec]] = {}
     n_declared = 0
     for drafter in known.drafters:
         checkpoint = drafter.checkpoint
         mine = not drafter.fit.architectures or architecture in drafter.fit.architectures
-        if drafter.standalone or checkpoint is None or not mine or isinstance(spec, DrafterSpec):
+        if drafter.standalone or checkpoint is None or not mine:
             continue
         if _describes(checkpoint, values):
             n_heads = count_heads(checkpoint.heads, names, config.n_layers, folder)
-            n_declared = max(n_declared, *(_count(config, path) for path in checkpoint.counts), 0)
+            n_declared = max(n_declared, _declared(checkpoint, config))
             if n_heads:
                 head_tables.setdefault(checkpoint, (n_heads, drafter))
     if len(head_tables) > 1:
@@ -118,20 +129,20 @@ def find_family(
         heads=heads,
         n_heads=n_heads,
         n_declared=n_declared,
-        standalone=isinstance(spec, DrafterSpec),
+        standalone=False,
         min_types=least,
     )
 
 
 def _layouts(spec: ModelSpec | DrafterSpec) -> list[Checkpoint]:
     """Return the layouts in which a family's checkpoints are published."""
-    further = spec.layouts if isinstance(spec, ModelSpec) else ()
-    return [*([spec.checkpoint] if spec.checkpoint else []), *further]
+    return [*([spec.checkpoint] if spec.checkpoint else []), *spec.layouts]
 
 
-def _count(config: Config, path: str) -> int:
-    value = config.get(path)
-    return value if isinstance(value, int) else 0
+def _declared(checkpoint: Checkpoint, config: Config) -> int:
+    """Return how many heads the configuration counts."""
+    counts = [config.get(path) for path in checkpoint.counts]
+    return max([0, *(n for n in counts if isinstance(n, int))])
 
 
 def _describes(checkpoint: Checkpoint, values: Mapping[str, Any]) -> bool:

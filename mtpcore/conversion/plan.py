@@ -143,10 +143,10 @@ def make_plan(
             )
         else:
             chosen[wish.tensor] = wish
-    for table in (family.main, family.heads):
-        for name in sorted(unknown):
-            if table and any(pattern(drop).fullmatch(name) for drop in table.dropped):
-                left_out[name] = "of no use"
+    dropped = [drop for table in (family.main, family.heads) if table for drop in table.dropped]
+    for name in sorted(unknown):
+        if drop := next((one for one in dropped if pattern(one).fullmatch(name)), ""):
+            left_out[name] = "of no use" if drop == name else f"of no use: {drop}"
     left_out |= {name + SCALES: left_out[name] for name in scales if name in left_out}
     strange = unknown - left_out.keys()
     _refuse(missing, sorted(strange | {n + SCALES for n in strange if n in scales}), config)

@@ -35,6 +35,12 @@ _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<pad>|<mask>", re.DOTALL
 _SPACE_BYTE = "\u0120"  # spells a space in byte-level vocabularies
 
 
+class _Generation(msgspec.Struct):
+    """``generation_config.json``, as far as it is needed here."""
+
+    suppress_tokens: list[TokenId] | None = None
+
+
 class _Pairs(msgspec.Struct):
     """Byte-pair encoding: ``model`` in that file."""
 
@@ -118,7 +124,7 @@ def tokenizer_metadata(
     _name_special(special, special_tokens, ids)
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
-    return metadata | _stored(special, path)
+    return metadata | _stored(special, path) | _suppressed(folder, n_tokens)
 
 
 def _name_special(
@@ -143,7 +149,26 @@ def _with_special(
     special = _find_special(folder, path, n_tokens, load_merges=False)
     ids = {text: token for token, text in enumerate(unigram.texts)}
     _name_special(special, special_tokens, ids)
-    return metadata | _stored(special, path)
+    return metadata | _stored(special, path) | _suppressed(folder, n_tokens)
+
+
+def _suppressed(folder: Path, n_tokens: int) -> dict[str, Value]:
+    """Return the tokens that no text is to have, where the checkpoint names some."""
+    path = folder / "generation_config.json"
+    if not os.path.exists(path):
+        return {}
+    tokens = read_json(path, _Generation).suppress_tokens
+    if not tokens:
+        return {}
+    if max(tokens) >= n_tokens:
+        raise ModelFileError(
+            "no such token",
+            where=f"{path}: suppress_tokens",
+            wanted=f"0..{n_tokens - 1}",
+            got=max(tokens),
+            fix="take the file from the published model",
+        )
+    return {f"{_KEY}suppress_tokens": np.array(tokens, np.int32)}
 
 
 def _error(path: Path, what: str, wanted: object, got: object) -> ModelFileError:

@@ -176,7 +176,8 @@ class Cross:
         seq : int, or mapping of seq to k
             One sequence, or several that draft together.
         k : int, optional
-            How much to draft for one sequence; default: nothing.
+            How much to draft for one sequence; default: nothing. No drafter is asked for more than
+            its declaration's ``limit``.
         sampling : Sampling, or mapping of seq to Sampling
             The target's settings.
         draft_sampler : {"coupled", "argmax"}, or mapping of seq to them

@@ -198,8 +198,9 @@ class Speculation:
         turn = 0
         while asked := _ask(wanted, jobs.keys() - drafted.makers.keys(), turn):
             for name, drafter in self.drafters.items():
+                limit = drafter.spec.limit if drafter.spec else self.target.n_ctx
                 open_jobs = [
-                    msgspec.structs.replace(jobs[s], k=min(jobs[s].k, wanted[s][name]))
+                    msgspec.structs.replace(jobs[s], k=min(jobs[s].k, wanted[s][name], limit))
                     for s in jobs
                     if asked.get(s) == name and self._follow(drafter, s)
                 ]

@@ -49,6 +49,8 @@ class Config:
         For errors.
     n_drafter_blocks : int
         Blocks of heads that the file gets behind them; 0 where heads are left out.
+    n_own_heads : int
+        Heads that the tensors count in a file of their own; 0: the configuration counts its layers.
     target : Config or None
         The target's, for a drafter in a file of its own.
     layers : str
@@ -61,16 +63,18 @@ class Config:
         file: str = "config.json",
         *,
         n_drafter_blocks: int = 0,
+        n_own_heads: int = 0,
         target: Config | None = None,
         layers: str = "num_hidden_layers",
     ) -> None:
         self.values, self.file = values, file
-        self.n_drafter_blocks, self.target, self.layers = n_drafter_blocks, target, layers
+        self.n_drafter_blocks, self.n_own_heads = n_drafter_blocks, n_own_heads
+        self.target, self.layers = target, layers
 
     @property
     def n_layers(self) -> int:
         """Layers of the trunk, or of a drafter in a file of its own."""
-        return int(self.require(self.layers, Depth))
+        return self.n_own_heads or int(self.require(self.layers, Depth))
 
     @property
     def n_blocks(self) -> int:
@@ -236,8 +240,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         may return None for no key. ``{arch}.block_count`` and ``{arch}.nextn_predict_layers`` are
         written by ``convert`` itself. Floats must be floats: see ``number``.
     heads : str
-        Of heads behind a trunk: name of a tensor that each has, with ``{n}`` or ``{i}``. They are
-        counted by it.
+        Of heads, behind a trunk or in a file of their own: name of a tensor that each has, with
+        ``{n}`` or ``{i}``. They are counted by it.
     counts : tuple of str
         Paths of the configuration that say how many heads there are. Where it disagrees with the
         tensors, ``convert`` says so and goes by these.

@@ -20,6 +20,7 @@ from mtpcore.declarations.spec import (
     Codebooks,
     DrafterSpec,
     Feed,
+    Fit,
     Heads,
     ModelSpec,
     Tap,
@@ -224,20 +225,7 @@ def _check_trunk(spec: ModelSpec) -> None:
 def _check_drafter(spec: DrafterSpec) -> None:
     check_shape(spec)
     for feed in spec.feeds:
-        if feed.pairing == "whole-sequence":
-            raise PluginError(
-                "only trunks are fed whole sequences",
-                where=f"feed of slot {feed.slot!r}",
-                wanted="next-token, same-token",
-                got=repr(feed.pairing),
-            )
-        if feed.missing != "refused":
-            raise PluginError(
-                "a drafter reads rows of every token",
-                where=f"feed of slot {feed.slot!r}",
-                wanted="missing='refused'",
-                got=repr(feed.missing),
-            )
+        _check_pairing(feed, spec)
     for pattern in spec.fit.sidecars:
         if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
             raise PluginError(
@@ -246,18 +234,13 @@ def _check_drafter(spec: DrafterSpec) -> None:
                 wanted="one '*' for the model's name, and what sets the file apart, as mtp-*.gguf",
                 got=repr(pattern),
             )
-    if spec.shape != "proposer" and spec.build is None:
+    if spec.shape == "proposer":
+        _check_proposer(spec)
+    elif spec.build is None:
         raise PluginError(
             "only a proposer drafts without a graph",
             where="build",
             wanted=f"a function, for the shape {spec.shape!r}",
-        )
-    fed = spec.feeds if spec.shape == "proposer" else ()
-    if any(f.src != "target" or f.recycle or f.pairing != "same-token" for f in fed):
-        raise PluginError(
-            "a proposer reads rows of the target, row i with token i, and recycles them itself",
-            where="feeds",
-            wanted='Feed(slot=..., taps=..., pairing="same-token")',
         )
     if spec.shape != "proposer" and not spec.standalone and not spec.fit.tensors:
         raise PluginError("a head names tensors by which it is found", where="fit.tensors")
@@ -272,6 +255,10 @@ def _check_drafter(spec: DrafterSpec) -> None:
             "a head's checkpoint names a tensor by which heads are counted",
             where="checkpoint.heads",
         )
+    if spec.layouts and not spec.standalone:
+        raise PluginError(
+            "only a drafter in a file of its own has further layouts", where="layouts"
+        )
     if spec.limit < 1:
         raise PluginError(
             "the longest draft has a token", where="limit", wanted=">= 1", got=spec.limit
@@ -281,13 +268,7 @@ def _check_drafter(spec: DrafterSpec) -> None:
         raise PluginError(
             "rates rise within 0..1", where="acceptance", wanted="(low, high)", got=spec.acceptance
         )
-    if spec.heads.hidden_from == "target" and spec.heads.order == "repeated":
-        raise PluginError(
-            "a head that is repeated is fed what the step before made",
-            where="heads.hidden_from",
-            wanted="'previous', or order='each-step'",
-            got="'target'",
-        )
+    _check_heads(spec)
     if spec.shared_memory and (spec.shape != "chain" or spec.heads != Heads() or spec.graphs):
         raise PluginError(
             "a drafter that reads the target's memory is one graph that drafts a chain",
@@ -299,6 +280,82 @@ def _check_drafter(spec: DrafterSpec) -> None:
     for tie in spec.ties:
         if not tie.candidates:
             raise PluginError("a tie without candidates", where=tie.tensor)
+
+
+def _check_heads(spec: DrafterSpec) -> None:
+    """Raise PluginError where heads that read the target's rows alone hand on others."""
+    heads = spec.heads
+    if heads.hidden_from == "previous":
+        return
+    if heads.order == "repeated":
+        raise PluginError(
+            "a head that is repeated is fed what the step before made",
+            where="heads.hidden_from",
+            wanted="'previous', or order='each-step'",
+            got="'target'",
+        )
+    counts_blocks = any("{n}" in name for name in spec.fit.tensors)
+    are_several = isinstance(heads.count, int) and heads.count > 1 and not counts_blocks
+    for feed in spec.feeds:
+        if feed.recycle and (are_several or not feed.taps):
+            raise PluginError(
+                "heads that all read the target's rows hand on none",
+                where=f"feed of slot {feed.slot!r}",
+                wanted="no recycle=",
+                got=repr(feed.recycle),
+                fix="leave it out, or let each head read the one before: hidden_from='previous'",
+            )
+
+
+_OF_GRAPHS = ("build", "graphs", "ties", "heads", "vocabulary", "hparams", "standalone")
+"""Fields that say how graphs are made, and in which file their weights lie."""
+
+
+def _check_proposer(spec: DrafterSpec) -> None:
+    """Raise PluginError where a proposer declares what graphs have, or reads what it cannot."""
+    plain = DrafterSpec(name=spec.name, fit=Fit())
+    idle = [name for name in _OF_GRAPHS if getattr(spec, name) != getattr(plain, name)]
+    idle += [f"fit.{name}" for name in ("targets", "sidecars") if getattr(spec.fit, name)]
+    if idle:
+        raise PluginError(
+            "a proposer has no graph, and no file of its own: nothing reads these fields",
+            where=", ".join(idle),
+            fix="leave them out, or declare the shape of a graph",
+        )
+    if any(f.src != "target" or f.recycle or f.pairing != "same-token" for f in spec.feeds):
+        raise PluginError(
+            "a proposer reads rows of the target, row i with token i, and recycles them itself",
+            where="feeds",
+            wanted='Feed(slot=..., taps=..., pairing="same-token")',
+        )
+
+
+def _check_pairing(feed: Feed, spec: DrafterSpec) -> None:
+    """Raise PluginError where a drafter is fed rows that it cannot have."""
+    where = f"feed of slot {feed.slot!r}"
+    if feed.pairing == "whole-sequence":
+        raise PluginError(
+            "only trunks are fed whole sequences",
+            where=where,
+            wanted="next-token, same-token",
+            got=repr(feed.pairing),
+        )
+    drafts = spec.shape != "proposer" and not feed.graph
+    if drafts and feed.taps and feed.pairing == "same-token":
+        raise PluginError(
+            "the graph that drafts reads the pending token, which has no row yet",
+            where=where,
+            wanted="next-token",
+            got=repr(feed.pairing),
+            fix="feed token p with row p - 1, or a further graph with row p: Feed(graph=...)",
+        )
+    if feed.missing != "refused":
+        raise PluginError(
+            "a drafter reads rows of every token",
+            where=where,
+            wanted="missing='refused'",
+            got=repr(feed.missing),
+        )
 
 
 def _check_width(feed: Feed, spec: DrafterSpec) -> None:

@@ -215,7 +215,8 @@ class Heads(msgspec.Struct, frozen=True, kw_only=True):
     head with a memory of its own (a single one is repeated); every head then gets the entries of
     all accepted positions. ``hidden_from``, for a head each step: what later heads are fed, the
     ``previous`` head's output or always the ``target``'s row: head i meets token p with row
-    p - 1 - i where the first one meets it with row p - 1.
+    p - 1 - i where the first one meets it with row p - 1. Then nothing is recycled, but by
+    the only head of a file, which is repeated.
     """
 
     count: int | str | Key = 1
@@ -412,8 +413,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory : SharedMemory, optional
         Of a drafter that reads the target's KV cache and has none of its own.
     limit : int
-        The longest draft that makes sense; at most the number of heads, if each drafts one step, or
-        what a block has.
+        The longest draft that makes sense, and the most that is asked for. It is at most the number
+        of heads, if each drafts one step, or what a block has.
     acceptance : (float, float)
         The first draft's expected rate on ordinary text, low and high.
     variant_of : str
@@ -430,8 +431,8 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
         tokens.
     standalone : bool
         Whether it is a draft model, in its own file with its own architecture.
-    min_types, checkpoint, plugin, version
-        As a ModelSpec's.
+    min_types, checkpoint, layouts, plugin, version
+        As a ModelSpec's; ``layouts`` of a drafter in its own file.
     evidence : str
         Where the declaration comes from: paper, source, measurement with its size.
     """
@@ -456,6 +457,7 @@ class DrafterSpec(msgspec.Struct, frozen=True, kw_only=True):
     min_types: tuple[tuple[str, str], ...] = ()
     standalone: bool = False
     checkpoint: Checkpoint | None = None
+    layouts: tuple[Checkpoint, ...] = ()
     plugin: str = ""
     version: str = ""
     evidence: str = ""
@@ -479,6 +481,7 @@ def as_variant(spec: DrafterSpec, name: str, *, evidence: str, **changes: object
         variant_of=spec.name,
         fit=msgspec.structs.replace(spec.fit, count_key=None),
         checkpoint=None,
+        layouts=(),
         acceptance=(0.0, 1.0),
         evidence=evidence,
         **changes,

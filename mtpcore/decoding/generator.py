@@ -144,7 +144,8 @@ class Generator:
         ignore_eos : bool
             Whether the text goes on after end-of-text tokens.
         sampling, draft, draft_sampler, p_min
-            This request's; default: the generator's.
+            This request's; default: the generator's. Tokens that the model file suppresses are
+            chosen only where ``sampling`` has a bias for them.
         drafters : sequence of str, optional
             The drafters of this request by name: the first that proposes anything drafts. Default:
             all that are linked, in their order, or in the order that ``draft="auto"`` finds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from math import inf
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -18,7 +19,7 @@ from mtpcore.decoding.options import RequestOptions
 from mtpcore.errors import BatchError, spell
 from mtpcore.gguf import TextStream, Tokenizer
 from mtpcore.runtime.prompt import Prompt
-from mtpcore.sampling import check_sampling
+from mtpcore.sampling import Sampling, check_sampling
 
 __all__ = [
     "NO_LIMIT",
@@ -132,6 +133,8 @@ class Request:
                 "stop strings need a tokenizer, and the model file has none", fix="leave stop out"
             )
         self.sampling = check_sampling(options["sampling"])
+        if tokenizer is not None and tokenizer.suppressed:
+            self.sampling = _forbid(tokenizer.suppressed, self.sampling)
         self.ignore_eos: bool = read(options["ignore_eos"], Flag, "ignore_eos is yes or no")
         self.drafters = read_names(options["drafters"])
         self.draft_sampler = read_draft_sampler(options["draft_sampler"])
@@ -317,6 +320,12 @@ class Request:
         self.n_prefilled = progress.n_prefilled
         self.n_passes, self.n_drafted = progress.n_passes, progress.n_drafted
         self.finish_reason = progress.reason
+
+
+def _forbid(tokens: Sequence[int], sampling: Sampling) -> Sampling:
+    """Return settings that never choose these tokens, but for those that have a bias there."""
+    biases = {**dict.fromkeys(tokens, -inf), **(sampling.logit_bias or {})}
+    return msgspec.structs.replace(sampling, logit_bias=biases)
 
 
 def _read_prompt(prompt: Any) -> list[int]:

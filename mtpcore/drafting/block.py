@@ -155,7 +155,7 @@ class BlockDrafter(GraphDrafter):
     ) -> None:
         spans = [self._span(job) for job in jobs]
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
-        lengths = [min(job.k, self.spec.limit, n) for job, n in zip(jobs, lengths, strict=True)]
+        lengths = [min(job.k, n) for job, n in zip(jobs, lengths, strict=True)]
         batch = self._batch(jobs, spans, lengths)
         fused = None if self._post_head else self._fused_sampling(jobs, lengths)
         output = self.runner.process(batch, fused)
@@ -175,7 +175,7 @@ class BlockDrafter(GraphDrafter):
     def _span(self, job: DraftJob) -> range:
         """Return the places of a sequence's block: as many as are wanted, or as have to be."""
         begin = len(job.history) - 1
-        n = min(job.k, self.spec.limit) + self._first_draft
+        n = job.k + self._first_draft
         end = begin + (self._size if self._is_whole else min(n, self._size))
         return range(begin, min(end, self.runner.n_ctx))
 

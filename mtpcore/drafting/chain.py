@@ -152,7 +152,7 @@ class GraphDrafter:
     def _run_together(
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        lengths = [job.k for job in jobs]
         settings = draft_settings(jobs, self._recycle, self._ids)
         settings["verification"] = verify and verify(
             self.runner.plan, [job.seq for job in jobs], lengths

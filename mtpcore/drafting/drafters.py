@@ -46,8 +46,9 @@ class DraftJob(msgspec.Struct, frozen=True):
     """What is asked of a drafter for one sequence.
 
     ``history`` int32[n + 1] are the sequence's tokens, the pending one last; at most ``k`` drafts
-    are wanted; a draft less probable than ``p_min`` ends them. ``rows`` are there where tokens are
-    -1, for drafters that read them. ``sampling`` are the settings of the target's choices.
+    are wanted, which is no more than the drafter's limit; a draft less probable than ``p_min`` ends
+    them. ``rows`` are there where tokens are -1, for drafters that read them. ``sampling`` are the
+    settings of the target's choices.
     """
 
     seq: int

@@ -61,6 +61,7 @@ class HeadDrafter:
         self._feeds = [feed for feed in spec.feeds if not feed.graph]
         self._later = any(feed.pairing == "next-token" for feed in self._feeds)
         self._n_batch = min(runner.n_batch for runner in self._heads)
+        self._widths = [runner.program.slots() for runner in self._heads]
         self._recycle: dict[str, str] = {}
         if not self._reads_target:
             self._recycle = {feed.slot: feed.recycle for feed in self._feeds if feed.recycle}
@@ -122,7 +123,7 @@ class HeadDrafter:
     def _reach(self, job: DraftJob) -> int:
         """Return how many drafts the target's rows allow, of those wanted."""
         n = len(job.history) - 1
-        most = min(job.k, len(self._heads), self.spec.limit, self._n_batch)
+        most = min(job.k, len(self._heads), self._n_batch)
         for head in range(most):
             if head and not self._reads_target and self._heads[head].memory is None:
                 continue  # it reads what the head before makes
@@ -183,17 +184,16 @@ class HeadDrafter:
         The tokens of drafts, and the rows that heads before make, are filled in by the loop.
         """
         runner = self._heads[head]
-        tokens: list[I32] = []
+        tokens: list[int] = []
         seqs: list[int] = []
         places: list[int] = []
-        widths = runner.program.slots()
         slots: dict[str, list[F32]] = {feed.slot: [] for feed in self._feeds}
         for job in jobs:
             n = len(job.history)
             at = self._lacking(head, job.seq, n + head)
             known = at if self._reads_target else range(at.start, n)
-            text = job.history[at.start :]
-            tokens += [text, np.zeros(len(at) - len(text), np.int32)]
+            text = job.history[at.start :].tolist()
+            tokens += text + [0] * (len(at) - len(text))
             seqs += [job.seq] * len(at)
             places += at
             where = np.array(known, np.int32)
@@ -201,9 +201,11 @@ class HeadDrafter:
                 if known:
                     seq = np.full(len(known), job.seq, np.int32)
                     slot_rows.append(runner.sources[slot](seq, where))
-                slot_rows.append(np.zeros((len(at) - len(known), widths[slot]), np.float32))
+                if len(known) < len(at):
+                    drafts = len(at) - len(known), self._widths[head][slot]
+                    slot_rows.append(np.zeros(drafts, np.float32))
         return Batch(
-            np.concatenate(tokens),
+            tokens,
             seq=seqs,
             pos=places,
             outputs="last",

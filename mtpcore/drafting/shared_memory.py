@@ -60,16 +60,14 @@ class SharedMemoryDrafter:
     def _check(self, target: GraphRunner) -> None:
         """Refuse what this loop cannot follow."""
         spec, runner = self.spec, self.runner
-        asked = {"shape": spec.shape != "chain", "graphs": bool(spec.graphs)}
-        asked["pairing"] = any(feed.pairing != "next-token" for feed in spec.feeds)
         where = f"drafter {spec.name!r} of plugin {spec.plugin!r}"
-        if got := ", ".join(name for name, is_there in asked.items() if is_there):
+        if spec.shape != "chain":
             raise LinkError(
-                "a drafter that reads the target's memory cannot do what the declaration asks for",
+                "a drafter that reads the target's memory drafts a chain",
                 where=where,
-                wanted="a chain, next-token feeds, no further graphs",
-                got=got,
-                fix="leave tree= (--draft-tree) out, or declare a chain",
+                wanted="shape 'chain'",
+                got=f"shape {spec.shape!r}",
+                fix="leave tree= (--draft-tree) out",
             )
         if runner.program.memory or runner.program.states:
             raise LinkError(
@@ -112,7 +110,7 @@ class SharedMemoryDrafter:
     def _draft_together(
         self, jobs: Sequence[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
-        lengths = [min(job.k, self.spec.limit) for job in jobs]
+        lengths = [job.k for job in jobs]
         settings = draft_settings(jobs, self._recycle, self._ids)
         settings["verification"] = verify and verify(
             self.runner.plan, [job.seq for job in jobs], lengths

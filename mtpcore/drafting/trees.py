@@ -44,7 +44,7 @@ class TreeDrafter(GraphDrafter):
         output = self.runner.process(self._missing(jobs))
         for job in jobs:
             self._rewind(job.seq, len(job.history))
-        trees = [GrowingTree(self.spec.tree, min(job.k, self.spec.limit), n_tokens) for job in jobs]
+        trees = [GrowingTree(self.spec.tree, job.k, n_tokens) for job in jobs]
         roots = [(job, tree, -1, i) for i, (job, tree) in enumerate(zip(jobs, trees, strict=True))]
         branch(roots, output, self.runner, self._recycle, self._ids)
         while self._grow(jobs, trees):

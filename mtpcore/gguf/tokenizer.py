@@ -38,6 +38,8 @@ class Tokenizer:
     bos, eos : int or None
     end_tokens : frozenset of int
         Every token that ends a generation.
+    suppressed : tuple of int
+        Tokens that no text gets unless its caller allows them.
     """
 
     _lock: threading.Lock
@@ -46,6 +48,7 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.n_vocab = len(vocabulary.tokens)
         self.bos, self.eos, self.end_tokens = vocabulary.bos, vocabulary.eos, vocabulary.ends
+        self.suppressed = vocabulary.suppressed
         give_lock(self, "_lock", threading.Lock)
         self._has_warned = False
 

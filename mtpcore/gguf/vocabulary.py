@@ -105,6 +105,8 @@ class Vocabulary:
     bos, eos, unknown : int or None
     ends : frozenset of int
         Every token that ends a generation.
+    suppressed : tuple of int
+        Tokens that no text gets unless its caller allows them.
     add_bos, add_eos, add_space_prefix : bool
     charsmap : bytes
         How characters are normalised, of ``unigram``; empty: not at all.
@@ -127,6 +129,7 @@ class Vocabulary:
     add_space_prefix: bool
     charsmap: bytes = b""
     joins_spaces: bool = False
+    suppressed: tuple[int, ...] = ()
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for."""
@@ -187,6 +190,7 @@ def read_vocabulary(metadata: Metadata, file: str = "metadata") -> Vocabulary | 
         charsmap=_charsmap(fields) if kind == "unigram" else b"",
         joins_spaces=kind == "unigram"
         and fields.get(_key("remove_extra_whitespaces"), bool, False),
+        suppressed=_suppressed(fields, len(tokens)),
     )
 
 
@@ -226,6 +230,15 @@ def _token_id(fields: Fields, name: str, n: int) -> int | None:
     if not 0 <= token < n:
         raise fields.error(key, "no such token", wanted=f"0..{n - 1}", got=token)
     return token
+
+
+def _suppressed(fields: Fields, n: int) -> tuple[int, ...]:
+    key = _key("suppress_tokens")
+    tokens = fields.get(key, list[int], [])
+    for token in tokens:
+        if not 0 <= token < n:
+            raise fields.error(key, "no such token", wanted=f"0..{n - 1}", got=token)
+    return tuple(sorted({*tokens}))
 
 
 def _ends(fields: Fields, tokens: list[str], types: list[int]) -> frozenset[int]:

@@ -258,6 +258,7 @@ class LM:
         temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty
             As in ``Sampling``; so are ``logit_bias`` and ``seed``. By default a seed is drawn for
             each text. In ``LM.of(generator)`` the generator's settings are the default.
+            Tokens that the model file suppresses need a ``logit_bias`` to be chosen.
         sampling : Sampling, optional
             All of these at once; one seed holds for all prompts then.
         draft : int or "auto", optional

@@ -51,7 +51,8 @@ _REPLAYED: Final = 1
 
 A row costs about half of what it takes to write a base. Passes of one row that open a slot where
 more than r rows are logged cost (r + 2) / 4 + 1 / (r + 1) bases each, the least with r = 1; passes
-of more rows log more than that at once.
+of more rows log more than that at once. A further pass of the same act goes on in the slot that the
+one before it logged in as long as there is room, so that what an act adds can be taken back.
 """
 
 NO_SLOT: Final = -1
@@ -217,7 +218,10 @@ class RecurrentMemory:
     def _log_behind(self, seq: int, begin: int, end: int, logged: dict[int, set[int]]) -> bool:
         """Log rows behind those of the newest slot, and say so; False: another is to be opened."""
         held = self._chains[seq].held
-        behind = _rows_behind(held[-1], end - begin, logged[held[-1].slot]) if held else ()
+        is_new = held[-1:] != self._saved[seq].held[-1:]
+        if not held or (len(held[-1].rows) > _REPLAYED and not is_new):
+            return False
+        behind = _rows_behind(held[-1], end - begin, logged[held[-1].slot])
         if not behind:
             return False
         newest = held[-1]._replace(rows=(*held[-1].rows, *behind))
@@ -530,11 +534,10 @@ def _read_held(data: memoryview, least: int) -> tuple[int, int, bool]:
 
 
 def _rows_behind(newest: Held, n: int, taken: set[int]) -> tuple[int, ...]:
-    """Return rows of the newest slot's log for n more; none where another is to be opened."""
-    if len(newest.rows) > _REPLAYED or len(newest.rows) + n > LOG:
-        return ()
+    """Return rows of the newest slot's log for n more; none where there is no room for them."""
     free = [row for row in range(LOG) if row not in taken]
-    return tuple(free[:n]) if len(free) >= n else ()
+    fits = len(newest.rows) + n <= LOG and n <= len(free)
+    return tuple(free[:n]) if fits else ()
 
 
 def _cut(held: tuple[Held, ...], length: int) -> tuple[Held, ...]:

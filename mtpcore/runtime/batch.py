@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import ArrayLike, NDArray
 
 from mtpcore._ext._rows import columns_of_chain
@@ -20,9 +21,11 @@ F32 = NDArray[np.float32]
 Wanted = Literal["all", "last", "none"] | Sequence[bool] | NDArray[np.bool_]
 
 
+_Slots = Annotated[dict[str, Any], Meta(description="a mapping of slot names to rows")]
+
+
 def _read_slots(slots: Any) -> dict[str, Any]:
-    wanted = "a mapping of slot names to rows"
-    by_name: dict[str, Any] = read(slots, dict[str, Any], "no rows of slots", wanted=wanted)
+    by_name: dict[str, Any] = read(slots, _Slots, "no rows of slots")
     return by_name
 
 

@@ -243,6 +243,9 @@ def _resolve(spec: DrafterSpec, fields: Fields, n_heads: int) -> DrafterSpec:
     if heads.count == 1 and any(feed.width and feed.taps for feed in feeds):
         limit = 1  # what the head makes has another width than what it reads
         feeds = tuple(msgspec.structs.replace(feed, width=0, recycle=None) for feed in feeds)
+    unfed = any(not feed.graph and not feed.recycle for feed in feeds)
+    if heads.count == 1 and spec.heads.hidden_from == "target" and unfed:
+        limit = 1  # the target has no row for a second step of the same head
     return msgspec.structs.replace(spec, heads=heads, block=block, limit=limit, feeds=feeds)
 
 

@@ -118,10 +118,11 @@ def check_target(
         )
     if not is_independent(spec) and drafter.hparams.n_vocab != hparams.n_vocab:
         raise LinkError(
-            "the drafter's vocabulary is another one",
+            f"the drafter {spec.name!r} reads rows or tables of its target, and its vocabulary is "
+            "another one",
             where=where,
-            wanted=hparams.n_vocab,
-            got=drafter.hparams.n_vocab,
+            wanted=f"{hparams.n_vocab} tokens, as the target has",
+            got=f"{drafter.hparams.n_vocab} tokens",
             fix="give the drafter that was made for this target",
         )
     width = hparams.width

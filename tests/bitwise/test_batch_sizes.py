@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from harness.generated import N_VOCAB, write_generated
+from harness.generated import N_VOCAB
+from harness.generated_heads import write_family
 
 from mtpcore import Batch, Context, load_model
 from mtpcore._ext._cpu import available_isas, use_isa
@@ -10,11 +11,10 @@ from mtpcore._ext._cpu import available_isas, use_isa
 MOST = 40
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("generated") / "llama.gguf"
-    write_generated(path, "llama", "Q8_0")
-    with load_model(path) as model:
+@pytest.fixture(scope="module", params=["llama", "qwen35"])
+def model(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("generated") / "model.gguf"
+    with load_model(write_family(path, request.param, "Q8_0")) as model:
         yield model
 
 
@@ -46,5 +46,5 @@ def test_a_row_has_the_same_bits_in_a_batch_of_any_size(model, record_property):
                 assert np.array_equal(made, known[:n]), f"{isa}, {n} rows"
             assert llm.digest(1) == digests[n - 1], f"{isa}, {n} rows"
             llm.remove(1)
-    done = f"rows: every batch of 1 to {MOST} on {', '.join(isas)}"
+    done = f"rows, {model.architecture}: every batch of 1 to {MOST} on {', '.join(isas)}"
     record_property("compared", done)

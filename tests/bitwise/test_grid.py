@@ -20,10 +20,11 @@ from mtpcore.testing.pairs import cover_pairs
 FILTER = os.environ.get("MTPCORE_GRID", "")
 POINTS = os.environ.get("MTPCORE_GRID_POINTS", "all")
 SEED = int(os.environ.get("MTPCORE_GRID_SEED", "0"))
+HYBRID = "qwen35"
 SAMPLED = {
     "chunk": (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 33, 40),
     "k": (0, 1, 3, 8),
-    "family": FAMILIES,  # the kit meets the others in tests/conformance/test_types.py
+    "family": (*FAMILIES, HYBRID),  # the kit meets the others in tests/conformance/test_types.py
 }
 
 ROWS = {
@@ -38,7 +39,7 @@ ROWS = {
     "batching": BATCHINGS,
 }
 DRAFTED = {
-    "family": ("glm4moe",),
+    "family": ("glm4moe", HYBRID),
     "kind": NATIVE,
     "kv": ("f16", "f32", "q8_0"),
     "temperature": (0.0, 0.7, 1.5),

@@ -5,6 +5,7 @@ import enum
 import fractions
 import math
 
+import msgspec
 import mtpcore_glm_nextn
 import numpy as np
 import pytest
@@ -65,6 +66,14 @@ def test_a_value_that_cannot_be_shown_does_not_hide_the_error():
         read(value, Length, "no number")
     with pytest.raises(mtpcore.BatchError, match="that cannot be shown"):
         raise mtpcore.BatchError("x", got=HUGE)
+
+
+def test_slots_of_a_batch_are_read_by_a_kind_made_once(monkeypatch):
+    """Making one reads annotations, which takes longer than the rest of a small batch."""
+    slots = {"hidden": np.zeros((1, 2), np.float32)}
+    mtpcore.Batch([1], slots=slots)
+    monkeypatch.setattr(msgspec, "defstruct", lambda *fields: pytest.fail("made once more"))
+    assert list(mtpcore.Batch([1], slots=slots).slots) == ["hidden"]
 
 
 def test_a_number_below_another():

@@ -68,7 +68,10 @@ def test_bench_measures_it(command, pair):
     ("changes", "reasons"),
     [
         ({"target_hidden_size": 48}, ["a target of another width", "wanted 48; got 32"]),
-        ({"vocab_size": 41}, ["vocabulary is another one", "wanted 40; got 41"]),
+        (
+            {"vocab_size": 41},
+            ["'eagle3' reads rows or tables", "wanted 40 tokens, as the target has; got 41 tokens"],
+        ),
         ({"target_layers": [2, 3, 9]}, ["does not offer", "layer_input:9"]),
         ({"target_layers": [2, 3]}, ["rows do not fit the matrix", "fc"]),
         ({"target_layers": [2, 3, -1]}, ["eagle3.target_layers", "wrong value"]),

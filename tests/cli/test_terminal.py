@@ -35,7 +35,7 @@ def test_without_a_tokenizer_ids_are_written():
 class Letters:
     """Token n is the n-th letter, drafted or not; 0 is a control character."""
 
-    end_tokens = frozenset()
+    end_tokens, suppressed = frozenset(), ()
 
     def stream(self, start=False):
         return self

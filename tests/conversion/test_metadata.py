@@ -9,7 +9,7 @@ from harness.published import small_config, small_tensors, write_checkpoint
 
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
-from mtpcore.gguf import open_model_file
+from mtpcore.gguf import open_model_file, read_tokenizer
 
 CARD = """---
 license: apache-2.0
@@ -64,3 +64,24 @@ def test_a_malformed_card_is_an_error(folder, tmp_path, card):
     with pytest.raises(ModelFileError, match="model card"):
         convert(folder, tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
+
+
+@pytest.mark.parametrize("tokens", [[30, 3], [], None])
+def test_suppressed_tokens_are_taken_along(folder, tmp_path, tokens):
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": tokens}))
+    convert(folder, tmp_path / "model.gguf")
+    with open_model_file(tmp_path / "model.gguf") as file:
+        found = file.metadata.get("tokenizer.ggml.suppress_tokens")
+        assert read_tokenizer(file.metadata).suppressed == tuple(sorted(tokens or ()))
+    assert (found is None) == (not tokens)
+    assert found is None or (found.dtype, found.tolist()) == (np.int32, tokens)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"), [([32], "no such token"), ([-1], "malformed"), ("3", "malformed")]
+)
+def test_suppressed_tokens_that_there_are_not(folder, tmp_path, tokens, said):
+    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": tokens}))
+    with pytest.raises(ModelFileError, match=said) as error:
+        convert(folder, tmp_path / "model.gguf")
+    assert "generation_config.json" in error.value.where

@@ -1,6 +1,7 @@
 """Heads kept, alone or dropped: the file layouts, and the types that heads are kept in."""
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,12 +16,43 @@ from mtpcore.gguf import open_model_file
 HEAD = "blk.4."
 
 
+class Family(NamedTuple):
+    """A reference model of four layers and a head behind them.
+
+    ``attends`` is a layer with attention and experts, ``exact`` are tensors that it and the head
+    keep in float32, ``in_head`` is what begins the names of the head in the checkpoint.
+    """
+
+    name: str
+    architecture: str
+    attends: int
+    exact: tuple[str, ...]
+    in_head: str
+
+
+GLM = Family(
+    *("glm-11", "glm4moe", 1),
+    ("ffn_gate_inp.weight", "exp_probs_b.bias", "attn_norm.weight", "attn_q.bias"),
+    "model.layers.4.",
+)
+QWEN = Family(
+    *("qwen35moe-17", "qwen35moe", 3),
+    ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "attn_norm.weight", "attn_q_norm.weight"),
+    "mtp.",
+)
+
+
+@pytest.fixture(scope="module", params=[GLM, QWEN], ids=lambda one: one.name)
+def family(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """GLM with its head, without it, and the head alone."""
-    folder = tmp_path_factory.mktemp("glm")
+def files(family, tmp_path_factory):
+    """A model with its head, without it, and the head alone."""
+    folder = tmp_path_factory.mktemp(family.name)
     for mtp in ("keep", "drop", "only"):
-        convert(checkpoint("glm-11"), folder / f"{mtp}.gguf", mtp=mtp)
+        convert(checkpoint(family.name), folder / f"{mtp}.gguf", mtp=mtp)
     return folder
 
 
@@ -45,21 +77,26 @@ def test_each_part_holds_its_tensors(files):
     whole = names(files / "keep.gguf")
     tables = {"token_embd.weight", "output_norm.weight", "output.weight"}
     head = {name for name in whole if name.startswith(HEAD)}
-    assert len(head) > 20
+    assert len(head) >= 20
     assert names(files / "drop.gguf") == whole - head
     assert names(files / "only.gguf") == head | tables
 
 
-def test_metadata_counts_what_is_there(files):
+def test_metadata_counts_what_is_there(files, family):
+    arch = family.architecture
     whole, trunk, head = (metadata(files / f"{m}.gguf") for m in ("keep", "drop", "only"))
-    assert (whole["glm4moe.block_count"], trunk["glm4moe.block_count"]) == (5, 4)
-    assert "glm4moe.nextn_predict_layers" not in trunk
-    assert head["glm4moe.nextn_predict_layers"] == whole["glm4moe.nextn_predict_layers"] == 1
-    assert head["glm4moe.block_count"] == 5
+    assert (whole[f"{arch}.block_count"], trunk[f"{arch}.block_count"]) == (5, 4)
+    assert f"{arch}.nextn_predict_layers" not in trunk
+    assert head[f"{arch}.nextn_predict_layers"] == whole[f"{arch}.nextn_predict_layers"] == 1
+    assert head[f"{arch}.block_count"] == 5
+    if family is QWEN:
+        kinds = [one[f"{arch}.attention.recurrent_layers"] for one in (whole, trunk, head)]
+        recurrent = [True, True, True, False, False]
+        assert [list(found) for found in kinds] == [recurrent, recurrent[:4], recurrent]
 
 
-def test_the_parts_together_are_the_whole(files):
-    prompt = references("glm-11")["prompts"][0]
+def test_the_parts_together_are_the_whole(files, family):
+    prompt = references(family.name)["prompts"][0]
     made = []
     for path, mtp_path in (("keep", None), ("drop", files / "only.gguf")):
         with mtpcore.load_model(files / f"{path}.gguf", mtp_path=mtp_path) as model:
@@ -83,25 +120,25 @@ def test_the_parts_together_are_the_whole(files):
         ("f16", "f32", "F16", "F32"),
     ],
 )
-def test_types(tmp_path, outtype, mtp_type, trunk, head):
-    path = tmp_path / "model.gguf"
-    convert(checkpoint("glm-11"), path, outtype=outtype, mtp_type=mtp_type)
+def test_types(family, tmp_path, outtype, mtp_type, trunk, head):
+    path, n = tmp_path / "model.gguf", family.attends
+    convert(checkpoint(family.name), path, outtype=outtype, mtp_type=mtp_type)
     with open_model_file(path) as file:
         kinds = {name: tensor.type_name for name, tensor in file.tensors.items()}
-    assert kinds["blk.1.attn_q.weight"] == kinds["blk.1.ffn_up_exps.weight"] == trunk
+    assert kinds[f"blk.{n}.attn_q.weight"] == kinds[f"blk.{n}.ffn_up_exps.weight"] == trunk
     assert kinds[HEAD + "attn_q.weight"] == kinds[HEAD + "nextn.eh_proj.weight"] == head
     assert kinds["output.weight"] == ("Q8_0" if outtype == "q4_0" else trunk)
-    for n in (1, 4):
-        for name in ("ffn_gate_inp.weight", "exp_probs_b.bias", "attn_norm.weight", "attn_q.bias"):
-            assert kinds[f"blk.{n}.{name}"] == "F32"
+    for block in (n, 4):
+        for name in family.exact:
+            assert kinds[f"blk.{block}.{name}"] == "F32"
 
 
-def test_what_is_left_out_is_said(tmp_path):
-    left_out = convert(checkpoint("glm-11"), tmp_path / "model.gguf", mtp="drop")
+def test_what_is_left_out_is_said(family, tmp_path):
+    left_out = convert(checkpoint(family.name), tmp_path / "model.gguf", mtp="drop")
     assert set(left_out.values()) == {"--mtp drop"}
-    assert "model.layers.4.eh_proj.weight" in left_out
-    assert all(name.startswith("model.layers.4.") for name in left_out)
-    assert convert(checkpoint("glm-11"), tmp_path / "model.gguf") == {}
+    assert {"model.layers.4.eh_proj.weight", "mtp.fc.weight"} & left_out.keys()
+    assert all(name.startswith(family.in_head) for name in left_out)
+    assert convert(checkpoint(family.name), tmp_path / "model.gguf") == {}
 
 
 @pytest.fixture

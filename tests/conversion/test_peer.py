@@ -5,15 +5,14 @@ import json
 
 import numpy as np
 import pytest
-from harness.fixtures import DATA, model_file, whole
+from harness.fixtures import DATA, model_file
 
 from mtpcore.gguf import open_model_file
 
-NAMES = ["ds-12", "glm-11", "mimo2-15"]
+NAMES = ["ds-12", "glm-11", "mimo2-15", "qwen35-16"]
 FILES = [
     *((name, outtype) for name in NAMES for outtype in ("f16", "q8_0")),
     ("qwen35moe-17", "f16"),
-    *(pytest.param("qwen35-16", outtype, marks=whole("qwen35-16")) for outtype in ("f16", "q8_0")),
 ]
 
 

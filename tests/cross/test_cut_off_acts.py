@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from harness.committed import check_pages, look
+from harness.families import HYBRID
 from harness.hashed import FUSED, HashBackend, HashModel
 from harness.interrupted import Raiser, recovering
 from harness.scripted import cross_of, plain
@@ -16,7 +17,8 @@ from mtpcore.sampling import Sampling
 PROMPT, WARM = [3, 1, 4], Sampling(temperature=1.0, seed=8)
 TRUTH = plain(PROMPT, WARM, 8)
 TREE = DraftTree([5, TRUTH[1], 6, TRUTH[2]], [-1, -1, 1, 1])
-STEP = 7  # of the lines: another of them is the first in each act
+STEPS = {"chain": 7, "tree": 7, "fusion": 7, "hybrid": 29}
+"""Every which line of an act raises, by what it acts on; another one is the first in each act."""
 
 
 def crossed(kind):
@@ -24,7 +26,10 @@ def crossed(kind):
     settings = {"tree": TreeShape(depth=3, width=2, n_nodes=6)} if kind == "tree" else {}
     if kind == "fusion":
         settings["model"] = HashModel(FUSED)
-    cross, _ = cross_of("head", skill=12, n_seq_max=3, n_batch=8, **settings)
+    if kind == "hybrid":
+        cross = HYBRID.link(90, n_seq_max=3, n_batch=8, threads=1)
+    else:
+        cross, _ = cross_of("head", skill=12, n_seq_max=3, n_batch=8, **settings)
     cross.llm.process(Batch.of(PROMPT, seq=0))
     cross.llm.process(Batch.of([7, 2], seq=1))
     cross.pending(0, WARM)
@@ -73,7 +78,7 @@ def state(cross):
     return [look(cross, seq) for seq in range(3)], held, undecided, streams, texts, cross.paused
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "fusion"])
+@pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", ACTS)
 def test_acts_of_a_cross_happen_or_not(name, kind):
     if (name, kind) == ("feed", "fusion"):
@@ -90,7 +95,7 @@ def test_acts_of_a_cross_happen_or_not(name, kind):
     before = state(one)
     act(one)
     after = state(one)
-    place = list(ACTS).index(name) % STEP
+    place = list(ACTS).index(name) % STEPS[kind]
     while True:
         cross, raiser = make(), Raiser(place, place % 31)
         with recovering(raiser):
@@ -109,11 +114,14 @@ def test_acts_of_a_cross_happen_or_not(name, kind):
         if now == before:
             act(cross)
             assert state(cross) == after, raiser.raised
-        place += STEP
+        place += STEPS[kind]
 
 
-def bare():
-    context = Context(HashModel(), 200, n_seq_max=3, n_batch=16, backend=HashBackend())
+def bare(kind):
+    if kind == "hybrid":
+        context = HYBRID.context(200, n_seq_max=3, n_batch=16, threads=1)
+    else:
+        context = Context(HashModel(), 200, n_seq_max=3, n_batch=16, backend=HashBackend())
     context.process(Batch.of([1, 2, 3] * 30, seq=0))
     context.process(Batch.of(PROMPT, seq=1))
     return context
@@ -127,30 +135,31 @@ def grown(context):
 BARE = {
     "process": (None, lambda c: c.process(Batch.of([5] * 40, seq=1, pos=3))),
     "explore": (None, lambda c: c.explore(Batch.of([5] * 10, seq=1, pos=3))),
-    "rewind": (None, lambda c: c.rewind(0, 20)),
+    "rewind": (None, lambda c: c.rewind(0, 20 if c.runner.memory.nearest(0, 20) == 20 else 80)),
     "remove": (None, lambda c: c.remove(0)),
     "fork": (None, lambda c: c.fork(0, 2)),
     "keep": (grown, lambda c: c.keep(1, [0, 2, 3])),
 }
+BARE_STEPS = {"hashed": 3, "hybrid": 7}
 
 
 def held_by(context):
-    pages = context.runner.memory.pages
     digests = [context.digest(seq) for seq in range(3)]
     return (
         digests,
         context.runner.lengths[:],
         dict(context.runner.sequences.undecided),
-        pages.n_free,
+        [group.pages.n_free for group in context.runner.memory.groups],
     )
 
 
+@pytest.mark.parametrize("kind", BARE_STEPS)
 @pytest.mark.parametrize("name", BARE)
-def test_acts_of_a_context_happen_or_not(name):
+def test_acts_of_a_context_happen_or_not(name, kind):
     prepare, act = BARE[name]
 
     def make():
-        context = bare()
+        context = bare(kind)
         if prepare:
             prepare(context)
         return context
@@ -177,4 +186,4 @@ def test_acts_of_a_context_happen_or_not(name):
         if now == before:
             act(context)
             assert held_by(context) == after
-        place += 3
+        place += BARE_STEPS[kind]

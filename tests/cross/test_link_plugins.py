@@ -55,6 +55,16 @@ def test_proposer_of_a_plugin_by_name(load):
     assert seen == [model, model]
 
 
+def test_a_proposer_is_asked_for_no_more_than_its_limit(load):
+    """As declared; one that is handed over has none."""
+    spec = msgspec.structs.replace(proposer("repeat", lambda model: Repeat()), limit=2)
+    model = load(toy.trunk_tensors(), spec)
+    for drafter, n in (("repeat", 2), (Repeat(), 5)):
+        cross = link(context(model), drafter)
+        cross.llm.process(Batch.of([1, 2, 3]))
+        assert len(cross.draft(0, 5)) == n
+
+
 def test_a_head_is_taken_before_a_proposer(load):
     spec = proposer("never", lambda model: pytest.fail("asked for a proposer"))
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, spec, heads=1)

@@ -116,6 +116,21 @@ def test_rollback_to_any_place(family, backend, n_bytes):
         assert cross.draft(0, 5, sampling=SAMPLING) == fresh.draft(0, 5, sampling=SAMPLING)
 
 
+@pytest.mark.parametrize("n_batch", [1, 3, 4])
+def test_any_part_of_a_draft_is_accepted_in_whatever_parts_it_was_verified(family, n_batch):
+    prompt, greedy = family.text(30).tolist(), Sampling.greedy()
+    plain = Generator(family.context(N_CTX), sampling=greedy)
+    truth = list(plain.generate(prompt, max_tokens=17, ignore_eos=True))
+    for n in range(16):
+        cross, fresh = (family.link(N_CTX, n_batch=n_batch, checkpoint_bytes=0) for _ in range(2))
+        cross.llm.process(Batch.of(prompt))
+        cross.pending(0, greedy)
+        assert cross.verify({0: truth[1:16]}, greedy)[0].accepted == 15
+        cross.accept(0, n)
+        fresh.llm.process(Batch.of([*prompt, *truth[: n + 1]]))
+        assert cross.digest(0) == fresh.digest(0)
+
+
 def test_text_stays_text_when_it_is_computed_again(family):
     """Penalties count what a text has, not what its prompt has."""
     cross = family.link(N_CTX)

@@ -8,9 +8,9 @@ import sys
 import msgspec
 import numpy as np
 import pytest
-from harness import hybrid_family, seer
+from harness import seer
 from harness.damaged_states import VERSION, written
-from harness.families import FAMILIES
+from harness.families import FAMILIES, HYBRID
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ from mtpcore import (
 )
 from mtpcore.boundary.sections import read_sections
 
+SUBJECTS = [*FAMILIES, HYBRID]
 SAMPLINGS = (
     Sampling.greedy(),
     Sampling(temperature=1.0, seed=5),
@@ -56,7 +57,7 @@ def begun(subject, prompt=40, seq=0, **options):
 
 @searching(60)
 @given(
-    subject=st.sampled_from(FAMILIES),
+    subject=st.sampled_from(SUBJECTS),
     kv_dtype=st.sampled_from(["f16", "f32", "q8_0"]),
     sampling=st.sampled_from(SAMPLINGS),
     k=st.sampled_from([0, 1, 3]),
@@ -108,11 +109,10 @@ def test_trees_go_on(sampling):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_recurrent_layers_go_on(backend, tmp_path):
+def test_recurrent_layers_go_on(backend):
     """States and the rows behind them are loaded; what was drafted can be taken back as before."""
-    subject = hybrid_family.subject(tmp_path)
     for sampling in SAMPLINGS[:2]:
-        cross, other = begun(subject, backend=backend), subject.link(n_seq_max=2, backend=backend)
+        cross, other = begun(HYBRID, backend=backend), HYBRID.link(n_seq_max=2, backend=backend)
         rounds(cross, 0, 3, sampling, 3)
         assert other.load(1, cross.save(0)) == sampling
         assert other.digest(1) == cross.digest(0)
@@ -126,10 +126,9 @@ def test_recurrent_layers_go_on(backend, tmp_path):
 
 PROGRAM = """
 import json, sys
-from harness.families import FAMILIES
 sys.path.insert(0, sys.argv[1])
-from test_saving import rounds
-subject = FAMILIES[int(sys.argv[2])]
+from test_saving import SUBJECTS, rounds
+subject = SUBJECTS[int(sys.argv[2])]
 cross = subject.link(threads=2)
 sampling = cross.load(0, sys.argv[3])
 made = rounds(cross, 0, 3, sampling, 4)
@@ -137,9 +136,9 @@ print(json.dumps([made, {name: digest.hex() for name, digest in cross.digest(0).
 """
 
 
-@pytest.mark.parametrize("number", range(len(FAMILIES)), ids=map(str, FAMILIES))
+@pytest.mark.parametrize("number", range(len(SUBJECTS)), ids=map(str, SUBJECTS))
 def test_another_process_goes_on(number, tmp_path):
-    subject, path = FAMILIES[number], tmp_path / "text.state"
+    subject, path = SUBJECTS[number], tmp_path / "text.state"
     sampling = SAMPLINGS[number % 3]
     cross = begun(subject)
     rounds(cross, 0, 3, sampling, 2)

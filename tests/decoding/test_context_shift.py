@@ -5,7 +5,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 import pytest
-from harness.families import FAMILIES
+from harness.families import FAMILIES, HYBRID
 from harness.hashed import N_VOCAB, START, Planted, advance, logits_of
 from harness.requests import lettered, seeing
 from harness.scripted import cross_of, run, settings
@@ -96,7 +96,7 @@ def test_the_text_is_the_one_of_its_definition(wanted, n_seq_max, prefix_cache, 
         assert cross.digest(seq) == fresh.digest(seq)
 
 
-@pytest.mark.parametrize("subject", FAMILIES, ids=str)
+@pytest.mark.parametrize("subject", [*FAMILIES, HYBRID], ids=str)
 def test_drafts_change_no_text_that_is_shifted(subject):
     """With real memory: drafts of every family, logits as they are recorded, and the digest."""
     texts = []

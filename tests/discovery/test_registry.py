@@ -162,6 +162,7 @@ def _block(size=4, entries="", post_head="", **changes):
         ({"feeds": (Feed(slot="hidden", taps=()),)}, "hidden"),
         ({"feeds": (Feed(slot="hidden", src="nowhere"),)}, "hidden"),
         ({"feeds": (Feed(slot="hidden"), Feed(slot="hidden"))}, "hidden"),
+        ({"feeds": (Feed(slot="hidden", pairing="same-token", recycle="hidden"),)}, "hidden"),
         ({"fit": Fit(architectures={"toy"})}, "fit.architectures"),
         ({"fit": Fit(architectures=frozenset({"toy"}))}, "fit.tensors"),
         ({"heads": Heads(order="parallel")}, "heads.order"),
@@ -180,6 +181,7 @@ def _block(size=4, entries="", post_head="", **changes):
         (_block(feeds=(Feed(slot="hidden"),)), "hidden"),
         (_block(feeds=(Feed(slot="hidden", mask="x", recycle="hidden"),)), "hidden"),
         (_block(feeds=(Feed(slot="hidden", mask="x", src="draft"),)), "hidden"),
+        (_block(feeds=(Feed(slot="hidden", mask="x", pairing="same-token"),)), "hidden"),
         ({"feeds": (Feed(slot="hidden", mask="x", recycle="hidden"),)}, "hidden"),
         ({"shape": "tree"}, "tree"),
         ({"tree": TreeShape(depth=2, width=2, n_nodes=3)}, "tree"),
@@ -190,6 +192,7 @@ def _block(size=4, entries="", post_head="", **changes):
         ({"graphs": (("draft", toy.head),)}, "graphs"),
         ({"checkpoint": Checkpoint(architectures=frozenset({"Toy"}))}, "checkpoint.heads"),
         ({"checkpoint": Checkpoint(architectures="Toy", heads="{n}")}, "checkpoint.architectures"),
+        ({"layouts": (Checkpoint(architectures=frozenset({"Toy"}), heads="{n}"),)}, "layouts"),
     ],
 )
 def test_declarations_are_checked_field_by_field(changes, where):
@@ -227,6 +230,27 @@ def test_only_a_proposer_drafts_without_a_graph(shape):
 def test_a_proposer_is_a_declaration_too():
     spec = DrafterSpec(name="script", fit=Fit(), shape="proposer", proposer=lambda model: None)
     assert Registry.of(toy.offering(spec)).drafters[0].name == "script"
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"build": toy.head}, "build"),
+        ({"graphs": (("further", toy.head),)}, "graphs"),
+        ({"ties": toy.HEAD.ties}, "ties"),
+        ({"heads": Heads(count=2)}, "heads"),
+        ({"vocabulary": "d2t"}, "vocabulary"),
+        ({"hparams": toy.Hparams}, "hparams"),
+        ({"standalone": True}, "standalone"),
+        ({"fit": Fit(targets=frozenset({"toy"}))}, "fit.targets"),
+        ({"fit": Fit(sidecars=("toy-*.gguf",))}, "fit.sidecars"),
+    ],
+)
+def test_a_proposer_declares_nothing_that_only_graphs_have(changes, where):
+    plain = {"name": "script", "fit": Fit(), "shape": "proposer", "proposer": lambda model: None}
+    error = refused(toy.offering(DrafterSpec(**plain | changes)))
+    assert "nothing reads these fields" in error.what
+    assert error.where.endswith(f": {where}")
 
 
 # Installed distributions

@@ -8,14 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 import toy
-from harness import eagle3
+from harness import eagle3, qwen
 from harness.damage import ORIGINALS, write_damaged
+from harness.fixtures import checkpoint
 from harness.generated import TINY, make_metadata, make_tensors, types_of
+from harness.published import tokenizer, write_checkpoint
 from harness.search import searching
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
 import mtpcore
+from mtpcore.conversion import convert
 from mtpcore.discovery import loading
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
@@ -300,6 +303,38 @@ def test_few_headers_are_read(trunk, monkeypatch):
         assert len(opened) == 1 + 8
         assert len(model.sidecars) == 20
         assert sum("the limit is 8" in one.reason for one in model.sidecars) == 12
+
+
+def published(folder, name):
+    """Return the checkpoint of a hybrid: of the reference model, or a small random one."""
+    if name not in qwen.SHAPES:
+        return checkpoint(name)
+    s = qwen.SHAPES[name]
+    tensors = qwen.published(s, qwen.weights(s))
+    return write_checkpoint(folder, qwen.configuration(s), tensors, tokenizer(qwen.N_VOCAB))
+
+
+@pytest.mark.parametrize("name", ["qwen35moe-17", "irregular layers, tied", "grouped"])
+def test_the_head_of_a_hybrid_beside_it_drafts_as_in_its_file(name, tmp_path, caplog):
+    """Which layers are recurrent is told layer by layer, and the head's file tells it of all."""
+    source = published(tmp_path / "hf", name)
+    for file, mtp in (("whole", "keep"), ("big", "drop"), ("mtp-big", "only")):
+        convert(source, tmp_path / f"{file}.gguf", outtype="f16", mtp=mtp, mtp_type="f16")
+    found = []
+    for file in ("whole", "big"):
+        with load_model(tmp_path / f"{file}.gguf") as model:
+            assert [one.used for one in model.sidecars] == [file == "big"]
+            cross = mtpcore.link(mtpcore.Context(model, 96, kv_dtype="f32", threads=1))
+            sampling, made = mtpcore.Sampling(temperature=0.7, seed=2), []
+            cross.llm.process(mtpcore.Batch.of(range(3, 40)))
+            for _ in range(8):
+                draft = cross.draft(0, 4, sampling)
+                verdict = cross.verify({0: draft}, sampling)[0]
+                cross.accept(0)
+                made.append((draft, verdict.accepted, list(verdict.tokens)))
+            found.append((model.hparams, made, cross.digest(0)))
+    assert found[0] == found[1]
+    assert not any("mtp-big" in said for said in warnings_of(caplog))
 
 
 def test_a_head_brings_nothing_that_changes_the_trunk(tmp_path):

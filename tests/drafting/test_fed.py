@@ -8,10 +8,12 @@ from harness.search import searching
 from hypothesis import HealthCheck
 from hypothesis.stateful import run_state_machine_as_test
 
+import mtpcore.models
 from mtpcore import Batch, Context, Generator, LinkError, PluginError, Sampling, link
+from mtpcore.conversion.family import find_family
 from mtpcore.declarations.checks import check_spec
 from mtpcore.discovery.registry import Registry
-from mtpcore.plugin import DrafterSpec, DraftTree, FedProposer, Feed, Fit
+from mtpcore.plugin import Checkpoint, DrafterSpec, DraftTree, FedProposer, Feed, Fit, Rename
 from mtpcore.testing import Subject, check_broken_rows, check_texts, cover_texts
 from mtpcore.testing.machine import machine_of
 
@@ -206,12 +208,45 @@ def test_its_output_is_not_trusted(family):
     assert cross.invalid == 1
 
 
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_no_more_is_drafted_than_its_limit(family, is_tree, caplog):
+    """Nor asked for; the others are dropped."""
+    asked, parents = [], range(-1, 3)
+
+    def draft(ask):
+        asked.append(ask.k)
+        return DraftTree([3] * 4, parents) if is_tree else [3] * 4
+
+    cross = made(family, draft, limit=2)
+    assert list(cross.draft(0, 5).tokens if is_tree else cross.draft(0, 5)) == [3, 3]
+    assert list(cross.draft(0, 1).tokens if is_tree else cross.draft(0, 1)) == [3]
+    assert asked == [2, 1]
+    assert "more than 2 drafts" in caplog.text
+
+
 def test_rows_that_were_not_kept_are_an_error(family):
     llm = Context(family.model, 64)
     llm.process(Batch.of([1, 2]))
     with pytest.raises(LinkError, match="not kept"):
         link(llm, "numpy_head")
     assert llm.owner is None
+
+
+def test_what_it_declares_for_conversion_counts(tmp_path):
+    """It may read weights of a file that holds no graph of its own."""
+    table = Checkpoint(
+        architectures=frozenset({"LlamaForCausalLM"}),
+        heads="model.glance.{i}.weight",
+        tensors=(Rename("model.glance.{i}.weight", "blk.{n}.glance.weight"),),
+    )
+    spec = msgspec.structs.replace(
+        FED, fit=Fit(), checkpoint=table, min_types=(("blk.{n}.glance.weight", "F32"),)
+    )
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    known = Registry.of(mtpcore.models, toy.offering(spec))
+    found = find_family(config, ["model.glance.0.weight"], tmp_path, known)
+    assert (found.heads, found.n_heads) == (table, 1)
+    assert spec.min_types[0] in found.min_types
 
 
 @pytest.mark.parametrize(

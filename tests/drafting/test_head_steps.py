@@ -298,13 +298,16 @@ def test_drafts_go_on_behind_rows_that_are_no_tokens(subject):
     assert cross.paused == (subject.name == "entry")
 
 
-def test_a_single_head_whose_rows_are_of_another_width_drafts_one_token(tmp_path):
-    tensors = toy.trunk_tensors() | tensors_of("steps", n_heads=1)
+@pytest.mark.parametrize("tree", [None, GROWN], ids=["chain", "grown"])
+@pytest.mark.parametrize("name", ["steps", "blind"])
+def test_a_single_head_that_makes_no_row_for_itself_drafts_one_token(name, tree, tmp_path):
+    """Its rows are of another width, or it makes none: the target has none behind the newest."""
+    tensors = toy.trunk_tensors() | tensors_of(name, n_heads=1)
     path = toy.write(tmp_path / "one.gguf", tensors)
-    model = load_model(path, plugins=Registry.of(toy, toy.offering(STEPS)))
-    cross = link(Context(model, 64))
+    model = load_model(path, plugins=Registry.of(toy, toy.offering(SPECS[name])))
+    cross = link(Context(model, 64), tree=tree)
     cross.llm.process(Batch.of(PROMPT))
-    assert len(cross.draft(0, 4)) == 1
+    assert len(cross.draft(0, 4)) == (1 if tree is None else GROWN.width)
 
 
 def test_the_width_is_the_files(tmp_path, caplog):
@@ -331,6 +334,29 @@ def test_the_width_is_the_files(tmp_path, caplog):
 def test_a_width_of_no_recycled_row_is_refused(changes):
     with pytest.raises(PluginError, match=r"a width|without taps"):
         check_spec(msgspec.structs.replace(STEPS, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feeds": (*BLIND.feeds, Feed(slot="cell", taps=(), recycle="cell", width=NARROW))},
+        {
+            "fit": Fit(architectures=frozenset({"toy"}), tensors=("blk.2.step.weight",)),
+            "heads": Heads(count=3, order="each-step", hidden_from="target"),
+            "feeds": (Feed(slot="state", recycle="state"),),
+        },
+    ],
+    ids=["a state", "several"],
+)
+def test_heads_that_read_the_target_recycle_nothing(changes):
+    with pytest.raises(PluginError, match="hand on none") as caught:
+        check_spec(msgspec.structs.replace(BLIND, **changes))
+    assert "hidden_from='previous'" in caught.value.fix
+
+
+def test_a_file_may_hold_one_head_that_recycles():
+    """Blocks are counted in the file: what is declared for one head holds there."""
+    check_spec(msgspec.structs.replace(BLIND, feeds=(Feed(slot="state", recycle="state"),)))
 
 
 def test_heads_with_a_memory_have_rows_of_one_width(tmp_path):

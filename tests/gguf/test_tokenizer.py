@@ -333,6 +333,9 @@ def test_no_tokenizer_is_none(caplog):
         ({"bos_token_id": 256}, "bos_token_id"),
         ({"eot_token_id": -1}, "eot_token_id"),
         ({"eos_token_id": "a"}, "eos_token_id"),
+        ({"suppress_tokens": np.array([3, 256], np.int32)}, "suppress_tokens"),
+        ({"suppress_tokens": [-1]}, "suppress_tokens"),
+        ({"suppress_tokens": "a"}, "suppress_tokens"),
         ({"add_bos_token": 1}, "add_bos_token"),
         ({"model": "llama"}, "scores"),
         ({"model": "llama", "scores": np.full(256, np.nan)}, "scores"),
@@ -342,6 +345,12 @@ def test_no_tokenizer_is_none(caplog):
 def test_bad_metadata_names_its_key(change, key):
     with pytest.raises(ModelFileError, match=rf"tokenizer\.ggml\.{key}'"):
         read_tokenizer(metadata(ALPHABET, **change))
+
+
+def test_suppressed_tokens_are_read():
+    assert read_tokenizer(metadata(ALPHABET)).suppressed == ()
+    tokens = np.array([7, 3, 7], np.int32)
+    assert read_tokenizer(metadata(ALPHABET, suppress_tokens=tokens)).suppressed == (3, 7)
 
 
 def test_random_vocabularies_end_in_success_or_refusal():

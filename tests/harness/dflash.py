@@ -23,7 +23,10 @@ N_HEADS, N_KV_HEADS, HEAD_WIDTH, BASE = 4, 2, 8, 10000.0
 
 
 class Variant(NamedTuple):
-    """What published drafters differ in; ``layers`` are those of the target whose input is read."""
+    """What published drafters differ in; ``layers`` are those of the target whose input is read.
+
+    The last three are the target's width, tokens and layers.
+    """
 
     architecture: str = "DFlashDraftModel"
     speculators: bool = False
@@ -38,6 +41,14 @@ class Variant(NamedTuple):
     markov: bool = False
     passes: int = 0
     from_anchor: bool | None = None
+    width: int = WIDTH
+    n_vocab: int = N_VOCAB
+    n_target_layers: int = SIZES.n_layers
+
+    @property
+    def mask(self) -> int:
+        """The token of rows that draft."""
+        return self.n_vocab - 2
 
     @property
     def first(self) -> int:
@@ -67,7 +78,6 @@ VARIANTS = {
         "XPressDraftModel", passes=1, from_anchor=True, causal=True
     ),
 }
-MASK = N_VOCAB - 2
 REFINER = {
     "w1": "token_embed",
     "w2": "readout",
@@ -82,6 +92,18 @@ REFINER = {
 """What the authors' code calls a tensor of XPress' head, and what speculators calls it."""
 
 
+def for_target(c: Variant, target) -> Variant:
+    """Return a variant for another target: of its width and tokens, reading three of its layers."""
+    h, drafts_all = target.hparams, c.n_draft == c.n_vocab
+    return c._replace(
+        layers=(0, 1, h.n_layers),
+        width=h.width,
+        n_vocab=h.n_vocab,
+        n_draft=h.n_vocab if drafts_all else c.n_draft,
+        n_target_layers=h.n_layers,
+    )
+
+
 def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
     """Return random weights by their published names."""
     rng = np.random.default_rng(seed)
@@ -91,40 +113,40 @@ def weights_of(c: Variant, seed: int = 0) -> dict[str, np.ndarray]:
 
     q, kv = N_HEADS * HEAD_WIDTH, N_KV_HEADS * HEAD_WIDTH
     made = {
-        "fc": random(WIDTH, len(c.layers) * WIDTH),
-        "hidden_norm": random(WIDTH, around=1),
-        "norm": random(WIDTH, around=1),
+        "fc": random(c.width, len(c.layers) * c.width),
+        "hidden_norm": random(c.width, around=1),
+        "norm": random(c.width, around=1),
     }
     for n in range(c.n_layers):
         layer = {
-            "input_layernorm": random(WIDTH, around=1),
-            "self_attn.q_proj": random(q, WIDTH),
-            "self_attn.k_proj": random(kv, WIDTH),
-            "self_attn.v_proj": random(kv, WIDTH),
-            "self_attn.o_proj": random(WIDTH, q),
+            "input_layernorm": random(c.width, around=1),
+            "self_attn.q_proj": random(q, c.width),
+            "self_attn.k_proj": random(kv, c.width),
+            "self_attn.v_proj": random(kv, c.width),
+            "self_attn.o_proj": random(c.width, q),
             "self_attn.q_norm": random(HEAD_WIDTH, around=1),
             "self_attn.k_norm": random(HEAD_WIDTH, around=1),
-            "post_attention_layernorm": random(WIDTH, around=1),
-            "mlp.gate_proj": random(N_FF, WIDTH),
-            "mlp.up_proj": random(N_FF, WIDTH),
-            "mlp.down_proj": random(WIDTH, N_FF),
+            "post_attention_layernorm": random(c.width, around=1),
+            "mlp.gate_proj": random(N_FF, c.width),
+            "mlp.up_proj": random(N_FF, c.width),
+            "mlp.down_proj": random(c.width, N_FF),
         }
         made |= {f"layers.{n}.{name}": values for name, values in layer.items()}
     if c.own_tables:
-        made |= {"embed_tokens": random(N_VOCAB, WIDTH), "lm_head": random(c.n_draft, WIDTH)}
-    if c.n_draft < N_VOCAB:
-        ids = np.sort(rng.permutation(N_VOCAB)[: c.n_draft])
-        made |= {"d2t": ids - np.arange(c.n_draft), "t2d": np.isin(np.arange(N_VOCAB), ids)}
+        made |= {"embed_tokens": random(c.n_vocab, c.width), "lm_head": random(c.n_draft, c.width)}
+    if c.n_draft < c.n_vocab:
+        ids = np.sort(rng.permutation(c.n_vocab)[: c.n_draft])
+        made |= {"d2t": ids - np.arange(c.n_draft), "t2d": np.isin(np.arange(c.n_vocab), ids)}
     if c.markov:
-        made["markov_head.markov_w1"] = 3 * random(N_VOCAB, RANK)
+        made["markov_head.markov_w1"] = 3 * random(c.n_vocab, RANK)
         made["markov_head.markov_w2"] = random(c.n_draft, RANK)
-        made["confidence_head.proj"] = random(1, WIDTH + RANK)
+        made["confidence_head.proj"] = random(1, c.width + RANK)
     if c.passes:
         head = {
-            "w1": 6 * random(N_VOCAB, RANK),
+            "w1": 6 * random(c.n_vocab, RANK),
             "w2": 3 * random(c.n_draft, RANK),
-            "down_h": random(RANK, WIDTH),
-            "down_g": random(RANK, WIDTH),
+            "down_h": random(RANK, c.width),
+            "down_g": random(RANK, c.width),
             "in_proj": random(RANK, 3 * RANK),
             "mix.L": 2 * random(RANK, c.size, c.size),
             "mlp.gate_proj": random(2 * RANK, RANK),
@@ -139,7 +161,7 @@ def config_of(c: Variant) -> dict[str, object]:
     """Return ``config.json``."""
     kinds = ["sliding_attention" if window else "full_attention" for window in c.windows]
     layer: dict[str, object] = {
-        "hidden_size": WIDTH,
+        "hidden_size": c.width,
         "intermediate_size": N_FF,
         "max_position_embeddings": 512,
         "num_attention_heads": N_HEADS,
@@ -148,7 +170,7 @@ def config_of(c: Variant) -> dict[str, object]:
         "num_hidden_layers": c.n_layers,
         "rms_norm_eps": EPS,
         "rope_theta": BASE,
-        "vocab_size": N_VOCAB,
+        "vocab_size": c.n_vocab,
     }
     if any(c.windows):
         layer |= {"layer_types": kinds, "sliding_window": max(c.windows)}
@@ -161,13 +183,13 @@ def config_of(c: Variant) -> dict[str, object]:
             "speculators_model_type": "dspark" if c.markov else "xpress" if c.passes else "dflash",
             "draft_vocab_size": c.n_draft,
             "aux_hidden_state_layer_ids": list(c.layers),
-            "mask_token_id": MASK,
+            "mask_token_id": c.mask,
             "sliding_window_non_causal": c.windows_both_ways,
         }
         return made | ({"num_jacobi_passes": c.passes} if c.passes else {})
     if c.passes:
         made |= {"xpress_num_passes": c.passes, "xpress_rank": RANK, "xpress_block_size": c.size}
-    inner = {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": MASK}
+    inner = {"target_layer_ids": [n - 1 for n in c.layers], "mask_token_id": c.mask}
     return made | layer | {"dflash_config": inner | {"causal": c.causal}}
 
 
@@ -183,9 +205,13 @@ def write_drafter(folder: Path, c: Variant, seed: int = 0) -> Path:
     source = write_checkpoint(folder / "drafter", config_of(c), named)
     target = folder / "target"
     target.mkdir(exist_ok=True)
-    sizes = {"num_hidden_layers": SIZES.n_layers, "hidden_size": WIDTH, "vocab_size": N_VOCAB}
+    sizes = {
+        "num_hidden_layers": c.n_target_layers,
+        "hidden_size": c.width,
+        "vocab_size": c.n_vocab,
+    }
     (target / "config.json").write_text(json.dumps({"architectures": ["Any"], **sizes}))
-    (target / "tokenizer.json").write_text(json.dumps(tokenizer(N_VOCAB)))
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer(c.n_vocab)))
     convert(source, folder / "drafter.gguf", outtype="f32", target=target)
     return folder / "drafter.gguf"
 
@@ -293,7 +319,7 @@ def rounds(
     block.roll(1)``, ``prev[:, 0] =`` the token before the pending one, and ``block[:, 1:] =
     argmax(base + bias(prev))``. Where the pending token's row drafts, row i is behind draft i.
     """
-    block = np.array([text[-1]] + [MASK] * (c.size - 1))
+    block = np.array([text[-1]] + [c.mask] * (c.size - 1))
     hidden = block_hidden(c, w, entries(c, w, taps), block)
     made = [hidden @ w["lm_head"].T]
     for _ in range(c.passes):
@@ -309,7 +335,7 @@ def rounds(
 def scores(
     c: Variant, w: dict[str, np.ndarray], text: list[int], taps: np.ndarray, drafts: list[int]
 ) -> np.ndarray:
-    """Return what each of these drafts is chosen by: [n, N_VOCAB], -inf where none can be.
+    """Return what each of these drafts is chosen by: [n, n_vocab], -inf where none can be.
 
     The pending token is the last one of the text.
     """
@@ -319,7 +345,7 @@ def scores(
         logits = np.stack([markov_logits(w, *pair) for pair in zip(logits, before, strict=True)])
     if "d2t" not in w:
         return logits
-    made = np.full((len(logits), N_VOCAB), -np.inf)
+    made = np.full((len(logits), c.n_vocab), -np.inf)
     made[:, w["d2t"].astype(int) + np.arange(c.n_draft)] = logits
     return made
 
@@ -344,6 +370,7 @@ def drafts(
 def read_weights(c: Variant, seed: int, target) -> dict[str, np.ndarray]:
     """Return the witness's weights, with the tables of the target where there are no others."""
     made = weights_of(c, seed)
-    made.setdefault("embed_tokens", target.tensors["token_embd.weight"].array())
-    made.setdefault("lm_head", target.tensors["output.weight"].array())
+    table = target.tensors["token_embd.weight"]
+    made.setdefault("embed_tokens", table.array())
+    made.setdefault("lm_head", target.tensors.get("output.weight", table).array())
     return {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in made.items()}

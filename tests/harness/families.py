@@ -1,8 +1,10 @@
 """The drafters that the suite runs: those of every model in the package, and a draft model."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import mtpcore
+from harness import hybrid_family
 from mtpcore.testing import Subject
 
 DATA = Path(mtpcore.__file__).parent / "data"
@@ -20,3 +22,6 @@ FAMILIES = [
     if not path.stem.endswith(("-draft", "-small"))
 ]
 DRAFT_MODEL = Subject("demo:small", "demo", draft_path=str(DATA / "demo-small.gguf"))
+_FOLDER = TemporaryDirectory(prefix="mtpcore-hybrid-")
+HYBRID = hybrid_family.subject(Path(_FOLDER.name))
+"""A toy with recurrent layers in trunk and head, written anew by each process."""

@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from mtpcore.conversion import convert
 
@@ -64,15 +63,6 @@ def checkpoint(name: str) -> Path:
         if (DATA / name / file).exists():
             shutil.copyfile(DATA / name / file, folder / file)
     return folder
-
-
-def whole(name: str) -> pytest.MarkDecorator:
-    """Return the mark of tests that need a model that is not packed."""
-    return pytest.mark.skipif(
-        not (DATA / name / "model.xz").exists() and "MTPCORE_FIXTURES" not in os.environ,
-        reason=f"{name} is not in the repository: set MTPCORE_FIXTURES to a folder that has it; "
-        "tests/data/README.md describes it",
-    )
 
 
 def target_checkpoint(name: str) -> tuple[Path, bool]:

@@ -21,8 +21,8 @@ class Shape(NamedTuple):
     """One model.
 
     ``n_sharing`` layers at the end store no keys and values; ``kv_heads`` are those of layers with
-    a window and of others; ``nested``: as in checkpoints that also see images; ``spans``: where
-    rows of an image see each other.
+    a window and of others; ``nested``: as in checkpoints that also see images, and ``unified`` as
+    those without towers for it; ``spans``: where rows of an image see each other.
     """
 
     kinds: tuple[str, ...] = (NEAR, NEAR, FULL)
@@ -35,6 +35,7 @@ class Shape(NamedTuple):
     softcap: float | None = 4.0
     nested: bool = False
     spans: bool = False
+    unified: bool = False
 
 
 SHAPES = {
@@ -49,6 +50,8 @@ SHAPES = {
         nested=True,
     ),
 }
+
+UNIFIED = Shape(kinds=(NEAR, FULL, NEAR, FULL), k_eq_v=True, nested=True, spans=True, unified=True)
 
 
 def text_config(s: Shape) -> dict[str, object]:
@@ -74,9 +77,6 @@ def text_config(s: Shape) -> dict[str, object]:
         "attention_k_eq_v": s.k_eq_v,
         "num_kv_shared_layers": s.n_sharing,
         "use_double_wide_mlp": s.double,
-        "enable_moe_block": s.experts,
-        "hidden_size_per_layer_input": BY_LAYER if s.by_layer else 0,
-        "vocab_size_per_layer_input": N_VOCAB,
         "rope_parameters": {
             NEAR: {"rope_type": "default", "rope_theta": 100.0},
             FULL: {
@@ -86,6 +86,10 @@ def text_config(s: Shape) -> dict[str, object]:
             },
         },
     }
+    if not s.unified:  # whose class knows neither
+        made["enable_moe_block"] = s.experts
+        made["hidden_size_per_layer_input"] = BY_LAYER if s.by_layer else 0
+        made["vocab_size_per_layer_input"] = N_VOCAB
     if s.experts:
         made |= {"num_experts": N_EXPERTS, "top_k_experts": N_USED}
         made["moe_intermediate_size"] = N_FF_EXPERT
@@ -96,7 +100,8 @@ def configuration(s: Shape) -> dict[str, object]:
     """Return ``config.json``."""
     if not s.nested:
         return {"architectures": ["Gemma4ForCausalLM"], **text_config(s)}
-    return {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text_config(s)}
+    kind = "Gemma4Unified" if s.unified else "Gemma4"
+    return {"architectures": [f"{kind}ForConditionalGeneration"], "text_config": text_config(s)}
 
 
 def weights(s: Shape, seed: int = 0) -> dict[str, np.ndarray]:
@@ -163,7 +168,10 @@ def published(s: Shape, made: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, values in made.items()
     }
     if s.nested:
-        found["model.vision_tower.patch_embedder.input_proj.weight"] = np.zeros((2, 3), np.float32)
+        parts = ("vision_tower.patch_embedder.input_proj",)
+        if s.unified:
+            parts = ("vision_embedder.patch_dense", "embed_vision.embedding_projection")
+        found |= {f"model.{part}.weight": np.zeros((2, 3), np.float32) for part in parts}
     for n in range(len(s.kinds) - s.n_sharing, len(s.kinds)):
         at = f"model.{'language_model.' * s.nested}layers.{n}.self_attn."
         found[at + "k_proj.weight"] = np.ones((NEAR_HEAD, WIDTH), np.float32)

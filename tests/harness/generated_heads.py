@@ -1,4 +1,4 @@
-"""Small models with experts, latent attention, windows and heads, in every tensor type.
+"""Small models with experts, latent attention, windows, states and heads, in every tensor type.
 
 As ``harness.generated``: random weights in rows of 256 values.
 """
@@ -8,11 +8,13 @@ import numpy as np
 from harness.generated import FULL, N_USED, make_metadata, random_matrix, types_of, write_generated
 from mtpcore.gguf import write_model_file
 
-OTHERS = ("qwen3moe", "mimo", "mimo2", "deepseek2")
+OTHERS = ("qwen3moe", "mimo", "mimo2", "deepseek2", "qwen35")
+DENSE = ("mimo", "qwen35")
 EAGLE3, DFLASH, PEAGLE = "eagle3", "dflash", "peagle"
 DRAFTERS = (EAGLE3, DFLASH, PEAGLE)  # in files of their own, beside a llama
-N_HEADS = {"mimo": 1, "mimo2": 2, "deepseek2": 1}
+N_HEADS = {"mimo": 1, "mimo2": 2, "deepseek2": 1, "qwen35": 1}
 RANK, ROTATED, VALUE, WINDOW, N_DRAFT = 256, 32, 64, 24, 64
+N_KEYS, N_VALUES, KERNEL = 2, 4, 4  # of a hybrid's first layer, with heads as wide as attention's
 
 
 def write_family(path, family, kind, seed=0):
@@ -113,10 +115,39 @@ def _latent(rng, kind):
     }
 
 
+def _delta_net(rng, kind):
+    s = FULL
+    values = N_VALUES * s.head_width
+    channels = 2 * N_KEYS * s.head_width + values
+    return {
+        "attn_norm.weight": _vector(rng, s.width, 1),
+        "attn_qkv.weight": random_matrix(rng, kind, channels, s.width),
+        "attn_gate.weight": random_matrix(rng, kind, values, s.width),
+        "ssm_alpha.weight": random_matrix(rng, kind, N_VALUES, s.width),
+        "ssm_beta.weight": random_matrix(rng, kind, N_VALUES, s.width),
+        "ssm_conv1d.weight": rng.normal(0, 0.5, (channels, KERNEL)).astype(np.float32),
+        "ssm_dt.bias": _vector(rng, N_VALUES),
+        "ssm_a": -rng.uniform(0.1, 1.0, N_VALUES).astype(np.float32),
+        "ssm_norm.weight": _vector(rng, s.head_width, 1),
+        "ssm_out.weight": random_matrix(rng, kind, s.width, values),
+    }
+
+
+def _gated_attention(rng, kind):
+    s = FULL
+    made = _attention(rng, kind, s.width)
+    made["attn_q.weight"] = random_matrix(rng, kind, 2 * s.n_heads * s.head_width, s.width)
+    return made | {f"attn_{x}_norm.weight": _vector(rng, s.head_width, 1) for x in "qk"}
+
+
 def _block(family, kind, rng, n):
-    s, in_head = FULL, n >= FULL.n_layers
-    made = _latent(rng, kind) if family == "deepseek2" else _attention(rng, kind, s.width)
-    made["ffn_norm.weight"] = _vector(rng, s.width, 1)
+    s, in_head, norm = FULL, n >= FULL.n_layers, "ffn_norm.weight"
+    if family == "qwen35":
+        made = _gated_attention(rng, kind) if n else _delta_net(rng, kind)
+        norm = "post_attention_norm.weight"
+    else:
+        made = _latent(rng, kind) if family == "deepseek2" else _attention(rng, kind, s.width)
+    made[norm] = _vector(rng, s.width, 1)
     if family == "qwen3moe":
         made |= {f"attn_{x}_norm.weight": _vector(rng, s.head_width, 1) for x in "qk"}
     if family == "mimo":
@@ -126,7 +157,7 @@ def _block(family, kind, rng, n):
         made["attn_qkv.weight"] = np.concatenate([made.pop(f"attn_{x}.weight") for x in "qkv"])
         if n:
             made["attn_sinks.weight"] = _vector(rng, s.n_heads, 1)
-    if n and family != "mimo" and not (in_head and family == "mimo2"):
+    if n and family not in DENSE and not (in_head and family == "mimo2"):
         made["ffn_gate_inp.weight"] = _vector(rng, (s.n_experts, s.width))
         made |= _swiglu(rng, kind, "_exps", s.n_experts)
         if family != "qwen3moe":
@@ -158,7 +189,7 @@ def _metadata(family):
     n_heads = N_HEADS.get(family, 0)
     made = {key.removeprefix("llama."): v for key, v in make_metadata("llama").items()}
     made |= {"block_count": FULL.n_layers + n_heads, "nextn_predict_layers": n_heads}
-    if family != "mimo":
+    if family not in DENSE:
         made |= {"expert_count": FULL.n_experts, "expert_used_count": N_USED}
     if family == "mimo2":
         near = [n > 0 for n in range(FULL.n_layers + n_heads)]
@@ -167,6 +198,17 @@ def _metadata(family):
             "attention.sliding_window_pattern": near,
             "attention.head_count_kv": [FULL.n_kv_heads] * len(near),
             "rope.dimension_count": FULL.head_width // 2,
+        }
+    if family == "qwen35":
+        made |= {
+            "attention.recurrent_layers": [n == 0 for n in range(FULL.n_layers + n_heads)],
+            "rope.dimension_count": FULL.head_width // 4,
+            "rope.dimension_sections": [3, 3, 2, 0],
+            "ssm.conv_kernel": KERNEL,
+            "ssm.state_size": FULL.head_width,
+            "ssm.group_count": N_KEYS,
+            "ssm.time_step_rank": N_VALUES,
+            "ssm.inner_size": N_VALUES * FULL.head_width,
         }
     if family == "deepseek2":
         made |= {

@@ -21,6 +21,7 @@ from mtpcore.plugin import (
     SharedMemory,
     TreeShape,
     attention_block,
+    first_of,
     hookimpl,
     remember,
 )
@@ -216,16 +217,37 @@ def with_post_head(**fields):
     return change
 
 
+def alone(**fields):
+    """Return what declares a drafter in a file of its own, and some fields of its fit."""
+
+    def change(spec, kind):
+        if not spec.standalone:
+            fit = replace(spec.fit, architectures=frozenset({"heads"}))
+            spec = replace(spec, standalone=True, hparams=Hparams.read, fit=fit)
+        return replace(spec, fit=replace(spec.fit, **fields))
+
+    return change
+
+
+TIED = declared(ties=(first_of("output.weight", "token_embd.weight"),))
 SAMPLES = {
     "DrafterSpec": {
+        "`build`": lambda spec, kind: replace(spec, build=build(kind)),
         "`graphs`": fused,
         "`proposer`": declared(proposer=Counting),
+        "`ties`": TIED,
         "`heads`": declared(heads=Heads(order="each-step")),
         "`tree`": branching(GROWN),
         "`block`": in_block(),
         "`shared_memory`": shared,
         "`vocabulary`": reduced,
         "`limit`": declared(limit=1),
+        "`hparams`": declared(hparams=Hparams.read),
+        "`standalone`": alone(),
+    },
+    "Fit": {
+        "`targets`": alone(targets=frozenset({"llama"})),
+        "`sidecars`": alone(sidecars=("toy-*.gguf",)),
     },
     "Feed": {
         "`src`, `graph`": fused,
@@ -257,12 +279,13 @@ SAMPLES = {
         "`passes`": with_post_head(passes=2),
     },
     "SharedMemory": {"`layers`": shared},
+    "Tie": {"`tensor`, `candidates`": TIED},
 }
 """What a row of a table declares, by struct and first cell: ``change(spec, kind)``."""
 
 
 def write_files(folder):
-    """Write the model that holds all toys, and the draft model."""
+    """Write the model that holds all toys, a file of heads alone, and the draft model."""
     random = np.random.default_rng(0)
 
     def matrix(*shape):
@@ -282,15 +305,17 @@ def write_files(folder):
         "few.weight": matrix(4, WIDTH),
         **layer(0),
     }
-    heads = {}
+    heads, apart = {}, dict(weights)
     for n in (1, 2):
-        heads |= {
+        made = {
             **layer(n),
             f"blk.{n}.join.weight": matrix(WIDTH, 2 * WIDTH),
             f"blk.{n}.mask.weight": matrix(WIDTH),
             f"blk.{n}.narrow.weight": matrix(WIDTH // 2, WIDTH),
             f"blk.{n}.widen.weight": matrix(WIDTH, WIDTH // 2),
         }
+        heads |= made
+        apart |= {name.replace(f"blk.{n}.", f"blk.{n - 1}."): w for name, w in made.items()}
     sizes = {
         "block_count": 1,
         "context_length": 64,
@@ -299,13 +324,13 @@ def write_files(folder):
         "attention.head_count": N_HEADS,
         "attention.layer_norm_rms_epsilon": 1e-5,
     }
-    for name, tensors in (("llama", weights | heads), ("toy", weights)):
+    for name, tensors in (("llama", weights | heads), ("heads", apart), ("toy", weights)):
         metadata = {f"{name}.{key}": value for key, value in sizes.items()}
         write_model_file(str(folder / f"{name}.gguf"), name, metadata, tensors)
 
 
-def draft(spec, folder):
-    """Return what a drafter drafts behind three tokens, from the files in a folder."""
+def linked(spec, folder):
+    """Return the Cross of a drafter and its target, from the files in a folder."""
 
     class Plugin:
         @hookimpl
@@ -315,8 +340,14 @@ def draft(spec, folder):
     plugins = Registry.of(mtpcore.models, Plugin())
     options = {}
     if spec.standalone:
-        options["draft_model"] = mtpcore.load_model(folder / "toy.gguf", plugins=plugins)
+        (name,) = spec.fit.architectures
+        options["draft_model"] = mtpcore.load_model(folder / f"{name}.gguf", plugins=plugins)
     model = mtpcore.load_model(folder / "llama.gguf", plugins=plugins)
-    cross = mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options)
+    return mtpcore.link(mtpcore.Context(model, n_ctx=32), spec.name, **options)
+
+
+def draft(spec, folder):
+    """Return what a drafter drafts behind three tokens."""
+    cross = linked(spec, folder)
     cross.llm.process(mtpcore.Batch.of([5, 6, 7]))
     return cross.draft(0, 3)

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness import seer
 from harness.committed import check_pages
-from harness.families import FAMILIES
+from harness.families import FAMILIES, HYBRID
 from harness.hashed import FUSED, HashModel
 from harness.interrupted import Raiser, finish, recovering
 from harness.scripted import SCRIPTS, TREES, Letters, Scripted, cross_of, plain
@@ -82,6 +82,7 @@ ROLES = {
     "proposed trees": lambda: hashed(proposing(TREES["tree, right on the second branch"])),
     "heads of their own": lambda: demo(EACH_STEP),
     "fused taps": lambda: demo(FUSING),
+    "recurrent layers": lambda: demo(HYBRID),
     "encoder": seeing,
     "auto": hashed,
     "context shift": lambda: demo(FUSING, 14),
@@ -153,6 +154,8 @@ class Situation:
             check_pages(context)
             for group in context.runner.memory.groups if context.runner.memory else ():
                 assert kept or group.pages.n_free == len(group.pages.uses)
+            recurrent = getattr(context.runner.memory, "recurrent", None)
+            assert not (recurrent and recurrent.bytes_of(range(context.n_seq_max)))
             for box in cross.links.inboxes(name).values():
                 assert not any(box.length(seq) for seq in range(context.n_seq_max))
 

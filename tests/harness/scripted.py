@@ -216,7 +216,7 @@ class Letters:
     """Token i is the letter of that number; some tokens end a text."""
 
     def __init__(self, *end_tokens):
-        self.end_tokens = frozenset(end_tokens)
+        self.end_tokens, self.suppressed = frozenset(end_tokens), ()
 
     def stream(self, start=False):
         return self

@@ -15,7 +15,10 @@ EPS = 1e-6
 
 
 class Shape(NamedTuple):
-    """One model; ``tied`` is T5 1.0, ``gated`` and not tied is 1.1."""
+    """One model; ``tied`` is T5 1.0, ``gated`` and not tied is 1.1.
+
+    ``own_biases``: each layer has a position bias of its own, as in UMT5.
+    """
 
     gated: bool
     tied: bool
@@ -26,20 +29,23 @@ class Shape(NamedTuple):
     n_source: int
     n_text: int
     n_vocab: int = N_VOCAB
+    own_biases: bool = False
 
 
 SHAPES = {
     "1.0": Shape(False, True, 2, 3, 32, 128, 150, 140),
     "1.1": Shape(True, False, 3, 2, 9, 20, 60, 70),
+    "UMT5": Shape(True, False, 2, 3, 10, 24, 70, 60, own_biases=True),
 }
-"""Both read and write further than the distance from which on keys share the last bucket."""
+"""All read and write further than the distance from which on keys share the last bucket."""
 
 
 def configuration(s: Shape) -> dict[str, object]:
     """Return ``config.json``, as published before transformers 5."""
+    family = "UMT5" if s.own_biases else "T5"
     return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
+        "architectures": [f"{family}ForConditionalGeneration"],
+        "model_type": family.lower(),
         "is_encoder_decoder": True,
         "vocab_size": s.n_vocab,
         "d_model": WIDTH,
@@ -92,7 +98,7 @@ def weights(s: Shape, seed: int = 0) -> dict[str, np.ndarray]:
         for n in range(n_layers):
             layer = f"{stack}.block.{n}.layer"
             tensors |= attention(f"{layer}.0.SelfAttention") | norm(f"{layer}.0.layer_norm")
-            if n == 0:
+            if n == 0 or s.own_biases:
                 bias = f"{layer}.0.SelfAttention.relative_attention_bias.weight"
                 tensors[bias] = matrix(s.n_buckets, N_HEADS, size=1.5)
             if stack == "decoder":

@@ -302,6 +302,23 @@ def test_the_newest_pass_can_be_taken_back_whole():
         assert one.memory.digest(0) == before
 
 
+@pytest.mark.parametrize("n_batch", [1, 2, 3, 5, 8])
+def test_the_newest_rows_can_be_taken_back_in_whatever_parts_they_ran(n_batch):
+    """A draft is verified in parts where a batch has room for fewer rows."""
+    for n in (2, 9, LOG):
+        one = budgeted(ReferenceBackend(), 0)
+        tokens = text(60 + n)
+        feed(one, tokens[:60])
+        for m in range(n, -1, -1):
+            one.memory.save()
+            feed(one, tokens[60:], n_batch=n_batch)
+            one.memory.rewind(0, 60 + m)
+            fresh = runner(ReferenceBackend())
+            feed(fresh, tokens[: 60 + m])
+            assert one.memory.digest(0) == fresh.memory.digest(0)
+            one.memory.rewind(0, 60)
+
+
 def test_checkpoints_lie_behind_prompts_and_become_rarer():
     one = runner(ReferenceBackend())
     recurrent = one.memory.recurrent

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 from harness import dflash
-from harness.dflash import MASK, N_VOCAB, SIZES, VARIANTS
+from harness.dflash import N_VOCAB, SIZES, VARIANTS
+from harness.every_trunk import write_trunk
 
 from mtpcore import Batch, Context, Sampling, link, load_model
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
 from mtpcore.errors import ModelFileError
-from mtpcore.testing import Runner, Subject, check_drafts
+from mtpcore.testing import Runner, Subject, Texts, check_drafts, check_texts
 
 TOKENS = np.random.default_rng(7).integers(0, N_VOCAB, 16).astype(np.int32)
 variants = pytest.mark.parametrize("name", VARIANTS)
@@ -36,12 +37,9 @@ def taps_of(c):
     return [f"layer_input:{n}" for n in c.layers]
 
 
-@variants
-@pytest.mark.parametrize("kind", ["reference", "cpu"])
-def test_formulas(name, kind, target, tmp_path):
-    """Entries of a text, and the logits of a block behind them."""
-    c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
-    w, (spec,) = dflash.read_weights(c, seed_of(name), target), drafter.drafters
+def check_formulas(c, w, drafter, target, kind):
+    """Compare entries of a text, and the logits of a block behind them."""
+    (spec,) = drafter.drafters
     assert spec.feeds[0].taps == tuple(taps_of(c))
     assert (spec.limit, spec.block.size) == (c.size - c.first, c.size)
     exact = kind == "reference"
@@ -78,7 +76,7 @@ def test_formulas(name, kind, target, tmp_path):
         ),
         drafting.memory,
     )
-    block = np.array([3] + [MASK] * (c.size - 1), np.int32)
+    block = np.array([3] + [c.mask] * (c.size - 1), np.int32)
     drawn = drafting.feed(block)
     logits = drawn["logits"]
     wanted = dflash.block_logits(c, w, dflash.entries(c, w, taps.astype(np.float64)), block)
@@ -98,11 +96,14 @@ def test_formulas(name, kind, target, tmp_path):
 
 
 @variants
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
-    """At every place of a text, of every length, through links and the loop over the block."""
+@pytest.mark.parametrize("kind", ["reference", "cpu"])
+def test_formulas(name, kind, target, tmp_path):
     c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
-    w = dflash.read_weights(c, seed_of(name), target)
+    check_formulas(c, dflash.read_weights(c, seed_of(name), target), drafter, target, kind)
+
+
+def check_drafts_at_every_place(c, w, drafter, target, backend):
+    """Of every length, through links and the loop over the block; near ties are few."""
     llm = Context(target, 64, kv_dtype="f32", threads=1, backend=backend)
     cross = link(llm, draft_model=drafter)
     rows, near, longest = [], 0, c.size - c.first
@@ -118,6 +119,52 @@ def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
             # Where rows see no later ones, a shorter block is the beginning of a longer one.
             assert cross.draft(0, 2) == wanted[:2]
     assert near < 8
+
+
+@variants
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_drafts_of_a_linked_drafter(name, backend, target, tmp_path):
+    c, drafter = VARIANTS[name], drafter_of(name, target, tmp_path)
+    w = dflash.read_weights(c, seed_of(name), target)
+    check_drafts_at_every_place(c, w, drafter, target, backend)
+
+
+@pytest.fixture(scope="module", params=["qwen35", "qwen35moe", "gemma4", "gpt_oss", "mimo2"])
+def other_target(request, tmp_path_factory):
+    """A trunk with a recurrence, with scaled embeddings, with sinks, or with windows and sinks."""
+    with load_model(write_trunk(tmp_path_factory.mktemp("trunk"), request.param)) as model:
+        yield model
+
+
+OTHERS = {"dflash": "windows", "dspark": "dspark", "xpress": "xpress"}
+"""The drafters that are tried on other trunks, by variant."""
+others = pytest.mark.parametrize("name", OTHERS.values(), ids=OTHERS)
+
+
+def drafter_for(name, target, folder):
+    """Return a variant of another target's sizes, its weights, and its file."""
+    c = dflash.for_target(VARIANTS[name], target)
+    path = dflash.write_drafter(folder, c, seed_of(name))
+    return c, dflash.read_weights(c, seed_of(name), target), path
+
+
+@others
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_formulas_and_drafts_on_other_trunks(name, backend, other_target, tmp_path):
+    c, w, path = drafter_for(name, other_target, tmp_path)
+    drafter = load_model(path)
+    drafter.borrow_from(other_target)
+    check_formulas(c, w, drafter, other_target, backend)
+    check_drafts_at_every_place(c, w, drafter, other_target, backend)
+
+
+@others
+def test_drafts_change_no_text_of_other_trunks(name, other_target, tmp_path):
+    c, _, path = drafter_for(name, other_target, tmp_path)
+    subject = Subject(f"dflash {name}", str(other_target.path), str(path))
+    assert OTHERS[subject.spec.name] == name
+    for sampling in (Sampling.greedy(), Sampling(temperature=1.0, seed=3)):
+        check_texts(subject, Texts(k=c.size - c.first, sampling=sampling))
 
 
 @pytest.mark.parametrize(

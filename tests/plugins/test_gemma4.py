@@ -1,5 +1,7 @@
 """Small random Gemma 4 models against what transformers makes of them, from the checkpoint on."""
 
+import json
+
 import numpy as np
 import pytest
 from harness import eagle3, gemma4
@@ -7,7 +9,7 @@ from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
 from harness.witness import hear, needs_llama_cpp
 
-from mtpcore import Batch, Context, Image, Prompt, Rows, Sampling, load_model
+from mtpcore import Batch, Context, Generator, Image, Prompt, Rows, Sampling, load_model
 from mtpcore.conversion import convert
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import open_model_file, write_model_file
@@ -28,16 +30,18 @@ def write(folder, s, **changed):
     return folder / "model.gguf"
 
 
+def references(name):
+    """Return what transformers made of a shape."""
+    with np.load(DATA / "gemma4" / "refs.npz") as file:
+        return {key.partition("/")[2]: file[key] for key in file if key.startswith(f"{name}/")}
+
+
 @pytest.fixture(scope="module", params=gemma4.SHAPES)
 def made(request, tmp_path_factory):
     """Return a shape, its model and its references."""
     s = gemma4.SHAPES[request.param]
-    with np.load(DATA / "gemma4" / "refs.npz") as file:
-        refs = {
-            name.partition("/")[2]: file[name] for name in file if name.startswith(request.param)
-        }
     with load_model(write(tmp_path_factory.mktemp("gemma4"), s)) as model:
-        yield s, model, refs
+        yield s, model, references(request.param)
 
 
 def open_context(model, backend, **settings):
@@ -67,8 +71,12 @@ def test_rows_of_an_image_see_each_other(made, backend):
     """In layers with a window, and in larger models only; one image is longer than the window."""
     s, model, refs = made
     assert model.program().sees_spans == s.spans
-    if not s.spans:
-        return
+    if s.spans:
+        check_images(model, backend, refs)
+
+
+def check_images(model, backend, refs):
+    """Compare rows of a prompt with images, and see that they are not causal."""
     texts, (first, second) = gemma4.with_images()
     images = Image(first, nx=4, ny=3), Image(second, nx=2, ny=2)
     prompt = Prompt(texts[0], images[0], texts[1], images[1], texts[2])
@@ -79,6 +87,40 @@ def test_rows_of_an_image_see_each_other(made, backend):
     causal = Prompt(texts[0], Rows(first), texts[1], Rows(second), texts[2])
     other = open_context(model, backend).process(causal.batch(outputs="all"))
     assert np.abs(other.logits - out.logits)[8:].max() > 0.1
+
+
+@backends
+def test_unified_checkpoints(backend, tmp_path):
+    """Their class has no towers: patches and sound are projected at once, beside the model."""
+    refs = references("unified")
+    with load_model(write(tmp_path, gemma4.UNIFIED)) as model:
+        assert model.architecture == "gemma4"
+        layers = [f"layer_input:{n}" for n in range(len(gemma4.UNIFIED.kinds))]
+        context = open_context(model, backend, taps=["hidden", *layers])
+        out = context.process(Batch.of(gemma4.tokens(), outputs="all"))
+        assert np.abs(out.logits - refs["logits"]).max() < CLOSE
+        assert np.abs(out.tap("hidden") - refs["hidden"]).max() < CLOSE
+        for rows, wanted in zip(map(out.tap, layers), refs["layers"], strict=True):
+            assert np.abs(rows - wanted).max() < CLOSE
+        check_images(model, backend, refs)
+
+
+def test_suppressed_tokens(tmp_path):
+    """As the 12B model's ``generation_config.json`` names them."""
+    path, prompt = write(tmp_path, gemma4.UNIFIED), gemma4.tokens(9).tolist()
+
+    def text(path, **biases):
+        with load_model(path) as model:
+            generator = Generator(Context(model, 64), sampling=Sampling(temperature=0.0, **biases))
+            return list(generator.generate(prompt, max_tokens=20, ignore_eos=True))
+
+    suppressed = sorted({*text(path)[:2]})
+    more = json.dumps({"suppress_tokens": suppressed})
+    (tmp_path / "hf" / "generation_config.json").write_text(more)
+    convert(tmp_path / "hf", tmp_path / "other.gguf", outtype="f32")
+    found = text(tmp_path / "other.gguf")
+    assert not {*suppressed} & {*found}
+    assert found == text(path, logit_bias=dict.fromkeys(suppressed, -np.inf))
 
 
 def test_files_that_do_not_say_so_are_known_by_their_embeddings(made, tmp_path):

@@ -1,5 +1,7 @@
 """Gemma 4's assistant against transformers', and what must hold of every drafter."""
 
+import json
+
 import msgspec
 import numpy as np
 import pytest
@@ -238,8 +240,9 @@ def test_a_file_beside_the_target_is_found(tmp_path):
 def test_what_the_loop_cannot_do_is_refused(pair, tmp_path):
     subject, _ = pair
     tree = TreeShape(depth=2, width=2, n_nodes=4)
-    with pytest.raises(LinkError, match="cannot do"):
+    with pytest.raises(LinkError, match="drafts a chain"):
         link(subject.context(), draft_model=subject.draft_model, tree=tree)
+    link(subject.context(), draft_model=subject.draft_model)  # lends what the next one needs
     context = subject.context(backend=ReferenceBackend())
     drafting = Context(subject.draft_model, 256, graph_type="draft", backend="cpu")
     with pytest.raises(LinkError, match="cannot be read"):
@@ -254,3 +257,13 @@ def test_no_target_no_graph(tmp_path):
     ):
         model.program("draft")
     assert "link the two" in str(caught.value)
+
+
+def test_assistants_of_the_unified_class(tmp_path):
+    """Which is transformers' other one by another name."""
+    _, drafter = write(tmp_path, "all tokens")
+    config = gemma4.assistant_config(gemma4.ASSISTANTS["all tokens"])
+    config |= {"architectures": ["Gemma4UnifiedAssistantForCausalLM"]}
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
+    convert(tmp_path / "drafter", tmp_path / "o.gguf", outtype="f32", target=tmp_path / "target")
+    assert (tmp_path / "o.gguf").read_bytes() == drafter.read_bytes()

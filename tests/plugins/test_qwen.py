@@ -1,12 +1,8 @@
-"""Qwen3.5 against references that other engines computed, from the checkpoint on.
-
-The dense model is too large to be kept here: it is tested where MTPCORE_FIXTURES names the folder
-of whole fixtures.
-"""
+"""Qwen3.5 against references that other engines computed, from the checkpoint on."""
 
 import numpy as np
 import pytest
-from harness.fixtures import counts, references, whole
+from harness.fixtures import counts, references
 from harness.reference_model import GREEDY, Published
 
 from mtpcore import Batch, Generator, link
@@ -15,8 +11,7 @@ from mtpcore.graph.program import ConvLayer
 F16_TIE = 0.02
 """Keys and values rounded to f16 may choose differently where the two best are as close."""
 DENSE, SPARSE = Published("qwen35-16"), Published("qwen35moe-17")
-FAMILIES = [SPARSE, pytest.param(DENSE, marks=whole(DENSE.name))]
-both = pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name, scope="module")
+both = pytest.mark.parametrize("family", [SPARSE, DENSE], ids=lambda one: one.name, scope="module")
 backends = pytest.mark.parametrize("backend", ["cpu", "reference"])
 
 

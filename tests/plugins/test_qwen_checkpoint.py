@@ -9,6 +9,7 @@ from harness import qwen
 from harness.published import Raw, scaled, tokenizer, write_checkpoint
 
 import mtpcore
+from mtpcore.cli import main
 from mtpcore.conversion import convert
 from mtpcore.conversion.published import PublishedTensor
 from mtpcore.declarations.checkpoint import Config
@@ -192,9 +193,16 @@ def test_matrices_of_eight_bits(tmp_path):
             assert error <= 0.07 * np.abs(values).max(), name
 
 
-def test_a_vision_tower_is_left_out(tmp_path):
-    left_out = convert(write(tmp_path, "experts in one piece"), tmp_path / "m", plugins=PLUGIN)
-    assert left_out == {"model.visual.patch_embed.proj.weight": "of no use"}
+def test_a_vision_tower_is_left_out_with_one_line(tmp_path, capsys):
+    s = qwen.SHAPES["experts in one piece"]
+    tensors = qwen.published(s, qwen.weights(s))
+    more = ("blocks.0.attn.qkv.weight", "merger.norm.bias")
+    tensors |= {f"model.visual.{name}": np.zeros(4, np.float32) for name in more}
+    folder = tmp_path / "hf"
+    write_checkpoint(folder, qwen.configuration(s), tensors, tokenizer(qwen.N_VOCAB))
+    assert main(["convert", str(folder), str(tmp_path / "model.gguf")]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    assert said == ["mtpcore: left out: 3 tensors (of no use: model.visual.*)"]
 
 
 def test_sections_that_a_configuration_leaves_out():

@@ -5,6 +5,7 @@ import pytest
 from harness import qwen
 from harness.fixtures import DATA
 from harness.published import tokenizer, write_checkpoint
+from mtpcore_qwen_mtp.values import rows_in_tiles
 
 from mtpcore import Batch, Context, load_model
 from mtpcore.conversion import convert
@@ -83,15 +84,33 @@ def take_apart(folder, name):
 
 
 def compare(folder, architecture, metadata, tensors):
-    """Compare such a file with the whole one, to the last bit."""
+    """Compare such a file with the whole one, trunk and head, to the last bit."""
     write_model_file(folder / "other.gguf", architecture, metadata, tensors)
-    logits = []
+    rows = np.random.default_rng(2).normal(0, 1, (7, qwen.WIDTH)).astype(np.float32)
+    made = []
     for name in ("whole", "other"):
         with load_model(folder / f"{name}.gguf") as model:
-            context = open_context(model, "reference")
-            out = context.process(Batch.of(qwen.tokens(8), outputs="all"))
-            logits.append(out.logits.copy())
-    assert np.array_equal(*logits)
+            for backend in ("cpu", "reference"):
+                context = open_context(model, backend)
+                out = context.process(Batch.of(qwen.tokens(8), outputs="all"))
+                head = open_context(model, backend, graph_type="draft", drafter="qwen_mtp")
+                batch = Batch(qwen.tokens(8)[1:], pos=1, slots={"hidden": rows}, outputs="all")
+                made.append([out.logits.copy(), head.process(batch).logits.copy()])
+    for whole, other in zip(made[:2], made[2:], strict=True):
+        assert all(map(np.array_equal, whole, other))
+
+
+def test_heads_that_keep_their_order_are_found(tmp_path, monkeypatch):
+    """A planted fault: a file has V heads as the checkpoint has them, not in tiles."""
+    name = "irregular layers, tied"
+    order = (lambda values, config: values).__code__  # renames hold the function itself
+    monkeypatch.setattr(rows_in_tiles, "__code__", order)
+    take_apart(tmp_path, name)
+    with np.load(DATA / "qwen" / "refs.npz") as file:
+        wanted = file[f"{name}/logits"]
+    with load_model(tmp_path / "whole.gguf") as model:
+        out = open_context(model, "cpu").process(Batch.of(qwen.tokens(), outputs="all"))
+        assert np.abs(out.logits - wanted).max() > 100 * CLOSE
 
 
 def test_rows_and_gate_from_one_matrix(tmp_path):
@@ -108,6 +127,14 @@ def test_queries_keys_and_values_from_one_matrix(tmp_path):
     for n in (0, 3):
         parts = [tensors.pop(f"blk.{n}.attn_{x}.weight") for x in "qkv"]
         tensors[f"blk.{n}.attn_qkv.weight"] = np.concatenate(parts)
+    compare(tmp_path, architecture, metadata, tensors)
+
+
+def test_gate_and_up_of_experts_from_one_matrix(tmp_path):
+    _, architecture, metadata, tensors = take_apart(tmp_path, "experts in one piece")
+    for n in range(qwen.SHAPES["experts in one piece"].n_layers + 1):
+        parts = [tensors.pop(f"blk.{n}.ffn_{x}_exps.weight") for x in ("gate", "up")]
+        tensors[f"blk.{n}.ffn_gate_up_exps.weight"] = np.concatenate(parts, axis=1)
     compare(tmp_path, architecture, metadata, tensors)
 
 

@@ -46,16 +46,18 @@ def write(folder, s):
     return folder / "model.gguf"
 
 
+def references(name):
+    """Return what transformers made of a shape."""
+    with np.load(DATA / "t5" / "refs.npz") as file:
+        return {key.partition("/")[2]: file[key] for key in file if key.startswith(f"{name}/")}
+
+
 @pytest.fixture(scope="module", params=t5.SHAPES)
 def made(request, tmp_path_factory):
     """Return a shape, its model in float32, and its references."""
     s = t5.SHAPES[request.param]
-    with np.load(DATA / "t5" / "refs.npz") as file:
-        refs = {
-            name.partition("/")[2]: file[name] for name in file if name.startswith(request.param)
-        }
     with load_model(write(tmp_path_factory.mktemp("t5"), s)) as model:
-        yield s, model, refs
+        yield s, model, references(request.param)
 
 
 def open_context(model, **settings):
@@ -402,6 +404,40 @@ def test_configurations(tmp_path):
     )
     with pytest.raises(mtpcore.ModelFileError, match="gated-silu"):
         convert(hf, tmp_path / "ul2.gguf")
+
+
+def test_checkpoints_before_transformers_4(tmp_path):
+    """Their class has another name, and their configuration lacks what came with T5 1.1."""
+    s = t5.SHAPES["1.0"]
+    later = ("relative_attention_max_distance", "feed_forward_proj", "tie_word_embeddings")
+    config = {name: value for name, value in t5.configuration(s).items() if name not in later}
+    config["architectures"] = ["T5WithLMHeadModel"]
+    hf = write_checkpoint(tmp_path / "hf", config, t5.weights(s), tokenizer(t5.N_VOCAB))
+    convert(hf, tmp_path / "old.gguf", outtype="f32")
+    refs = references("1.0")
+    with load_model(tmp_path / "old.gguf") as model:
+        cross = link(open_context(model, n_batch=16))
+        read = cross.contexts["encoder"].process(Batch.of(t5.source(s), outputs="none"))
+        assert np.abs(read.tap("hidden") - refs["hidden"]).max() < CLOSE
+        out = cross.llm.process(Batch.of(t5.text(s), outputs="all"))
+        assert np.abs(out.logits - refs["logits"]).max() < CLOSE
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_position_biases_are_where_the_family_has_them(tmp_path, stack):
+    """Every layer of UMT5, and the first one of T5: others would be used, or left out, unseen."""
+    bias = f"{stack}.block.1.layer.0.SelfAttention.relative_attention_bias.weight"
+    for name in ("1.1", "UMT5"):
+        s = t5.SHAPES[name]
+        tensors = t5.weights(s)
+        if s.own_biases:
+            del tensors[bias]
+        else:
+            tensors[bias] = np.zeros((s.n_buckets, t5.N_HEADS), np.float32)
+        hf = write_checkpoint(tmp_path / name, t5.configuration(s), tensors, tokenizer(t5.N_VOCAB))
+        with pytest.raises(mtpcore.ModelFileError, match="not those of the declarations") as error:
+            convert(hf, tmp_path / "model.gguf")
+        assert bias in (error.value.wanted if s.own_biases else error.value.got)
 
 
 def test_metadata_that_does_not_fit(tmp_path, spoken):

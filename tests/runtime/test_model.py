@@ -28,7 +28,12 @@ def test_errors_of_a_graph_name_the_plugin(load):
         toy.replaced(name="undeclared", build=reads_undeclared),
         toy.replaced(name="failing", build=fails),
         toy.replaced(
-            name="no_graph", build=None, feeds=(), shape="proposer", proposer=lambda model: None
+            name="no_graph",
+            build=None,
+            feeds=(),
+            ties=(),
+            shape="proposer",
+            proposer=lambda model: None,
         ),
     )
     model = load({**toy.trunk_tensors(), **toy.head_tensors()}, *drafters, heads=1)

@@ -232,7 +232,14 @@ SIZES = (
 """Keys of trunk and assistant."""
 
 CHECKPOINT = Checkpoint(
-    architectures=frozenset({"Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"}),
+    architectures=frozenset(
+        {
+            "Gemma4ForCausalLM",
+            "Gemma4ForConditionalGeneration",
+            "Gemma4UnifiedForCausalLM",
+            "Gemma4UnifiedForConditionalGeneration",
+        }
+    ),
     tensors=(
         Rename("model.embed_tokens.weight", "token_embd.weight"),
         Rename("model.norm.weight", "output_norm.weight"),
@@ -260,6 +267,7 @@ CHECKPOINT = Checkpoint(
         "model.layers.{n}.self_attn.k_norm.weight",
         "model.vision_tower.*",
         "model.audio_tower.*",
+        "model.vision_embedder.*",
         "model.embed_vision.*",
         "model.embed_audio.*",
     ),
@@ -299,7 +307,7 @@ def without_clusters(config: Config) -> bool:
 
 
 ASSISTANT_CHECKPOINT = Checkpoint(
-    architectures=frozenset({"Gemma4AssistantForCausalLM"}),
+    architectures=frozenset({"Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}),
     requires=("backbone_hidden_size",),
     tensors=(
         Rename("pre_projection.weight", "nextn.pre_projection.weight"),

@@ -1,7 +1,7 @@
 """T5: an encoder that reads the prompt, and a decoder that writes the text."""
 
 from mtpcore.plugin import OUTPUT_TIE, Feed, Fit, ModelSpec, hookimpl
-from mtpcore_t5.checkpoint import T5_CHECKPOINT
+from mtpcore_t5.checkpoint import T5_CHECKPOINT, UMT5_CHECKPOINT
 from mtpcore_t5.graph import T5Hparams, decode, encode
 
 T5 = ModelSpec(
@@ -25,6 +25,7 @@ T5 = ModelSpec(
     ties=(OUTPUT_TIE,),
     min_types=(("enc.blk.{n}.attn_rel_b.weight", "F32"), ("dec.blk.{n}.attn_rel_b.weight", "F32")),
     checkpoint=T5_CHECKPOINT,
+    layouts=(UMT5_CHECKPOINT,),
 )
 
 

@@ -1,6 +1,8 @@
 """T5's names of tensors and settings in published checkpoints."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from mtpcore.plugin import (
     Checkpoint,
@@ -17,6 +19,16 @@ from mtpcore.plugin import (
 _ATTENTION = {name: f"attn_{name}" for name in "qkvo"}
 _FEED_FORWARD = {"wi": "ffn_up", "wi_0": "ffn_gate", "wi_1": "ffn_up", "wo": "ffn_down"}
 _BIAS = "relative_attention_bias.weight"
+
+
+def first_layer(config: Config) -> Iterable[int]:
+    """Return the number of a stack's first layer."""
+    return range(1)
+
+
+def encoder_layers(config: Config) -> Iterable[int]:
+    """Return the numbers of the encoder's layers."""
+    return range(config.n_layers)
 
 
 def n_decoder_layers(config: Config) -> int:
@@ -88,13 +100,13 @@ def _feed_forward(stack: str, part: int) -> tuple[Rename, ...]:
     )
 
 
-def _position_bias(stack: str) -> tuple[Rename, ...]:
-    """Return the rename of the bias that a stack's first layer has, and all its layers use."""
+def _position_bias(stack: str, layers: Callable[[Config], Iterable[int]]) -> tuple[Rename, ...]:
+    """Return the rename of the bias that these layers of a stack have; others use the first's."""
     bias = Rename(
         f"{stack}.block.{{n}}.layer.0.SelfAttention.{_BIAS}",
         f"{stack[:3]}.blk.{{n}}.attn_rel_b.weight",
     )
-    return on_layers(lambda config: range(1), (bias,))
+    return on_layers(layers, (bias,))
 
 
 _ENCODER = (
@@ -110,31 +122,31 @@ _DECODER = on_layers(
     (_norm("decoder", 1, "cross_attn_norm"),),
     _feed_forward("decoder", 2),
 )
+_TENSORS = (
+    Rename("shared.weight", "token_embd.weight", optional=True),
+    Rename(
+        "encoder.embed_tokens.weight", "token_embd.weight", optional=True, copy_of="shared.weight"
+    ),
+    Rename(
+        "decoder.embed_tokens.weight", "token_embd.weight", optional=True, copy_of="shared.weight"
+    ),
+    Rename("lm_head.weight", "output.weight", optional=True, copy_of="shared.weight"),
+    Rename("encoder.final_layer_norm.weight", "enc.output_norm.weight"),
+    Rename("decoder.final_layer_norm.weight", "dec.output_norm.weight"),
+    *_ENCODER,
+    *_DECODER,
+)
+"""All but the position biases."""
 
 T5_CHECKPOINT = Checkpoint(
-    architectures=frozenset({"T5ForConditionalGeneration", "MT5ForConditionalGeneration"}),
+    architectures=frozenset(
+        {"T5ForConditionalGeneration", "T5WithLMHeadModel", "MT5ForConditionalGeneration"}
+    ),
     layers="num_layers",
     tensors=(
-        Rename("shared.weight", "token_embd.weight", optional=True),
-        Rename(
-            "encoder.embed_tokens.weight",
-            "token_embd.weight",
-            optional=True,
-            copy_of="shared.weight",
-        ),
-        Rename(
-            "decoder.embed_tokens.weight",
-            "token_embd.weight",
-            optional=True,
-            copy_of="shared.weight",
-        ),
-        Rename("lm_head.weight", "output.weight", optional=True, copy_of="shared.weight"),
-        Rename("encoder.final_layer_norm.weight", "enc.output_norm.weight"),
-        Rename("decoder.final_layer_norm.weight", "dec.output_norm.weight"),
-        *_position_bias("encoder"),
-        *_position_bias("decoder"),
-        *_ENCODER,
-        *_DECODER,
+        *_TENSORS,
+        *_position_bias("encoder", first_layer),
+        *_position_bias("decoder", first_layer),
     ),
     # Some checkpoints hold a bias that cross attention never had.
     dropped=(f"decoder.block.{{n}}.layer.1.EncDecAttention.{_BIAS}",),
@@ -155,3 +167,13 @@ T5_CHECKPOINT = Checkpoint(
     ),
     special_tokens=(("pad", "<pad>"), ("eos", "</s>"), ("unknown", "<unk>")),
 )
+UMT5_CHECKPOINT = msgspec.structs.replace(
+    T5_CHECKPOINT,
+    architectures=frozenset({"UMT5ForConditionalGeneration"}),
+    tensors=(
+        *_TENSORS,
+        *_position_bias("encoder", encoder_layers),
+        *_position_bias("decoder", decoder_layers),
+    ),
+)
+"""UMT5: every layer has a position bias of its own."""

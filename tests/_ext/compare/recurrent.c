@@ -22,7 +22,7 @@ typedef struct {
     const char *slots; /* what they hold before the pass */
     const int32_t *parent;
     way_on way;
-    int64_t n_replayed, n, base_at;
+    int64_t n_replayed, n, base_at, step; /* from one number of replayed rows to the next */
 } pass;
 
 /* Rows of the log are scattered, as they are behind the path of a tree. */
@@ -81,7 +81,7 @@ static void compare_passes(const char *layer, pass p)
     static const int32_t tree[] = {-1, 0, 0, 1, 2, 2, -1, 6};
     static const int64_t lengths[] = {1, 2, 4, 8, 17, 21};
     for (p.way = FROM_ZEROS; p.way <= FURTHER_ON; p.way++)
-        for (p.n_replayed = 0; p.n_replayed < MTP_LOG; p.n_replayed++)
+        for (p.n_replayed = 0; p.n_replayed < MTP_LOG; p.n_replayed += p.step)
             for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
                 p.n = lengths[i];
                 p.base_at = p.n > MTP_LOG ? p.n - MTP_LOG : 0;
@@ -115,16 +115,17 @@ static void compare_convolutions(float *const buffers[6], const char *slots)
                                       .out_values = MOST_ROWS * channels,
                                       .slot_bytes = (base + MTP_LOG * channels * 4 + 63) / 64 * 64,
                                       .buffers = buffers,
-                                      .slots = slots});
+                                      .slots = slots,
+                                      .step = 1});
             }
 }
 
 static void compare_delta_rules(float *const buffers[6], const char *slots)
 {
-    static const int64_t shapes[][4] = {/* key heads, heads, widths of keys and values */
-                                        {2, 4, 6, 5},
-                                        {1, 3, 40, 24},
-                                        {2, 2, 128, 128}};
+    static const int64_t shapes[][5] = {/* key heads, heads, widths of keys and values, steps */
+                                        {2, 4, 6, 5, 1},
+                                        {1, 3, 40, 24, 3},
+                                        {1, 1, 128, 128, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int is_tiled = 0; is_tiled < 2; is_tiled++)
             for (int by_channel = 0; by_channel < 2; by_channel++) {
@@ -147,7 +148,8 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
                                       .out_values = MOST_ROWS * n_heads * v,
                                       .slot_bytes = (base + log + 63) / 64 * 64,
                                       .buffers = buffers,
-                                      .slots = slots});
+                                      .slots = slots,
+                                      .step = shapes[i][4]});
             }
 }
 

@@ -4,12 +4,12 @@ from itertools import product
 from math import prod
 
 from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, TreeShape, as_variant, first_of, hookimpl
-from mtpcore_medusa.checkpoint import CHECKPOINT
+from mtpcore_medusa.checkpoint import AUTHORS, VLLM
 from mtpcore_medusa.graph import Hparams, head
 
 MEDUSA = DrafterSpec(
     name="medusa",
-    fit=Fit(architectures=frozenset({"medusa"}), tensors=("blk.{n}.medusa.weight",)),
+    fit=Fit(architectures=frozenset({"medusa"}), tensors=("blk.{n}.medusa.0.weight",)),
     standalone=True,
     hparams=Hparams.read,
     build=head,
@@ -31,7 +31,8 @@ MEDUSA = DrafterSpec(
         ),
     ),
     vocabulary="d2t",
-    checkpoint=CHECKPOINT,
+    checkpoint=AUTHORS,
+    layouts=(VLLM,),
     evidence="Cai et al. 2024 (arXiv 2401.10774)",
 )
 
