@@ -29,6 +29,8 @@ MOST_REGISTERS_WIDE = 255
 MOST_SHARED = 16 << 10
 MOST_SHARED_ATTENTION = 48 << 10
 """Two blocks on a multiprocessor of any device, with queries, weights and values at hand."""
+MOST_SHARED_SORT = 40 << 10
+"""Of the one block that sorts slots by their experts."""
 MOST_SHARED_RING = 48 << 10
 """Of a kernel that lets weights come through shared memory: what a block may have unasked."""
 
@@ -39,8 +41,9 @@ Written by `python benchmarks/cuda_kernels.py` with NVRTC {version}, without a G
 Registers of a thread, for each architecture; bytes of shared memory of a block; bytes that a
 thread keeps in memory for want of registers. The budget is {narrow} registers ({wide} for products
 of many rows, with tiles of 2 x 4, and for delta rules with keys of more than 128 entries) and
-{shared} bytes of shared memory ({attention} for attention, {ring} for products of few rows, whose
-weights come through it); nothing is spilled, and nothing makes the compiler warn.
+{shared} bytes of shared memory ({attention} for attention, {sort} for the block that sorts slots by
+their experts, {ring} for products of few rows, whose weights come through it); nothing is spilled,
+and nothing makes the compiler warn.
 """
 
 
@@ -64,7 +67,8 @@ def faults(kernel: Kernel, taken: Resources) -> Iterator[str]:
         yield f"{taken.spilled} bytes spilled"
     if taken.registers > (MOST_REGISTERS_WIDE if is_wide else MOST_REGISTERS):
         yield f"{taken.registers} registers"
-    most_shared = MOST_SHARED_ATTENTION if kernel.name == "attention" else MOST_SHARED
+    of_kernel = {"attention": MOST_SHARED_ATTENTION, "group": MOST_SHARED_SORT}
+    most_shared = of_kernel.get(kernel.name, MOST_SHARED)
     if taken.shared > (MOST_SHARED_RING if has_ring else most_shared):
         yield f"{taken.shared} bytes of shared memory"
 
@@ -93,6 +97,7 @@ def main() -> int:
         wide=MOST_REGISTERS_WIDE,
         shared=MOST_SHARED,
         attention=MOST_SHARED_ATTENTION,
+        sort=MOST_SHARED_SORT,
         ring=MOST_SHARED_RING,
     )
     table = [names, ["---"] * len(names), *rows]
