@@ -106,15 +106,15 @@ def test_tiles_of_any_rows(device, n_queries):
     ]
 
 
-WAYS = {"tiles as large as they get": (0, 1 << 30), "of one query": (1 << 30, 1 << 30),
-        "a block's own ranges": (128, 1)}  # fmt: skip
+WAYS = {"large tiles": (0, 1 << 30), "one query": (1 << 30, 1 << 30), "own ranges": (128, 1)}
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("name", "kv_dtype", "widths"),
-    [("sinks", "f16", (136, 64)), ("window", "f32", (8, 132)), ("bias", "q8_0", (16, 192)),
-     ("causal", "q8_0", (160, 64)), ("latent", "f16", (144, 128)), ("window", "f16", (136, 65))],
+    ("way", "name", "kv_dtype", "widths"),
+    [("large tiles", "sinks", "f16", (136, 64)), ("large tiles", "causal", "q8_0", (160, 64)),
+     ("large tiles", "latent", "f16", (144, 128)), ("one query", "window", "f32", (8, 132)),
+     ("own ranges", "bias", "q8_0", (16, 192)), ("own ranges", "latent", "f16", (144, 128)),
+     ("own ranges", "window", "f16", (136, 65))],
 )  # fmt: skip
 def test_how_queries_and_ranges_are_shared_out_changes_no_bit(
     device, monkeypatch, way, name, kv_dtype, widths
