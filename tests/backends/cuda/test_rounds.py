@@ -53,11 +53,11 @@ def texts(cross, n_tokens=14, sampling=NOISY, **options):
 HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
 
 
-@pytest.mark.parametrize(
-    ("family", "sampling"),
-    [*((family, NOISY) for family in (*FAMILIES, HYBRID)), (FAMILIES[0], PENALISED)],
-    ids=str,
-)
+ROUNDS = {str(family): (family, NOISY) for family in (*FAMILIES, HYBRID)}
+ROUNDS["penalties"] = FAMILIES[0], PENALISED
+
+
+@pytest.mark.parametrize(("family", "sampling"), ROUNDS.values(), ids=ROUNDS)
 def test_drafts_and_their_verification_are_one_call(emulated, family, sampling, monkeypatch):
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
     counts, rounds = Counts(emulated, monkeypatch), []
