@@ -207,7 +207,7 @@ class Choice:
             text, n_prompt = wanted.texts[row], wanted.n_prompt[row]
             own = adjustments_of(sampler, text, n_prompt, n_logits, by_token)
             drafts = drafted.get(row, _NONE) if sampler.sampling.has_penalties else _NONE
-            if len(own) or drafts != _NONE:
+            if len(own) or drafts[1]:
                 rows.append(adjusted_row(sampler, row, (n_tokens, len(own)), drafts))
                 tokens.append(own)
                 n_tokens += len(own)
