@@ -220,7 +220,7 @@ def add_memory_options(group: argparse._ArgumentGroup) -> None:
         type=whole(0, _MOST_BYTES),
         metavar="N",
         help="bytes that checkpoints of recurrent layers may take; 0: no checkpoints (default: "
-        "as many as four of them)",
+        "as many as six of them)",
     )
 
 

@@ -521,6 +521,11 @@ class Speculation:
             self.target.process(Batch(again, seq=seq, pos=place, outputs="none"))
             state.n_prompt = n_prompt
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a role has recurrent layers: it has states of few places."""
+        return any(self.runners[name].program.states for name in ("llm", *self.followers()))
+
     def nearest(self, seq: int, n: int) -> int:
         """Return the greatest place, at most ``n``, whose state every recurrent layer has."""
         runners = [self.runners[name] for name in ("llm", *self.followers())]

@@ -19,6 +19,12 @@ __all__ = ["PrefixCache", "PrefixCacheSize", "read_prefix_cache"]
 
 PrefixCacheSize: TypeAlias = int | Literal["all"] | None
 
+_FROM_END = 128, 512
+"""Tokens that a pass leaves of a prompt, so that recurrent layers have a state before them."""
+
+_BEFORE = 3
+"""How many times as many tokens such a pass must have before it: a pass more costs little then."""
+
 _SIZE = Annotated[Length | Literal["all"] | None, Meta(description=">= 0, 'all' or None")]
 
 
@@ -64,6 +70,8 @@ class PrefixCache:
         n = self._fill(seq, prompt)
         if most - n >= PAGE:  # no state is kept where the texts part: the next one finds it there
             request.stops.add(most)
+        if self.is_on and self._cross.speculation.is_recurrent:
+            request.stops.update(_stops_near_end(n, len(prompt)))
         request.begin_at(n)
         return seq
 
@@ -164,6 +172,14 @@ def read_prefix_cache(size: object) -> PrefixCacheSize:
     """Return the size of a prefix cache; raise BatchError for anything else."""
     what = "prefix_cache is a number of bytes"
     return read(size, _SIZE, what, where="Generator")  # type: ignore[no-any-return]
+
+
+def _stops_near_end(begin: int, end: int) -> list[int]:
+    """Return where passes end so that states lie close to the end of a prompt.
+
+    Prompts that begin with the same instructions part there: each has a short question of its own.
+    """
+    return [end - n for n in _FROM_END if end - n - begin >= _BEFORE * n]
 
 
 def _array(request: Request) -> NDArray[np.int32]:

@@ -29,8 +29,11 @@ from mtpcore.memory.base import LOG, StateStore
 
 __all__ = ["CHECKPOINTS", "NO_SLOT", "Pass", "RecurrentMemory", "checkpoints_in", "slots_for"]
 
-CHECKPOINTS: Final = 4
-"""Checkpoints that each sequence keeps where nothing is said of their bytes."""
+CHECKPOINTS: Final = 6
+"""Checkpoints that each sequence keeps where nothing is said of their bytes.
+
+So many that one near the end of a long prompt is still there when the text behind it has gone on.
+"""
 
 _MOST: Final = 64
 """Checkpoints of each sequence on average, however many bytes they may take.

@@ -305,6 +305,17 @@ def test_the_third_text_finds_a_state_where_the_second_one_parted(hybrid):
     assert found == [0, 0, 200, 200, 200]
 
 
+def test_another_question_finds_a_state_near_the_end(hybrid):
+    """The first prompt is read in one pass but for its last 128 tokens."""
+    cross = link(Context(hybrid, 1000, n_seq_max=2, n_batch=1000))
+    generator = Generator(cross, sampling=WARM, draft=2, prefix_cache="all")
+    text = [n % hybrid.hparams.n_vocab for n in range(5, 605)]
+    found = [write(generator, [*text, *[n] * 40]).n_cached for n in range(3)]
+    assert found == [0, 512, 600]
+    short = [write(generator, [*text[20:429], *[n] * 100]).n_cached for n in range(2)]
+    assert short == [0, 0]
+
+
 @pytest.mark.parametrize(("name", "kept"), [("demo", 20), ("demo:mimo2", 0)])
 def test_a_window_that_keeps_too_little_begins_anew(name, kept):
     """The text is that of a new generator, whatever memory a model has."""
