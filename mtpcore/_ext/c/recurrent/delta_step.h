@@ -61,64 +61,108 @@ INLINE lanes sum_of_chains(const lanes *chains)
     return lanes_add(lanes_add(chains[0], chains[2]), lanes_add(chains[1], chains[3]));
 }
 
-/* The sums of k, taken with the decayed state. */
-INLINE void add_products(lanes *chain, const float *state, float factor, float k)
+/* A row takes two walks through a state. In the first it decays the state and sums it with k; what
+ * its v differs from these sums by is the change that the second one adds, and q reads what comes of
+ * it. The second walk of a row and the first of the next are one. */
+typedef struct {
+    const mtp_delta *d;
+    const float *from;      /* where the state is read: a base, or `state` */
+    float *state, *factors; /* [k_width][16]; room for k_width values in whole lanes */
+    delta_row row;          /* which is begun: it has taken its first walk */
+    lanes sums;
+    int is_begun;
+} delta_walk;
+
+INLINE delta_walk delta_walk_from(const mtp_delta *d, const float *from, float *state,
+                                  float *factors)
 {
-    *chain = lanes_fma(lanes_mul(lanes_load(state), lanes_all(factor)), lanes_all(k), *chain);
+    return (delta_walk){.d = d, .from = from, .state = state, .factors = factors};
 }
 
-/* The state behind a row, and its part of the result. */
-INLINE void update(lanes *chain, float *state, float factor, float k, lanes change, const float *q)
-{
-    const lanes decayed = lanes_mul(lanes_load(state), lanes_all(factor));
-    const lanes now = lanes_fma(lanes_all(k), change, decayed);
-    lanes_store(state, now);
-    if (q)
-        *chain = lanes_fma(now, lanes_all(*q), *chain);
-}
+typedef struct {
+    lanes read[CHAINS], sums[CHAINS];
+} delta_chains;
 
-/* Take a row into a state [k_width][16] and return what q reads of it then; `factors` are the
- * exponentials of its decays. The last entries of a key, fewer than the chains, are by themselves, so
- * that each chain stays in a register. */
-INLINE lanes delta_advance(float *state, int64_t k_width, int by_channel, const float *factors,
-                           const delta_row *row, const float *q)
-{
-    const int64_t whole = k_width / CHAINS * CHAINS;
-    lanes sums[CHAINS], chains[CHAINS];
-    for (int c = 0; c < CHAINS; c++)
-        sums[c] = chains[c] = lanes_all(0);
-    for (int64_t i = 0; i < whole; i += CHAINS)
-        for (int c = 0; c < CHAINS; c++)
-            add_products(&sums[c], state + (i + c) * LANES, factors[by_channel ? i + c : 0],
-                         row->k[i + c]);
-    for (int c = 0; c < CHAINS; c++)
-        if (whole + c < k_width)
-            add_products(&sums[c], state + (whole + c) * LANES, factors[by_channel ? whole + c : 0],
-                         row->k[whole + c]);
-    const lanes change = lanes_mul(lanes_all(row->beta), lanes_sub(row->v, sum_of_chains(sums)));
-    for (int64_t i = 0; i < whole; i += CHAINS)
-        for (int c = 0; c < CHAINS; c++)
-            update(&chains[c], state + (i + c) * LANES, factors[by_channel ? i + c : 0],
-                   row->k[i + c], change, q ? q + i + c : NULL);
-    for (int c = 0; c < CHAINS; c++)
-        if (whole + c < k_width)
-            update(&chains[c], state + (whole + c) * LANES, factors[by_channel ? whole + c : 0],
-                   row->k[whole + c], change, q ? q + whole + c : NULL);
-    return sum_of_chains(chains);
-}
+/* What a walk is for: a row ends in it, q reads what it leaves, a row begins. */
+typedef enum { ENDS = 1, IS_READ = 2, BEGINS = 4 } delta_purpose;
 
-/* One row for one block; `factors` has room for k_width values in whole lanes. */
-INLINE lanes delta_take(const mtp_delta *d, float *state, float *factors, const delta_row *row,
-                        const float *q)
+/* Entry i of the keys, and its part of a chain. */
+INLINE void walk_entry(const delta_walk *w, int purpose, int64_t i, lanes change, const float *q,
+                       float factor, const float *next_k, lanes *read, lanes *sum)
 {
-    if (!d->by_channel) {
-        factors[0] = lanes_first(lanes_exp(lanes_all(row->decays[0])));
-        return q ? delta_advance(state, d->k_width, 0, factors, row, q)
-                 : delta_advance(state, d->k_width, 0, factors, row, NULL);
+    lanes entry = lanes_load(w->from + i * LANES);
+    if (purpose & ENDS)
+        entry = lanes_fma(lanes_all(w->row.k[i]), change, entry);
+    if (purpose & IS_READ)
+        *read = lanes_fma(entry, lanes_all(q[i]), *read);
+    if (purpose & BEGINS) {
+        entry = lanes_mul(entry, lanes_all(factor));
+        *sum = lanes_fma(entry, lanes_all(next_k[i]), *sum);
     }
-    for (int64_t i = 0; i < d->k_width; i += LANES)
-        lanes_store(factors + i, lanes_exp(lanes_read(row->decays + i, d->k_width - i)));
-    return delta_advance(state, d->k_width, 1, factors, row, q);
+    lanes_store(w->state + i * LANES, entry);
+}
+
+/* Walk once. The last entries of a key, fewer than the chains, are by themselves, so that each chain
+ * stays in a register. */
+INLINE delta_chains walk_once(const delta_walk *walk, int purpose, const float *q,
+                              const float *next_k, int by_channel)
+{
+    const delta_walk w = *walk; /* stores to the state do not change it */
+    const int64_t k_width = w.d->k_width, whole = k_width / CHAINS * CHAINS;
+    const lanes change = lanes_mul(lanes_all(w.row.beta), lanes_sub(w.row.v, w.sums));
+    const float factor = w.factors[0];
+    delta_chains chains;
+    for (int c = 0; c < CHAINS; c++)
+        chains.read[c] = chains.sums[c] = lanes_all(0);
+    for (int64_t i = 0; i < whole; i += CHAINS)
+        for (int c = 0; c < CHAINS; c++)
+            walk_entry(&w, purpose, i + c, change, q, by_channel ? w.factors[i + c] : factor,
+                       next_k, &chains.read[c], &chains.sums[c]);
+    for (int c = 0; c < CHAINS; c++)
+        if (whole + c < k_width)
+            walk_entry(&w, purpose, whole + c, change, q,
+                       by_channel ? w.factors[whole + c] : factor, next_k, &chains.read[c],
+                       &chains.sums[c]);
+    return chains;
+}
+
+/* End the row that is begun, if one is, and begin `next`, if `begins`: return what q, if there is
+ * one, reads between. */
+INLINE lanes walk_on(delta_walk *w, const float *q, int begins, const delta_row *next,
+                     int by_channel)
+{
+    const float *next_k = begins ? next->k : NULL;
+    delta_chains chains;
+    if (!w->is_begun)
+        chains = walk_once(w, begins, NULL, next_k, by_channel);
+    else if (!q)
+        chains = walk_once(w, begins | ENDS, NULL, next_k, by_channel);
+    else
+        chains = walk_once(w, begins | ENDS | IS_READ, q, next_k, by_channel);
+    w->from = w->state;
+    w->is_begun = begins;
+    if (begins)
+        w->row = *next;
+    w->sums = sum_of_chains(chains.sums);
+    return sum_of_chains(chains.read);
+}
+
+/* End the row that is begun, if one is: return what q, if there is one, reads behind it. */
+static inline lanes delta_end(delta_walk *w, const float *q)
+{
+    return w->is_begun ? walk_on(w, q, 0, NULL, 0) : lanes_all(0);
+}
+
+/* The same, and begin another one. */
+static inline lanes delta_begin(delta_walk *w, const float *q, const delta_row *next)
+{
+    if (!w->d->by_channel) {
+        w->factors[0] = lanes_first(lanes_exp(lanes_all(next->decays[0])));
+        return walk_on(w, q, BEGINS, next, 0);
+    }
+    for (int64_t i = 0; i < w->d->k_width; i += LANES)
+        lanes_store(w->factors + i, lanes_exp(lanes_read(next->decays + i, w->d->k_width - i)));
+    return walk_on(w, q, BEGINS, next, 1);
 }
 
 #endif

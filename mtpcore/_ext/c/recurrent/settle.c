@@ -9,15 +9,17 @@ void mtp_delta_settle(const mtp_delta *d, const float *base, const float *log, c
     float *state = scratch, *factors = scratch + n;
     for (int64_t head = 0; head < d->n_heads; head++)
         for (int64_t block = 0; block < n_blocks; block++) {
-            memcpy(state, base + (head * n_blocks + block) * n, (size_t)n * sizeof *state);
+            delta_walk walk =
+                delta_walk_from(d, base + (head * n_blocks + block) * n, state, factors);
             for (int64_t i = 0; i < n_rows; i++) {
                 const delta_row row =
                     delta_row_of_log(d, log + rows[i] * mtp_delta_logged(d), head, block);
-                delta_take(d, state, factors, &row, NULL);
+                delta_begin(&walk, NULL, &row);
             }
+            delta_end(&walk, NULL);
             const int64_t column = block * LANES, left = d->v_width - column;
             for (int64_t k = 0; k < d->k_width; k++)
-                memcpy(to + (head * d->k_width + k) * d->v_width + column, state + k * LANES,
+                memcpy(to + (head * d->k_width + k) * d->v_width + column, walk.from + k * LANES,
                        (size_t)(left < LANES ? left : LANES) * sizeof *to);
         }
 }
