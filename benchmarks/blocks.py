@@ -3,33 +3,54 @@
 ``python benchmarks/blocks.py`` writes the NextN model of ``drafts.py`` (152 k tokens, Q4_0, width
 1536) and a DFlash drafter of the same sizes, 5 layers and blocks of 9 rows, to a temporary folder.
 It prints the times of eight drafts and their ratio: behind one new token, and behind four, as after
-a round in which three drafts were accepted.
+a round in which three drafts were accepted. Then it adds post-heads of rank 256 to the drafter, as
+DSpark and XPress have them, and prints how long their drafts take, in how many calls of plans, and
+how much of it is spent outside these calls: in Python, between them.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 from drafts import FEED_FORWARD, HEAD_WIDTH, HEADS, N_VOCAB, WIDTH, q4_0
 from drafts import write as write_target
-from timing import Undone, alternate
+from timing import Sample, Undone, alternate
 
 import mtpcore
 from mtpcore.gguf import write_model_file
 
-LAYERS, N_DRAFTS, TAPS = 5, 8, (0, 1)
+LAYERS, N_DRAFTS, TAPS, RANK = 5, 8, (0, 1), 256
 N_CTX, TEXT = 512, list(range(256))
+POST_HEADS: dict[str, dict[str, tuple[int, int]]] = {
+    "": {},
+    "dspark": {"markov_w1": (N_VOCAB, RANK), "markov_w2": (N_VOCAB, RANK)},
+    "xpress": {
+        "refiner.row": (RANK, WIDTH),
+        "refiner.block": (RANK, WIDTH),
+        "refiner.token_embd": (N_VOCAB, RANK),
+        "refiner.join": (RANK, 3 * RANK),
+        "refiner.ffn_gate": (2 * RANK, RANK),
+        "refiner.ffn_up": (2 * RANK, RANK),
+        "refiner.ffn_down": (RANK, 2 * RANK),
+        "refiner.output": (N_VOCAB, RANK),
+    },
+}
+"""Matrices by the drafter that has them."""
 
 
-def write_drafter(path: Path) -> Path:
-    """Write a DFlash drafter that borrows the target's tables; return ``path``."""
+def write_drafter(path: Path, kind: str = "") -> Path:
+    """Write a drafter of a kind that borrows the target's tables; return ``path``."""
     rng = np.random.default_rng(1)
     wide = HEADS * HEAD_WIDTH
     shapes = {"fc.weight": (WIDTH, len(TAPS) * WIDTH)}
+    shapes |= {f"{name}.weight": shape for name, shape in POST_HEADS[kind].items()}
     norms = {"enc.output_norm.weight": WIDTH, "output_norm.weight": WIDTH}
     for n in range(LAYERS):
         for name, shape in {
@@ -45,6 +66,9 @@ def write_drafter(path: Path) -> Path:
         norms |= {f"blk.{n}.{name}.weight": WIDTH for name in ("attn_norm", "ffn_norm")}
         norms |= {f"blk.{n}.attn_{x}_norm.weight": HEAD_WIDTH for x in "qk"}
     tensors = {name: q4_0(rng, *shape) for name, shape in shapes.items()}
+    if kind == "xpress":
+        mixer = rng.normal(0, 0.3, (N_DRAFTS + 1, N_DRAFTS + 1, RANK)).astype(np.float32)
+        tensors["refiner.mix.weight"] = mixer
     tensors |= {name: np.ones(n, np.float32) for name, n in norms.items()}
     metadata = {
         "dflash.block_count": LAYERS,
@@ -88,11 +112,49 @@ def main() -> None:
                 print(f"eight drafts behind {n_new} new tokens, {label:21s}: {sample}")
             steps, block = (sample.median for sample in samples)
             print(f"a block is {steps / block:.2f} times as fast")
+        for kind in ("dspark", "xpress"):
+            drafter = mtpcore.load_model(write_drafter(Path(name) / f"{kind}.gguf", kind))
+            cross = mtpcore.link(
+                mtpcore.Context(target, N_CTX, threads=given.threads), draft_model=drafter
+            )
+            cross.prepare()
+            cross.llm.process(mtpcore.Batch.of(TEXT))
+            run = Undone(partial(draft, cross), partial(renew, cross, 1))
+            (sample,) = alternate([run], given.n, rest=0.0)
+            outside, n_calls = watch(cross, given.n)
+            print(f"eight drafts of {kind} behind 1 new token: {sample}")
+            print(f"in {n_calls} calls, and outside of them: {outside}")
 
 
 def draft(cross: mtpcore.Cross) -> None:
     """Draft eight tokens behind the text."""
     assert len(cross.draft(0, N_DRAFTS)) == N_DRAFTS
+
+
+def watch(cross: mtpcore.Cross, n: int) -> tuple[Sample, int]:
+    """Return how long drafts spend outside the calls of plans, and how many calls the last had."""
+    calls: list[float] = []
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            begin = perf_counter()
+            made = call(*given)
+            calls.append(perf_counter() - begin)
+            return made
+
+        return run
+
+    for context in cross.contexts.values():
+        plan: Any = context.runner.plan
+        plan.run, plan.draft = timed(plan.run), timed(plan.draft)
+    outside = Sample()
+    for _ in range(n):
+        renew(cross, 1)
+        calls.clear()
+        begin = perf_counter()
+        draft(cross)
+        outside.append(perf_counter() - begin - sum(calls))
+    return outside, len(calls)
 
 
 def renew(cross: mtpcore.Cross, n_new: int) -> None:

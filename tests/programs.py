@@ -138,11 +138,12 @@ def trunk(
 N_LOGITS = 24
 
 
-def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9):
+def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, seed=9, knows=False):
     """One layer that reads a token and a hidden row, and hands its own hidden row on.
 
     Without a factor the logits are what one product makes: tokens may run while it makes them.
-    ``edit`` changes its float32 matrix.
+    ``edit`` changes its float32 matrix. With ``knows`` there is a slot for rows that are known
+    beforehand.
     """
     tensors = random_tensors(
         seed, embd=(N_VOCAB, WIDTH), join=(WIDTH, 2 * WIDTH), q=(N_HEADS * HEAD, WIDTH),
@@ -150,9 +151,11 @@ def head(n_logits=N_LOGITS, factor=3.0, edit=lambda matrix: None, repack=True, s
         norm=(WIDTH,), head=(n_logits, WIDTH),
     )  # fmt: skip
     edit(tensors["head.weight"].array())
-    g = GraphBuilder("head", tensors, slots={"hidden": WIDTH})
+    slots = dict.fromkeys(["hidden", "known"] if knows else ["hidden"], WIDTH)
+    g = GraphBuilder("head", tensors, slots=slots)
     x = g.embed(g.inputs.tokens, "embd.weight")
     x = g.matmul(g.concat(x, g.inputs["hidden"]), "join.weight")
+    x = g.add(x, g.inputs["known"]) if knows else x
     q, k, v = (g.split_heads(g.matmul(x, f"{name}.weight"), N_HEADS) for name in "qkv")
     q, k = (g.rope(y, g.inputs.positions, [1.0, 0.1, 0.01]) for y in (q, k))
     y = g.attention(q, k, v, layer=0, scale=0.2)

@@ -21,7 +21,9 @@ Pass = tuple[
     Sequence[tuple[int, int, int, int]],
 ]
 
-def draft(wanted: Any, passes: list[Pass]) -> tuple[list[list[int]], int]:
+def draft(
+    wanted: Any, passes: list[Pass], given: Sequence[tuple[int, NDArray[np.float32]]] = ()
+) -> tuple[list[list[int]], int]:
     """Run a draft loop without the GIL; return each sequence's drafts, and how many passes ran.
 
     What the loop writes lies in memory of the first executor that grows with the longest history
@@ -37,6 +39,9 @@ def draft(wanted: Any, passes: list[Pass]) -> tuple[list[list[int]], int]:
         ``Executor.run``, where outputs have room for this pass; ``logits`` is the buffer of logits
         and ``n_logits`` their number in a row; ``recycled`` holds (slot, output, axis, width):
         which output buffer feeds which slot's buffer.
+    given : sequence of (slot, rows)
+        What feeds further slots' buffers of a plan that is repeated, known beforehand: row [i, p]
+        of float32[m, n, width] is sequence i's in pass p.
 
     Raises
     ------

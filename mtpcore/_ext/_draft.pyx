@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
-from mtpcore._ext._buffers cimport int32s, int32s_of
+from mtpcore._ext._buffers cimport floats, floats_of, int32s, int32s_of
 from mtpcore._ext._interrupt cimport mtp_interrupt_begin
 from mtpcore._ext._plan cimport (
     MTP_MOST_RECYCLED, MTP_OUTPUTS, MTP_STATE_COLUMNS, MTP_TOKENS, Executor, check_state, mtp_draft,
@@ -18,7 +18,7 @@ from mtpcore.errors import BackendError, BatchError, CapacityError
 cdef int64_t MOST_TOKENS = 1 << 40  # of a history: sizes in bytes stay far from overflowing
 
 
-def draft(wanted, list passes not None):
+def draft(wanted, list passes not None, given=()):
     cdef mtp_draft loop
     cdef int64_t begin, i, m = len(wanted.batch.outputs)
     cdef Executor one, executor
@@ -41,7 +41,9 @@ def draft(wanted, list passes not None):
         loop.passes = <mtp_draft_pass *> zeros(loop.n_passes, sizeof(mtp_draft_pass))
         for i in range(loop.n_passes):
             take_pass(&loop, i, passes)
+        take_given(&loop, passes[0][0], given)
         take_sequences(&loop, wanted, samplers, passes[0][0])
+        check_given(&loop)
         if loop.n_passes == 1:
             check_places(&loop, passes[0][0], passes[0][2])
         for i in range(1, loop.n_passes):
@@ -81,24 +83,23 @@ cdef int64_t own_values(Executor executor, int64_t buffer):
     return max(executor.reaches[buffer].given, 0)
 
 
-cdef int check_recycled(Executor executor, int64_t slot, int64_t output, int64_t axis,
-                        int64_t width, bint is_fed) except -1:
-    """Check that rows of so many values can be taken from an output, and are all a slot reads.
-
-    A pass that is fed nothing has a slot of any width.
-    """
-    cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
+cdef int check_recycled(Executor executor, int64_t output, int64_t axis, int64_t width) except -1:
+    """Check that rows of so many values can be taken from an output."""
     if axis not in (MTP_TOKENS, MTP_OUTPUTS) or not 1 <= width < MOST_TOKENS:
         raise BackendError("no such rows to recycle", got=(axis, width))
     if own_values(executor, output) < width * executor.run_state.n_rows[axis]:
         raise BackendError("an output with less values than are recycled", got=output)
-    if not is_fed:
-        return 0
+    return 0
+
+
+cdef int check_fed(Executor executor, int64_t slot, int64_t width) except -1:
+    """Check that rows of so many values are all that a slot reads."""
+    cdef int64_t n_tokens = executor.run_state.n_rows[MTP_TOKENS]
     if (own_values(executor, slot) < width * n_tokens or executor.reaches[slot].is_written
             or executor.reaches[slot].row_stride[MTP_TOKENS] > width
             or executor.reaches[slot].end[MTP_TOKENS] > width
             or executor.reaches[slot].end[MTP_OUTPUTS]):
-        raise BackendError("a slot with rows of another width than are recycled", got=slot)
+        raise BackendError("a slot with rows of another width than it is fed", got=slot)
     return 0
 
 
@@ -114,9 +115,7 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     cdef int64_t n_logits
     cdef mtp_recycle *taken
     executor, rows, pages, states, external, logits, n_logits, recycled = passes[number]
-    if len(recycled) > MTP_MOST_RECYCLED:
-        raise CapacityError("too many slots are slot by what a pass made", got=len(recycled),
-                            wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+    check_room(len(recycled))
     executor.settle()
     executor.take_rows(rows, pages, states)
     executor.take_arrays(external, rows.embeddings is not None, -1)
@@ -130,8 +129,10 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
     own.sampling, own.sampling.logits = executor.sampling, logits
     own.n_rows = executor.run_state.n_rows[MTP_TOKENS] if number else loop.n_sequences
     for i, (slot, output, axis, width) in enumerate(recycled):
-        check_recycled(executor, slot, output, axis, width, number or loop.n_passes == 1)
-        own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL)
+        check_recycled(executor, output, axis, width)
+        if number or loop.n_passes == 1:
+            check_fed(executor, slot, width)
+        own.recycled[i] = mtp_recycle(slot, output, axis, width, NULL, 0, NULL)
     if number == 0:
         loop.n_logits, loop.n_recycled = n_logits, len(recycled)
     if executor.n_vocab and (not loop.n_tokens or executor.n_vocab < loop.n_tokens):
@@ -145,6 +146,46 @@ cdef int take_pass(mtp_draft *loop, int64_t number, list passes) except -1:
         if taken.width != loop.passes[0].recycled[i].width:
             raise BackendError("a slot of another width", where=f"pass {number}, slot {i}",
                                wanted=loop.passes[0].recycled[i].width, got=taken.width)
+    return 0
+
+
+cdef int check_room(int64_t n_slots) except -1:
+    """Check that the loop feeds so many slots."""
+    if n_slots > MTP_MOST_RECYCLED:
+        raise CapacityError("too many slots are fed", got=n_slots,
+                            wanted=f"{MTP_MOST_RECYCLED} at most", fix="join some in one slot")
+    return 0
+
+
+cdef int take_given(mtp_draft *loop, Executor only, given) except -1:
+    """Check rows that are known beforehand, of a plan that is repeated; note where they are."""
+    cdef floats rows
+    cdef int64_t m, n, width
+    if given and loop.n_passes > 1:
+        raise BackendError("rows are given to one plan that is repeated", got=loop.n_passes)
+    check_room(loop.n_recycled + len(given))
+    for slot, array in given:
+        m, n, width = array.shape
+        if m != loop.n_sequences or width < 1:
+            raise BackendError("not rows of each sequence", wanted=loop.n_sequences,
+                               got=array.shape)
+        check_fed(only, slot, width)
+        rows = floats_of(array, False)
+        loop.passes[0].recycled[loop.n_recycled] = mtp_recycle(
+            slot, -1, MTP_OUTPUTS, width, rows.data, n, NULL)
+        loop.n_recycled += 1
+    return 0
+
+
+cdef int check_given(mtp_draft *loop) except -1:
+    """Check that rows are given for all passes."""
+    cdef int64_t i, s
+    for s in range(loop.n_recycled):
+        for i in range(loop.n_sequences if loop.passes[0].recycled[s].given != NULL else 0):
+            if loop.sequences[i].k > loop.passes[0].recycled[s].n_given:
+                raise BatchError("rows are given for all passes", where=f"sequence {i}",
+                                 wanted=loop.sequences[i].k,
+                                 got=loop.passes[0].recycled[s].n_given)
     return 0
 
 

@@ -211,6 +211,8 @@ cdef extern from "plan/draft.h" nogil:
         int32_t output
         int32_t axis
         int64_t width
+        const float *given
+        int64_t n_given
         float *rows
 
     ctypedef struct mtp_draft_sequence:

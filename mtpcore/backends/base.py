@@ -143,7 +143,8 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     The first pass runs ``batch``; ``batch.outputs`` are the newest rows of the m sequences, and
     each chooses its sequence's first draft. Every further pass has one row for each sequence that
     goes on: the token just chosen, at the next place and positions (``in_place``: at the same),
-    with ``recycle[slot]``, an output of the pass before, as its slots.
+    with ``recycle[slot]``, an output of the pass before, as its slots; or with what is known
+    beforehand: row [i, p] of ``given[slot]`` float32[m, n, width] is sequence i's in pass p.
 
     With ``later`` the further passes are these instead. Pass p has the sequences that want more
     than p drafts, in the same order, each with all of its rows together. The newest p of them, or
@@ -172,6 +173,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     p_min: Sequence[float]
     index: Sequence[int] = ()
     recycle: Mapping[str, str] = {}
+    given: Mapping[str, F32] = {}
     token_ids: I32 | None = None
     later: Sequence[DraftPass] = ()
     verification: Verification | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import msgspec
@@ -42,8 +41,9 @@ def check_draft(run: DraftRun, program: Program) -> None:
             raise BatchError(
                 "one entry a sequence", where=name, wanted=m, got=len(getattr(run, name))
             )
-    passes = [(program, run.batch), *((later.plan.program, later.batch) for later in run.later)]
     most = max(run.k, default=0)
+    _check_given(run, program, most)
+    passes = [(program, run.batch), *((later.plan.program, later.batch) for later in run.later)]
     if run.later and most > len(passes):
         raise BatchError("a pass for each draft", wanted=most, got=len(passes))
     sequences = run.batch.seq[run.batch.outputs].tolist()
@@ -51,7 +51,7 @@ def check_draft(run: DraftRun, program: Program) -> None:
     for number, (program_of_pass, batch) in enumerate(passes):
         going = [seq for seq, k in zip(sequences, run.k, strict=True) if k > number or not number]
         _check_rows(number, batch, going)
-        _check_program(program_of_pass, run.recycle, before, is_only=not run.later)
+        _check_program(program_of_pass, run, before)
         before = program_of_pass
 
 
@@ -74,16 +74,29 @@ def _check_rows(number: int, batch: CheckedBatch, going: list[int]) -> None:
         raise BatchError("rows of a sequence stand together", where=where, got=f"sequences {seq}")
 
 
-def _check_program(
-    program: Program, recycle: Mapping[str, str], before: Program | None, *, is_only: bool
-) -> None:
+def _check_given(run: DraftRun, program: Program, most: int) -> None:
+    """Raise BatchError where rows that are known beforehand are not of all passes."""
+    slots, m = program.slots(), len(run.batch.outputs)
+    for slot, rows in run.given.items():
+        width = slots.get(slot)
+        fits = rows.dtype == np.float32 and rows.ndim == 3 and rows.shape[::2] == (m, width)
+        if run.later or slot in run.recycle or not fits or rows.shape[1] < most:
+            raise BatchError(
+                "rows of a slot are given for all passes of one plan",
+                where=f"given[{slot!r}]",
+                wanted=f"float32[{m}, {most} or more, {width}], and no others",
+                got=f"{rows.dtype}{list(rows.shape)}",
+            )
+
+
+def _check_program(program: Program, run: DraftRun, before: Program | None) -> None:
     """Raise BatchError where a program has no logits, or lacks what it is to read or to recycle.
 
     ``before`` is the program that makes what it reads, if any does.
     """
     for slot, width in program.slots().items():
-        source = recycle.get(slot)
-        if source is None and (before is None or not is_only):
+        source = run.recycle.get(slot)
+        if slot in run.given or (source is None and (before is None or run.later)):
             continue
         for one, wanted in ((program, None), (before, (width,))):
             if one is None:
@@ -160,11 +173,12 @@ def draft_steps(plan: Plan, run: DraftRun, memory: Memory | None) -> tuple[list[
             batch = _fill_in(batch, [(drafts[i], slot_rows[i]) for i in active], n_passes)
         elif going:
             newest = [int(batch.outputs[active.index(i)]) for i in going]
-            tokens, recycled_rows = (
-                [drafts[i][-1] for i in going],
-                [slot_rows[i][-1] for i in going],
-            )
-            batch = _go_on(batch, newest, tokens, recycled_rows, 0 if run.in_place else 1)
+            tokens = [drafts[i][-1] for i in going]
+            rows = [
+                {**slot_rows[i][-1], **{slot: r[i, n_passes] for slot, r in run.given.items()}}
+                for i in going
+            ]
+            batch = _go_on(batch, newest, tokens, rows, 0 if run.in_place else 1)
             active = going
     return drafts, n_passes
 
@@ -202,7 +216,7 @@ def _go_on(
     batch: CheckedBatch,
     newest: list[int],
     tokens: list[int],
-    recycled: list[SlotRows],
+    rows: list[SlotRows],
     step: int,
 ) -> CheckedBatch:
     """Return one row for each sequence that goes on, ``step`` places behind its newest row."""
@@ -212,5 +226,5 @@ def _go_on(
         seq=batch.seq[newest],
         place=batch.place[newest] + np.int32(step),
         outputs=np.arange(len(newest), dtype=np.int32),
-        slots={slot: np.stack([slot_rows[slot] for slot_rows in recycled]) for slot in recycled[0]},
+        slots={slot: np.stack([slot_rows[slot] for slot_rows in rows]) for slot in rows[0]},
     )

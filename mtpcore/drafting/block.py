@@ -240,16 +240,22 @@ class BlockDrafter(GraphDrafter):
                 token = output.chosen_at(at)
                 if token is None:
                     logits = output.logits_at(at)
-                    text = np.concatenate([job.history, np.array(ids, np.int32)])
-                    token, probability = job.sampler.choose_with_probability(
-                        logits, text, job.n_prompt, len(text), self._ids
-                    )
-                    if probability < job.p_min or np.isnan(logits).any():
+                    token, is_good = self._choose_from(job, logits, ids)
+                    if not is_good or np.isnan(logits).any():
                         break
                 ids.append(token)
             chosen.append(ids)
             begin += k
         return chosen
+
+    def _choose_from(self, job: DraftJob, logits: F32, ids: Sequence[int]) -> tuple[int, bool]:
+        """Return the draft behind these, and whether it is as probable as it is to be."""
+        text = np.concatenate([job.history, np.array(ids, np.int32)])
+        asked = logits, text, job.n_prompt, len(text), self._ids
+        if job.p_min <= 0:  # then the sum over all logits is spared
+            return job.sampler.choose(*asked), True
+        token, probability = job.sampler.choose_with_probability(*asked)
+        return token, probability >= job.p_min
 
     def _choose_in_order(
         self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
@@ -257,33 +263,41 @@ class BlockDrafter(GraphDrafter):
         """Return each sequence's drafts, by the post-head: row by row, from the token before."""
         post_head = self._post_head
         assert post_head is not None
-        rows = self._post_head_rows(post_head, output)
-        begins = np.cumsum([0, *lengths[:-1]])
-        passes = []
-        for step in range(max(lengths, default=0)):
-            going = [i for i, k in enumerate(lengths) if k > step]
-            passes.append(
-                (
-                    post_head,
-                    Batch(
-                        [int(jobs[i].history[-1]) for i in going],  # later ones: the draft before
-                        seq=[jobs[i].seq for i in going],
-                        pos=[len(jobs[i].history) - 1 + step for i in going],
-                        outputs="all",
-                        slots={slot: part[begins[going] + step] for slot, part in rows.items()},
-                    ),
-                )
-            )
         some = [i for i, k in enumerate(lengths) if k]
         chosen: list[list[int]] = [[] for _ in jobs]
-        if not passes:
+        if not some:
             return chosen
+        rows = self._rows_by_pass(post_head, output, [lengths[i] for i in some])
+        pending = Batch(
+            [int(jobs[i].history[-1]) for i in some],
+            seq=[jobs[i].seq for i in some],
+            pos=[len(jobs[i].history) - 1 for i in some],
+            outputs="all",
+            slots={slot: part[:, 0] for slot, part in rows.items()},
+        )
         settings = draft_settings([jobs[i] for i in some], {}, self._ids)
-        drafted = run_drafts(passes, [lengths[i] for i in some], settings)
+        settings["given"] = rows
+        drafted = run_drafts([(post_head, pending)], [lengths[i] for i in some], settings)
         for i, ids in zip(some, drafted, strict=True):
             chosen[i] = ids
             post_head.rewind(jobs[i].seq, 0)
         return chosen
+
+    def _rows_by_pass(
+        self, post_head: GraphRunner, output: Output, lengths: Sequence[int]
+    ) -> dict[str, F32]:
+        """Return what feeds each slot of a post-head that runs row after row.
+
+        Row [i, p] of float32[m, n, width] is sequence i's in pass p. Those of shorter drafts end
+        with copies of their last row, which nobody reads.
+        """
+        m, n = len(lengths), max(lengths)
+        begins = np.cumsum([0, *lengths[:-1]])[:, None]
+        at = begins + np.minimum(np.arange(n), np.array(lengths)[:, None] - 1)
+        return {  # mostly all rows, which are not copied
+            slot: part.reshape(m, n, -1) if len(part) == m * n else part[at]
+            for slot, part in self._post_head_rows(post_head, output).items()
+        }
 
     def _choose_in_passes(
         self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
@@ -357,7 +371,7 @@ class BlockDrafter(GraphDrafter):
             part = np.asarray(output.logits if name == "logits" else output.tap(name))
             is_output = self.runner.program.shape(name)[0] == OUTPUTS
             parts.append(part if is_output else part[output.outputs])
-        return np.concatenate(parts, axis=1)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 def _mask_row(feed: Feed, runner: GraphRunner) -> F32:

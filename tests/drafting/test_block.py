@@ -244,6 +244,23 @@ def test_a_post_head_drafts_all_tokens_or_none(pair):
         link(Context(target, 64), draft_model=drafter, draft_vocabulary=few)
 
 
+def test_a_post_head_chooses_all_drafts_in_one_call(pair, monkeypatch):
+    target, _, drafter = pair
+    cross = link(Context(target, 64), draft_model=drafter)
+    cross.llm.process(Batch.of([3, 5, 8, 1, 9]))
+    plan, asked = cross.contexts["draft_markov"].runner.plan, []
+    draft = plan.draft
+
+    def note(run, memory):
+        asked.append(run.k)
+        return draft(run, memory)
+
+    monkeypatch.setattr(plan, "draft", note)
+    monkeypatch.setattr(plan, "run", None)
+    assert len(cross.draft(0, 4)) == 4
+    assert asked == [[4]]
+
+
 def test_a_post_head_without_context_is_missed(pair):
     target, _, drafter = pair
     draft = Context(drafter, 64, graph_type="draft")

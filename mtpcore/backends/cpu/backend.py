@@ -256,7 +256,10 @@ class CpuPlan:
             if not isinstance(later.plan, CpuPlan) or later.plan.threads != self.threads:
                 return draft_steps(self, run, memory)
             passes.append(later.plan._pass(later.batch, later.memory, run.recycle))
-        return draft(run, passes)
+        given = [
+            (self._slots[slot][0], np.ascontiguousarray(rows)) for slot, rows in run.given.items()
+        ]
+        return draft(run, passes, given)
 
     def _pass(self, batch: CheckedBatch, memory: Memory | None, recycle: Mapping[str, str]) -> Pass:
         """Return what runs these rows in a draft loop."""

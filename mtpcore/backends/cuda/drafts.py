@@ -175,11 +175,12 @@ class DraftLoop:
     def can_run(self, run: DraftRun) -> bool:
         """Say whether only tokens, recycled rows and penalties depend on what is drafted.
 
-        How recurrent layers go on is decided by the host.
+        How recurrent layers go on is decided by the host, and rows that are given come from there.
         """
         plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
         return (
             max(run.k, default=0) > 0
+            and not run.given
             and all(self._is_here(plan) and not plan.has_states for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
         )

@@ -235,7 +235,10 @@ def test_a_row_that_is_not_finite_ends_a_sequence_alone(one):
 def test_what_drafts_nothing_is_left_to_the_steps(one):
     loop = DraftLoop(one.plan)
     assert not loop.can_run(chain(one, [(2, 0, 0.0, GREEDY)]))
-    assert loop.can_run(chain(one, [(2, 2, 0.0, GREEDY)]))
+    run = chain(one, [(2, 2, 0.0, GREEDY)])
+    assert loop.can_run(run)
+    known = {"recycle": {}, "given": {"hidden": HIDDEN[None, :2]}}
+    assert not loop.can_run(msgspec.structs.replace(run, **known))
     clear(one)
 
 

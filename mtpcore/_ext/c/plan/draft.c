@@ -159,26 +159,37 @@ static const float *made(const mtp_draft_pass *pass, const mtp_recycle *slot, in
     return (const float *)pass->run->buffers[slot->output] + row * slot->width;
 }
 
+/* What is given for a slot behind output `at`, whose draft was noted. */
+static const float *given(const mtp_draft *draft, const mtp_draft_pass *pass,
+                          const mtp_recycle *slot, int64_t at)
+{
+    const int64_t i = pass->active[at],
+                  number = draft->sequences[i].n_drafts; /* of the next pass */
+    return slot->given + (i * slot->n_given + number) * slot->width;
+}
+
+/* Whether what a pass made for output `at` is finite; what is given may be as it likes. */
 static int is_sound(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at)
 {
     for (int64_t s = 0; s < draft->n_recycled; s++) {
         const mtp_recycle *slot = &pass->recycled[s];
-        const float *from = made(pass, slot, at);
-        for (int64_t i = 0; i < slot->width; i++)
+        const float *from = slot->given ? NULL : made(pass, slot, at);
+        for (int64_t i = 0; from && i < slot->width; i++)
             if (!isfinite(from[i]))
                 return 0;
     }
     return 1;
 }
 
-/* Make a draft, and what was made for output `at`, row `to` of a pass that runs later. */
+/* Make a draft, and what feeds its slots behind output `at`, row `to` of a pass that runs later. */
 static void write_row(const mtp_draft *draft, const mtp_draft_pass *pass, int64_t at, int32_t token,
                       const mtp_draft_pass *later, int64_t to)
 {
     later->tokens[to] = token;
     for (int64_t s = 0; s < draft->n_recycled; s++) {
         const mtp_recycle *slot = &pass->recycled[s];
-        memcpy(later->recycled[s].rows + to * slot->width, made(pass, slot, at),
+        const float *from = slot->given ? given(draft, pass, slot, at) : made(pass, slot, at);
+        memcpy(later->recycled[s].rows + to * slot->width, from,
                (size_t)slot->width * sizeof(float));
     }
 }

@@ -11,12 +11,14 @@
 
 enum { MTP_MOST_RECYCLED = 8 };
 
-/* An output whose row feeds a slot of the draft's own row. */
+/* What feeds a slot of the draft's own row: an output's row, or rows that are known beforehand. */
 typedef struct {
     int32_t slot, output; /* buffers */
     int32_t axis;         /* of the output's rows */
     int64_t width;
-    float *rows; /* [n_rows][width] of the slot, that the loop writes */
+    const float *given; /* [n_sequences][n_given][width], in place of an output; or NULL */
+    int64_t n_given;    /* passes that it has rows for, the first among them */
+    float *rows;        /* [n_rows][width] of the slot, that the loop writes */
 } mtp_recycle;
 
 typedef struct {
