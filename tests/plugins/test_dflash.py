@@ -6,7 +6,7 @@ from harness import dflash
 from harness.dflash import N_VOCAB, SIZES, VARIANTS
 from harness.every_trunk import write_trunk
 
-from mtpcore import Batch, Context, Sampling, link, load_model
+from mtpcore import Batch, Context, Generator, Sampling, link, load_model
 from mtpcore.backends.base import CheckedBatch
 from mtpcore.backends.reference import ReferenceBackend
 from mtpcore.backends.select import select_backend
@@ -165,6 +165,32 @@ def test_drafts_change_no_text_of_other_trunks(name, other_target, tmp_path):
     assert OTHERS[subject.spec.name] == name
     for sampling in (Sampling.greedy(), Sampling(temperature=1.0, seed=3)):
         check_texts(subject, Texts(k=c.size - c.first, sampling=sampling))
+
+
+@others
+def test_rejected_drafts_leave_no_trace_in_other_trunks(name, other_target, tmp_path):
+    """Whatever part is accepted. Texts do not show what recurrent layers hold behind their end.
+
+    For what runs next says at which place it goes on, and reads nothing behind it.
+    """
+    c, _, path = drafter_for(name, other_target, tmp_path)
+    subject, sampling = Subject(name, str(other_target.path), str(path)), Sampling.greedy()
+    k = c.size - c.first
+    generator = Generator(subject.link(64, threads=1), sampling=sampling)
+    wanted = list(generator.generate(TOKENS[:5].tolist(), max_tokens=4 * k, ignore_eos=True))
+    cross = subject.link(64, threads=1)
+    cross.llm.process(Batch.of(TOKENS[:5]))
+    for accepted in (0, k, 1, k - 1):
+        cross.pending(0, sampling)
+        assert len(cross.draft(0, k, sampling)) == k
+        right = wanted[len(cross.tokens(0)) - 4 :]
+        drafts = [*right[:accepted], *((token + 1) % c.n_vocab for token in right[accepted:k])]
+        verdict = cross.verify({0: drafts}, sampling)[0]
+        assert verdict.accepted == accepted
+        cross.accept(0, accepted)
+        fresh = subject.link(64, threads=1)
+        fresh.llm.process(Batch.of(cross.tokens(0)))
+        assert cross.digest(0) == fresh.digest(0), f"{accepted} of {k} accepted"
 
 
 @pytest.mark.parametrize(
