@@ -11,7 +11,7 @@ from mtpcore.conversion import convert
 pytestmark = needs_llama_cpp
 
 
-@pytest.mark.parametrize("name", ["demo-eagle3-draft", "demo-dflash-draft"])
+@pytest.mark.parametrize("name", ["demo-small", "demo-eagle3-draft", "demo-dflash-draft"])
 def test_the_packaged_drafters(name):
     load(DATA / f"{name}.gguf")
 
