@@ -263,11 +263,14 @@ class BlockDrafter(GraphDrafter):
         """Return each sequence's drafts, by the post-head: row by row, from the token before."""
         post_head = self._post_head
         assert post_head is not None
+        rows = self._post_head_rows(post_head, output)
+        begins = np.cumsum([0, *lengths[:-1]])
+        lengths = _sound(rows, lengths)
         some = [i for i, k in enumerate(lengths) if k]
         chosen: list[list[int]] = [[] for _ in jobs]
         if not some:
             return chosen
-        rows = self._rows_by_pass(post_head, output, [lengths[i] for i in some])
+        rows = _rows_by_pass(rows, begins[some], [lengths[i] for i in some])
         pending = Batch(
             [int(jobs[i].history[-1]) for i in some],
             seq=[jobs[i].seq for i in some],
@@ -282,22 +285,6 @@ class BlockDrafter(GraphDrafter):
             chosen[i] = ids
             post_head.rewind(jobs[i].seq, 0)
         return chosen
-
-    def _rows_by_pass(
-        self, post_head: GraphRunner, output: Output, lengths: Sequence[int]
-    ) -> dict[str, F32]:
-        """Return what feeds each slot of a post-head that runs row after row.
-
-        Row [i, p] of float32[m, n, width] is sequence i's in pass p. Those of shorter drafts end
-        with copies of their last row, which nobody reads.
-        """
-        m, n = len(lengths), max(lengths)
-        begins = np.cumsum([0, *lengths[:-1]])[:, None]
-        at = begins + np.minimum(np.arange(n), np.array(lengths)[:, None] - 1)
-        return {  # mostly all rows, which are not copied
-            slot: part.reshape(m, n, -1) if len(part) == m * n else part[at]
-            for slot, part in self._post_head_rows(post_head, output).items()
-        }
 
     def _choose_in_passes(
         self, jobs: Sequence[DraftJob], lengths: Sequence[int], output: Output
@@ -315,6 +302,8 @@ class BlockDrafter(GraphDrafter):
         begins = np.cumsum([0, *(n_before + k for k in lengths[:-1])])
         anyhow = [msgspec.structs.replace(job, p_min=0.0) for job in jobs]
         chosen = self._choose(anyhow, lengths, output, n_before)
+        sound = _sound(rows, [n_before + k for k in lengths])
+        chosen = [ids[: max(n - n_before, 0)] for ids, n in zip(chosen, sound, strict=True)]
         for _ in range(self._passes):
             before, lengths = chosen, [len(ids) for ids in chosen]
             if not any(lengths):
@@ -372,6 +361,38 @@ class BlockDrafter(GraphDrafter):
             is_output = self.runner.program.shape(name)[0] == OUTPUTS
             parts.append(part if is_output else part[output.outputs])
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _sound(rows: Mapping[str, F32], lengths: Sequence[int]) -> list[int]:
+    """Return how many rows of each sequence come before the first that is not finite.
+
+    ``lengths`` are how many there are of each, one sequence after the other.
+    """
+    finite = np.ones(sum(lengths), bool)
+    for part in rows.values():
+        finite &= np.isfinite(part).all(axis=1)
+    ends = np.cumsum(lengths).tolist()
+    broken = np.flatnonzero(~finite)
+    return [
+        int(min(broken[(broken >= end - n) & (broken < end)], default=end)) - (end - n)
+        for n, end in zip(lengths, ends, strict=True)
+    ]
+
+
+def _rows_by_pass(
+    rows: Mapping[str, F32], begins: NDArray[np.int64], lengths: Sequence[int]
+) -> dict[str, F32]:
+    """Return what feeds each slot of a post-head that runs row after row.
+
+    Row [i, p] of float32[m, n, width] is sequence i's in pass p, and ``begins`` say where its rows
+    begin. Those of shorter drafts end with copies of their last row, which nobody reads.
+    """
+    m, n = len(lengths), max(lengths)
+    at = begins[:, None] + np.minimum(np.arange(n), np.array(lengths)[:, None] - 1)
+    are_all = np.array_equal(at.ravel(), np.arange(len(next(iter(rows.values()), at))))
+    return {  # mostly all rows, which are not copied
+        slot: part.reshape(m, n, -1) if are_all else part[at] for slot, part in rows.items()
+    }
 
 
 def _mask_row(feed: Feed, runner: GraphRunner) -> F32:

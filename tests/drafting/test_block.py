@@ -291,3 +291,27 @@ def test_logits_that_are_no_numbers_end_a_draft(pair, caplog):
     assert len(cross.draft(0, 4, Sampling(top_k=5, seed=1))) == 1
     assert cross.paused == 1
     assert "not finite" in caplog.text
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_rows_that_are_not_finite_end_what_a_post_head_drafts(pair, place, caplog):
+    """Of that sequence alone: another one's rows lie where they did."""
+    target, _, drafter = pair
+    cross = link(Context(target, 64, n_seq_max=3), draft_model=drafter)
+    for seq in range(3):
+        cross.llm.process(Batch.of([3, 5, 8, 1, seq], seq=seq))
+    lengths = {0: 2, 1: 4, 2: 3}
+    wanted = cross.draft(lengths)
+    assert [len(ids) for ids in wanted.values()] == [2, 4, 3]
+    plan = cross.contexts["draft"].runner.plan
+    run = plan.run
+
+    def spoilt(batch, memory):
+        arrays = run(batch, memory)
+        arrays["logits"][2 + place, 3] = np.inf
+        return arrays
+
+    plan.run = spoilt
+    assert cross.draft(lengths) == wanted | {1: wanted[1][:place]}
+    assert cross.paused == 1
+    assert "not finite" in caplog.text

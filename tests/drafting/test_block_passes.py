@@ -159,6 +159,30 @@ def test_logits_that_are_no_numbers_end_a_draft(settings, at_pass, target, files
     assert cross.paused == (settings == "cut and penalised")
 
 
+@pytest.mark.parametrize("name", ["dspark", "dspark in place", "xpress"])
+@pytest.mark.parametrize("place", range(3))
+def test_rows_that_are_not_finite_end_what_passes_draft(name, place, target, files, caplog):
+    """The pending token's row among them, where it only stands before the first draft."""
+    plugins = None if name == "xpress" else declared("dspark", 3)
+    cross = linked(target, files(name), plugins)
+    cross.llm.process(Batch.of(TEXT))
+    k = VARIANTS[name].size - VARIANTS[name].first
+    wanted = cross.draft(0, k)
+    plan = cross.contexts["draft"].runner.plan
+    run = plan.run
+
+    def spoilt(batch, memory):
+        arrays = run(batch, memory)
+        arrays["logits"][place, 3] = -np.inf
+        return arrays
+
+    plan.run = spoilt
+    assert len(wanted) == k
+    assert cross.draft(0, k) == wanted[: max(place - VARIANTS[name].first, 0)]
+    assert cross.paused == 1
+    assert "not finite" in caplog.text
+
+
 # What cannot run
 
 
