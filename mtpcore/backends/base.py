@@ -152,6 +152,10 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     slots (outputs of the pass that made the draft), take the place of what is there. A sequence
     that ended before stays, with any values.
 
+    With ``is_block`` there is the first pass alone: ``batch.outputs`` are ``k[i]`` rows of each
+    sequence i, one sequence after the other, and each row chooses a draft behind those before it.
+    Drafts end at a row with NaN where its logits are read for more than the fused choice.
+
     ``samplers`` (m) share one scratch. ``history[i]`` int32[n] are the tokens that sequence i's
     penalties read, ``n_prompt[i]`` of them its prompt; the token chosen after them has index
     ``index[i]``, or n where no indices are given.
@@ -178,6 +182,7 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     later: Sequence[DraftPass] = ()
     verification: Verification | None = None
     in_place: bool = False
+    is_block: bool = False
 
     @property
     def indices(self) -> list[int]:

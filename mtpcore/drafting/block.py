@@ -157,6 +157,9 @@ class BlockDrafter(GraphDrafter):
         lengths = [max(len(rows) - self._first_draft, 0) for rows in spans]
         lengths = [min(job.k, n) for job, n in zip(jobs, lengths, strict=True)]
         batch = self._batch(jobs, spans, lengths)
+        if self._post_head is None and len(batch) <= self.runner.n_batch:
+            self._draft_at_once(jobs, lengths, batch, drafts, verify)
+            return
         fused = None if self._post_head else self._fused_sampling(jobs, lengths)
         output = self.runner.process(batch, fused)
         for job in jobs:
@@ -167,6 +170,35 @@ class BlockDrafter(GraphDrafter):
             chosen = self._choose_in_passes(jobs, lengths, output)
         else:
             chosen = self._choose_in_order(jobs, lengths, output)
+        self._note(jobs, lengths, chosen, drafts)
+
+    def _draft_at_once(
+        self,
+        jobs: list[DraftJob],
+        lengths: list[int],
+        batch: Batch,
+        drafts: dict[int, Draft],
+        verify: Verify | None,
+    ) -> None:
+        """Run a block and choose its drafts in one draft run, with what verifies them."""
+        settings = draft_settings(jobs, {}, self._ids)
+        settings["is_block"] = True
+        settings["verification"] = verify and verify(
+            self.runner.plan, [job.seq for job in jobs], lengths
+        )
+        chosen = run_drafts([(self.runner, batch)], lengths, settings)
+        for job in jobs:
+            self._rewind(job.seq, len(job.history) - self._is_fed)
+        self._note(jobs, lengths, chosen, drafts)
+
+    def _note(
+        self,
+        jobs: list[DraftJob],
+        lengths: list[int],
+        chosen: list[list[int]],
+        drafts: dict[int, Draft],
+    ) -> None:
+        """Note what was drafted; fewer tokens than were asked for mean rows that are not finite."""
         for job, k, ids in zip(jobs, lengths, chosen, strict=True):
             drafts[job.seq] = ids
             if len(ids) < k and job.p_min <= 0:

@@ -374,8 +374,9 @@ def run_drafts(
     """Draft up to ``k[i]`` tokens after the newest row of each sequence i of the first batch.
 
     One runner goes on by itself; of several each makes the draft of its number, and its batch has
-    the sequences that want so many. ``settings`` are the other fields of ``DraftRun``. What the
-    batches bring is kept, as far as they ran; rows of drafts are not.
+    the sequences that want so many. A block's batch has ``k[i]`` outputs of each sequence.
+    ``settings`` are the other fields of ``DraftRun``. What the batches bring is kept, as far as
+    they ran; rows of drafts are not.
 
     Raises
     ------
@@ -389,7 +390,7 @@ def run_drafts(
             raise BatchError("a draft runs in one piece", wanted=runner.n_batch, got=len(batch))
         taken.append((runner, checked, ranges, {seq: runner.lengths[seq] for seq in ranges}))
         room = ranges
-        if len(passes) == 1:
+        if len(passes) == 1 and not settings.get("is_block", False):
             seqs = checked.seq[checked.outputs].tolist()
             ahead = {seq: max(n - 1, 0) for seq, n in zip(seqs, k, strict=True)}
             room = {seq: (begin, end + ahead[seq]) for seq, (begin, end) in ranges.items()}

@@ -249,7 +249,7 @@ class CpuPlan:
         """
         check_draft(run, self.program)
         plans = [self, *(later.plan for later in run.later)]
-        if len({*map(id, plans)}) < len(plans):
+        if run.is_block or len({*map(id, plans)}) < len(plans):
             return draft_steps(self, run, memory)
         passes = [self._pass(run.batch, memory, run.recycle)]
         for later in run.later:

@@ -95,6 +95,7 @@ class Choice:
             device.empty((n_batch, N_DIGITS), TALLY),
         )
         self.odds = Odds(
+            self._choosers,
             device.empty((n_batch,), np.int32),
             self._cuts.tops,
             device.empty((n_batch,), np.uint64),

@@ -2,7 +2,8 @@
 
 Of a later pass everything but tokens and recycled rows is known beforehand. So the host plans all
 passes and uploads at once what they need; on the device chosen tokens and recycled rows are placed
-in the rows of later passes, and the host waits once, for all drafts.
+in the rows of later passes, and the host waits once, for all drafts. A block is one pass, whose
+drafts are chosen together, or one after the other where a penalty counts those before it.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ class DraftOrder:
     """Which sequences are in each pass, and the numbers of their drafts.
 
     Sequence i is in pass p if ``k[i] > p``, and each is in the first; ``passes`` has them in order.
-    The drafts of a pass have the numbers from ``first`` of it on, ``n`` are all.
+    Of a block all drafts come from one pass, and those are its steps, without sequences that get
+    none. The drafts of a pass have the numbers from ``first`` of it on, ``n`` are all.
     """
 
-    def __init__(self, k: list[int]) -> None:
+    def __init__(self, k: list[int], *, is_block: bool = False) -> None:
         self.k, each = k, range(max(k))
-        self.passes = [[i for i, most in enumerate(k) if most > p or not p] for p in each]
+        self.passes = [
+            [i for i, most in enumerate(k) if most > p or not (p or is_block)] for p in each
+        ]
         self.first = [sum(map(len, self.passes[:p])) for p in each]
         self.n = sum(map(len, self.passes))
 
@@ -84,6 +88,18 @@ class DraftOrder:
         steps["before"] = before
         steps["is_to_go_on"] = [self.k[i] > p + 1 for i in self.passes[p]]
         return steps
+
+    def steps_at_once(self, steps: range, p_min: list[float]) -> NDArray[np.void]:
+        """Return ``STEP`` of each draft of some steps of a block, which are judged together."""
+        parts = [self.steps(p, p_min) for p in steps]
+        for depth, part in enumerate(parts):
+            part["depth"] = depth
+        return np.concatenate(parts)
+
+    def outputs_of_block(self, outputs: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the rows that choose drafts, by the numbers of these; they come by sequence."""
+        begin = np.cumsum([0, *self.k])
+        return outputs[[begin[i] + p for p, active in enumerate(self.passes) for i in active]]
 
     def chained(self, p: int) -> NDArray[np.void]:
         """Return ``PAIR`` of drafts and rows, where a pass has one row of each sequence."""
@@ -138,7 +154,8 @@ class Stage(NamedTuple):
     """A pass of a round: its run, and what goes on between it and others.
 
     It makes ``n`` drafts, from number ``first`` of the round on; the one that verifies makes none.
-    ``brought`` is what it brings from the host by the round's array, besides its run.
+    ``brought`` is what it brings from the host by the round's array, besides its run. Drafts of
+    ``n_depths`` steps are judged in it. It may only choose from what the stage before it ran.
     """
 
     plan: DevicePlan
@@ -146,12 +163,15 @@ class Stage(NamedTuple):
     brought: dict[str, NDArray[Any]]
     first: int = 0
     n: int = 0
+    n_depths: int = 1
+    only_chooses: bool = False
 
     @property
     def key(self) -> Hashable:
         """What its launches depend on, besides the arrays of the round; it keeps the plan's."""
         lengths = tuple((name, len(values)) for name, values in self.brought.items())
-        return (self.plan, self.run.shape, lengths, self.first, self.n)
+        made = (self.first, self.n, self.n_depths, self.only_chooses)
+        return (self.plan, self.run.shape, lengths, *made)
 
     def n_placed(self, what: str) -> int:
         """Return how many tokens, or recycled rows, are placed in it."""
@@ -191,8 +211,8 @@ class DraftLoop:
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran; see ``Plan.draft``."""
         check_draft(run, self._plan.program)
-        order = DraftOrder([*run.k])
-        stages = self._drafting(run, order, memory)
+        order = DraftOrder([*run.k], is_block=run.is_block)
+        stages = (self._filling if run.is_block else self._drafting)(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
         if verification and target and self._is_here(target):
@@ -205,7 +225,7 @@ class DraftLoop:
         is_whole = [*map(len, drafts)] == order.k and max(chain(*drafts)) < shape.n_readable
         if verification and shape.verifies and is_whole:
             verification.arrays = stages[-1].plan.result(verification.batch)
-        return drafts, n_passes
+        return drafts, 1 if run.is_block else n_passes
 
     # What the host plans
 
@@ -242,6 +262,38 @@ class DraftLoop:
             width = self._plan.program.values[self._plan.program.outputs[name]].shape[1]
             self._room(f"rows of {slot}", order.n, np.float32, int(width))
         self._room("marks", len(run.recycle) * len(run.k), np.int32)
+        return stages
+
+    def _filling(self, run: DraftRun, order: DraftOrder, memory: Memory | None) -> list[Stage]:
+        """Return the pass that runs a block, and the steps that choose drafts from its rows.
+
+        All are chosen in one step where no choice depends on another.
+        """
+        plan, choice = self._plan, self._plan.choice
+        assert choice is not None
+        each, outputs = range(len(order.passes)), order.outputs_of_block(run.batch.outputs)
+        rows = msgspec.structs.replace(run.batch, outputs=outputs)
+        plan.check(_choosing_in_block(rows, run, order, each), memory)
+        has_penalties = any(sampler.sampling.has_penalties for sampler in run.samplers)
+        stages = list[Stage]()
+        for steps in [range(p, p + 1) for p in each] if has_penalties else [each]:
+            first, n = order.first[steps[0]], sum(len(order.passes[p]) for p in steps)
+            has_odds = any(run.p_min[i] > 0 for i in order.passes[steps[0]])
+            numbered = {order.number(i, p): (i, p) for p in steps for i in order.passes[p]}
+            drafted, parts = order.texts(numbered if has_penalties else {})
+            batch = _choosing_in_block(rows, run, order, steps)
+            if stages:
+                assert batch.fused_sampling is not None
+                choosing, more = choice.take(batch.fused_sampling, has_odds=has_odds, drafted=parts)
+                shape = stages[0].run.shape._replace(n_parts=len(more), choosing=choosing)
+                planned = PlannedRun(shape, more)
+            else:
+                planned = plan.take(batch, memory, has_odds=has_odds, drafted=parts)
+            brought = {"steps": order.steps_at_once(steps, [*run.p_min]), "drafted": drafted}
+            if not stages:
+                brought["drafts"] = np.array([(NO_DRAFT, 0, 0)] * order.n, DRAFT)
+            stages.append(Stage(plan, planned, brought, first, n, len(steps), bool(stages)))
+        self._room("marks", 0, np.int32)  # no row is recycled
         return stages
 
     def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
@@ -285,7 +337,9 @@ class DraftLoop:
         n_drafting = sum(k > 0 for k in run.k)
         drafting = stages[:-1] if verifies else stages
         shape = RoundShape(
-            *(tuple(run.recycle.items()), _n_tokens(drafting), _n_tokens(stages)),
+            tuple(run.recycle.items()),
+            _EVERY_TOKEN if run.is_block else _n_tokens(drafting),  # a block reads no draft
+            _n_tokens(stages),
             *(n_drafting, verifies),
         )
         has_conditions = max(run.p_min) > 0
@@ -324,7 +378,14 @@ class DraftLoop:
             for slot, _ in shape.recycled:
                 rows, to = arrays[f"rows of {slot}"], plan.arrays[program.inputs[slot]]
                 yield place(rows, arrays["pairs of rows"], to, n, to.shape[1])
-        yield from plan.launches(stage.run, Drafted(arrays["drafts"], arrays["drafted"]))
+        drafted = Drafted(arrays["drafts"], arrays["drafted"])
+        choice, choosing = plan.choice, stage.run.shape.choosing
+        if stage.only_chooses:
+            assert choice is not None
+            assert choosing is not None
+            yield from choice.launches(choosing, drafted)
+        else:
+            yield from plan.launches(stage.run, drafted)
         if not stage.n:
             return
         kept = () if is_last_draft else shape.recycled
@@ -333,7 +394,6 @@ class DraftLoop:
             which = None if program.shape(name)[0] == OUTPUTS else plan.rows.outputs
             yield copy_rows(made, rows, stage.n, rows=which, to_row=stage.first)
             yield mark_not_finite(rows, arrays["marks"], stage.first, stage.n, number * stage.n)
-        choice, choosing = plan.choice, stage.run.shape.choosing
         assert choice is not None
         assert choosing is not None
         is_for_verification = is_last_draft and shape.verifies and following is not None
@@ -342,6 +402,7 @@ class DraftLoop:
             *(choice.odds if choosing.has_odds else None, arrays["drafts"]),
             first=stage.first,
             n=stage.n,
+            n_depths=stage.n_depths,
             n_marks=len(kept),
             n_tokens=shape.n_tokens,
             n_readable=shape.n_readable,
@@ -374,6 +435,21 @@ def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> 
         token_ids=run.token_ids,
         texts=[run.history[i] for i in active],
         n_prompt=[run.n_prompt[i] for i in active],
+    )
+    return msgspec.structs.replace(batch, fused_sampling=wanted)
+
+
+def _choosing_in_block(
+    batch: CheckedBatch, run: DraftRun, order: DraftOrder, steps: range
+) -> CheckedBatch:
+    """Return a block whose rows of some steps choose, after the texts before all drafts."""
+    places = [(i, p) for p, active in enumerate(order.passes) for i in active]
+    wanted = FusedSampling(
+        samplers=[run.samplers[i] if p in steps else None for i, p in places],
+        indices=[run.indices[i] + p for i, p in places],
+        token_ids=run.token_ids,
+        texts=[run.history[i] for i, _ in places],
+        n_prompt=[run.n_prompt[i] for i, _ in places],
     )
     return msgspec.structs.replace(batch, fused_sampling=wanted)
 

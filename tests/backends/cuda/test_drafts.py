@@ -130,6 +130,79 @@ def test_heads_of_each_step(heads, sequences, slots, recycles, has_ids):
     assert found[1:] == found[:1] * 3
 
 
+def block(one, sequences, ids=None):
+    """Return the run of [(length, k, p_min, sampling)] whose drafts all come from one pass."""
+    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    rows = [length + max(k - 1, 0) for length, k, *_ in sequences]
+    for seq, n in enumerate(rows):
+        one.memory.reserve({seq: (0, n)})
+    place = np.concatenate([np.arange(n) for n in rows]).astype(np.int32)
+    ends = np.cumsum(rows)
+    outputs = [np.arange(end - k, end) for end, (_, k, *_) in zip(ends, sequences, strict=True)]
+    return DraftRun(
+        batch=CheckedBatch(
+            tokens=HISTORY[place],
+            positions=place[:, None].copy(),
+            seq=np.repeat(np.arange(len(sequences)), rows).astype(np.int32),
+            place=place,
+            outputs=np.concatenate(outputs).astype(np.int32),
+            slots={"hidden": HIDDEN[place]},
+        ),
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[HISTORY[:length] for length, *_ in sequences],
+        n_prompt=[length // 2 for length, *_ in sequences],
+        k=[k for _, k, _, _ in sequences],
+        p_min=[p_min for *_, p_min, _ in sequences],
+        token_ids=ids,
+        is_block=True,
+    )
+
+
+@searching(10)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5),
+            st.integers(0, 4),
+            st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+            st.sampled_from(SAMPLINGS),
+        ),
+        min_size=1,
+        max_size=2,
+    ),
+    st.booleans(),
+)
+def test_a_block(one, sequences, has_ids):
+    """Launched, recorded and replayed: the drafts are those that the host chooses."""
+    found = []
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        found.append(loop(one.plan, block(one, sequences, IDS if has_ids else None), one.memory))
+        clear(one)
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.05])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
+def test_a_block_beside_another(one, sampling, p_min):
+    """Of each way to choose; a draft that is not probable enough ends its sequence alone."""
+    sequences = [(2, 4, p_min, sampling), (3, 3, 0.0, SAMPLINGS[1]), (1, 0, 0.0, sampling)]
+    found = []
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        found.append(loop(one.plan, block(one, sequences), one.memory))
+        clear(one)
+    assert found[1:] == found[:1] * 3
+    assert len(found[0][0][1]) == 3
+
+
+def test_drafts_of_a_block_are_in_the_text_of_those_behind_them(one):
+    """A penalty that forbids what was drafted already lets nothing be drafted twice."""
+    forbids = Sampling(temperature=0, repetition_penalty=1e6)
+    drafts, n_passes = one.plan.draft(block(one, [(1, 8, 0.0, forbids)]), one.memory)
+    clear(one)
+    assert len(set(drafts[0])) == 8
+    assert n_passes == 1
+
+
 def texts_of(tokens, held, first):
     """Return the text before the choice of each row; sequences hold so many rows."""
     ends = [*first[1:], len(tokens)]
@@ -173,13 +246,14 @@ def verified(target, run, held, sampling=None):
     return msgspec.structs.replace(run, verification=verification)
 
 
+@pytest.mark.parametrize("make", [chain, block])
 @pytest.mark.parametrize("sampling", [None, *SAMPLINGS[:2], *SAMPLINGS[-3:]])
-def test_what_verifies_runs_behind_all_drafts(one, target, sampling):
+def test_what_verifies_runs_behind_all_drafts(one, target, sampling, make):
     """Penalties count drafts that are made before it."""
     sequences = [(3, 2, 0.0, SAMPLINGS[1]), (5, 3, 0.0, GREEDY), (1, 0, 0.0, GREEDY)]
     held = [2, 4, 70]
     for _ in range(3):
-        run = verified(target, chain(one, sequences), held, sampling)
+        run = verified(target, make(one, sequences), held, sampling)
         drafts, _ = one.plan.draft(run, one.memory)
         made = {name: np.array(rows) for name, rows in run.verification.arrays.items()}
         tokens = run.verification.batch.tokens.copy()

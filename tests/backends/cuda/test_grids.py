@@ -150,5 +150,5 @@ def test_choices_and_passes(n):
     check(tokens.choose(logits, choosers, None, winners, numbers, n, cuts))
     rows = array(n, 1 << 16)
     check([passes.place(rows, numbers, rows, n, 1 << 16)])
-    check([passes.weigh(logits, passes.Odds(numbers, numbers, numbers), n)])
+    check([passes.weigh(logits, passes.Odds(choosers, numbers, numbers, numbers), n)])
     check([copy_rows(rows, rows, n, to_row=0), mark_not_finite(rows, numbers, 0, n)])

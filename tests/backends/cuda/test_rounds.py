@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from harness import dflash, peagle
 from harness.families import FAMILIES
 from harness.fixtures import model_file
 
@@ -13,10 +14,13 @@ from mtpcore.testing import Subject
 
 
 class Counts:
-    """Counts what a device is asked for outside of its graphs."""
+    """Counts what a device is asked for outside of its graphs.
+
+    The host waits where it reads what was started since it read last.
+    """
 
     def __init__(self, device, monkeypatch):
-        self.device, self.n = device, {}
+        self.device, self.n, self.is_busy = device, {"wait": 0}, False
         for name in ("launch", "replay", "read", "upload"):
             monkeypatch.setattr(device, name, self._counted(name, getattr(device, name)))
 
@@ -26,6 +30,9 @@ class Counts:
         def counted(*arguments, **options):
             inside = self.device.recorded is not None or self.n.get("inside")
             self.n[name] += not inside
+            if name == "read":
+                self.n["wait"] += self.is_busy
+            self.is_busy = name in ("launch", "replay") or (self.is_busy and name != "read")
             if name == "replay" and not inside:
                 self.n["inside"] = True
                 try:
@@ -37,6 +44,7 @@ class Counts:
         return counted
 
 
+N_WAITS = 3  # for a round's graph, for which rows are finite, and for rows that wait for a block
 NOISY = Sampling(temperature=0.7, seed=5)
 PENALISED = Sampling(temperature=0.7, seed=5, repetition_penalty=1.3, frequency_penalty=0.4)
 
@@ -76,6 +84,43 @@ def test_drafts_and_their_verification_are_one_call(emulated, family, sampling, 
     assert all(of["upload"] <= 4 for of in steady)
     plain = on_device.link(n_seq_max=2, n_batch=64)
     assert text == [*texts(plain, n_tokens, sampling)][-1]
+
+
+CUT = Sampling(temperature=0.8, seed=2, top_k=20, min_p=0.01)
+BLOCKS = {
+    "dflash": {"draft": 4},
+    "of causal rows": {"draft": 4},
+    "peagle": {"draft": 3},
+    "cuts": {"draft": 3, "sampling": CUT},
+    "penalties": {"draft": 3, "sampling": PENALISED, "n_tokens": 30},
+}
+
+
+@pytest.fixture
+def block_family(request, emulated, tmp_path):
+    """Return a target and what drafts its blocks, on the device."""
+    if request.param == "peagle":
+        c = peagle.VARIANTS[next(iter(peagle.VARIANTS))]
+        target, drafter = dflash.write_target(tmp_path), peagle.write_head(tmp_path, c)
+    else:
+        c = dflash.VARIANTS["causal" if "causal" in request.param else "z-lab"]
+        target, drafter = dflash.write_target(tmp_path), dflash.write_drafter(tmp_path, c)
+    return Subject(request.param, str(target), str(drafter), backend=CudaBackend(emulated))
+
+
+@pytest.mark.parametrize(("block_family", "options"), BLOCKS.items(), indirect=["block_family"])
+def test_a_block_and_its_verification_are_one_call(block_family, options, emulated, monkeypatch):
+    counts, rounds = Counts(emulated, monkeypatch), []
+    for made in texts(block_family.link(n_seq_max=2, n_batch=64), **options):
+        rounds.append(dict(counts.n))
+        counts.n.update(dict.fromkeys(counts.n, 0))
+        text = made
+    n_graphs = 1 + len(block_family.spec.graphs)  # one stores entries of accepted tokens
+    steady = [of for of in rounds if of["replay"] == n_graphs and of["launch"] <= 12]
+    assert steady
+    assert all(of["upload"] <= 4 and of["wait"] <= N_WAITS for of in steady)
+    plain = block_family.link(n_seq_max=2, n_batch=64)
+    assert text == [*texts(plain, **(options | {"draft": 0}))][-1]
 
 
 @pytest.mark.parametrize("family", [FAMILIES[0], HYBRID], ids=str)

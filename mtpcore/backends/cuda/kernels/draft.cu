@@ -1,53 +1,60 @@
 /* What becomes of the tokens that a pass chose: each is a draft if its sequence had all before, and if
  * it is probable enough; and the sequence goes on if it is to, the token has an embedding, and the rows
  * that the next pass reads are finite. A condition, where there is one, says whether any goes on.
+ * Where a pass chose several tokens of a sequence, those at a depth are judged before deeper ones.
  * Grid: 1. Block: 256.
  */
 #include "cut.cuh"
 #include "condition.cuh"
 #include "draft.cuh"
+#include "noise.cuh"
 
 #define THREADS 256
 
 /* A sequence in this pass; STEP of launch/passes.py. */
 struct Step {
     double p_min;
-    int before; /* its draft of the pass before, among all drafts; -1: none before */
+    int before; /* its draft before this one, among all drafts; -1: none before */
     int is_to_go_on;
+    int depth; /* how many drafts of its sequence are judged before it in this launch */
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     draft(const int *__restrict__ ids, const Step *__restrict__ steps,
           const int *__restrict__ marks, const float *__restrict__ logits,
-          const int *__restrict__ rows, const int *__restrict__ tops,
-          const unsigned long long *__restrict__ totals, Draft *__restrict__ drafts, int first,
-          int n, int n_marks, int n_vocab, int n_tokens, int n_readable,
-          unsigned long long condition)
+          const Chooser *__restrict__ choosers, const int *__restrict__ rows,
+          const int *__restrict__ tops, const unsigned long long *__restrict__ totals,
+          Draft *__restrict__ drafts, int first, int n, int n_depths, int n_marks, int n_vocab,
+          int n_tokens, int n_readable, unsigned long long condition)
 {
     __shared__ int any;
     if (threadIdx.x == 0)
         any = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < n; i += THREADS) {
-        const Step step = steps[i];
-        bool counts = step.before < 0 || drafts[step.before].goes_on;
-        if (totals && step.p_min > 0.0) {
-            const float *row = logits + (size_t)i * n_vocab;
-            const float max = row[tops[i]];
-            float probability = 0.0f;
-            if (max > __uint_as_float(0xff800000u))
-                probability = (float)((double)mass_of(row[rows[i]], max) / (double)totals[i]);
-            counts = counts && !((double)probability < step.p_min);
+    for (int depth = 0; depth < n_depths; depth++) {
+        for (int i = threadIdx.x; i < n; i += THREADS) {
+            const Step step = steps[i];
+            if (step.depth != depth)
+                continue;
+            bool counts = step.before < 0 || drafts[step.before].goes_on;
+            if (totals && step.p_min > 0.0) {
+                const float *row = logits + (size_t)choosers[i].row * n_vocab;
+                const float max = row[tops[i]];
+                float probability = 0.0f;
+                if (max > __uint_as_float(0xff800000u))
+                    probability = (float)((double)mass_of(row[rows[i]], max) / (double)totals[i]);
+                counts = counts && !((double)probability < step.p_min);
+            }
+            bool goes_on = counts && step.is_to_go_on && ids[i] < n_tokens;
+            for (int mark = 0; mark < n_marks; mark++)
+                goes_on = goes_on && !marks[mark * n + i];
+            const int next = counts && ids[i] < n_readable ? ids[i] : 0;
+            drafts[first + i] = Draft{counts ? ids[i] : -1, next, goes_on};
+            if (goes_on)
+                any = 1; /* all that write, write the same */
         }
-        bool goes_on = counts && step.is_to_go_on && ids[i] < n_tokens;
-        for (int mark = 0; mark < n_marks; mark++)
-            goes_on = goes_on && !marks[mark * n + i];
-        const int next = counts && ids[i] < n_readable ? ids[i] : 0;
-        drafts[first + i] = Draft{counts ? ids[i] : -1, next, goes_on};
-        if (goes_on)
-            any = 1; /* all that write, write the same */
+        __syncthreads();
     }
-    __syncthreads();
     if (threadIdx.x == 0 && condition)
         cudaGraphSetConditional(condition, (unsigned)any);
 }

@@ -35,7 +35,15 @@ LINE = np.dtype([("to", np.uint64), ("from", np.int32), ("n_words", np.int32)])
 PAIR = np.dtype([("from", np.int32), ("to", np.int32)])
 """A row, and the row that it becomes; ``place.cu`` has the same."""
 
-STEP = np.dtype([("p_min", np.float64), ("before", np.int32), ("is_to_go_on", np.int32)])
+STEP = np.dtype(
+    [
+        ("p_min", np.float64),
+        ("before", np.int32),
+        ("is_to_go_on", np.int32),
+        ("depth", np.int32),
+    ],
+    align=True,
+)
 """A sequence in a pass; ``draft.cu`` has the same."""
 
 DRAFT = np.dtype([("token", np.int32), ("next", np.int32), ("goes_on", np.int32)])
@@ -64,21 +72,23 @@ def place(x: DeviceArray, pairs: DeviceArray, y: DeviceArray, n_pairs: int, widt
 
 
 class Odds(msgspec.Struct, frozen=True):
-    """How probable the tokens are that n rows of logits choose.
+    """How probable the tokens are that n choosers choose from their rows of logits.
 
-    ``rows`` and ``tops`` int32[n] are which logits were chosen, and the largest ones; ``totals``
-    uint64[n] have room for the mass of all, and are 0 before.
+    ``choosers`` are of type ``CHOOSER`` [n]; ``rows`` and ``tops`` int32[n] are which logits were
+    chosen, and the largest ones; ``totals`` uint64[n] have room for the mass of all, and are 0
+    before.
     """
 
+    choosers: DeviceArray
     rows: DeviceArray
     tops: DeviceArray
     totals: DeviceArray
 
 
 def weigh(logits: DeviceArray, odds: Odds, n: int) -> Launch:
-    """Sum up the mass of all tokens of n rows."""
+    """Sum up the mass of all tokens of n choosers' rows."""
     n_logits = logits.shape[-1]
-    arguments = (logits, odds.tops, odds.totals, np.int32(n_logits))
+    arguments = (logits, odds.choosers, odds.tops, odds.totals, np.int32(n_logits))
     return Launch(_WEIGH, (n, n_parts(n_logits)), arguments)
 
 
@@ -92,6 +102,7 @@ def judge(
     *,
     first: int,
     n: int,
+    n_depths: int = 1,
     n_marks: int,
     n_tokens: int,
     n_readable: int,
@@ -100,11 +111,12 @@ def judge(
     """Write what becomes of n chosen tokens to ``drafts`` of type ``DRAFT``, from one on.
 
     ``steps`` are of type ``STEP`` [n]; ``marks`` int32[n_marks, n] say whose next rows are not
-    finite. Tokens below ``n_tokens`` go on, and those below ``n_readable`` are read by any pass.
-    ``condition`` becomes whether any sequence goes on.
+    finite. Steps of ``n_depths`` are judged one depth after the other. Tokens below ``n_tokens`` go
+    on, and those below ``n_readable`` are read by any pass. ``condition`` becomes whether any
+    sequence goes on.
     """
-    weighed = (odds.rows, odds.tops, odds.totals) if odds else (None,) * 3
-    sizes = map(np.int32, (first, n, n_marks, logits.shape[-1], n_tokens, n_readable))
+    weighed = (odds.choosers, odds.rows, odds.tops, odds.totals) if odds else (None,) * 4
+    sizes = map(np.int32, (first, n, n_depths, n_marks, logits.shape[-1], n_tokens, n_readable))
     arguments = (
         ids,
         steps,
