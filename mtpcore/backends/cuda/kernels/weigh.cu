@@ -1,5 +1,5 @@
-/* The mass of all tokens of each chooser's row: whole numbers, which have the same sum in every order. `tops` are
- * the rows' largest logits; `totals` are zero before.
+/* The mass of all tokens of each chooser's row: whole numbers, which have the same sum in every order.
+ * `tops` are the rows' largest logits; `totals` are zero before.
  * Grid: (rows, parts). Block: 256.
  */
 #include "cut.cuh"
