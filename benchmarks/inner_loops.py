@@ -3,12 +3,12 @@
     python benchmarks/inner_loops.py
 
 compiles the kernels to assembly, takes the innermost loop of each, and asks llvm-mca (of LLVM 18 or
-newer, for its models of Zen 4 and 5) how many cycles an iteration takes where all data lie in the
+newer, which knows Zen 4 and 5) how many cycles an iteration takes where all data lie in the
 first-level cache. The loop's multiply instructions tell how many weights it works off, and so how
-many bytes of packed weights it takes in a cycle. A core that draws B bytes a second from memory at
-F cycles a second needs B / F of them, for example 7 for 25 GB/s at 3.6 GHz: a kernel below that is
-bound by arithmetic there. What lies outside the innermost loop (scales of a block, the ends of
-rows) is not counted, so a figure is a bound from above.
+many bytes of packed weights it takes in a cycle. Beside that stands what one core draws from memory
+in a cycle (``MEMORY``): a kernel below that, printed bold, is bound by arithmetic there. What lies
+outside the innermost loop (scales of a block, the ends of rows) is not counted, so a figure is a
+bound from above.
 """
 
 from __future__ import annotations
@@ -29,15 +29,59 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "mtpcore" / "_ext" / "c"
+# Skylake-X and Cascade Lake have no VBMI, so they use ``avx2``.
 PROCESSORS = {
-    "avx2": ("znver2", "znver3", "znver4", "haswell", "skylake", "alderlake"),
-    "avxvnni": ("znver4", "alderlake"),
-    "avx512": ("znver4", "znver5", "skylake-avx512", "icelake-server", "sapphirerapids"),
+    "avx2": (
+        *("znver2", "znver3", "znver4", "znver5"),
+        *("haswell", "skylake", "skylake-avx512", "alderlake"),
+    ),
+    "avxvnni": ("znver5", "alderlake"),
+    "avx512": ("znver4", "znver5", "icelake-server", "sapphirerapids"),
     "neon": ("neoverse-n1", "neoverse-v1", "neoverse-v2", "apple-m1"),
     "i8mm": ("neoverse-v1", "neoverse-v2", "apple-m2"),  # the models of M1 and M2 are the same
 }
 COMPILERS = dict.fromkeys(("neon", "i8mm"), "aarch64-linux-gnu-gcc")
 TARGETS = dict.fromkeys(("neon", "i8mm"), "aarch64")
+
+
+class Memory(NamedTuple):
+    """What one core reads from memory while it runs at so many gigahertz."""
+
+    gigabytes: float
+    gigahertz: float
+    source: str
+
+    @property
+    def bytes_a_cycle(self) -> float:
+        """What a loop has to work off in a cycle to keep up."""
+        return self.gigabytes / self.gigahertz
+
+
+_ALL = "all that memory gives (vendor's specification of {}); one core alone was not measured"
+_ARM = "one core of {}, learn.arm.com, Memory subsystem, bandwidth sweep"
+_ZEN_5 = Memory(27.5, 3.8, "half of what two cores read here, at best (limits.md; clock: peak.c)")
+_XEON = Memory(12.7, 2.1, "half of what two cores of a Xeon read here (matmul.md; clock: peak.c)")
+_M1 = Memory(50, 3.2, "one core of an M1, zsmith.co/bandwidth")
+_GRAVITON_4 = Memory(37.0, 2.8, _ARM.format("Graviton4"))
+MEMORY = {
+    "znver2": Memory(51.2, 4.4, _ALL.format("Ryzen 7 3700X, DDR4-3200")),
+    "znver3": Memory(51.2, 4.7, _ALL.format("Ryzen 7 5800X, DDR4-3200")),
+    "znver4": Memory(25, 3.5, "a product of one thread here (issue 18; clock: peak.c)"),
+    "znver5": _ZEN_5,
+    "haswell": Memory(
+        19.9, 3.5, "STREAM, one thread of a Xeon E5-2690 v3, McCalpin, Intel's forum"
+    ),
+    "skylake": Memory(34.1, 4.2, _ALL.format("Core i7-6700K, DDR4-2133")),
+    "skylake-avx512": Memory(12, 3.8, "STREAM, one thread of a Xeon 8176, AnandTech 11544"),
+    "alderlake": Memory(76.8, 5.2, _ALL.format("Core i9-12900K, DDR5-4800")),
+    "icelake-server": _XEON._replace(source="that of sapphirerapids; none was found"),
+    "sapphirerapids": _XEON,
+    "neoverse-n1": Memory(20.9, 2.5, _ARM.format("Graviton2")),
+    "neoverse-v1": _GRAVITON_4._replace(source="that of neoverse-v2; none was found"),
+    "neoverse-v2": _GRAVITON_4,
+    "apple-m1": _M1,
+    "apple-m2": _M1._replace(source="that of apple-m1; none was found"),
+}
 # Multiply-adds of an instruction, by the width in bytes of the register that it writes. Integer
 # ones multiply bytes; those that scale sums (vpmaddwd, vpdpwssd) work off no weights.
 BYTE_PRODUCTS = re.compile(
@@ -78,15 +122,16 @@ def _width(operands: str, name: str) -> int:
 
 
 def main() -> None:
-    """Print one table for each instruction set."""
+    """Print what memory gives, and one table for each instruction set."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 3, 4])
     parser.add_argument("--types", nargs="+")
     parser.add_argument("--mca", default=_newest_mca(), help="default: %(default)s")
     given = parser.parse_args()
     if given.mca is None:
         sys.exit("llvm-mca is not installed; Debian has it in llvm-19")
     flags = _setup()
+    print("\n".join(_memory_table()))
     for isa, processors in PROCESSORS.items():
         if isa not in flags.ISA_FLAGS:
             continue
@@ -97,12 +142,31 @@ def main() -> None:
         print(f"\n## {isa}: bytes of packed weights a cycle\n")
         print("| type | tokens |", " | ".join(processors), "|")
         print("| --- " * (2 + len(processors)) + "|")
+        drawn = " | ".join(f"{MEMORY[name].bytes_a_cycle:.1f}" for name in processors)
+        print(f"| memory, one core | | {drawn} |")
         for kernel in _kernels(isa, compiler, [*flags.CFLAGS, *flags.ISA_FLAGS[isa]]):
             if kernel.n_tokens in given.tokens and kernel.type in (given.types or [kernel.type]):
                 with ThreadPoolExecutor() as pool:
                     speeds = pool.map(partial(_speed, given.mca, isa, kernel), processors)
-                cells = " | ".join(f"{speed:.1f}" if speed else "no model" for speed in speeds)
+                cells = " | ".join(map(_cell, speeds, processors))
                 print(f"| {kernel.type.upper()} | {kernel.n_tokens} | {cells} |", flush=True)
+
+
+def _memory_table() -> Iterator[str]:
+    yield "\n## What one core draws from memory\n"
+    yield "| processor | GB/s | GHz | bytes a cycle | where from |"
+    yield "| --- | --- | --- | --- | --- |"
+    for name, memory in MEMORY.items():
+        speed, clock, source = memory
+        yield f"| {name} | {speed:g} | {clock:g} | {memory.bytes_a_cycle:.1f} | {source} |"
+
+
+def _cell(speed: float | None, processor: str) -> str:
+    """Return what is said of a loop: bold where memory gives a core more than that."""
+    if speed is None:
+        return "no model"
+    is_bound = speed < MEMORY[processor].bytes_a_cycle
+    return f"**{speed:.1f}**" if is_bound else f"{speed:.1f}"
 
 
 def _newest_mca() -> str | None:

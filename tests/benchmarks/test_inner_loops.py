@@ -67,3 +67,24 @@ def test_bytes_of_a_weight_are_those_of_the_list_of_types():
     assert types["f32"] == 4
     assert types["q8_0"] == pytest.approx(34 / 32)
     assert types["q6_k"] == pytest.approx(210 / 256)
+
+
+def test_what_a_core_draws_is_said_of_every_processor():
+    assert inner_loops.MEMORY.keys() == {
+        name for names in inner_loops.PROCESSORS.values() for name in names
+    }
+    assert all(memory.source for memory in inner_loops.MEMORY.values())
+    assert inner_loops.MEMORY["neoverse-n1"].bytes_a_cycle == pytest.approx(8.36)
+
+
+def test_a_loop_that_takes_less_than_memory_gives_is_bold():
+    drawn = inner_loops.MEMORY["haswell"].bytes_a_cycle
+    assert inner_loops._cell(drawn + 0.1, "haswell") == "5.8"
+    assert inner_loops._cell(drawn - 0.1, "haswell") == "**5.6**"
+    assert inner_loops._cell(None, "haswell") == "no model"
+
+
+def test_kernels_are_priced_where_they_run():
+    """A processor without VBMI chooses ``avx2`` (``core/cpu.c``)."""
+    assert "skylake-avx512" not in inner_loops.PROCESSORS["avx512"]
+    assert "skylake-avx512" in inner_loops.PROCESSORS["avx2"]
