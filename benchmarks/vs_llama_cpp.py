@@ -15,7 +15,8 @@ not}, determined for every cell. Without the package mtpcore is measured alone.
 
 ``--llama-bench PATH`` runs llama.cpp's own programs instead, each turn in a process of its own
 (``versus/apart.py``); the results are kept in a file of their own. Further cells there: ``depth``
-(16 tokens, and 4 rows, after 4,096 and 8,192) and ``sequences`` (1 to 32 generate at once).
+(16 tokens, and 4 rows, after 4,096 and 8,192) and ``sequences`` (1 to 32 generate at once). Drafts,
+loading and accuracy are measured in one process only.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _cells(
     threads, pairs = given.threads, given.pairs
     if given.llama_bench:
         program = given.llama_bench.resolve()
-        yield from apart.measure_apart(name, path, cells, threads, pairs, program, hold)
+        yield from apart.measure_apart(name, path, cells, threads, pairs, program, hold, read)
         return
     peer = not given.no_peer and _has_peer()
     plain = [cell for cell in cells if cell in ("prefill", "decode", "verify")]

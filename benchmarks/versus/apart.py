@@ -5,6 +5,9 @@ those of the other, and both models are in memory. Here each turn starts a progr
 file, warms up, and times itself: ``llama-bench`` and ``llama-batched-bench``, or
 ``python -m versus.alone``. Both ways differ in two more things: llama-bench takes logits of the
 last of n rows only, and runs random tokens.
+
+Drafts are not measured here: llama.cpp's programs choose tokens by themselves, and with random
+weights none of their drafts would be accepted (see ``peer_speculation.py``).
 """
 
 from __future__ import annotations
@@ -19,8 +22,12 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from timing import Reader, once
+
+import mtpcore
 from versus.hold import Hold
-from versus.results import Found
+from versus.results import Found, Ratio
+from versus.work import Work
 
 __all__ = ["CELLS", "FLASH", "measure_apart", "seconds_of_batched_bench"]
 
@@ -52,12 +59,20 @@ CELLS = (*TASKS, "sequences")
 
 
 def measure_apart(
-    name: str, path: Path, cells: Sequence[str], threads: int, pairs: int, program: Path, hold: Hold
+    name: str,
+    path: Path,
+    cells: Sequence[str],
+    threads: int,
+    pairs: int,
+    program: Path,
+    hold: Hold,
+    read: Reader,
 ) -> Iterator[Found]:
     """Yield what was found of each cell; ``program`` is llama-bench.
 
     Many sequences need llama-batched-bench, which lies beside it. A first turn of all of
-    llama.cpp's settings chooses the one that is compared.
+    llama.cpp's settings chooses the one that is compared. Decoding takes turns with reading
+    memory, too, whose speed changes from minute to minute.
     """
     for cell in cells:
         if cell == "sequences":
@@ -75,9 +90,27 @@ def measure_apart(
             turns = []
             for _ in range(pairs):
                 with hold:
-                    turns.append((_seconds_alone(ours), _seconds_of_bench(theirs[best])))
-            mine, other = map(list, zip(*turns, strict=True))
-            yield Found(name, task.cell, task.n_tokens, mine, {best: other})
+                    turns.append(
+                        (_seconds_alone(ours), _seconds_of_bench(theirs[best]), once(read))
+                    )
+            mine, other, reading = map(list, zip(*turns, strict=True))
+            found = Found(name, task.cell, task.n_tokens, mine, {best: other})
+            if task.cell == "decode":
+                found.more = _bandwidth_used(path, found, read, reading)
+            yield found
+
+
+def _bandwidth_used(
+    path: Path, found: Found, read: Reader, seconds: Sequence[float]
+) -> dict[str, float]:
+    """Return the speed of reading in these turns, and what share of it our tokens reached."""
+    with mtpcore.load_model(path, mtp=False) as model:
+        n_bytes = Work.of(model).n_bytes(1) * found.n_tokens
+    bounds = [one * n_bytes / read.n_bytes for one in seconds]
+    return {
+        "bandwidth": read.n_bytes / statistics.median(seconds),
+        "share": Ratio.of(bounds, found.ours).median,
+    }
 
 
 def _sequences(
