@@ -120,6 +120,7 @@ static void compare_convolutions(float *const buffers[6], const char *slots)
             }
 }
 
+/* Heads that share one key head share it in either order, so one is tried. */
 static void compare_delta_rules(float *const buffers[6], const char *slots)
 {
     static const int64_t shapes[][5] = {/* key heads, heads, widths of keys and values, steps */
@@ -127,7 +128,7 @@ static void compare_delta_rules(float *const buffers[6], const char *slots)
                                         {1, 3, 40, 24, 3},
                                         {1, 1, 128, 128, 8}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        for (int is_tiled = 0; is_tiled < 2; is_tiled++)
+        for (int is_tiled = 0; is_tiled < 2 && is_tiled < shapes[i][0]; is_tiled++)
             for (int by_channel = 0; by_channel < 2; by_channel++) {
                 const int32_t n_key_heads = (int32_t)shapes[i][0], n_heads = (int32_t)shapes[i][1];
                 const int64_t k = shapes[i][2], v = shapes[i][3];
