@@ -66,7 +66,7 @@ _GRAVITON_4 = Memory(37.0, 2.8, _ARM.format("Graviton4"))
 MEMORY = {
     "znver2": Memory(51.2, 4.4, _ALL.format("Ryzen 7 3700X, DDR4-3200")),
     "znver3": Memory(51.2, 4.7, _ALL.format("Ryzen 7 5800X, DDR4-3200")),
-    "znver4": Memory(25, 3.5, "a product of one thread here (issue 18; clock: peak.c)"),
+    "znver4": Memory(25, 3.5, "a product of one thread here (clock: peak.c)"),
     "znver5": _ZEN_5,
     "haswell": Memory(
         19.9, 3.5, "STREAM, one thread of a Xeon E5-2690 v3, McCalpin, Intel's forum"
