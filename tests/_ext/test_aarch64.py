@@ -38,11 +38,20 @@ def libraries(monkeypatch):
     return of
 
 
+def program_sources(libraries):
+    """The program's own files and their flags: ``functions_SET.c`` has those of its set."""
+    flags = {name.removeprefix("mtpcore_"): made["cflags"] for name, made in libraries}
+    for source in sorted(PROGRAM.glob("*.c")):
+        isa = source.stem.partition("_")[2] or "base"
+        if isa in flags:
+            yield str(source), flags[isa]
+
+
 def build(compiler, libraries, folder, *last):
     """Compile everything with warnings as errors, and with these last flags; return the program."""
     includes = ["-Imtpcore/_ext/c", f"-I{PROGRAM}"]
     jobs = [(source, made["cflags"]) for _, made in libraries for source in made["sources"]]
-    jobs += [(str(source), libraries[0][1]["cflags"]) for source in sorted(PROGRAM.glob("*.c"))]
+    jobs += program_sources(libraries)
 
     def compile_one(job):
         number, (source, flags) = job
@@ -65,17 +74,20 @@ def run(command, code=0):
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names the sets of x86-64")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to compare the sets with")
 def test_sets_of_this_machine_compute_what_portable_c_computes(libraries, tmp_path):
     assert " 0 wrong" in run([build("gcc", libraries("x86_64"), tmp_path, "-O2")])
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS}")
+@pytest.mark.skipif(
+    shutil.which(CROSS) is None,
+    reason=f"nothing of aarch64 is compiled or run: no {CROSS} (Debian: gcc-aarch64-linux-gnu)",
+)
 def test_neon_computes_what_portable_c_computes(libraries, tmp_path):
     program = build(CROSS, libraries("aarch64"), tmp_path, "-static")
     if shutil.which(EMULATOR) is None:
-        pytest.skip(f"compiled; no {EMULATOR} to run it")
+        pytest.skip(f"aarch64 is compiled, not run: no {EMULATOR} (Debian: qemu-user)")
     assert " 0 wrong" in run([EMULATOR, "-cpu", "max", program, "neon", "i8mm"])
     # One processor has dot products alone, one not even these.
     assert "no instruction set i8mm" in run([EMULATOR, "-cpu", "neoverse-n1", program, "i8mm"], 2)

@@ -14,6 +14,9 @@ enum { EVERY_BIT, ONE_NAN };
 /* Let every set of the machine compute n bytes; report those that differ from portable C. */
 void compare(const char *what, compute *f, const void *of, size_t n_bytes, int nans);
 
+/* Report a value of which something is wrong. */
+void check(const char *what, double of, int is_right);
+
 uint32_t random_word(void);
 float random_float(void);    /* in (-1, 1), now and then much larger */
 float random_bits(void);     /* any float: infinities, NaNs and subnormal numbers, too */
@@ -21,6 +24,7 @@ void *zeros(size_t n_bytes); /* 64-byte aligned; the program ends where there is
 
 void compare_matmuls(void);
 void compare_choices(void);
+void compare_functions(void);
 void compare_operations(void);
 void compare_recurrent(void);
 

@@ -76,11 +76,20 @@ void compare(const char *what, compute *f, const void *of, size_t n_bytes, int n
     free(got);
 }
 
+void check(const char *what, double of, int is_right)
+{
+    if (is_right)
+        return;
+    printf("%s of %a is wrong\n", what, of);
+    n_wrong++;
+}
+
 static void compare_all(void *argument, int thread, int n_threads)
 {
     (void)argument, (void)thread, (void)n_threads;
     compare_matmuls();
     compare_choices();
+    compare_functions();
     compare_operations();
     compare_recurrent();
 }

@@ -1,0 +1,2 @@
+#define FUNCTIONS functions_avx2
+#include "functions.inc"

@@ -1,0 +1,2 @@
+#define FUNCTIONS functions_base
+#include "functions.inc"

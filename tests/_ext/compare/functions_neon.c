@@ -1,0 +1,2 @@
+#define FUNCTIONS functions_neon
+#include "functions.inc"
