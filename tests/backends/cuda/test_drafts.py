@@ -181,7 +181,7 @@ def test_a_block(one, sequences, has_ids):
     assert found[1:] == found[:1] * 3
 
 
-@pytest.mark.parametrize("p_min", [0.0, 0.05])
+@pytest.mark.parametrize("p_min", [0.0, 0.05, 0.15, 0.3])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
 def test_a_block_beside_another(one, sampling, p_min):
     """Of each way to choose; a draft that is not probable enough ends its sequence alone."""

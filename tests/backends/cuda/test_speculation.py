@@ -1,13 +1,13 @@
 """Drafting on the device changes no text, and what was rejected leaves no trace.
 
 Small models with random weights: all families of heads, a sliding window, experts, latent
-attention, trees, and recurrent layers in trunk and head. Sampled drafts agree because both choose
-by the same noise.
+attention, blocks, trees, and recurrent layers in trunk and head. Sampled drafts agree because both
+choose by the same noise.
 """
 
 import msgspec
 import pytest
-from harness import hybrid_family
+from harness import dflash, hybrid_family
 from harness.fixtures import model_file
 from harness.generated_heads import EAGLE3, write_drafter, write_family
 from harness.search import searching
@@ -26,6 +26,7 @@ HEADS = {
     "mimo": "mimo_mtp",
     "mimo2": "mimo2_mtp",
     "eagle3": "eagle3",
+    "dflash": "dflash",
     "hybrid": "hybrid_head",
 }
 TREE = TreeShape(depth=3, width=3, n_nodes=7)
@@ -49,6 +50,10 @@ def subject(backend, tmp_path_factory):
             target = write_family(path, "llama", "Q8_0")
             head = write_drafter(folder / "head.gguf", EAGLE3, "Q8_0")
             return Subject(name, str(target), str(head))
+        if name == "dflash":
+            target = dflash.write_target(folder)
+            drafter = dflash.write_drafter(folder / "block", dflash.VARIANTS["z-lab"])
+            return Subject(name, str(target), str(drafter))
         return Subject(name, str(write_family(path, name, "Q8_0")))
 
     def make(name):
