@@ -316,6 +316,17 @@ def test_another_question_finds_a_state_near_the_end(hybrid):
     assert short == [0, 0]
 
 
+def test_a_state_near_the_end_is_kept_while_the_text_goes_on(hybrid):
+    """With four checkpoints it was given up for those of what came behind it."""
+    cross = link(Context(hybrid, 8400, n_seq_max=2))
+    hot = Sampling(temperature=3.0, seed=3)
+    generator = Generator(cross, sampling=hot, draft=3, draft_sampler="argmax", prefix_cache="all")
+    text = [n % hybrid.hparams.n_vocab for n in range(5, 8005)]
+    first = write(generator, [*text, *[1] * 100], 8)
+    assert write(generator, [*first.prompt, *first.tokens, *[2] * 100], 8).n_cached == 8107
+    assert write(generator, [*text, *[3] * 100], 8).n_cached == 8100 - 128
+
+
 @pytest.mark.parametrize(("name", "kept"), [("demo", 20), ("demo:mimo2", 0)])
 def test_a_window_that_keeps_too_little_begins_anew(name, kept):
     """The text is that of a new generator, whatever memory a model has."""
