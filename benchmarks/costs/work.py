@@ -118,12 +118,13 @@ def _normalise(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops
 def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
     """Every tile reads all places that it sees; further tiles of their rows find them in L2.
 
-    Around all is a loop over sequences, and in it one over ranges. Scores are made in a loop for
-    each number of queries, of which a tile needs one; queries are weighed by a warp each; and of
-    values there is a loop over stages of rows, of which four are taken in in a turn.
+    Around all is a loop over sequences, and in it one over ranges; behind it is what the block that
+    ends last does, priced for all. Scores are made in a loop for each number of queries, of which
+    a tile needs one; queries are weighed by a warp each; and of values there is a loop over stages
+    of rows, of which four are taken in in a turn.
     """
     keys, macros = recorded.arguments[6], dict(recorded.kernel.defines)
-    n_rows, n_ranges, tile_rows, tile_heads = map(int, recorded.arguments[13:17])
+    n_rows, n_ranges, tile_rows, tile_heads = map(int, recorded.arguments[19:23])
     n_queries = min(tile_rows, n_rows) * tile_heads
     most, columns = int(macros["QUERIES"]), int(macros["COLUMNS"])
     of_range, of_sequence = code.loops()[-2:]
@@ -134,7 +135,7 @@ def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops
     n_chunks = 1 if n_keys > 2 else (4 if macros["TYPE"] == "2" else 8) // n_keys
     multiply_adds = n_keys * n_own * n_chunks * n_entries
     n_loads = n_chunks * n_own * n_entries // (16 if macros["TYPE"] == "2" else 4)
-    n_turns = int(recorded.arguments[20]) / n_entries / n_chunks
+    n_turns = int(recorded.arguments[28]) / n_entries / n_chunks
     scores = [
         loop
         for loop in code.innermost()
@@ -143,7 +144,8 @@ def _attention(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops
         and _count(code, loop, "FFMA") + 4 * _count(code, loop, "IDP") == multiply_adds
     ]
     loops[max(scores)] = n_turns  # those of half a range come first
-    weighing = max(code.innermost(), key=lambda loop: _count(code, loop, "SHFL"))
+    within = [loop for loop in code.innermost() if loop[1] < of_sequence[1]]
+    weighing = max(within, key=lambda loop: _count(code, loop, "SHFL"))
     loops[weighing] = -(-n_queries // _WARPS)
 
     width = int(macros["V_THREADS"]) * columns * 16 // n_entries
@@ -182,7 +184,7 @@ def _at_work(recorded: Recorded, depth: int) -> int:
     """Return the blocks of a launch that find something to do: of attention, those with a range."""
     if recorded.kernel.name != "attention":
         return math.prod(recorded.grid)
-    n_ranges, n_takers = int(recorded.arguments[14]), int(recorded.arguments[17])
+    n_ranges, n_takers = int(recorded.arguments[20]), int(recorded.arguments[23])
     return recorded.grid[0] // n_takers * min(n_ranges, -(-depth // RANGE))
 
 
@@ -198,7 +200,6 @@ OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {
                 "rope",
                 "remember",
                 "turn_and_store",
-                "merge",
                 "elementwise",
                 "embed",
                 "copy",

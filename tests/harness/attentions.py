@@ -1,7 +1,9 @@
 """Programs of one layer of attention, of every kind there is."""
 
+import numpy as np
 from programs import random_tensors
 
+from mtpcore.backends.base import CheckedBatch
 from mtpcore.graph import GraphBuilder, Outputs
 
 N_QUERIES = 38
@@ -46,3 +48,30 @@ def attention_tensors(widths, n_queries=N_QUERIES):
         7, embd=(20, 32), q=(n_queries * widths[0], 32), k=(2 * widths[0], 32),
         v=(2 * widths[1], 32), sinks=(n_queries,), bias=(10, n_queries),
     )  # fmt: skip
+
+
+def fill(runner, n):
+    """Let sequence 0 have n places of keys and values drawn at random."""
+    rng = np.random.default_rng(4)
+    memory = runner.memory.groups[0]
+    runner.memory.reserve({0: (0, n)})
+    for place in range(n):
+        values = rng.normal(size=memory.store.place_bytes // 4).astype(np.float32)
+        memory.store.write(*memory.pages.where(0, place), values.data.cast("B"))
+
+
+def together(runner, tokens, seqs, name="y"):
+    """Feed the next tokens of several sequences in one batch."""
+    length = runner.memory.length
+    places = np.array([length(seq) + (seqs[:i] == seq).sum() for i, seq in enumerate(seqs)])
+    runner.memory.reserve(
+        {seq: (length(seq), length(seq) + int((seqs == seq).sum())) for seq in set(seqs.tolist())}
+    )
+    batch = CheckedBatch(
+        tokens=tokens.astype(np.int32),
+        positions=places[:, None].astype(np.int32),
+        seq=seqs.astype(np.int32),
+        place=places.astype(np.int32),
+        outputs=np.zeros(0, np.int32),
+    )
+    return np.asarray(runner.plan.run(batch, runner.memory)[name])

@@ -49,10 +49,24 @@ BEFORE = ctypes.CFUNCTYPE(None)
 """What a launch that begins early calls where it waits for the one before."""
 
 
+class Loaded(NamedTuple):
+    """A kernel that can run, and of its parameters the arrays it writes to, and the counters."""
+
+    emulate: Any
+    written: tuple[int, ...]
+    counters: int | None
+
+
+class Array(ctypes.Structure):
+    """An array that a launch writes to."""
+
+    _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
 class Started(NamedTuple):
     """A launch, and the one before that it begins earlier than."""
 
-    loaded: Any
+    loaded: Loaded
     grid: tuple[int, ...]
     block: int
     arguments: tuple
@@ -151,19 +165,36 @@ class EmulatedDevice:
             defines = "".join(f"#define {key} {value}\n" for key, value in kernel.defines)
             source = (
                 f"{defines}{kernel.source}\n"
-                f'extern "C" bool emulate(void (*before)(), int grid_x, int grid_y, int grid_z, '
-                f"int threads, {parameters})\n{{ emulator::before = before; return emulator::run("
+                f'extern "C" bool emulate(void (*before)(), const emulator::Array *arrays, '
+                f"unsigned n_arrays, int grid_x, int grid_y, int grid_z, int threads, "
+                f"{parameters})\n{{ emulator::before = before; emulator::arrays = arrays; "
+                f"emulator::n_arrays = n_arrays; return emulator::run("
                 f"dim3{{(unsigned)grid_x, (unsigned)grid_y, (unsigned)grid_z}}, threads, "
                 f"[&] {{ {name}({names}); }}) && !emulator::before; }}"
             )
             stem = hashlib.sha256(source.encode()).hexdigest()[:32]
             built = self._build(
                 f"{stem}.so",
-                *("-shared", "-Winvalid-pch", "-include", HEADER.name, "-x", "c++", "-", "-lm"),
+                *(
+                    "-shared",
+                    "-Winvalid-pch",
+                    "-include",
+                    HEADER.name,
+                    "-x",
+                    "c++",
+                    "-",
+                    "-lstdc++",
+                    "-lm",
+                ),
                 text=source,
             )
-            self.loaded[kernel] = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)
-            self.loaded[kernel].restype = ctypes.c_bool
+            emulate = self.functions.setdefault(stem, ctypes.CDLL(built).emulate)
+            emulate.restype = ctypes.c_bool
+            of = dict(enumerate(p.strip() for p in parameters.split(",")))
+            counters = next((i for i, p in of.items() if p == "unsigned *counters"), None)
+            written = (i for i, p in of.items() if "*" in p and not p.startswith("const "))
+            kept = tuple(i for i in written if i != counters)
+            self.loaded[kernel] = Loaded(emulate, kept, counters)
         return self.loaded[kernel]
 
     def record(self, work):
@@ -262,11 +293,18 @@ class EmulatedDevice:
                 failed.append(error)
 
         wait = BEFORE(run_before) if started.before else BEFORE()
-        arguments = map(c_value, started.arguments)
-        is_done = started.loaded(wait, *started.grid, started.block, *arguments)
+        loaded, given = started.loaded, started.arguments
+        counters = None if loaded.counters is None else given[loaded.counters]
+        shared = [given[i].memory for i in loaded.written if counters and given[i]]
+        arrays = (Array * len(shared))(*((address(memory), memory.nbytes) for memory in shared))
+        grid = started.grid
+        arguments = map(c_value, given)
+        is_done = loaded.emulate(wait, arrays, len(arrays), *grid, started.block, *arguments)
         if failed:
             raise failed[0]
         assert is_done, "threads wait for each other forever, or never for the launch before"
+        if counters:
+            assert not counters.memory.any(), "a counter was not put back to zero"
         for argument in started.arguments:
             if isinstance(argument, DeviceArray):
                 begin = address(argument.memory)

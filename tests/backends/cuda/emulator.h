@@ -7,7 +7,8 @@
  * a GPU wants them (-fsanitize=alignment). A CTA finds noise in its shared memory. What is copied
  * there beside a thread lands when the thread waits for it, and not before; until then there is
  * noise. The launch before one that begins early runs when all threads of the first CTA wait for it:
- * what they read before is what was there before it.
+ * what they read before is what was there before it. Where CTAs count which of them ends last, what one
+ * writes is there for another only behind the fences of both.
  */
 #include <cmath>
 #include <cstddef>
@@ -15,6 +16,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
+#include <utility>
+#include <vector>
 
 #define MTPCORE_EMULATED
 #define __global__
@@ -55,6 +58,114 @@ struct Copy {
     int group, size;
 };
 
+/* An array that a launch writes to. */
+struct Array {
+    unsigned char *at;
+    size_t size;
+};
+
+/* What CTAs of a launch see of each other's writes, where they count who ends last. Each one finds the
+ * arrays as they were before the launch. What it has written when a thread fences is there for others
+ * once that thread has counted; and what others have shown like that is there for the CTA once a
+ * thread that has counted fences. When the launch ends all writes are there. */
+class Sharing {
+  public:
+    void watch(const Array *arrays, unsigned n_arrays)
+    {
+        chunks_.clear();
+        size_t size = 0;
+        for (unsigned i = 0; i < n_arrays; i++)
+            size += arrays[i].size;
+        for (Bytes *bytes : {&before_, &shown_, &made_})
+            bytes->resize(size);
+        size_t from = 0;
+        for (unsigned i = 0; i < n_arrays; i++)
+            for (size_t at = 0; at < arrays[i].size; at += CHUNK) {
+                const size_t left = arrays[i].size - at, n = left < CHUNK ? left : CHUNK;
+                chunks_.push_back({arrays[i].at + at, &before_[from], &shown_[from], &made_[from], n});
+                for (unsigned char *copy : {&before_[from], &shown_[from], &made_[from]})
+                    memcpy(copy, arrays[i].at + at, n);
+                from += n;
+            }
+    }
+
+    void begin_cta() { fenced_by_ = counted_by_ = NOBODY; }
+
+    void end_cta()
+    {
+        for (Chunk *chunk : changed()) {
+            add(chunk->made, chunk->at, *chunk);
+            memcpy(chunk->at, chunk->before, chunk->size);
+        }
+    }
+
+    void end_launch()
+    {
+        for (Chunk &chunk : chunks_)
+            memcpy(chunk.at, chunk.made, chunk.size);
+    }
+
+    void fence(unsigned thread)
+    {
+        if (counted_by_ == thread)
+            for (Chunk &chunk : chunks_)
+                if (chunk.is_shown) {
+                    Bytes all(chunk.shown, chunk.shown + chunk.size);
+                    add(all.data(), chunk.at, chunk);
+                    memcpy(chunk.at, all.data(), chunk.size);
+                }
+        fenced_.clear();
+        for (Chunk *chunk : changed())
+            fenced_.push_back({chunk, Bytes(chunk->at, chunk->at + chunk->size)});
+        fenced_by_ = thread;
+    }
+
+    void count(unsigned thread)
+    {
+        if (fenced_by_ == thread)
+            for (const auto &[chunk, bytes] : fenced_) {
+                add(chunk->shown, bytes.data(), *chunk);
+                chunk->is_shown = true;
+            }
+        counted_by_ = thread;
+    }
+
+  private:
+    typedef std::vector<unsigned char> Bytes;
+
+    static const size_t CHUNK = 4096;
+    static const unsigned NOBODY = ~0u;
+
+    struct Chunk { /* of an array, and what is known of it */
+        unsigned char *at, *before, *shown, *made;
+        size_t size;
+        bool is_shown = false;
+    };
+
+    /* What the CTA has written, or was shown. */
+    std::vector<Chunk *> changed()
+    {
+        std::vector<Chunk *> found;
+        for (Chunk &chunk : chunks_)
+            if (memcmp(chunk.at, chunk.before, chunk.size))
+                found.push_back(&chunk);
+        return found;
+    }
+
+    /* Adds what differs from what was there before the launch. */
+    static __attribute__((noinline, optimize("O3"))) void
+    add(unsigned char *to, const unsigned char *from, const Chunk &chunk)
+    {
+        for (size_t i = 0; i < chunk.size; i++)
+            to[i] = from[i] != chunk.before[i] ? from[i] : to[i];
+    }
+
+    std::vector<Chunk> chunks_;
+    std::vector<std::pair<Chunk *, Bytes>> fenced_;
+    unsigned fenced_by_ = NOBODY, counted_by_ = NOBODY;
+    Bytes before_, shown_, made_;
+};
+
 /* A thread. Its first switch is one of contexts, which asks the kernel for the signal mask; all
  * others are GCC's own jumps from one thread to the next, much quicker than setjmp's. */
 struct Fiber {
@@ -75,6 +186,9 @@ static Fiber fibers[MOST_THREADS];
 static Copy copies[MOST_THREADS][MOST_COPIES];
 static Warp warps[MOST_THREADS / WARP];
 static Meeting cta, early;
+static Sharing sharing;
+static const Array *arrays; /* of a launch whose CTAs count each other */
+static unsigned n_arrays;
 static void (*before)(); /* runs the launch before, which has not been waited for */
 static void (*run_thread)(const void *kernel);
 static const void *body;
@@ -178,6 +292,7 @@ static __attribute__((noinline)) void go_round()
 static bool run_cta(unsigned threads)
 {
     memset(__start_shared, 0xff, __stop_shared - __start_shared); /* NaN, and -1 */
+    sharing.begin_cta();
     for (unsigned warp = 0; warp < n_places / WARP; warp++)
         warps[warp].meeting = Meeting();
     cta = early = Meeting();
@@ -192,12 +307,15 @@ static bool run_cta(unsigned threads)
     }
     for (;;) {
         go_round();
-        if (!left)
+        if (!left) {
+            sharing.end_cta();
             return true;
+        }
         if (!before || early.arrived != (int)left)
             return false; /* a meeting that some threads never join */
         before();
         before = nullptr;
+        sharing.watch(arrays, n_arrays);
         early.round++;
     }
 }
@@ -209,6 +327,7 @@ static bool run(const dim3 &grid, unsigned threads, const Kernel &kernel)
     run_thread = [](const void *given) { (*(const Kernel *)given)(); };
     body = &kernel;
     launches++;
+    sharing.watch(arrays, n_arrays);
     const unsigned n_warps = (threads + WARP - 1) / WARP, n_ctas = grid.x * grid.y * grid.z;
     n_places = n_warps * WARP;
     for (unsigned i = 0; i < n_places; i++)
@@ -219,6 +338,7 @@ static bool run(const dim3 &grid, unsigned threads, const Kernel &kernel)
         if (!run_cta(threads))
             return false;
     }
+    sharing.end_launch();
     return true;
 }
 
@@ -299,6 +419,17 @@ template <class T> static T atomicAdd(T *at, T value) /* threads take turns at m
     *at += value;
     return before;
 }
+
+/* Counts from 0 to `most`, and from there on again. */
+static unsigned atomicInc(unsigned *at, unsigned most)
+{
+    emulator::sharing.count(emulator::current);
+    const unsigned before = *at;
+    *at = before >= most ? 0 : before + 1;
+    return before;
+}
+
+static void __threadfence() { emulator::sharing.fence(emulator::current); }
 
 static float __fadd_rn(float a, float b) { return a + b; }
 static float __fmul_rn(float a, float b) { return a * b; }

@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from harness.attentions import ATTENTIONS, attention_program, attention_tensors
+from harness.attentions import (
+    ATTENTIONS,
+    attention_program,
+    attention_tensors,
+    fill,
+    together,
+)
 from harness.cuda_definition import definition
 
 from mtpcore.backends.base import CheckedBatch
@@ -27,16 +33,6 @@ def pair(device, name, widths, n_queries=N_QUERIES, **options):
         Runner(backend, program, Weights(tensors), **options)
         for backend in (CudaBackend(device), definition())
     ]
-
-
-def fill(runner, n):
-    """Let sequence 0 have n places of keys and values drawn at random."""
-    rng = np.random.default_rng(4)
-    memory = runner.memory.groups[0]
-    runner.memory.reserve({0: (0, n)})
-    for place in range(n):
-        values = rng.normal(size=memory.store.place_bytes // 4).astype(np.float32)
-        memory.store.write(*memory.pages.where(0, place), values.data.cast("B"))
 
 
 def same(made, wanted):
@@ -154,23 +150,6 @@ def test_a_lone_row_has_no_takers_but_one(emulated, monkeypatch):
     monkeypatch.setattr(launching, "Launch", note)
     runner.feed([3])
     assert grids == [(2, 1)]  # two key heads, one range
-
-
-def together(runner, tokens, seqs):
-    """Feed the next tokens of several sequences in one batch."""
-    length = runner.memory.length
-    places = np.array([length(seq) + (seqs[:i] == seq).sum() for i, seq in enumerate(seqs)])
-    runner.memory.reserve(
-        {seq: (length(seq), length(seq) + int((seqs == seq).sum())) for seq in set(seqs.tolist())}
-    )
-    batch = CheckedBatch(
-        tokens=tokens.astype(np.int32),
-        positions=places[:, None].astype(np.int32),
-        seq=seqs.astype(np.int32),
-        place=places.astype(np.int32),
-        outputs=np.zeros(0, np.int32),
-    )
-    return np.asarray(runner.plan.run(batch, runner.memory)["y"])
 
 
 def test_window_s_rows_in_two_ranges(device):

@@ -68,7 +68,7 @@ def test_what_launches_have_written_is_read_after_the_wait(kernel):
 
 def test_what_a_layer_launches_begins_early():
     products = {"matmul", "matmul_float"}
-    assert {kernel.name for kernel in EARLY} >= products | {"normalise", "quantise", "merge"}
+    assert {kernel.name for kernel in EARLY} >= products | {"normalise", "quantise"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,6 @@ def test_what_a_layer_launches_begins_early():
         ("matmul_float", "const float *x"),
         ("normalise", "const float *x"),
         ("quantise", "const float *x"),
-        ("merge", "const Visible *visible_of_rows"),
         ("turn_and_store", "const float *q"),
         ("turn_and_store", "const int *positions"),
     ],

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mtpcore.backends.cuda import compile as compiling
+
 HALVES = """
 extern "C" __global__ void __launch_bounds__(64)
     halves(const float *__restrict__ x, float *__restrict__ y, int n)
@@ -219,3 +221,67 @@ def test_an_early_launch_that_never_waits_shows(emulated):
     emulated.launch(second, (1, 1), 64, (x, x, y), is_early=True)
     with pytest.raises(AssertionError, match="never for the launch before"):
         emulated.finish()
+
+
+LAST = """
+extern "C" __global__ void __launch_bounds__(64)
+    last(const float *__restrict__ x, float *y, float *sums, unsigned *counters)
+{
+    y[blockIdx.x * 64 + threadIdx.x] = x[blockIdx.x * 64 + threadIdx.x] + 1.0f;
+    if (!ends_last(counters, gridDim.x))
+        return;
+    float sum = 0.0f;
+    for (int i = 0; i < (int)gridDim.x; i++)
+        sum += y[i * 64 + (threadIdx.x ^ 63)];
+    sums[threadIdx.x] = sum;
+}
+"""
+COUNT = "atomicInc(counter, n_ctas - 1)"
+
+
+def sums_of_last(device, left_out, instead=""):
+    """Let the CTA that ends last add what all have made, four times."""
+    text = compiling._text("last.cuh")
+    assert left_out in text
+    loaded = device.load(Source(text.replace(left_out, instead) + LAST))
+    x = np.arange(5 * 64, dtype=np.float32)
+    counters = device.upload(np.zeros(1, np.uint32))
+    made = []
+    for _ in range(4):
+        y, sums = device.empty((5, 64), np.float32), device.empty((64,), np.float32)
+        device.launch(loaded, (5, 1), 64, (device.upload(x), y, sums, counters))
+        made.append(device.download(sums, 64))
+        assert np.array_equal(device.download(y, 5).reshape(-1), x + 1)
+    wanted = (x.reshape(5, 64) + 1).sum(axis=0)[::-1]
+    return [np.array_equal(own, wanted) for own in made]
+
+
+def test_the_cta_that_ends_last_finds_what_all_have_made(emulated):
+    assert all(sums_of_last(emulated, ""))
+
+
+@pytest.mark.parametrize(
+    "left_out", ["__threadfence();\n        n_before", "__threadfence();\n    }"]
+)
+def test_a_missing_fence_shows(emulated, left_out):
+    """In every launch, on either side."""
+    kept = left_out.removeprefix("__threadfence();")
+    assert not any(sums_of_last(emulated, left_out, kept))
+
+
+@pytest.mark.parametrize(
+    "left_out", ["__syncthreads(); /* all threads have", "__syncthreads();\n    return"]
+)
+def test_a_missing_barrier_around_a_count_shows(emulated, left_out):
+    kept = left_out.removeprefix("__syncthreads();")
+    assert not all(sums_of_last(emulated, left_out, kept))
+
+
+def test_a_counter_that_is_not_put_back_shows(emulated):
+    with pytest.raises(AssertionError, match="not put back to zero"):
+        sums_of_last(emulated, COUNT, COUNT.replace(" - 1", ""))
+
+
+def test_a_cta_that_reads_what_another_wrote_shows(emulated):
+    """Though it has run before: a GPU does not say which one does."""
+    assert not any(sums_of_last(emulated, COUNT, "n_ctas - 1"))

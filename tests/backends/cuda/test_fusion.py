@@ -4,19 +4,22 @@ import msgspec
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
+from harness.attentions import fill, together
 from harness.families import FAMILIES
+from harness.generated import random_matrix
 from harness.random_graphs import random_graphs
 from harness.random_programs import random_batches, random_programs
 from harness.random_text import N_CTX, Text, assert_same_bits, feed
 from harness.search import searching
 from hypothesis import HealthCheck, given, note
 from hypothesis import strategies as st
-from programs import random_tensors
+from programs import Raw, random_tensors
 
 from mtpcore import Batch
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda import plan as planning
 from mtpcore.backends.cuda.fusion import fuse, leave_alone
+from mtpcore.backends.cuda.launch import attention as attending
 from mtpcore.graph import GraphBuilder, Outputs
 from mtpcore.testing import Runner, Weights
 
@@ -130,9 +133,9 @@ def layers(n, attend, feed_forward):
 @pytest.mark.parametrize(
     ("attend", "feed_forward", "n_single", "n_fused"),
     [
-        (grouped_attention, dense, 25, 10),
-        (grouped_attention, experts, 31, 14),
-        (latent_attention, dense, 38, 28),
+        (grouped_attention, dense, 24, 9),
+        (grouped_attention, experts, 30, 13),
+        (latent_attention, dense, 37, 27),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 40])
@@ -196,3 +199,57 @@ def test_rows_are_sorted_once_unless_others_were_sorted_between(
         for way in (fuse, unfused)
     ]
     assert made[0] == made[1]
+
+
+def tensors_of(kinds, **shapes):
+    """Return tensors of any type each, of values that keep their size."""
+    rng = np.random.default_rng(3)
+    return {
+        f"{name}.weight": Raw(random_matrix(rng, kinds.get(name, "F32"), *shape),
+                              kinds.get(name, "F32"), shape)
+        for name, shape in shapes.items()
+    }  # fmt: skip
+
+
+def kernels_of(runner, n_rows):
+    """Return the names of the kernels of a run of so many rows, as the last one was."""
+    plan = runner.plan
+    launches = [launch for do, step, _ in plan._steps for launch in do(step, n_rows)]
+    return [launch.kernel.name for launch in launches]
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_heads", "n_key_heads", "width"),
+    [("Q8_0", 4, 2, 32), ("Q8_0", 4, 4, 8), ("Q4_0", 8, 1, 20), ("Q4_K", 8, 2, 64),
+     ("Q4_K", 4, 2, 64), ("Q4_K", 64, 2, 4)],
+)  # fmt: skip
+@pytest.mark.parametrize("many", [1, 1 << 30], ids=["own ranges", "ranges of others"])
+def test_attention_becomes_codes_where_its_ranges_are_taken_together(
+    emulated, monkeypatch, kind, n_heads, n_key_heads, width, many
+):
+    """Of a key head, or of all where its values are no whole blocks; of several sequences."""
+    monkeypatch.setattr(attending, "_MANY_BLOCKS", many)
+    shapes = {"embd": (20, 32), "q": (n_heads * width, 32), "o": (32, n_heads * width)}
+    shapes |= {name: (n_key_heads * width, 32) for name in ("k", "v")}
+    tensors = tensors_of({"o": kind}, **shapes)
+    g = GraphBuilder("attention", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    q, k, v = (
+        g.split_heads(g.matmul(x, f"{name}.weight"), n)
+        for name, n in (("q", n_heads), ("k", n_key_heads), ("v", n_key_heads))
+    )
+    y = g.attention(q, k, v, layer=0, scale=0.2)
+    program = g.finish(Outputs(hidden=g.matmul(g.merge_heads(y), "o.weight")))
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64, n_ctx=1024)
+        for way in (fuse, unfused)
+    ]
+    for runner in runners:
+        fill(runner, 600)
+    for n_rows, n_seqs in ((1, 1), (6, 3), (19, 2)):
+        tokens, seqs = np.arange(n_rows), np.arange(n_rows) % n_seqs
+        outs = [together(runner, tokens, seqs, "hidden") for runner in runners]
+        assert np.isfinite(outs).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+    assert kernels_of(runners[0], 1) == ["embed", *["matmul_float"] * 3, "remember", "remember",
+                                         "attention", "matmul"]  # fmt: skip

@@ -5,8 +5,9 @@
  * numbers is taken in after the other. A score is one chain over the key's width, times the scale,
  * plus a bias by distance; CODED queries become codes, too, and a chain's links are blocks of 64. A
  * page's weights are summed in sixteen lanes (number p in lane p mod 16) and a tree, and values number
- * after number. merge.cu takes ranges together; where there is room for the sums of one range alone
- * (n_ranges 1), a CTA goes through all of them and takes them together itself, in the same way.
+ * after number. Of the CTAs that have ranges of the same heads and rows, the one that ends last takes
+ * these together (merge.cuh). Where there is room for the sums of one range alone (n_ranges 1), a CTA
+ * goes through all of them and takes each in when it is made, in the same way.
  *
  * A CTA takes a tile: up to QUERIES queries, which are heads of consecutive rows of one sequence, and
  * reads each key and each value once for all of them. A query takes in what its own row sees and
@@ -20,10 +21,13 @@
  * Grid: (tiles of rows * key heads * tiles of heads * takers, ranges). Block: 256.
  */
 #include "copies.cuh"
+#include "early.cuh"
 #include "float16.cuh"
 #include "functions.cuh"
+#include "last.cuh"
 #include "quantise.cuh"
 #include "visible.cuh"
+#include "merge.cuh"
 #include "stored.cuh"
 
 #define THREADS 256
@@ -112,6 +116,7 @@ struct Tile {
     int at[RANGE];                /* the slots of a range's numbers */
     int first_row, n_rows, taker; /* of the launch, and which of its sequences are taken */
     int next, n_seqs;             /* rows and sequences that were gone through */
+    int unit, n_ctas;             /* whose ranges are taken together, and how many have them */
     Taken taken;
     Place keys_of_head, values_of_head;
 };
@@ -617,10 +622,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
               const int *__restrict__ places, const int *__restrict__ parents,
               const Visible *__restrict__ visible_of_rows, const int *__restrict__ tables,
               const char *__restrict__ keys, const float *__restrict__ bias,
-              float *__restrict__ sums, int pitch, long long v_begin, int n_entries, int first_row,
-              int n_rows, int n_ranges, int tile_rows, int tile_heads, int n_takers,
-              int n_key_heads, int n_shared, int k_width, int v_width, int kept_width, int furthest,
-              float scale)
+              const float *__restrict__ sinks, float *sums, float *y, signed char *codes,
+              float *scales, short *sums_of_codes, unsigned *counters, int pitch, long long v_begin,
+              int n_entries, int first_row, int n_rows, int n_ranges, int tile_rows, int tile_heads,
+              int n_takers, int n_key_heads, int n_shared, int n_joined, int block, int k_width,
+              int v_width, int kept_width, int furthest, float scale)
 {
     __shared__ Tile tile;
     const int warp = threadIdx.x >> 5, group = threadIdx.x / V_THREADS;
@@ -640,12 +646,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const int key_head = of_takers / n_head_tiles % n_key_heads;
             tile.first_row = first_row + first_of_tile, tile.n_rows = n_of_tile;
             tile.taker = blockIdx.x % n_takers, tile.next = tile.n_seqs = 0;
+            tile.unit = of_takers / n_head_tiles / n_joined;
+            tile.n_ctas = n_joined * n_head_tiles * n_takers * gridDim.y;
             tile.taken.first_head = key_head * n_shared + head_tile * tile_heads;
             tile.taken.n_heads = smaller(n_shared - head_tile * tile_heads, tile_heads);
             tile.keys_of_head = place_of(0, n_key_heads, k_width, key_head);
             tile.values_of_head = place_of(v_begin, n_key_heads, kept_width, key_head);
         }
     }
+
+    let_next_begin();
 
     /* The rows of a tile are of one sequence or several, and takers take them in turns. */
     const Taken &taken = tile.taken;
@@ -655,7 +665,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             tile.taken = next_taken(tile, n_takers, blockIdx.y);
         __syncthreads();
         if (taken.n_rows == 0)
-            return;
+            break;
         if (threadIdx.x < taken.n_queries) {
             const size_t of_row = taken.row + threadIdx.x / taken.n_heads;
             const size_t head = taken.first_head + threadIdx.x % taken.n_heads;
@@ -751,7 +761,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             if (kept) {
                 float top = tile.tops[threadIdx.x], total = tile.totals[threadIdx.x];
                 kept += v_width;
-                if (follows(threadIdx.x)) { /* as in merge.cu */
+                if (follows(threadIdx.x)) { /* as in merge.cuh */
                     const float highest = top > kept[0] ? top : kept[0];
                     const float before = exponential(kept[0] - highest);
                     const float now = exponential(top - highest);
@@ -781,5 +791,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 tile.taken.first += gridDim.y * RANGE;
             __syncthreads();
         }
+    }
+
+    /* Heads that share `n_joined` key heads become whole blocks of codes, or rows of y. */
+    const int unit = tile.unit;
+    if (!ends_last(counters + unit, tile.n_ctas))
+        return;
+    const Attended to = {y, codes, scales, sums_of_codes, block};
+    const int first_head = unit * n_joined % n_key_heads * n_shared;
+    const int n_values = n_joined * n_shared * v_width, n_of_unit = block ? block : 32;
+    const int n_units = (n_values + n_of_unit - 1) / n_of_unit;
+    for (int i = threadIdx.x >> 5; i < tile.n_rows * n_units; i += WARPS) {
+        const int row = i / n_units, lane = threadIdx.x & 31;
+        const size_t own = tile.first_row + row;
+        const Visible &seen = tile.rows[row];
+        const int n_seen =
+            seen.begin < seen.end ? (seen.end - 1) / RANGE - seen.begin / RANGE + 1 : 0;
+        const auto head_of = [&](int number) {
+            const size_t head = (own - first_row) * heads.n_heads + first_head + number;
+            return Head{sums + head * n_ranges * (v_width + 2),
+                        sinks ? sinks + first_head + number : 0, smaller(n_seen, n_ranges),
+                        v_width};
+        };
+        const size_t before = (own * heads.n_heads + first_head) * v_width;
+        if (block == 256)
+            store_merged<8>(to, head_of, before, i % n_units * 256 + lane * 8, n_values);
+        else
+            store_merged<1>(to, head_of, before, i % n_units * 32 + lane, n_values);
     }
 }

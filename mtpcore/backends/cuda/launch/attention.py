@@ -8,7 +8,7 @@ import numpy as np
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
-from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
 from mtpcore.backends.cuda.store import StoredLayer
 from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
@@ -57,7 +57,6 @@ _ATTENTION = {
     for shape in _SHAPES
     for is_aligned in (True, False)
 }
-_MERGE = {block: Kernel("merge", (("BLOCK", str(block)),)) for block in (0, 32, 256)}
 _TURN_AND_STORE = {
     (dtype, style): Kernel("turn_and_store", (("TYPE", str(i)), ("PAIRS", str(pairs))))
     for dtype, i in _TYPES.items()
@@ -66,7 +65,6 @@ _TURN_AND_STORE = {
 KERNELS = (
     *_REMEMBER.values(),
     *_ATTENTION.values(),
-    *_MERGE.values(),
     *_TURN_AND_STORE.values(),
 )
 
@@ -170,6 +168,10 @@ def _attend(
     of_row = n_values * visible.most_ranges
     size = min(max(_MOST_SUMS, of_row), q.shape[0] * of_row)
     sums = step.scratch("sums", (size,), np.float32)
+    counters = counters_for(step, q.shape[0] * layer.n_heads)
+    block = codes.block if codes else 0
+    has_whole_blocks = not block or n_shared * v_width % block == 0
+    n_joined = 1 if has_whole_blocks else layer.n_heads
     most_rows = size // (n_values * n_ranges)
     launches = []
     for first in range(0, n_rows, most_rows):
@@ -179,23 +181,18 @@ def _attend(
         grid = (n_tiles * n_takers, n_ranges)
         sizes = (
             *(table.shape[1], first, n, n_ranges, tile.n_rows, tile.n_heads, n_takers),
-            *(layer.n_heads, n_shared, k_width, v_width, layer.kept_width, furthest),
+            *(layer.n_heads, n_shared, n_joined, block),
+            *(k_width, v_width, layer.kept_width, furthest),
         )
         arguments = (
-            *(q, rows.seq, rows.place, rows.parent, visible.array, table, layer.rows, bias, sums),
+            *(q, rows.seq, rows.place, rows.parent, visible.array, table, layer.rows, bias, sinks),
+            *(sums, None if codes else y, *arrays_of(codes), counters),
             np.int32(layer.rows.shape[1]),
             np.int64(layer.v_begin),
             *map(np.int32, sizes),
             np.float32(step.attrs["scale"]),
         )
         launches.append(Launch(kernel, grid, arguments))
-        merging = (
-            *(sums, visible.array, sinks, None if codes else y, *arrays_of(codes)),
-            *map(np.int32, (first, n_ranges, n_heads, v_width)),
-        )
-        block = codes.block if codes else 0
-        n_merging = -(-n_heads * v_width // (block * THREADS // 32)) if codes else n_heads
-        launches.append(Launch(_MERGE[block], (n, n_merging), merging, is_early=True))
     return launches
 
 

@@ -12,7 +12,16 @@ from numpy.typing import DTypeLike, NDArray
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import Device, DeviceArray
 
-__all__ = ["THREADS", "Launch", "Launcher", "Step", "blocks_of", "n_of_row", "start"]
+__all__ = [
+    "THREADS",
+    "Launch",
+    "Launcher",
+    "Step",
+    "blocks_of",
+    "counters_for",
+    "n_of_row",
+    "start",
+]
 
 THREADS = 256
 
@@ -69,3 +78,8 @@ def n_of_row(array: DeviceArray) -> int:
 def blocks_of(n: int) -> int:
     """Return how many blocks give each of n values a thread."""
     return -(-n // THREADS)
+
+
+def counters_for(step: Step, n: int) -> DeviceArray:
+    """Return n counters or more, all zero; a launch that counts leaves them so (``last.cuh``)."""
+    return step.constant(np.zeros(1 << max(n - 1, 0).bit_length(), np.uint32))

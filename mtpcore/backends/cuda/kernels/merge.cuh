@@ -1,15 +1,6 @@
 /* y = what a head attends to: the sums of its ranges (attention.cu), taken together in order, and
  * divided by the sum of weights. A sink is one more score, of a value of zeros.
- *
- * Where BLOCK is not 0, the row of all heads becomes codes (quantise.cuh), BLOCK values to a warp, and
- * there is no y. Grid: (rows, heads), or (rows, blocks of a row / 8 rounded up). Block: 256.
  */
-#include "early.cuh"
-#include "functions.cuh"
-#include "quantise.cuh"
-#include "visible.cuh"
-
-#define THREADS 256
 #define AT_ONCE 4 /* ranges that are asked for together */
 
 /* The sums of a head's ranges, which lie one after the other. */
@@ -71,46 +62,38 @@ static __device__ __forceinline__ void merged(float (&out)[N], const Head &head,
         out[i] = __fdiv_rn(out[i], total);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    merge(const float *sums, const Visible *visible_of_rows, const float *__restrict__ sinks,
-          float *__restrict__ y, signed char *__restrict__ codes, float *__restrict__ scales,
-          short *__restrict__ sums_of_codes, int first_row, int n_ranges, int n_heads, int v_width)
+/* Where rows of all heads go: to y, or where `block` is not 0 to codes of as many values each. */
+struct Attended {
+    float *y;
+    signed char *codes;
+    float *scales;
+    short *sums;
+    int block;
+};
+
+/* Stores values `at` .. of heads, N in each lane of a warp, behind `before` others of all rows. There
+ * are `n_values` of them, and `head_of` has the sums of each head. */
+template <int N, class HeadOf>
+static __device__ __forceinline__ void store_merged(const Attended &to, const HeadOf &head_of,
+                                                    size_t before, int at, int n_values)
 {
-    wait_for_launches();
-    let_next_begin();
-    const int row = blockIdx.x, t = first_row + row;
-    const Visible visible = visible_of_rows[t];
-    const int n_of_row =
-        visible.begin < visible.end ? (visible.end - 1) / RANGE - visible.begin / RANGE + 1 : 0;
-    const int n = n_of_row < n_ranges ? n_of_row : n_ranges; /* one where they are merged already */
-    const auto head_of = [&](int number) {
-        const float *of_head = sums + ((size_t)row * n_heads + number) * n_ranges * (v_width + 2);
-        return Head{of_head, sinks ? sinks + number : 0, n, v_width};
-    };
-#if BLOCK
-    const int n_blocks = n_heads * v_width / BLOCK;
-    const int block = blockIdx.y * (THREADS / 32) + (threadIdx.x >> 5);
-    if (block >= n_blocks) /* a whole warp */
-        return;
-    const int first = block * BLOCK + (threadIdx.x & 31) * (BLOCK / 32);
-    float value[BLOCK / 32];
-    if (v_width % (BLOCK / 32) == 0) /* all of one head */
-        merged(value, head_of(first / v_width), first % v_width);
-    else
+    const int v_width = head_of(0).v_width;
+    float value[N] = {};
+    if (N == 1 || v_width % N == 0) { /* all of one head */
+        if (at < n_values)
+            merged(value, head_of(at / v_width), at % v_width);
+    } else {
 #pragma unroll 1
-        for (int i = 0; i < BLOCK / 32; i++) {
+        for (int i = 0; i < N; i++) {
             float own[1];
-            merged(own, head_of((first + i) / v_width), (first + i) % v_width);
+            merged(own, head_of((at + i) / v_width), (at + i) % v_width);
 #pragma unroll /* registers have no index that is made at run time */
-            for (int j = 0; j < BLOCK / 32; j++)
+            for (int j = 0; j < N; j++)
                 value[j] = i == j ? own[0] : value[j];
         }
-    store_block(value, (size_t)t * n_blocks + block, codes, scales, sums_of_codes);
-#else
-    for (int d = threadIdx.x; d < v_width; d += THREADS) {
-        float own[1];
-        merged(own, head_of(blockIdx.y), d);
-        y[((size_t)t * n_heads + blockIdx.y) * v_width + d] = own[0];
     }
-#endif
+    if (to.block)
+        store_block(value, (before + at) / (32 * N), to.codes, to.scales, to.sums);
+    else if (at < n_values)
+        to.y[before + at] = value[0];
 }
