@@ -23,7 +23,7 @@ from costs.gpus import GPUS, LOADED, MEASURED_COPY, Gpu
 from costs.launches import MODELS, Recorded, Recorder, packed_shapes, passes, write_hole
 from costs.model import Launched, Price, price, resident
 from costs.sass import Code, disassemble, find_disassembler
-from costs.work import OF_KERNEL, launched
+from costs.work import OF_KERNEL, launched, makes_codes, of_most
 from cuda_kernels import RESULT as KERNEL_TABLE
 from cuda_kernels import label
 from gguf import GGMLQuantizationType as Type
@@ -94,23 +94,25 @@ class Compiled:
 
     def __init__(self, disassembler: str) -> None:
         self._disassembler = disassembler
-        self._codes: dict[tuple[Kernel, str], Code] = {}
+        self._codes: dict[tuple[Kernel, str, bool], Code] = {}
         self._launches: dict[tuple[str, str], Launched] = {}
         self._prices: dict[tuple[str, str], Price] = {}
 
-    def code(self, kernel: Kernel, architecture: str) -> Code:
-        """Return a kernel's instructions."""
-        key = (kernel, architecture)
+    def code(self, recorded: Recorded, architecture: str) -> Code:
+        """Return the instructions of a launch's blocks."""
+        kernel = recorded.kernel
+        key = (kernel, architecture, makes_codes(recorded))
         if key not in self._codes:
             cubin = compile_kernel(kernel, architecture)
-            self._codes[key] = disassemble(cubin, architecture, self._disassembler)
+            whole = disassemble(cubin, architecture, self._disassembler)
+            self._codes[key] = of_most(recorded, whole)
         return self._codes[key]
 
     def launched(self, recorded: Recorded, architecture: str) -> Launched:
         """Return what a launch does."""
         key = (str(recorded), architecture)
         if key not in self._launches:
-            code = self.code(recorded.kernel, architecture)
+            code = self.code(recorded, architecture)
             self._launches[key] = launched(recorded, code, DEPTH)
         return self._launches[key]
 
@@ -119,7 +121,7 @@ class Compiled:
         key = (str(recorded), gpu.name)
         if key not in self._prices:
             registers, shared = taken(recorded.kernel, gpu.architecture)
-            code = self.code(recorded.kernel, gpu.architecture)
+            code = self.code(recorded, gpu.architecture)
             launch = self.launched(recorded, gpu.architecture)
             self._prices[key] = price(gpu, code, launch, registers, shared)
         return self._prices[key]
@@ -194,7 +196,7 @@ def _said(found: Price) -> str:
 
 
 def _counted(compiled: Compiled, recorded: Recorded, kind: int) -> list[str]:
-    code = compiled.code(recorded.kernel, "sm_90")
+    code = compiled.code(recorded, "sm_90")
     launch = compiled.launched(recorded, "sm_90")
     registers, shared = taken(recorded.kernel, "sm_90")
     counts, fixed = code.counts(launch.loops), code.counts(dict.fromkeys(launch.loops, 0.0))

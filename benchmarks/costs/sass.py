@@ -229,6 +229,10 @@ class Code:
             found[self.instructions[at].pipe] += times  # type: ignore[assignment]
         return found
 
+    def until(self, at: int) -> Code:
+        """Return the instructions before one, where the kernel ends."""
+        return Code([*self.instructions[:at], Instruction.of("", "EXIT", "")], self.architecture)
+
     def body(self, loop: tuple[int, int]) -> list[Instruction]:
         """Return a loop's instructions."""
         return self.instructions[loop[0] : loop[1] + 1]
@@ -285,6 +289,8 @@ class Code:
             if instruction.name.startswith("DEPBAR"):
                 kept = int(instruction.operands.rsplit("0x", 1)[-1], 16)
                 now = max([now, *groups[: len(groups) - kept]])
+            if instruction.name.startswith("MEMBAR"):  # what was written has to arrive
+                now += pace.l2
             if instruction.name == "LDGDEPBAR":
                 groups.append(open_group)
                 open_group = 0.0
@@ -346,6 +352,8 @@ def _takes(instruction: Instruction, is_streamed: object, pace: Pace) -> float:
     name = instruction.name
     if name.startswith(("LDGSTS", "LDG", "LD.E")):
         return pace.memory if is_streamed else pace.l2
+    if name.startswith("ATOM"):
+        return pace.l2
     if name.startswith(_CONSTANT) or name.startswith(("S2R", "S2UR")):
         return pace.constant
     if instruction.pipe == "load":

@@ -14,7 +14,7 @@ from costs.sass import Code
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.visible import RANGE
 
-__all__ = ["OF_KERNEL", "launched"]
+__all__ = ["OF_KERNEL", "launched", "makes_codes", "of_most"]
 
 Loops = dict[tuple[int, int], float]
 
@@ -35,6 +35,27 @@ def launched(recorded: Recorded, code: Code, depth: int) -> Launched:
     """Return a launch as the model of cost takes it; ``depth`` places are in the KV cache."""
     n_bytes, loops, streamed = OF_KERNEL[recorded.kernel.name](recorded, code, depth)
     return Launched(_at_work(recorded, depth), recorded.block, n_bytes, loops, streamed)
+
+
+def of_most(recorded: Recorded, code: Code) -> Code:
+    """Return the instructions of a launch's blocks, without what the last of several does.
+
+    That one of products makes codes, where there are counters; all others stop when they counted.
+    """
+    macros = dict(recorded.kernel.defines)
+    if recorded.kernel.name != "matmul" or macros["ROW_TILES"] != "1":
+        return code
+    names = [(at, i.name, i.guard) for at, i in enumerate(code.instructions)]
+    fences = [at for at, name, _ in names if name.startswith("MEMBAR")]
+    ends = [at for at, name, guard in names if name.startswith("EXIT") and guard]
+    if makes_codes(recorded):
+        return code.until(min(at for at in ends if at > fences[-1]))
+    return code.until(max(at for at in ends if at < fences[0]))
+
+
+def makes_codes(recorded: Recorded) -> bool:
+    """Whether blocks of a product count each other, and the last ones make codes."""
+    return recorded.kernel.name == "matmul" and recorded.arguments[31] is not None
 
 
 def _bytes(array: Any) -> int:

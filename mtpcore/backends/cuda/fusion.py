@@ -28,8 +28,10 @@ class Group(msgspec.Struct, frozen=True):
     are read elsewhere, too. Where it is None, the products read rows that are there. ``ropes`` turn
     the queries and keys of a maker that is attention. ``route`` reads a norm's rows, and its choice
     is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
-    to something that was there before. ``is_sorted`` says that the last group that sorted rows did
-    so by the experts of this one's products. A node that stands alone is the maker.
+    to something that was there before. ``followers`` are groups whose makers take two of the
+    products together, a gate and what it lets through; their nodes are this group's, too.
+    ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
+    products. A node that stands alone is the maker.
     """
 
     nodes: tuple[Node, ...]
@@ -38,6 +40,7 @@ class Group(msgspec.Struct, frozen=True):
     route: Node | None = None
     products: tuple[Node, ...] = ()
     total: Node | None = None
+    followers: tuple[Group, ...] = ()
     is_kept: bool = True
     is_sorted: bool = False
 
@@ -57,15 +60,21 @@ def fuse(program: Program, block_of: Callable[[Node], int]) -> list[Group]:
         How many activations share a scale where this node multiplies, 0 where it does so in
         floating point.
     """
-    groups, last = [], None
-    for group in _Fusion(program, block_of).groups():
-        choosing = [node for node in group.nodes if node.op in _SORTING]
+    found, last = _Fusion(program, block_of).groups(), None
+
+    def marked(group: Group) -> Group:
+        nonlocal last
+        followed = {id(node) for follower in group.followers for node in follower.nodes}
+        own = [node for node in group.nodes if id(node) not in followed]
+        choosing = [node for node in own if node.op in _SORTING]
         kinds = {_kind_of_sort(node, block_of) for node in choosing}
         only = kinds.pop() if len(kinds) == 1 else None
         is_sorted = only is not None and only == last
-        groups.append(msgspec.structs.replace(group, is_sorted=is_sorted))
         last = only if choosing else last
-    return groups
+        followers = tuple(map(marked, group.followers))
+        return msgspec.structs.replace(group, followers=followers, is_sorted=is_sorted)
+
+    return [marked(group) for group in found]
 
 
 def _kind_of_sort(node: Node, block_of: Callable[[Node], int]) -> tuple[int, int, bool] | None:
@@ -84,12 +93,14 @@ class _Found(msgspec.Struct, frozen=True):
     route: int | None = None
     products: tuple[int, ...] = ()
     total: int | None = None
+    followers: tuple[_Found, ...] = ()
     is_kept: bool = True
 
     @property
     def members(self) -> list[int]:
         """All nodes, in the program's order."""
-        found = (*self.ropes, self.maker, *self.views, self.route, *self.products, self.total)
+        own = (*self.ropes, self.maker, *self.views, self.route, *self.products, self.total)
+        found = (*own, *(i for follower in self.followers for i in follower.members))
         return sorted(i for i in found if i is not None)
 
 
@@ -136,6 +147,7 @@ class _Fusion:
             node_of(found.route),
             nodes_of(found.products),
             node_of(found.total),
+            tuple(map(self._group, found.followers)),
             found.is_kept,
         )
 
@@ -149,8 +161,10 @@ class _Fusion:
             if not products or products[0] != i:
                 return _Found(i)
             total = self._total(i, products)
-            is_alone = len(products) == 1 and total is None
-            return _Found(i) if is_alone else _Found(None, products=products, total=total)
+            if len(products) == 1 and total is None:
+                return _Found(i)
+            followers = self._followers(i, products)
+            return _Found(None, products=products, total=total, followers=followers)
         if node.op not in _MAKERS:
             return _Found(i)
         ropes = self._ropes(node)
@@ -166,7 +180,33 @@ class _Fusion:
             return _Found(i, ropes)
         if not any(self._reads(j, route) for j in products):
             route = None
-        return _Found(i, ropes, views, route, products, self._total(i, products), is_kept)
+        total = self._total(i, products)
+        is_follower = node.op == "gated"
+        followers = () if is_follower else self._followers(i, products, route)
+        return _Found(i, ropes, views, route, products, total, followers, is_kept)
+
+    def _followers(
+        self, i: int, products: Sequence[int], route: int | None = None
+    ) -> tuple[_Found, ...]:
+        """Return the groups that begin with two of the products, a gate and what it lets through.
+
+        They run at node i, and are groups of their own where that would take more launches.
+        """
+        made = {self._nodes[j].outputs[0] for j in products}
+        readers = {reader for value in made for reader in self._readers[value]}
+        followers = list[_Found]()
+        for j in sorted(readers - self._taken):
+            node = self._nodes[j]
+            if node.op != "gated" or len(made.intersection(node.inputs)) < 2:
+                continue
+            group = self._found_at(j)
+            if not group.products:
+                continue
+            value = self._nodes[group.products[0]].inputs[0]
+            here = tuple(self._products(i, value, route))
+            if (here, self._total(i, here)) == (group.products, group.total):
+                followers.append(group)
+        return tuple(followers)
 
     def _reads(self, j: int, maker: int | None) -> bool:
         """Whether a node reads what another one makes."""

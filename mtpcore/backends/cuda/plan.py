@@ -262,24 +262,27 @@ class CudaPlan:
         is_of_outputs = self._makes_outputs(first)
         if len(group.nodes) == 1:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
+        return fused, self._fused_step(group), is_of_outputs
+
+    def _fused_step(self, group: Group) -> FusedStep:
         ropes, products = (
             tuple(self._step(node) for node in nodes) for nodes in (group.ropes, group.products)
         )
         route, total = (
             None if node is None else self._step(node) for node in (group.route, group.total)
         )
-        step = FusedStep(
+        return FusedStep(
             group.maker.op if group.maker else "",
-            self._step(first),
+            self._step(group.maker or group.products[0]),
             ropes,
             route,
             products,
             total,
+            tuple(map(self._fused_step, group.followers)),
             group.is_kept,
             group.is_sorted,
             self._block_of(group.products[0]) if products else 0,
         )
-        return fused, step, is_of_outputs
 
     def _step(self, node: Node) -> Step:
         weights = tuple(

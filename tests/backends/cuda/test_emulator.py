@@ -265,7 +265,7 @@ def test_the_cta_that_ends_last_finds_what_all_have_made(emulated):
 )
 def test_a_missing_fence_shows(emulated, left_out):
     """In every launch, on either side."""
-    kept = left_out.removeprefix("__threadfence();")
+    kept = left_out.removeprefix("__threadfence()")
     assert not any(sums_of_last(emulated, left_out, kept))
 
 

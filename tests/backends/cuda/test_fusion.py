@@ -1,5 +1,7 @@
 """Fused launches have the bits of single ones, and are really fewer."""
 
+import functools
+
 import msgspec
 import numpy as np
 import pytest
@@ -131,16 +133,16 @@ def layers(n, attend, feed_forward):
 
 
 @pytest.mark.parametrize(
-    ("attend", "feed_forward", "n_single", "n_fused"),
+    ("attend", "feed_forward", "n_single", "n_of_one", "n_of_many"),
     [
-        (grouped_attention, dense, 24, 9),
-        (grouped_attention, experts, 30, 13),
-        (latent_attention, dense, 37, 27),
+        (grouped_attention, dense, 24, 8, 9),
+        (grouped_attention, experts, 30, 12, 13),
+        (latent_attention, dense, 37, 26, 27),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 40])
 def test_launches_of_a_layer(
-    emulated, monkeypatch, attend, feed_forward, n_single, n_fused, n_rows
+    emulated, monkeypatch, attend, feed_forward, n_single, n_of_one, n_of_many, n_rows
 ):
     """Of two kinds of attention and of feed-forward; docs/cuda.md has these numbers."""
     launch, launched = emulated.launch, []
@@ -158,6 +160,7 @@ def test_launches_of_a_layer(
             launched.clear()
             outs.append(np.asarray(runner.feed(np.arange(n_rows) % 40)["hidden"]))
             counts[way, n] = len(launched)
+    n_fused = n_of_one if n_rows == 1 else n_of_many
     assert [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)] == [n_single, n_fused]
     assert np.isfinite(outs).all()
     assert outs[1].tobytes() == outs[3].tobytes()
@@ -183,14 +186,15 @@ def test_rows_are_sorted_once_unless_others_were_sorted_between(
     if between:
         z = g.gated(*(g.expert_matmul(x, others, f"{name}1.weight") for name in ("gate", "up")))
         y = g.mix(g.expert_matmul(z, others, "down1.weight"), their_shares)
-    total = g.mix(g.expert_matmul(g.gated(gate, up), ids, "down0.weight"), shares)
+    made = g.gated(gate, g.scale(up, 2.0))  # not where the products are, but behind the others
+    total = g.mix(g.expert_matmul(made, ids, "down0.weight"), shares)
     program = g.finish(Outputs(hidden=total if y is None else g.add(total, y)))
     groups = fuse(program, lambda node: 32)
     last = next(
         group for group in groups if any(p.name.startswith("down0") for p in group.products)
     )
     assert last.is_sorted is is_sorted
-    made = [
+    outs = [
         np.asarray(
             fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=40).feed(
                 np.arange(40)
@@ -198,7 +202,7 @@ def test_rows_are_sorted_once_unless_others_were_sorted_between(
         ).tobytes()
         for way in (fuse, unfused)
     ]
-    assert made[0] == made[1]
+    assert outs[0] == outs[1]
 
 
 def tensors_of(kinds, **shapes):
@@ -216,6 +220,42 @@ def kernels_of(runner, n_rows):
     plan = runner.plan
     launches = [launch for do, step, _ in plan._steps for launch in do(step, n_rows)]
     return [launch.kernel.name for launch in launches]
+
+
+GATES = {"32": ("Q8_0", "Q4_0"), "256": ("Q4_K", "Q6_K"), "256 to 32": ("Q4_K", "Q8_0"),
+         "32 to 256": ("Q8_0", "Q4_K"), "apart": (("Q8_0", "Q4_0"), "Q8_0")}  # fmt: skip
+
+
+@pytest.mark.parametrize("has_experts", [False, True], ids=["dense", "experts"])
+@pytest.mark.parametrize("kinds", GATES.values(), ids=GATES)
+def test_products_become_codes_where_they_are_made(emulated, kinds, has_experts):
+    """Of two matrices of one type; for few rows of each, whose gates have a limit."""
+    (of_gate, of_up), of_down = np.broadcast_to(kinds[0], 2).tolist(), kinds[1]
+    stack = (3,) if has_experts else ()
+    shapes = {"embd": (20, 256), "norm": (256,), "router": (3, 256)}
+    shapes |= {name: (*stack, 512, 256) for name in ("gate", "up")} | {"down": (*stack, 256, 512)}
+    tensors = tensors_of({"gate": of_gate, "up": of_up, "down": of_down}, **shapes)
+    g = GraphBuilder("gates", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    f = g.rms_norm(x, "norm.weight", 1e-5)
+    if has_experts:
+        ids, shares = g.route(f, "router.weight", n_used=2)
+        multiply = functools.partial(g.expert_matmul, ids=ids)
+    else:
+        multiply = g.matmul
+    made = g.gated(*(multiply(f, weight=f"{name}.weight") for name in ("gate", "up")), limit=0.5)
+    y = multiply(made, weight="down.weight")
+    program = g.finish(Outputs(hidden=g.add(x, g.mix(y, shares) if has_experts else y)))
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64)
+        for way in (fuse, unfused)
+    ]
+    for n_rows in (1, 5, 8, 1, 40):
+        outs = [np.asarray(r.feed(np.arange(n_rows) % 20)["hidden"]) for r in runners]
+        assert np.isfinite(outs).all()
+        assert outs[0].tobytes() == outs[1].tobytes()
+        is_one = n_rows <= 8 and of_gate == of_up
+        assert kernels_of(runners[0], n_rows).count("quantise") == (0 if is_one else 1)
 
 
 @pytest.mark.parametrize(

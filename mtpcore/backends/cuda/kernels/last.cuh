@@ -15,7 +15,8 @@ static __device__ __forceinline__ bool ends_last(unsigned *counter, unsigned n_c
         /* What was written is for others to see before the CTA is counted, and read after that. */
         __threadfence();
         n_before = atomicInc(counter, n_ctas - 1); /* zero behind the last one */
-        __threadfence();
+        if (n_before == n_ctas - 1)
+            __threadfence();
     }
     __syncthreads();
     return n_before == n_ctas - 1;

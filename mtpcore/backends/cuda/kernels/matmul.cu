@@ -15,21 +15,35 @@
  * quantise.cuh does; weights are fetched before the launch before has ended (early.cuh).
  *
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
- * other. Where there are rows of a `residual`, they are added last.
+ * other. Where there are rows of a `residual`, they are added last. Where there are `counters` (of tiles of
+ * 8 slots) the first matrix makes gates of what the second makes: CTAs that have the same columns of both,
+ * as many as make a block of codes, count which of them ends last, and that one makes the codes.
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
  */
 #include "copies.cuh"
 #include "early.cuh"
 #include "float16.cuh"
+#include "functions.cuh"
 #include "products.cuh"
+#include "quantise.cuh"
 #include "quantised.cuh"
 #include "slots.cuh"
+#if ROW_TILES == 1
+#include "last.cuh"
+#endif
 
 #define WARPS 8
 #define WIDTH (8 * TOKEN_TILES)
 #define PRELOADED (ROW_TILES == 1)
 #define TILES_OF_CTA (ROW_TILES * (EIGHTHS == 1 ? 1 : WARPS))
+
+/* Of products that other CTAs read. */
+#if ROW_TILES == 1
+#define ALONE
+#else
+#define ALONE __restrict__
+#endif
 
 /* Bytes of a block of a row tile, in each plane of weights. */
 #define LOW_BYTES (STEPS * 32 * (int)sizeof(Low))
@@ -266,8 +280,7 @@ static __device__ __forceinline__ void add_block(float (&sum)[ROW_TILES][TOKEN_T
             for (int i = 0; i < 4; i++) {
                 const int half = i >> 1 << 3;
                 const float x_scale = x[t].scales[i & 1];
-                const int exact =
-                    MINIMA ? whole[r][t][i] : whole[r][t][i] - OFFSET * least[i];
+                const int exact = MINIMA ? whole[r][t][i] : whole[r][t][i] - OFFSET * least[i];
                 float &to = sum[r][t][i];
                 to = fmaf((float)exact, scale_of(own[half]) * x_scale, to);
                 if (MINIMA)
@@ -348,21 +361,65 @@ static __device__ __forceinline__ int n_ctas(int n_rows)
     return (n_rows + 16 * TILES_OF_CTA - 1) / (16 * TILES_OF_CTA);
 }
 
+#if ROW_TILES == 1
+static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
+static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
+
+/* Products that are gates of other products, and the codes of what they let through. */
+struct Gates {
+    const float *of, *others;
+    signed char *codes;
+    float *scales;
+    short *sums;
+    int kind;
+    float limit, offset;
+};
+
+/* Makes the codes of a block, number `at` of all slots; a warp, with memory of its own. */
+template <int N>
+static __device__ __forceinline__ void store_gated(const Gates &gates, float *memory, size_t at)
+{
+    const int lane = threadIdx.x & 31;
+    const size_t first = (at * 32 + lane) * N;
+    float value[N], other[N];
+    if constexpr (N == 8) {
+        load_eight(value, gates.of + first);
+        load_eight(other, gates.others + first);
+    } else {
+        value[0] = gates.of[first], other[0] = gates.others[first];
+    }
+    float *own = memory + lane * N, *others = own + 32 * N; /* no other lane's */
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        own[i] = value[i], others[i] = other[i];
+#pragma unroll 1 /* much code */
+    for (int i = 0; i < N; i++)
+        own[i] = gated(gates.kind, own[i], others[i], gates.limit, gates.offset);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        value[i] = own[i];
+    store_block(value, at, gates.codes, gates.scales, gates.sums);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     matmul(const char *__restrict__ low, const char *__restrict__ high,
            const char *__restrict__ parts, const char *__restrict__ scales, const Codes *x,
            const float *x_scales, const unsigned *x_sums, const float *__restrict__ bias,
-           const int *matrices, const int *members, float *__restrict__ y, int n_rows, int n_blocks,
+           const int *matrices, const int *members, float *ALONE y, int n_rows, int n_blocks,
            int n_slots, int n_ranks, int from_tile, const float *residual,
            const char *__restrict__ low_2, const char *__restrict__ high_2,
            const char *__restrict__ parts_2, const char *__restrict__ scales_2,
-           const float *__restrict__ bias_2, float *__restrict__ y_2, int n_rows_2,
+           const float *__restrict__ bias_2, float *ALONE y_2, int n_rows_2,
            const char *__restrict__ low_3, const char *__restrict__ high_3,
            const char *__restrict__ parts_3, const char *__restrict__ scales_3,
-           const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3)
+           const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3,
+           unsigned *counters, signed char *codes, float *scales_of_codes, short *sums_of_codes,
+           int of_codes, int kind, float limit, float offset)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
+    const float *gates = y, *others = y_2;
 #elif EIGHTHS == 1
     __shared__ uint4 rings[WARPS][16 * WIDTH / 4];
 #endif
@@ -536,5 +593,22 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
                     y[at] = residual ? value + residual[at] : value;
                 }
         }
+#endif
+
+#if ROW_TILES == 1
+    if (!counters)
+        return;
+    const int n_of_block = of_codes / 16, of_slot = n_tiles / n_of_block;
+    const int own = number / n_of_block, slot = slots.slot(warp);
+    if (!ends_last(counters + (size_t)tile * of_slot + own, 2 * n_of_block))
+        return;
+    const Gates made = {gates, others, codes, scales_of_codes, sums_of_codes, kind, limit, offset};
+    if (slot < 0) /* a whole warp */
+        return;
+    const size_t at = (size_t)slot * of_slot + own;
+    if (of_codes == 256)
+        store_gated<8>(made, (float *)rings[warp], at);
+    else
+        store_gated<1>(made, (float *)rings[warp], at);
 #endif
 }

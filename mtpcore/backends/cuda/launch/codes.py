@@ -32,14 +32,14 @@ class Codes(msgspec.Struct, frozen=True):
     sums: DeviceArray
 
 
-def codes_for(step: Step, block: int, x: DeviceArray, n_cols: int) -> Codes:
-    """Return room for the values of x, in rows of ``n_cols``."""
+def codes_for(step: Step, block: int, x: DeviceArray, n_cols: int, name: str = "codes") -> Codes:
+    """Return room for the values of x, in rows of ``n_cols``; another one for each name."""
     most = int(np.prod(x.shape)) // n_cols
     return Codes(
         block,
-        step.scratch("codes", (most, n_cols), np.int8),
-        step.scratch("scales", (most, n_cols // block), np.float32),
-        step.scratch("sums", (most, n_cols // 16), np.int16),
+        step.scratch(name, (most, n_cols), np.int8),
+        step.scratch(f"scales of {name}", (most, n_cols // block), np.float32),
+        step.scratch(f"sums of {name}", (most, n_cols // 16), np.int16),
     )
 
 

@@ -9,7 +9,11 @@ from mtpcore.backends.cuda.launch.attention import attend
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise, quantise_gated
 from mtpcore.backends.cuda.launch.products import (
     Factor,
+    Slots,
+    can_gate,
+    counters_of_gates,
     multiply_codes,
+    multiply_gated,
     route,
     slots_of_experts,
     slots_of_rows,
@@ -33,6 +37,7 @@ class FusedStep(msgspec.Struct, frozen=True):
     route: Step | None
     products: tuple[Step, ...]
     total: Step | None
+    followers: tuple[FusedStep, ...]
     is_kept: bool
     is_sorted: bool
     block: int
@@ -44,15 +49,21 @@ def fused(step: FusedStep, n_rows: int) -> list[Launch]:
         return [mix_rows(step.maker, n_rows, step.total)]
     if not step.products:
         return attend(step.op, step.maker, n_rows, step.ropes)
-    x = step.products[0].inputs[0]
-    codes = codes_for(step.maker, step.block, x, step.products[0].weights[0].n_cols)
-    launches = _make(step, codes, x, n_rows)
+    codes = _codes_for(step)
+    launches = _make(step, codes, n_rows)
     if step.route:
         launches += route(step.route, n_rows)
-    return launches + _multiply(step, codes, x, n_rows)
+    return launches + _multiply(step, codes, n_rows)
 
 
-def _make(step: FusedStep, codes: Codes, x: DeviceArray, n_rows: int) -> list[Launch]:
+def _codes_for(step: FusedStep) -> Codes:
+    """Return room for the rows that products read; gated ones are made while others are read."""
+    first, name = step.products[0], "gated codes" if step.op == "gated" else "codes"
+    return codes_for(step.maker, step.block, first.inputs[0], first.weights[0].n_cols, name)
+
+
+def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
+    x = step.products[0].inputs[0]
     n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
     if step.op in ("attention", "cross_attention"):
         return attend(step.op, step.maker, n_rows, step.ropes, codes)
@@ -63,8 +74,11 @@ def _make(step: FusedStep, codes: Codes, x: DeviceArray, n_rows: int) -> list[La
     return [normalise(step.op, step.maker, n_rows, codes, is_kept=step.is_kept)]
 
 
-def _multiply(step: FusedStep, codes: Codes, x: DeviceArray, n_rows: int) -> list[Launch]:
-    """Multiply with all plain matrices, then with those of experts, by who chooses them."""
+def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
+    """Multiply with all plain matrices, then with those of experts, by who chooses them.
+
+    What follows two of them multiplies the codes that their launch has made, or makes them.
+    """
     plain, of_experts = list[Factor](), dict[int, list[tuple[Step, Factor]]]()
     residual = None
     for product in step.products:
@@ -77,12 +91,43 @@ def _multiply(step: FusedStep, codes: Codes, x: DeviceArray, n_rows: int) -> lis
         else:
             of_ids = of_experts.setdefault(id(product.inputs[1]), [])
             of_ids.append((product, Factor(w, bias, y)))
-    launches = []
+    launches, made = list[Launch](), dict[int, Codes]()
     if plain:
-        launches += multiply_codes(codes, slots_of_rows(plain[0].w, n_rows), plain, residual)
+        slots = slots_of_rows(plain[0].w, n_rows)
+        launches += _multiply_all(step, codes, slots, plain, residual, made)
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
-        slots, group = slots_of_experts(first, found[0][1].w, x, ids, n_rows)
+        x, factors = step.products[0].inputs[0], [factor for _, factor in found]
+        slots, group = slots_of_experts(first, factors[0].w, x, ids, n_rows)
         launches += [] if step.is_sorted else [group]
-        launches += multiply_codes(codes, slots, [factor for _, factor in found])
+        launches += _multiply_all(step, codes, slots, factors, None, made)
+    for number, follower in enumerate(step.followers):
+        if number in made:
+            launches += _multiply(follower, made[number], n_rows)
+        else:
+            launches += fused(follower, n_rows)
     return launches
+
+
+def _multiply_all(
+    step: FusedStep,
+    codes: Codes,
+    slots: Slots,
+    factors: list[Factor],
+    residual: DeviceArray | None,
+    made: dict[int, Codes],
+) -> list[Launch]:
+    """Multiply the same rows with all matrices; ``made`` gets the codes that followers read."""
+    launches = list[Launch]()
+    for number, follower in enumerate(step.followers):
+        gates = [f for given in follower.maker.inputs for f in factors if f.y is given]
+        if len(gates) < 2:
+            continue
+        gate, other = gates
+        counters = counters_of_gates(follower.maker, gate.w, follower.block)
+        if can_gate(slots, gate, other):
+            ready, attrs = _codes_for(follower), follower.maker.attrs
+            launches += multiply_gated(codes, slots, gate, other, ready, counters, attrs)
+            made[number] = ready
+            factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
+    return launches + multiply_codes(codes, slots, factors, residual)

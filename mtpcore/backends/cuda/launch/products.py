@@ -10,10 +10,11 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise
-from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step
+from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
+from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
+from mtpcore.graph.ops import ACTIVATIONS
 
 __all__ = [
     "KERNELS",
@@ -21,7 +22,11 @@ __all__ = [
     "ClusteredMatrix",
     "DeviceMatrix",
     "Factor",
+    "Slots",
+    "can_gate",
+    "counters_of_gates",
     "multiply_codes",
+    "multiply_gated",
     "slots_of_experts",
     "slots_of_rows",
 ]
@@ -44,6 +49,8 @@ _FLOAT_ROWS = 4
 _MOST_THREADS = 1024
 _MOST_EXPERTS = 1024
 _MOST_MATRICES = 8192
+_MOST_TILES_OF_FEW = 3
+"""For each matrix, where rows choose it and a tile is not wide; see ``_grouped``."""
 _MOST_TILES = (1 << 16) - 1
 """What a grid takes along its second axis; products of more tiles are several launches."""
 
@@ -321,6 +328,44 @@ def multiply_codes(
     ]
 
 
+def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
+    """Whether one launch multiplies with both and makes codes of the products, gated."""
+    return not slots.is_wide and gate.w.type == other.w.type and gate.w.n_rows == other.w.n_rows
+
+
+def counters_of_gates(step: Step, w: DeviceMatrix, block: int) -> DeviceArray:
+    """Return counters for ``multiply_gated``, for all tiles that rows may have where they are few.
+
+    They are the same for any run, so that the first one makes them, and no graph.
+    """
+    most = _MOST_TILES_OF_FEW * w.n_matrices
+    return counters_for(step, most * (w.n_rows // block))
+
+
+def multiply_gated(
+    codes: Codes,
+    slots: Slots,
+    gate: Factor,
+    other: Factor,
+    made: Codes,
+    counters: DeviceArray,
+    attrs: dict[str, Any],
+) -> list[Launch]:
+    """Multiply rows with two matrices, and make codes of one product that the other gates.
+
+    ``attrs`` say how; see ``codes.quantise_gated``.
+    """
+    gating = (
+        *(counters, *arrays_of(made), np.int32(made.block)),
+        np.int32(ACTIVATIONS.index(attrs["kind"])),
+        *(np.float32(attrs[name]) for name in ("limit", "offset")),
+    )
+    return [
+        _multiply_together(codes, slots, (gate, other), None, *part, gating)
+        for part in _parts_of(slots)
+    ]
+
+
 def _parts_of(slots: Slots) -> list[tuple[int, int]]:
     """Return the first tile of each launch, and how many it makes."""
     firsts = range(0, slots.n_tiles, _MOST_TILES)
@@ -352,6 +397,7 @@ def _multiply_together(
     residual: DeviceArray | None,
     from_tile: int,
     n_tiles: int,
+    gating: tuple[Any, ...] = (*(None,) * 4, *(np.int32(0),) * 2, *(np.float32(0),) * 2),
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
@@ -371,6 +417,7 @@ def _multiply_together(
             residual,
             *others,
             *nobody * (MOST_FACTORS - len(factors)),
+            *gating,
         ),
         is_early=True,
     )
