@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ __all__ = ["Fingerprint"]
 
 _SAMPLE = 4096
 """Bytes of a tensor that are taken at each of three places."""
+
+_HASHED: WeakKeyDictionary[Model, hashlib.blake2b] = WeakKeyDictionary()
+"""Metadata of models: those of a large vocabulary take a quarter of a second to hash."""
 
 _OTHERWISE = "process the text again"
 _CAUSES = {
@@ -91,15 +95,9 @@ def _hash_model(model: Model, names: Iterable[str]) -> str:
     Of each tensor it takes name, shape, type, and the bytes at its begin, middle and end: all
     bytes together would take as long to read as the weights.
     """
-    hashed = hashlib.blake2b(digest_size=16)
-    for key, value in sorted(model.metadata.items()):
-        parts = value if isinstance(value, list) else [value]
-        hashed.update(f"{key!r} {type(value).__name__} {len(parts)} ".encode())
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                hashed.update(f"{part.dtype.str} {part.shape} ".encode() + part.tobytes())
-            else:
-                hashed.update(f"{part}\0".encode(errors="surrogatepass"))
+    if model not in _HASHED:
+        _HASHED[model] = _hash_metadata(model)
+    hashed = _HASHED[model].copy()
     for name in sorted(names):
         tensor = model.tensors[name]
         hashed.update(f"{name!r} {tensor.shape} {tensor.type} ".encode())
@@ -107,3 +105,18 @@ def _hash_model(model: Model, names: Iterable[str]) -> str:
         for begin in (0, len(raw) // 2, max(len(raw) - _SAMPLE, 0)):
             hashed.update(raw[begin : begin + _SAMPLE].tobytes())
     return hashed.hexdigest()
+
+
+def _hash_metadata(model: Model) -> hashlib.blake2b:
+    hashed = hashlib.blake2b(digest_size=16)
+    for key, value in sorted(model.metadata.items()):
+        parts = value if isinstance(value, list) else [value]
+        hashed.update(f"{key!r} {type(value).__name__} {len(parts)} ".encode())
+        hashed.update(b"".join(map(_bytes_of, parts)))
+    return hashed
+
+
+def _bytes_of(part: object) -> bytes:
+    if isinstance(part, np.ndarray):
+        return f"{part.dtype.str} {part.shape} ".encode() + part.tobytes()
+    return f"{part}\0".encode(errors="surrogatepass")
