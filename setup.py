@@ -107,8 +107,19 @@ def library(name, isa):
     )
 
 
+def compile_side_by_side(compiler, pool):
+    """Let a compiler take the sources it is given side by side."""
+    compile_all = compiler.compile
+
+    def compile_each(sources, *given, **options):
+        made = pool.map(lambda source: compile_all([source], *given, **options), sources)
+        return [file for files in made for file in files]
+
+    compiler.compile = compile_each
+
+
 class BuildClib(build_clib):
-    """Compile the libraries side by side, on as many cores as there are.
+    """Compile the files of all libraries side by side, on as many cores as there are.
 
     Archives are made anew: one that is there would keep objects whose source files are gone.
     """
@@ -120,17 +131,26 @@ class BuildClib(build_clib):
 
     def build_libraries(self, libraries):
         build = super().build_libraries
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done in [pool.submit(build, [one]) for one in libraries]:
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            ThreadPoolExecutor(len(ISA_FLAGS)) as waiting,
+        ):
+            compile_side_by_side(self.compiler, pool)
+            for done in [waiting.submit(build, [one]) for one in libraries]:
                 done.result()
 
 
 class BuildExt(build_ext):
-    """Build the C libraries first, also for a bare ``build_ext --inplace``."""
+    """Build the C libraries first, also for a bare ``build_ext --inplace``; then all modules."""
 
     def run(self):
         self.run_command("build_clib")
         super().run()
+
+    def build_extensions(self):
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compile_side_by_side(self.compiler, pool)
+            super().build_extensions()
 
 
 if sys.platform == "darwin":  # Python's own flags may ask for two families of processors at once

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SHARE = os.environ.get("MTPCORE_DOORS_SHARE", "12")
+SHARE = os.environ.get("MTPCORE_DOORS_SHARE", "20")
 FIRST = os.environ.get("MTPCORE_DOORS_FIRST", "0")
 
 
