@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtpcore.boundary.sizes import Count, Depth
 from mtpcore.declarations.checkpoint import Checkpoint, Config, Key, Rename, Shards, number
+from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.draft_tree import DraftTree
 from mtpcore.declarations.proposer import Ask, FedProposer, Proposer
 from mtpcore.declarations.spec import (
@@ -104,6 +105,7 @@ __all__ = [
     "Checkpoint",
     "CodebookHparams",
     "Codebooks",
+    "Companion",
     "Config",
     "Count",
     "DECODER",

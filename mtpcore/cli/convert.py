@@ -25,7 +25,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("files")
     group.add_argument("folder", metavar="HF_DIR", help="config.json, tensors and tokenizer")
-    group.add_argument("out", metavar="OUT.gguf", help="the file to write; replaced if it exists")
+    group.add_argument(
+        "out",
+        metavar="OUT.gguf",
+        help="the file to write, with its companion for a model in two; replaced if it exists",
+    )
     group.add_argument(
         "--target",
         metavar="HF_DIR",

@@ -24,7 +24,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     group = parser.add_argument_group("files")
     group.add_argument("source", metavar="IN", help="a GGUF file (the first part of a split one)")
-    group.add_argument("out", metavar="OUT", help="the file to write; replaced if it exists")
+    group.add_argument(
+        "out",
+        metavar="OUT",
+        help="the file to write, with its companion for a model in two; replaced if it exists",
+    )
     add_type_options(parser, None)
     add_mtp_option(group)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Annotated
@@ -22,15 +23,16 @@ from mtpcore.conversion.family import (
     open_config,
     read_config,
 )
-from mtpcore.conversion.metadata import family_metadata, general_metadata
-from mtpcore.conversion.output import Report, write_checked
+from mtpcore.conversion.metadata import family_metadata, general_metadata, table_metadata
+from mtpcore.conversion.output import FilePart, Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts
 from mtpcore.conversion.plan import Plan, PlannedTensor, make_plan
 from mtpcore.conversion.published import convert_json, read_tensors
-from mtpcore.conversion.tokenizer import tokenizer_metadata
+from mtpcore.conversion.tokenizer import tokenizer_metadata, with_control_tokens
 from mtpcore.conversion.types import OutType, TypeChoice
 from mtpcore.conversion.values import check_scales, read_values
 from mtpcore.declarations.checkpoint import Config
+from mtpcore.discovery.companions import companion_path
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
 from mtpcore.gguf import StreamedTensor
@@ -57,7 +59,7 @@ def convert(
     plugins: Registry | None = None,
     report: Report | None = None,
 ) -> dict[str, str]:
-    """Make a model file of a published checkpoint.
+    """Make a model file of a published checkpoint, and the file beside it where models need two.
 
     Tensors are read, changed and written one after the other: memory is bounded by the largest.
 
@@ -67,7 +69,8 @@ def convert(
         With ``config.json``, ``*.safetensors`` and a tokenizer: ``tokenizer.json``, or what the
         families have in its place.
     path : path
-        The GGUF file to write; replaced where it exists.
+        The GGUF file to write; replaced where it exists. So is its companion, in the same folder,
+        which is called after it: ``mmproj-model.gguf`` for ``model.gguf``.
     outtype : str
         Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
     mtp_type : str, optional
@@ -137,9 +140,20 @@ def convert(
     choice = TypeChoice(outtype, mtp_type, first_head, family.min_types)
     tokens = _tokenizer(family, config, plan, folder, target)
     general = general_metadata(folder, plan.tensors, choice.file_type)
-    streamed = [_streamed(planned, plan, config, choice) for planned in plan.tensors]
-    merged = {**general, **metadata, **tokens}
-    write_checked(path, family.architecture, merged, streamed, known, report)
+    streamed: dict[bool, list[StreamedTensor]] = {False: [], True: []}
+    for planned in plan.tensors:
+        streamed[planned.is_beside].append(_streamed(planned, plan, config, choice))
+    merged = {**general, **tokens, **metadata}
+    model, companion = FilePart(path, family.architecture, merged, streamed[False]), None
+    if family.companion is not None and family.main.companion is not None:
+        beside = table_metadata(family.architecture, family.main.companion, config)
+        companion = FilePart(
+            companion_path(family.companion, path),
+            family.companion.architecture,
+            {**general, "general.type": "mmproj", **beside},
+            streamed[True],
+        )
+    write_checked(model, companion, known, report)
     return plan.left_out
 
 
@@ -199,7 +213,13 @@ def _tokenizer(
             got=n_vocab,
             fix="take config.json from the published model",
         )
-    return tokenizer_metadata(folder if target is None else target, n_vocab, special)
+    tokens = tokenizer_metadata(folder if target is None else target, n_vocab, special)
+    if family.main.more_tokens is None:
+        return tokens
+    of, most = family.main.more_tokens, max(tables, default=0)
+    what = "no further tokens"
+    more = ask(lambda: [*islice(of(config), most + 1)], what=what, where=config.file)
+    return tokens | with_control_tokens(tokens, more)
 
 
 def _streamed(

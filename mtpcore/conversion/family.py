@@ -12,6 +12,7 @@ import msgspec
 from mtpcore.conversion.declared import ask
 from mtpcore.conversion.published import read_json
 from mtpcore.declarations.checkpoint import Checkpoint, Config
+from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.spec import DrafterSpec, ModelSpec
 from mtpcore.discovery.registry import Registry
 from mtpcore.errors import ModelFileError, PluginError
@@ -38,6 +39,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         Whether ``main`` is a drafter's.
     min_types : tuple of (str, str)
         Of trunk and heads.
+    companion : Companion or None
+        How the trunk's file beside it is read.
     """
 
     architecture: str
@@ -47,6 +50,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     n_declared: int
     standalone: bool
     min_types: tuple[tuple[str, str], ...]
+    companion: Companion | None = None
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -131,6 +135,7 @@ def find_family(
         n_declared=n_declared,
         standalone=False,
         min_types=least,
+        companion=spec.companion,
     )
 
 

@@ -18,7 +18,7 @@ from mtpcore.errors import ModelFileError
 from mtpcore.gguf.header import Value
 from mtpcore.gguf.writer import take_values
 
-__all__ = ["family_metadata", "general_metadata"]
+__all__ = ["family_metadata", "general_metadata", "table_metadata"]
 
 
 def family_metadata(
@@ -33,13 +33,26 @@ def family_metadata(
     """
     metadata: dict[str, Value] = {f"{architecture}.block_count": config.n_blocks}
     for table in tables:
-        for key, source in table.metadata:
-            value = _read(key, source, config)
-            if value is not None:
-                metadata[key.replace("{arch}", architecture)] = value
+        metadata |= table_metadata(architecture, table, config)
     if config.n_drafter_blocks:
         metadata[f"{architecture}.nextn_predict_layers"] = config.n_drafter_blocks
     return metadata
+
+
+def table_metadata(architecture: str, table: Checkpoint, config: Config) -> dict[str, Value]:
+    """Return the keys that one table declares.
+
+    Raises
+    ------
+    ModelFileError
+        As ``family_metadata``.
+    """
+    read = {key: _read(key, source, config) for key, source in table.metadata}
+    return {
+        key.replace("{arch}", architecture): value
+        for key, value in read.items()
+        if value is not None
+    }
 
 
 def _read(key: str, source: Any, config: Config) -> Any:

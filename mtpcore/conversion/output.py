@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from os import PathLike
 from pathlib import Path
 from typing import cast
+
+import msgspec
 
 from mtpcore.discovery.loading import load_model
 from mtpcore.discovery.registry import Registry
@@ -16,23 +18,28 @@ from mtpcore.gguf.types import PLAIN, type_name
 from mtpcore.graph import GraphType, Program
 from mtpcore.runtime.model import Model
 
-__all__ = ["Report", "write_checked"]
+__all__ = ["FilePart", "Report", "write_checked"]
 
+log = logging.getLogger("mtpcore")
 _SAMPLE = "Ab 12\n\u00e9\u4e2d"
 
 Report = Callable[[int, int], None]
 """``report(n_bytes, total)``: how much of the data has been written."""
 
 
+class FilePart(msgspec.Struct, frozen=True):
+    """A file to write: a model's, or its companion."""
+
+    path: Path
+    architecture: str
+    metadata: Mapping[str, Value]
+    tensors: Sequence[StreamedTensor]
+
+
 def write_checked(
-    path: str | PathLike[str],
-    architecture: str,
-    metadata: Mapping[str, Value],
-    tensors: Sequence[StreamedTensor],
-    known: Registry,
-    report: Report | None,
+    model: FilePart, companion: FilePart | None, known: Registry, report: Report | None
 ) -> None:
-    """Write a model file whose graphs have been built of its header.
+    """Write a model file, and its companion if it has one, whose graphs have been built of headers.
 
     Raises
     ------
@@ -40,7 +47,8 @@ def write_checked(
         It cannot be written, or a graph lacks a tensor or meets one of another shape. No file is
         left behind.
     """
-    total, done = sum(tensor.n_bytes for tensor in tensors), 0
+    parts = [model, *([companion] if companion else [])]
+    total, done = sum(tensor.n_bytes for part in parts for tensor in part.tensors), 0
 
     def written(n_bytes: int) -> None:
         nonlocal done
@@ -48,14 +56,28 @@ def write_checked(
         if report is not None:
             report(done, total)
 
-    stream_model_file(
-        path,
-        architecture,
-        metadata,
-        tensors,
-        check=lambda part: _build_graphs(part, Path(path), known),
-        written=written,
-    )
+    def write(part: FilePart, check: Callable[[Path], None]) -> None:
+        stream_model_file(
+            part.path, part.architecture, part.metadata, part.tensors, check=check, written=written
+        )
+
+    if companion is None:
+        write(model, lambda unfinished: _build_graphs(unfinished, model.path, known))
+        return
+    beside, is_written = companion, False
+
+    def write_companion(unfinished: Path) -> None:
+        nonlocal is_written
+        write(beside, lambda rest: _build_graphs(unfinished, model.path, known, rest))
+        is_written = True
+
+    try:
+        write(model, write_companion)
+    except BaseException:
+        if is_written:
+            companion.path.unlink(missing_ok=True)
+        raise
+    log.info("%s: the rest of the model is in %s", model.path, companion.path)
 
 
 def _try_tokenizer(model: Model, path: Path) -> None:
@@ -88,14 +110,17 @@ def _refuse_integers(model: Model, program: Program, path: Path) -> None:
             )
 
 
-def _build_graphs(part: Path, path: Path, known: Registry) -> None:
-    """Load the unfinished file and build what can be built of it alone."""
+def _build_graphs(part: Path, path: Path, known: Registry, rest: Path | None = None) -> None:
+    """Load the unfinished file and build what can be built of it alone, or with its companion."""
     try:
-        opened = load_model(part, sidecars=False, plugins=known)
-    except ModelFileError as error:
+        opened = load_model(part, sidecars=False, companion=rest, plugins=known)
+    except (ModelFileError, GraphError, PluginError) as error:
+        where = error.where or ""
+        if rest is not None:
+            where = where.replace(str(rest), str(rest.with_suffix("")))
         raise ModelFileError(
             f"what the file is made of is no model: {error.what}",
-            where=(error.where or "").replace(str(part), str(path)),
+            where=where.replace(str(part), str(path)),
             wanted=error.wanted,
             got=error.got,
             fix="correct it where it comes from: config.json, or the file that is quantised",

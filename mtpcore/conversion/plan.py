@@ -50,8 +50,10 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
         Whether its first axis counts experts.
     made : array, optional
         The values, where they follow from the configuration.
-    also : PublishedTensor, optional
+    also : tuple of PublishedTensor
         What the change gets as well.
+    is_beside : bool
+        Whether it is a tensor of the companion.
     """
 
     name: str
@@ -62,11 +64,12 @@ class PlannedTensor(msgspec.Struct, frozen=True, kw_only=True):
     n: int | None = None
     stacked: bool = False
     made: np.ndarray | None = None
-    also: PublishedTensor | None = None
+    also: tuple[PublishedTensor, ...] = ()
+    is_beside: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All tensors of the file in order, scales, and what was left out.
+    """All tensors of the file in order, and of its companion, scales, and what was left out.
 
     ``scales`` are by the weight's name in the checkpoint; ``left_out`` maps names to the reason.
     """
@@ -84,6 +87,7 @@ class _Wish(msgspec.Struct, frozen=True):
     rename: Rename
     n: int | None
     in_head: bool
+    is_beside: bool = False
 
 
 def make_plan(
@@ -112,6 +116,11 @@ def make_plan(
         matrix of eight bits without its scales.
     """
     wishes = [*_wishes(family.main, config, n_experts, range(config.n_layers), False)]
+    if (beside := family.main.companion) is not None:
+        wishes += [
+            msgspec.structs.replace(wish, is_beside=True)
+            for wish in _wishes(beside, config, n_experts, range(config.n_layers), False)
+        ]
     if family.heads:
         blocks = range(config.n_layers, config.n_layers + family.n_heads)
         wishes += _wishes(family.heads, config, n_experts, blocks, True)
@@ -169,7 +178,7 @@ def _wishes(
 ) -> Iterator[_Wish]:
     n_names = 0
     for rename in table.tensors:
-        also = (rename.also,) if rename.also else ()
+        also = rename.further
         if rename.sources is not None:
             yield _Wish(rename.tensor, _sources(rename, config), rename, None, in_head)
             continue
@@ -209,7 +218,7 @@ def _layers(rename: Rename, config: Config, blocks: range) -> Sequence[int]:
 
 
 def _sources(rename: Rename, config: Config) -> tuple[str, ...]:
-    """Return the names of the tensors that a rename stacks or joins."""
+    """Return the names of the tensors that a rename stacks."""
     sources = rename.sources
     assert sources is not None
     where = f"{config.file}: for {rename.tensor}"
@@ -258,10 +267,10 @@ def _spelt(name: str) -> str:
 
 def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config) -> PlannedTensor:
     sources = tuple(tensors[name] for name in wish.names)
-    also = sources[-1] if wish.rename.also else None
-    sources = sources[:-1] if also else sources
+    n_sources = len(sources) - len(wish.rename.further)
+    sources, also = sources[:n_sources], sources[n_sources:]
     rename = wish.rename
-    shapes = {source.shape[1:] if rename.joined else source.shape for source in sources}
+    shapes = {source.shape for source in sources}
     if len(shapes) > 1:
         what = "parts" if rename.sources else "experts"
         raise ModelFileError(f"{what} of different shapes", where=wish.tensor, got=sorted(shapes))
@@ -277,8 +286,6 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
     trial = _trial(sources[0], also, rename, config)
     shape = _shape_of_values(trial, rename, sources[0])
     stacked = rename.is_stack or "{e}" in rename.source or rename.sources is not None
-    if rename.joined:
-        stacked, shape = False, (sum(source.n_rows for source in sources), *shape[1:])
     return PlannedTensor(
         name=wish.tensor,
         shape=(n_stacked, *shape) if stacked else shape,
@@ -288,11 +295,12 @@ def _planned(wish: _Wish, tensors: Mapping[str, PublishedTensor], config: Config
         n=wish.n,
         stacked=stacked,
         also=also,
+        is_beside=wish.is_beside,
     )
 
 
 def _trial(
-    source: PublishedTensor, also: PublishedTensor | None, rename: Rename, config: Config
+    source: PublishedTensor, also: Sequence[PublishedTensor], rename: Rename, config: Config
 ) -> np.ndarray:
     """Apply a change to integers, or to zeros that take no memory, to learn shape and type."""
 
@@ -302,8 +310,7 @@ def _trial(
         values = tensor.rows() if is_read else np.broadcast_to(zero, tensor.shape)
         return values[0] if rename.is_stack and values.ndim else values
 
-    further = [one_of(also)] if also else []
-    return apply_change(rename, one_of(source), config, source.name, *further)
+    return apply_change(rename, one_of(source), config, source.name, *map(one_of, also))
 
 
 def _shape_of_values(made: np.ndarray, rename: Rename, source: PublishedTensor) -> tuple[int, ...]:

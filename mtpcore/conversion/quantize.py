@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION
 
 from mtpcore.boundary.paths import take_path
-from mtpcore.conversion.output import Report, write_checked
+from mtpcore.conversion.family import pattern
+from mtpcore.conversion.output import FilePart, Report, write_checked
 from mtpcore.conversion.parts import MTP, check_parts, left_out_of
 from mtpcore.conversion.types import OutType, TypeChoice
+from mtpcore.discovery.companions import companion_path
 from mtpcore.discovery.loading import find_model, load_model
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.errors import ModelFileError
@@ -45,7 +48,8 @@ def quantize(
     source : path
         A GGUF file (of a split one the first part), or ``demo``.
     path : path
-        The GGUF file to write; replaced where it exists.
+        The GGUF file to write; replaced where it exists. The companion of a model that has one is
+        written beside it, as ``convert`` does; what is in it besides the model keeps its type.
     outtype : str
         Type of matrices: ``f32``, ``f16``, ``bf16``, ``q8_0`` or ``q4_0``.
     mtp_type : str, optional
@@ -72,10 +76,7 @@ def quantize(
     known = registry() if plugins is None else plugins
     source, path = find_model(source), take_path(path)
     with load_model(source, sidecars=False, plugins=known) as model:
-        if os.path.exists(path) and any(os.path.samefile(path, part) for part in model.paths):
-            raise ModelFileError(
-                "the file to write is the one to read", where=str(path), fix="give another name"
-            )
+        _refuse_own_file(model, path)
         n_layers = model.hparams.n_layers if model.spec else None
         check_parts(
             mtp,
@@ -87,17 +88,49 @@ def quantize(
         least = [pair for drafter in model.drafters for pair in drafter.min_types]
         least += model.spec.min_types if model.spec else ()
         choice = TypeChoice(outtype, mtp_type, n_layers, least)
-        metadata = _metadata(model, mtp)
-        metadata["general.file_type"] = choice.file_type
+        own = model.parts[0] if model.parts else model
+        metadata = _metadata(own.metadata, model, mtp) | {"general.file_type": choice.file_type}
         left_out = {
             name: reason
-            for name in model.tensors
+            for name in own.tensors
             if n_layers is not None and (reason := _left_out(name, n_layers, mtp))
         }
-        kept = (tensor for name, tensor in model.tensors.items() if name not in left_out)
+        kept = (tensor for name, tensor in own.tensors.items() if name not in left_out)
         streamed = [_retyped(tensor, choice) for tensor in kept]
-        write_checked(path, model.architecture, metadata, streamed, known, report)
+        whole = FilePart(path, model.architecture, metadata, streamed)
+        write_checked(whole, _companion(model, path, choice), known, report)
     return left_out
+
+
+def _refuse_own_file(model: Model, path: Path) -> None:
+    """Raise where a file to write is one of those that are read."""
+    companion = model.spec.companion if model.spec and model.parts else None
+    for written in (path, *([companion_path(companion, path)] if companion else [])):
+        if os.path.exists(written) and any(os.path.samefile(written, p) for p in model.paths):
+            raise ModelFileError(
+                "the file to write is the one to read", where=str(written), fix="give another name"
+            )
+
+
+def _companion(model: Model, path: Path, choice: TypeChoice) -> FilePart | None:
+    """Return what is to be written beside the file at ``path``, of a model in two files."""
+    if not model.parts:
+        return None
+    beside, companion = model.parts[1], model.spec.companion if model.spec else None
+    assert companion is not None
+    names = [pattern(source) for _, sources in companion.tensors for source in sources]
+    tensors = [
+        _retyped(tensor, choice)
+        if any(name.fullmatch(tensor.name) for name in names)
+        else _as_it_is(tensor)
+        for tensor in beside.tensors.values()
+    ]
+    metadata = _unsplit(beside.metadata) | {"general.file_type": choice.file_type}
+    return FilePart(companion_path(companion, path), beside.architecture, metadata, tensors)
+
+
+def _as_it_is(tensor: Tensor) -> StreamedTensor:
+    return StreamedTensor(tensor.name, tensor.shape, tensor.type, lambda: [tensor.raw()])
 
 
 def _left_out(name: str, n_layers: int, mtp: MTP) -> str:
@@ -105,10 +138,15 @@ def _left_out(name: str, n_layers: int, mtp: MTP) -> str:
     return left_out_of(mtp, block, block is not None and block >= n_layers)
 
 
-def _metadata(model: Model, mtp: MTP) -> dict[str, Any]:
+def _unsplit(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file says that is not split, with the version of the types it will have."""
+    kept = {k: v for k, v in metadata.items() if not k.startswith("split.")}
+    return kept | {"general.quantization_version": GGML_QUANT_VERSION}
+
+
+def _metadata(own: Mapping[str, Any], model: Model, mtp: MTP) -> dict[str, Any]:
     """Return what the new file says; without heads it counts the trunk's layers only."""
-    metadata = {k: v for k, v in model.metadata.items() if not k.startswith("split.")}
-    metadata["general.quantization_version"] = GGML_QUANT_VERSION
+    metadata = _unsplit(own)
     if mtp != "drop":
         return metadata
     n_layers, prefix = model.hparams.n_layers, f"{model.architecture}."

@@ -26,7 +26,7 @@ from mtpcore.gguf.pretokenizers import name_pretokenizer
 from mtpcore.gguf.vocabulary import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED
 from mtpcore.gguf.writer import take_values
 
-__all__ = ["tokenizer_metadata"]
+__all__ = ["tokenizer_metadata", "with_control_tokens"]
 
 _KEY = "tokenizer.ggml."
 _KINDS = {"unknown": "unk", "padding": "pad"}
@@ -125,6 +125,21 @@ def tokenizer_metadata(
     if not pieces:
         special.merges = _spell(pairs or _split(special.merges, model, path), path)
     return metadata | _stored(special, path) | _suppressed(folder, n_tokens)
+
+
+def with_control_tokens(metadata: Mapping[str, Value], texts: Sequence[str]) -> dict[str, Value]:
+    """Return the keys of a vocabulary that has these control tokens behind its own."""
+    tokens, types = metadata[f"{_KEY}tokens"], metadata[f"{_KEY}token_type"]
+    assert isinstance(tokens, list)
+    assert isinstance(types, np.ndarray)
+    more: dict[str, Value] = {
+        f"{_KEY}tokens": [*tokens, *texts],
+        f"{_KEY}token_type": np.append(types, np.full(len(texts), CONTROL, types.dtype)),
+    }
+    if (scores := metadata.get(f"{_KEY}scores")) is not None:
+        assert isinstance(scores, np.ndarray)
+        more[f"{_KEY}scores"] = np.append(scores, np.zeros(len(texts), scores.dtype))
+    return more
 
 
 def _name_special(

@@ -112,16 +112,17 @@ def _items(
     """
     also = planned.also
     if not planned.rename.is_stack:
-        yield [_whole(planned, source, scales, config), *([also.rows()] if also else [])]
+        yield [_whole(planned, source, scales, config), *(one.rows() for one in also)]
         return
-    tensors = [source, *([also] if also else [])]
-    if also and also.n_rows != source.n_rows:
-        raise ModelFileError(
-            "another number of experts",
-            where=f"{also.file}: tensor {also.name!r}",
-            wanted=source.n_rows,
-            got=also.n_rows,
-        )
+    tensors = [source, *also]
+    for one in also:
+        if one.n_rows != source.n_rows:
+            raise ModelFileError(
+                "another number of experts",
+                where=f"{one.file}: tensor {one.name!r}",
+                wanted=source.n_rows,
+                got=one.n_rows,
+            )
     for i in range(source.n_rows):
         yield [tensor.rows(i, i + 1)[0] for tensor in tensors]
 

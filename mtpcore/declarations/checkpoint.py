@@ -176,12 +176,9 @@ class Rename(msgspec.Struct, frozen=True):
     sources : callable, optional
         ``sources(config)`` returns the names of several tensors in place of ``source``. They are
         stacked along a new first axis, as experts are.
-    joined : bool
-        Whether they come one behind the other along their own first axis instead, in which they may
-        differ; without a change.
-    also : str
-        Another tensor of the checkpoint, named like the source, which the change gets as well:
-        ``change(values, config, also)``. Of a stack it holds as many experts.
+    also : str or tuple of str
+        Another tensor of the checkpoint, named like the source, which the change gets as well, or
+        several: ``change(values, config, *also)``. Of a stack they hold as many experts.
     blocks : str
         The type of tensor whose blocks, uint8[..., bytes of a row], the change makes of integers:
         weights that are published quantised keep their bits, whatever type was asked for.
@@ -195,10 +192,14 @@ class Rename(msgspec.Struct, frozen=True):
     copy_of: str = ""
     shards: Shards | None = None
     is_stack: bool = False
-    also: str = ""
+    also: str | tuple[str, ...] = ()
     blocks: str = ""
     sources: Callable[[Config], Iterable[str]] | None = None
-    joined: bool = False
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The names in ``also``."""
+        return (self.also,) * bool(self.also) if isinstance(self.also, str) else self.also
 
 
 Tokens = tuple[tuple[str, str], ...]
@@ -255,6 +256,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         Kind (``bos``, ``eos``, ``eot``, ``eom``, ``unknown``, ...) and text of tokens whose ids the
         family's files name, where the checkpoint itself does not say which they are; or
         ``special_tokens(config)`` that returns them, where the family has several vocabularies.
+    more_tokens : callable, optional
+        ``more_tokens(config)`` yields texts of control tokens behind those of the tokenizer.
+    companion : Checkpoint, optional
+        Tensors and metadata of the file beside the model's, as ``ModelSpec.companion`` reads it;
+        nothing else of this table counts.
     """
 
     architectures: frozenset[str]
@@ -271,6 +277,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: tuple[tuple[str, str], ...] = ()
     nested: tuple[str, ...] = ()
     special_tokens: Tokens | Callable[[Config], Tokens] = ()
+    more_tokens: Callable[[Config], Iterable[str]] | None = None
+    companion: Checkpoint | None = None
 
 
 def number(*paths: str, default: float | None = None) -> Callable[[Config], float | None]:

@@ -194,6 +194,8 @@ def _check_feeds(spec: ModelSpec | DrafterSpec) -> None:
 def _check_trunk(spec: ModelSpec) -> None:
     if not spec.fit.architectures:
         raise PluginError("a trunk names its architectures", where="fit.architectures")
+    if spec.companion is not None:
+        _check_pattern(spec.companion.file, "companion.file")
     for feed in spec.feeds:
         if feed.width or not feed.taps:
             raise PluginError(
@@ -222,18 +224,23 @@ def _check_trunk(spec: ModelSpec) -> None:
         )
 
 
+def _check_pattern(pattern: str, where: str) -> None:
+    """Raise PluginError for a pattern of names that would match every file, or none."""
+    if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
+        raise PluginError(
+            "no pattern of a sidecar's name",
+            where=where,
+            wanted="one '*' for the model's name, and what sets the file apart, as mtp-*.gguf",
+            got=repr(pattern),
+        )
+
+
 def _check_drafter(spec: DrafterSpec) -> None:
     check_shape(spec)
     for feed in spec.feeds:
         _check_pairing(feed, spec)
     for pattern in spec.fit.sidecars:
-        if pattern.count("*") != 1 or "/" in pattern or len(pattern) < len("*.gguf-"):
-            raise PluginError(
-                "no pattern of a sidecar's name",
-                where="fit.sidecars",
-                wanted="one '*' for the model's name, and what sets the file apart, as mtp-*.gguf",
-                got=repr(pattern),
-            )
+        _check_pattern(pattern, "fit.sidecars")
     if spec.shape == "proposer":
         _check_proposer(spec)
     elif spec.build is None:

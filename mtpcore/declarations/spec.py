@@ -3,7 +3,7 @@
 Plugins fill these structs and mtpcore reads them once, at load. Everything the core must know of
 a model or a drafter is a field here; what only the graph knows (the order of a concatenation, the
 norms, the block) is a line of its ``build`` function. Imports only ``mtpcore.errors`` and
-``mtpcore.declarations.checkpoint``.
+the declarations beside it.
 
 Where a number may differ from file to file a field also takes the metadata key that holds it: a
 plain string is a key that must be there, ``Key`` one with a default. ``{arch}`` in a key stands
@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from mtpcore.boundary.arguments import read
 from mtpcore.declarations.checkpoint import Checkpoint, Key
+from mtpcore.declarations.companion import Companion
 from mtpcore.declarations.proposer import FedProposer, Proposer
 from mtpcore.errors import PluginError, spell
 
@@ -361,6 +362,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     ties : tuple of Tie
     codebooks : callable, optional
         ``codebooks(hparams)`` returns the Codebooks of a model that writes codes, no tokens.
+    companion : Companion, optional
+        The file beside it that holds a part of the model, where files come in two.
     min_types : tuple of (str, str)
         Pattern of tensor names and the smallest type in which ``quantize`` may store them.
     checkpoint : Checkpoint, optional
@@ -380,6 +383,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     encoder: str = ""
     ties: tuple[Tie, ...] = ()
     codebooks: Callable[..., Codebooks] | None = None
+    companion: Companion | None = None
     min_types: tuple[tuple[str, str], ...] = ()
     checkpoint: Checkpoint | None = None
     layouts: tuple[Checkpoint, ...] = ()

@@ -12,14 +12,17 @@ from mtpcore.boundary.arguments import Flag, read
 from mtpcore.boundary.paths import take_path
 from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
+from mtpcore.discovery.companions import complete
 from mtpcore.discovery.registry import Registry, registry
 from mtpcore.discovery.sidecars import (
+    MOST_FILES,
     Candidate,
     check_draft_model,
     check_drafters,
     check_tokens,
     find_candidates,
     precision,
+    spell_reason,
 )
 from mtpcore.errors import ModelFileError, MtpcoreError, PluginError, spell
 from mtpcore.gguf import Fields, ModelFile, merge, open_model_file
@@ -40,7 +43,6 @@ __all__ = ["find_model", "load_model"]
 log = logging.getLogger("mtpcore")
 
 _DATA = Path(__file__).parents[1] / "data"
-_MOST = 8  # files beside a model whose headers are read
 _PACKAGED = {path.stem.replace("-", ":", 1): path for path in sorted(_DATA.glob("demo*.gguf"))}
 
 
@@ -50,6 +52,7 @@ def load_model(
     mtp: bool = True,
     mtp_path: str | PathLike[str] | None = None,
     sidecars: bool = True,
+    companion: str | PathLike[str] | None = None,
     repack: bool = True,
     plugins: Registry | None = None,
 ) -> Model:
@@ -77,6 +80,9 @@ def load_model(
     sidecars : bool
         Whether to look for a drafter beside a trunk that has none: at most the headers of eight
         regular files in its folder are read.
+    companion : path, optional
+        The file with the rest of the model, for a family whose models come in two files. Default:
+        the one in the model's folder that fits and has the nearest name.
     repack : bool
         Whether the CPU backend packs weights, at a context's first ``process`` or ``prepare``.
         Otherwise the kernels read them from the mapped file at each use, with bitwise equal
@@ -105,6 +111,7 @@ def load_model(
         raise ModelFileError("mtp=False and mtp_path contradict each other", where=str(mtp_path))
     file = open_model_file(find_model(path))
     try:
+        file = _with_companion(file, None if companion is None else take_path(companion), known)
         if mtp_path is not None:
             _refuse_second_head(file, known)
             model = _load_with_head(file, find_model(mtp_path), known)
@@ -117,6 +124,18 @@ def load_model(
     except BaseException:
         file.close()
         raise
+
+
+def _with_companion(file: ModelFile, given: Path | None, known: Registry) -> ModelFile:
+    """Return a model's file with the one that holds the rest of it, where it needs one."""
+
+    def check(whole: ModelFile) -> None:
+        model = _make(whole, known, False)
+        model.program()
+        for kind, _ in model.spec.graphs if model.spec else ():
+            model.program(kind)
+
+    return complete(file, known.architectures.get(file.architecture), given, check)
 
 
 def _load_with_head(file: ModelFile, head: Path, known: Registry) -> Model:
@@ -195,14 +214,17 @@ class _Trial:
 
     def choose(self, candidates: list[Candidate]) -> tuple[Sidecar, ...]:
         """Try the candidates, the best first, until one fits; return what became of each."""
-        reasons = {one: f"not looked at: the limit is {_MOST} files" for one in candidates[_MOST:]}
+        reasons = {
+            one: f"not looked at: the limit is {MOST_FILES} files"
+            for one in candidates[MOST_FILES:]
+        }
         used: Candidate | None = None
         opened: list[tuple[Candidate, ModelFile]] = []
-        for one in candidates[:_MOST]:
+        for one in candidates[:MOST_FILES]:
             try:
                 opened.append((one, open_model_file(one.path)))
             except ModelFileError as error:
-                reasons[one] = _reason(error)
+                reasons[one] = spell_reason(error)
         for one, beside in sorted(opened, key=self._preference):
             if used is not None:
                 reasons[one] = f"{used.path.name} is preferred"
@@ -212,7 +234,7 @@ class _Trial:
                 self._try(beside)
                 used = one
             except Exception as error:  # whatever a file from outside makes of a plugin
-                reasons[one] = _reason(error)
+                reasons[one] = spell_reason(error)
                 beside.close()
         return tuple(self._report(one, one is used, reasons.get(one, "")) for one in candidates)
 
@@ -254,11 +276,6 @@ class _Trial:
         elif one.has_own_name and not reason.endswith("is preferred"):
             log.warning("%s is left out: %s", one.path, reason)
         return Sidecar(path=one.path, drafters=one.drafters, used=is_used, reason=reason)
-
-
-def _reason(error: Exception) -> str:
-    """Return why a file is left out, without how to mend it."""
-    return spell(error, str).split("\n  fix: ")[0]
 
 
 def find_model(name: str | PathLike[str]) -> Path:

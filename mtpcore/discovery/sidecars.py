@@ -1,4 +1,4 @@
-"""Which files beside a model may hold its drafter, and which of them is the best.
+"""Which files beside a model may hold its drafter, or the rest of it, and which is the best.
 
 Published files often keep trunk and drafter apart. A drafter's declaration says how such files are
 called (``Fit.sidecars``); tensors, vocabulary and graphs then decide whether one fits.
@@ -21,7 +21,7 @@ from mtpcore.declarations.draft_model import is_independent
 from mtpcore.declarations.spec import DrafterSpec
 from mtpcore.drafting.heads import n_heads
 from mtpcore.drafting.vocabulary import find_rows, shared_tokens
-from mtpcore.errors import ModelFileError
+from mtpcore.errors import ModelFileError, spell
 from mtpcore.gguf import ModelFile
 from mtpcore.gguf.types import BLOCKS
 from mtpcore.graph import GraphType
@@ -29,12 +29,18 @@ from mtpcore.runtime.model import Model
 
 __all__ = [
     "Candidate",
+    "MOST_FILES",
     "check_draft_model",
     "check_drafters",
     "check_tokens",
     "find_candidates",
+    "find_named",
     "precision",
+    "spell_reason",
 ]
+
+MOST_FILES = 8
+"""Files beside a model whose headers are read."""
 
 _PART = re.compile(r"-(\d{5})-of-\d{5}$")
 _TYPE = re.compile(r"[-_.](?:ud[-_.])?(?:i?q\d\w*|tq\d\w*|b?f16|f32|mxfp\d\w*|nvfp\d\w*)$")
@@ -71,7 +77,17 @@ def find_candidates(model: Path, drafters: Iterable[DrafterSpec]) -> list[Candid
 
     Only names are read. A folder that cannot be listed has none.
     """
-    named = [(p.lower(), s.name) for s in drafters if not s.variant_of for p in s.fit.sidecars]
+    return find_named(
+        model, [(p, s.name) for s in drafters if not s.variant_of for p in s.fit.sidecars]
+    )
+
+
+def find_named(model: Path, patterns: Iterable[tuple[str, str]]) -> list[Candidate]:
+    """Return the regular files beside a model that patterns name, the nearest name first.
+
+    Each pattern comes with the name of the declaration that it is from.
+    """
+    named = [(pattern.lower(), name) for pattern, name in patterns]
     if not named:
         return []
     try:
@@ -119,6 +135,11 @@ def precision(file: ModelFile) -> float:
     n_values = sum(math.prod(tensor.shape) for tensor in matrices)
     n_bits = 8 * sum(tensor.n_bytes for tensor in matrices)
     return abs(n_bits / n_values - _EIGHT_BITS) if n_values else 0.0
+
+
+def spell_reason(error: Exception) -> str:
+    """Return why a file is left out, without how to mend it."""
+    return spell(error, str).split("\n  fix: ")[0]
 
 
 def check_tokens(ours: ModelFile, theirs: ModelFile) -> None:

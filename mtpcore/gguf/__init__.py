@@ -6,6 +6,7 @@ The only place that knows GGUF's reversed order of axes; shapes here are outermo
 from mtpcore.gguf.chat import ChatTemplate, read_chat_template
 from mtpcore.gguf.file import ModelFile, open_model_file
 from mtpcore.gguf.header import Header, Metadata, TensorInfo, Value, parse_header
+from mtpcore.gguf.joined_tensor import JoinedTensor
 from mtpcore.gguf.merge import merge
 from mtpcore.gguf.metadata import Fields, convert
 from mtpcore.gguf.stream import StreamedTensor, stream_model_file
@@ -18,6 +19,7 @@ __all__ = [
     "ChatTemplate",
     "Fields",
     "Header",
+    "JoinedTensor",
     "Metadata",
     "ModelFile",
     "StreamedTensor",

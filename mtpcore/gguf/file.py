@@ -33,6 +33,8 @@ class ModelFile:
     tensors : mapping of str to Tensor
         In the order of the file.
     files : tuple of MappedFile
+    parts : tuple of ModelFile
+        The file and its companion, each as it is, of a model that comes in two; empty for others.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class ModelFile:
         tensors: Mapping[str, Tensor],
         files: tuple[MappedFile, ...],
         *,
+        parts: tuple[ModelFile, ...] = (),
         to_look_at: bool = False,
     ) -> None:
-        self.path, self.files = files[0].path, files
+        self.path, self.files, self.parts = files[0].path, files, parts
         self.metadata = metadata
         self.tensors: Mapping[str, Tensor] = MappingProxyType(dict(tensors))
         architecture = metadata.get("general.architecture")

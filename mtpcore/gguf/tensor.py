@@ -8,6 +8,7 @@ import mmap
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,12 @@ class Tensor:
     def offset(self) -> int | None:
         """Where its bytes begin in the mapped file; None where they are a copy."""
         return self._begin
+
+    def called(self, name: str) -> Tensor:
+        """Return the tensor under another name."""
+        other = copy(self)
+        other.name = name
+        return other
 
     def raw(self) -> np.ndarray:
         """Return uint8[*shape[:-1], row_bytes], a read-only view of the mapped file."""

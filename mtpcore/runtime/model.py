@@ -154,6 +154,11 @@ class Model:
         return tuple(file.path for file in self._file.files)
 
     @property
+    def parts(self) -> tuple[ModelFile, ...]:
+        """Its file and the companion, as they are, where the model comes in two; else empty."""
+        return self._file.parts
+
+    @property
     def architecture(self) -> str:
         """``general.architecture``."""
         return self._file.architecture

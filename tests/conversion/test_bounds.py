@@ -49,16 +49,14 @@ def test_layers_that_cannot_be(refuse, config, tensors, layers):
     "sources", [lambda c: 1 / 0, lambda c: map(str, range(2**64)), lambda c: [1], lambda c: [], len]
 )
 def test_sources_that_cannot_be(refuse, config, tensors, sources):
-    joined = Rename("", "x", sources=sources, joined=True)
-    error = refuse(config, tensors, plugins=plugin(tensors=(*QWEN2.checkpoint.tensors, joined)))
+    stacked = Rename("", "x", sources=sources)
+    error = refuse(config, tensors, plugins=plugin(tensors=(*QWEN2.checkpoint.tensors, stacked)))
     assert error.where.endswith("config.json: for x")
 
 
-@pytest.mark.parametrize("joined", [False, True])
-def test_sources_of_unlike_shapes(refuse, config, tensors, joined):
-    """Stacked they are alike; joined they are equally wide."""
-    tensors |= {"a": np.zeros((2, 4), "f4"), "b": np.zeros((3, 4 + joined), "f4")}
-    both = Rename("", "x", sources=lambda config: ("a", "b"), joined=joined)
+def test_sources_of_unlike_shapes(refuse, config, tensors):
+    tensors |= {"a": np.zeros((2, 4), "f4"), "b": np.zeros((3, 4), "f4")}
+    both = Rename("", "x", sources=lambda config: ("a", "b"))
     error = refuse(config, tensors, plugins=plugin(tensors=(*QWEN2.checkpoint.tensors, both)))
     assert (error.what, error.where) == ("parts of different shapes", "x")
 

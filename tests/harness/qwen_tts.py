@@ -29,12 +29,12 @@ LANGUAGES = {"english": 600, "chinese": 601}
 SPEAKERS = {"vivian": 700, "ryan": 701}
 
 
-def configuration(depth: int = DEPTH) -> dict[str, object]:
-    """Return ``config.json``, with a code predictor of this width."""
+def configuration(depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, object]:
+    """Return ``config.json``, with a code predictor of this width and so many codes."""
     predictor = {
         "model_type": "qwen3_tts_talker_code_predictor",
         "num_code_groups": N_CODEBOOKS,
-        "vocab_size": N_CODES,
+        "vocab_size": n_codes,
         "hidden_size": depth,
         "intermediate_size": N_DEPTH_FF,
         "num_hidden_layers": N_DEPTH_LAYERS,
@@ -50,7 +50,7 @@ def configuration(depth: int = DEPTH) -> dict[str, object]:
         "model_type": "qwen3_tts_talker",
         "code_predictor_config": predictor,
         "num_code_groups": N_CODEBOOKS,
-        "vocab_size": N_FIRST,
+        "vocab_size": n_codes + N_FIRST - N_CODES,
         "text_vocab_size": N_TEXT,
         "text_hidden_size": TEXT_WIDTH,
         "hidden_size": WIDTH,
@@ -86,8 +86,9 @@ def configuration(depth: int = DEPTH) -> dict[str, object]:
     }
 
 
-def weights(seed: int = 12, depth: int = DEPTH) -> dict[str, np.ndarray]:
+def weights(seed: int = 12, depth: int = DEPTH, n_codes: int = N_CODES) -> dict[str, np.ndarray]:
     """Return random weights by their names in the checkpoint."""
+    n_first = n_codes + N_FIRST - N_CODES
     rng = np.random.default_rng(seed)
     made: dict[str, np.ndarray] = {}
 
@@ -108,7 +109,7 @@ def weights(seed: int = 12, depth: int = DEPTH) -> dict[str, np.ndarray]:
         random(at + "mlp.down_proj.weight", width, n_ff)
 
     random("model.text_embedding.weight", N_TEXT, TEXT_WIDTH, spread=1.0)
-    random("model.codec_embedding.weight", N_FIRST, WIDTH, spread=1.0)
+    random("model.codec_embedding.weight", n_first, WIDTH, spread=1.0)
     random("text_projection.linear_fc1.weight", TEXT_WIDTH, TEXT_WIDTH)
     random("text_projection.linear_fc1.bias", TEXT_WIDTH)
     random("text_projection.linear_fc2.weight", WIDTH, TEXT_WIDTH)
@@ -116,7 +117,7 @@ def weights(seed: int = 12, depth: int = DEPTH) -> dict[str, np.ndarray]:
     for n in range(N_LAYERS):
         layer(f"model.layers.{n}.", WIDTH, N_HEADS, N_KV_HEADS, HEAD, N_FF)
     random("model.norm.weight", WIDTH, around=1.0)
-    random("codec_head.weight", N_FIRST, WIDTH)
+    random("codec_head.weight", n_first, WIDTH)
     if depth != WIDTH:
         random("code_predictor.small_to_mtp_projection.weight", depth, WIDTH)
         random("code_predictor.small_to_mtp_projection.bias", depth)
@@ -125,8 +126,8 @@ def weights(seed: int = 12, depth: int = DEPTH) -> dict[str, np.ndarray]:
     random("code_predictor.model.norm.weight", depth, around=1.0)
     for i in range(N_CODEBOOKS - 1):
         at = f"code_predictor.model.codec_embedding.{i}.weight"
-        random(at, N_CODES, WIDTH, spread=1.0)
-        random(f"code_predictor.lm_head.{i}.weight", N_CODES, depth)
+        random(at, n_codes, WIDTH, spread=1.0)
+        random(f"code_predictor.lm_head.{i}.weight", n_codes, depth)
     return made
 
 

@@ -116,12 +116,12 @@ def test_a_code_predictor_as_wide_as_the_talker(tmp_path, refs, backend):
 def test_marks_are_in_the_file(path):
     with load_model(path) as model:
         for name in ("speaker", "language"):
-            names, ids = (model.metadata[f"qwen3-tts.{name}.{what}"] for what in ("names", "ids"))
+            names, ids = (model.metadata[f"qwen3tts.{name}.{what}"] for what in ("names", "ids"))
             known = {"speaker": qwen_tts.SPEAKERS, "language": qwen_tts.LANGUAGES}[name]
             assert dict(zip(names, map(int, ids), strict=True)) == known
         for name, wanted in qwen_tts.MARKS.items():
             if name != "codec_eos_token_id":
-                assert model.metadata[f"qwen3-tts.{name.replace('_', '.', 1)}"] == wanted
+                assert model.metadata[f"qwen3tts.{name.replace('_', '.', 1)}"] == wanted
         assert model.codebooks.end == qwen_tts.MARKS["codec_eos_token_id"]
 
 
@@ -149,10 +149,10 @@ def test_the_speaker_encoder_is_left_out_and_missing_codes_are_an_error(tmp_path
 
 
 def test_tables_that_do_not_fit_the_configuration_are_refused(tmp_path):
-    """One row more for each other codebook, and all of theirs would be read one late or more."""
+    """One row more for each other codebook: no longer as many as the output has logits."""
     w, name = qwen_tts.weights(), "talker.model.codec_embedding.weight"
     w[name] = np.concatenate([w[name], np.zeros((N_CODEBOOKS - 1, qwen_tts.WIDTH), "f4")])
-    with pytest.raises(ModelFileError, match="the table of codes has parts of other sizes"):
+    with pytest.raises(ModelFileError, match="no model: one logit a token"):
         write(tmp_path, w)
 
 
@@ -224,7 +224,7 @@ def test_text_beside_frames_counts(path):
     assert np.array_equal(made[0], made[2])
     assert np.array_equal(made[0][:3], made[1][:3])
     assert not np.array_equal(made[0], made[1])
-    for text in ([qwen_tts.N_TEXT], [-1], [[1]], ["a"]):
+    for text in ([qwen_tts.N_TEXT + qwen_tts.N_FIRST], [-1], [[1]], ["a"]):
         with pytest.raises(BatchError):
             frames.add(prompt, beside=text)
     for text in ([1], [[1], [2]], [1, -2], ["a", "b"]):

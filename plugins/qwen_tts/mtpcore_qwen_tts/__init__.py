@@ -2,6 +2,7 @@
 
 from mtpcore.plugin import Codebooks, Feed, Fit, ModelSpec, first_of, hookimpl
 from mtpcore_qwen_tts.checkpoint import CHECKPOINT
+from mtpcore_qwen_tts.companion import COMPANION
 from mtpcore_qwen_tts.graph import TalkerHparams, code_predictor, talker
 
 
@@ -13,8 +14,8 @@ def codebooks(h: TalkerHparams) -> Codebooks:
 QWEN3_TTS = ModelSpec(
     name="qwen3-tts",
     fit=Fit(
-        architectures=frozenset({"qwen3-tts"}),
-        tensors=("token_embd.weight", "text_proj.up.weight", "depth.output.weight"),
+        architectures=frozenset({"qwen3tts"}),
+        tensors=("token_embd.weight", "audio_embd.weight", "depth.output.weight"),
     ),
     hparams=TalkerHparams.read,
     build=talker,
@@ -30,6 +31,10 @@ QWEN3_TTS = ModelSpec(
     ),
     ties=(first_of("depth.audio_embd.weight", "audio_embd.weight"),),
     codebooks=codebooks,
+    companion=COMPANION,
+    # Between its matrices the feed-forward part has values beyond F16, to which llama.cpp rounds
+    # what it multiplies by a matrix of F16.
+    min_types=(("a.gen.code.blk.{n}.ffn_down.weight", "F32"),),
     checkpoint=CHECKPOINT,
 )
 

@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from mtpcore.plugin import (
     ATTENTION,
     DECODER,
@@ -15,9 +19,25 @@ from mtpcore.plugin import (
     block_renames,
     depth_config,
     depth_keys,
+    head_width,
     in_depth,
     in_heads,
 )
+from mtpcore_qwen_tts.companion import (
+    COMPANION,
+    END,
+    LANGUAGE,
+    MARKS,
+    OF_FIRST,
+    OF_OTHERS,
+    OUTPUTS,
+    SIZES,
+    SPEAKER,
+    texts_of_codes,
+    there,
+)
+
+Array = NDArray[np.float32]
 
 LAYER = (
     *ATTENTION,
@@ -27,6 +47,8 @@ LAYER = (
 )
 DEPTH = "code_predictor_config"
 PREDICTOR = "talker.code_predictor."
+PIECE = 1 << 12
+"""Rows of the table of texts that are projected at once."""
 
 
 def n_predicted(config: Config) -> int:
@@ -35,8 +57,7 @@ def n_predicted(config: Config) -> int:
 
 
 def tables(config: Config) -> Iterator[str]:
-    """Yield the tables of all codebooks: the talker's of first codes, and the others."""
-    yield "talker.model.codec_embedding.weight"
+    """Yield the tables of the codes that the code predictor chooses."""
     for i in range(n_predicted(config)):
         yield f"{PREDICTOR}model.codec_embedding.{i}.weight"
 
@@ -47,27 +68,81 @@ def outputs(config: Config) -> Iterator[str]:
         yield f"{PREDICTOR}lm_head.{i}.weight"
 
 
-MARKS = ("pad", "bos", "think", "nothink", "think_bos", "think_eos")
-"""First codes that stand in prompts."""
+def fold(
+    texts: Array,
+    config: Config,
+    up: Array,
+    up_bias: Array,
+    down: Array,
+    down_bias: Array,
+    codes: Array,
+) -> Array:
+    """Return a table of tokens: texts as the talker reads them, projected, and first codes."""
+    activation = config.get("hidden_act", default="silu")
+    if activation != "silu":
+        raise ValueError(f"the text's projection has the activation {activation!r}, not 'silu'")
+
+    def project(rows: Array) -> Array:
+        rows = rows @ up.T + up_bias
+        rows /= 1 + np.exp(-rows)
+        projected: Array = rows @ down.T + down_bias
+        return projected
+
+    shape = (len(texts) + len(codes), *project(texts[:1]).shape[1:])
+    if not texts.strides[0]:  # zeros that take no memory: only the shape is asked for
+        return np.broadcast_to(np.float32(0), shape)
+    table = np.empty(shape, np.float32)
+    for begin in range(0, len(texts), PIECE):
+        rows = texts[begin : begin + PIECE]
+        table[begin : begin + len(rows)] = project(rows)
+    table[len(texts) :] = codes
+    return table
 
 
-def mark(name: str) -> Callable[[Config], int]:
-    """Return a source of a mark's id."""
-    return lambda config: int(config.require(f"codec_{name}_id", Count))
-
-
-def named(path: str) -> tuple[Callable[[Config], list[str] | None], Callable[..., object]]:
-    """Return sources of names and of their marks' ids; None where there are none."""
+def named(path: str) -> Callable[[Config], dict[str, int]]:
+    """Return a source of names with the ids of their marks."""
 
     def of(config: Config) -> dict[str, int]:
         found: dict[str, int] = config.get(path, default={}, type=dict[str, Count])
         return found
 
-    return lambda config: [*of(config)] or None, lambda config: [*of(config).values()] or None
+    return of
 
 
-SPEAKERS, SPEAKER_IDS = named("spk_id")
-LANGUAGES, LANGUAGE_IDS = named("codec_language_id")
+LANGUAGES, SPEAKERS = named("codec_language_id"), named("spk_id")
+
+
+def code_tokens(config: Config) -> list[str]:
+    """Return first codes as tokens."""
+    marks = {f"<|codec_{name}|>": config.require(f"codec_{name}_id", Count) for name in MARKS}
+    marks |= {LANGUAGE.format(name): i for name, i in LANGUAGES(config).items()}
+    marks |= {SPEAKER.format(name): i for name, i in SPEAKERS(config).items()}
+    marks[END] = config.require("codec_eos_token_id", Count)
+    return texts_of_codes(config.require("vocab_size", Count), marks)
+
+
+def end_token(config: Config) -> int:
+    """Return the mark of the end as a token."""
+    n_texts, end = (config.require(p, Count) for p in ("text_vocab_size", "codec_eos_token_id"))
+    return int(n_texts + end)
+
+
+def marks(config: Config) -> np.ndarray:
+    """Return the tokens that are never chosen: all marks but that of the end."""
+    n_texts, n_codes = (config.require(p, Count) for p in ("text_vocab_size", "vocab_size"))
+    n_sounds = depth_config(config, DEPTH).require("vocab_size", Count)
+    suppressed = np.arange(n_texts + n_sounds, n_texts + n_codes, dtype=np.int32)
+    return suppressed[suppressed != end_token(config)]
+
+
+def sections(config: Config) -> list[int]:
+    """Return how many pairs of a head each axis of a position rotates, in turns.
+
+    The axes agree, so any will do. With those of the configuration llama.cpp would leave the last
+    pairs to a fourth axis, on which every row is at 0.
+    """
+    n_pairs = head_width(config) // 2
+    return [(n_pairs + 2) // 3, (n_pairs + 1) // 3, n_pairs // 3, 0]
 
 
 def is_as_wide(config: Config) -> bool:
@@ -76,45 +151,69 @@ def is_as_wide(config: Config) -> bool:
     return bool(width == config.require("hidden_size", Count))
 
 
+def beside(rename: Rename) -> Rename:
+    """Return a rename to what the companion calls the tensor."""
+    called = dict(COMPANION.tensors)
+    return msgspec.structs.replace(rename, tensor=called[rename.tensor][0])
+
+
+BESIDE = Checkpoint(
+    architectures=frozenset(),
+    tensors=(
+        Rename("talker.model.codec_embedding.weight", OF_FIRST),
+        Rename("", OF_OTHERS, sources=tables),
+        beside(
+            Rename(
+                f"{PREDICTOR}small_to_mtp_projection.weight",
+                "depth.input.weight",
+                optional=is_as_wide,
+            )
+        ),
+        beside(
+            Rename(
+                f"{PREDICTOR}small_to_mtp_projection.bias", "depth.input.bias", optional=is_as_wide
+            )
+        ),
+        *map(beside, in_depth(DEPTH, f"{PREDICTOR}model.layers.{{n}}.", LAYER)),
+        beside(Rename(f"{PREDICTOR}model.norm.weight", "depth.output_norm.weight")),
+        Rename("", OUTPUTS, sources=outputs),
+    ),
+    metadata=(
+        ("clip.has_gen_audio_encoder", lambda config: True),
+        (f"{SIZES}projector_type", lambda config: "qwen3tts_gen"),
+        (f"{SIZES}projection_dim", "hidden_size"),
+        *((there(key), source) for key, source in depth_keys(DEPTH, DECODER, ROPE_KEYS)),
+    ),
+)
 CHECKPOINT = Checkpoint(
     architectures=frozenset({"Qwen3TTSForConditionalGeneration"}),
     nested=("talker_config",),
     tensors=(
-        Rename("talker.model.text_embedding.weight", "token_embd.weight"),
-        Rename("talker.text_projection.linear_fc1.weight", "text_proj.up.weight"),
-        Rename("talker.text_projection.linear_fc1.bias", "text_proj.up.bias"),
-        Rename("talker.text_projection.linear_fc2.weight", "text_proj.down.weight"),
-        Rename("talker.text_projection.linear_fc2.bias", "text_proj.down.bias"),
-        Rename("", "audio_embd.weight", sources=tables, joined=True),
+        Rename(
+            "talker.model.text_embedding.weight",
+            "token_embd.weight",
+            fold,
+            also=(
+                "talker.text_projection.linear_fc1.weight",
+                "talker.text_projection.linear_fc1.bias",
+                "talker.text_projection.linear_fc2.weight",
+                "talker.text_projection.linear_fc2.bias",
+                "talker.model.codec_embedding.weight",
+            ),
+        ),
         Rename("talker.model.norm.weight", "output_norm.weight"),
         Rename("talker.codec_head.weight", "output.weight"),
         *in_heads("talker.model.layers.{n}.", LAYER),
-        Rename(
-            f"{PREDICTOR}small_to_mtp_projection.weight", "depth.input.weight", optional=is_as_wide
-        ),
-        Rename(f"{PREDICTOR}small_to_mtp_projection.bias", "depth.input.bias", optional=is_as_wide),
-        *in_depth(DEPTH, f"{PREDICTOR}model.layers.{{n}}.", LAYER),
-        Rename(f"{PREDICTOR}model.norm.weight", "depth.output_norm.weight"),
-        Rename("", "depth.output.weight", sources=outputs),
     ),
+    companion=BESIDE,
+    more_tokens=code_tokens,
     dropped=("speaker_encoder.*",),
     metadata=(
         *DECODER,
         *ROPE_KEYS,
-        ("{arch}.text_embedding_length", lambda config: config.require("text_hidden_size", Count)),
+        ("{arch}.rope.dimension_sections", sections),
         ("{arch}.text_padding_token_id", lambda config: config.require("tts_pad_token_id", int)),
-        ("{arch}.codebook_count", lambda config: config.require("num_code_groups", Count)),
-        (
-            "{arch}.codebook_size",
-            lambda config: depth_config(config, DEPTH).require("vocab_size", Count),
-        ),
-        ("{arch}.codebook_first_size", lambda config: config.require("vocab_size", Count)),
-        ("{arch}.codebook_end", lambda config: config.require("codec_eos_token_id", int)),
-        *((f"{{arch}}.codec.{name}_id", mark(name)) for name in MARKS),
-        ("{arch}.speaker.names", SPEAKERS),
-        ("{arch}.speaker.ids", SPEAKER_IDS),
-        ("{arch}.language.names", LANGUAGES),
-        ("{arch}.language.ids", LANGUAGE_IDS),
-        *depth_keys(DEPTH, DECODER, ROPE_KEYS),
+        ("tokenizer.ggml.eos_token_id", end_token),
+        ("tokenizer.ggml.suppress_tokens", marks),
     ),
 )
