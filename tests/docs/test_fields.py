@@ -13,10 +13,10 @@ from mtpcore import plugin
 PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 STRUCTS = (
     *("DrafterSpec", "Fit", "Feed", "Heads", "TreeShape", "Block", "SharedMemory", "Tie"),
-    *("ModelSpec", "Codebooks"),
+    *("ModelSpec", "Codebooks", "Companion"),
 )
-TRUNKS = {"further graphs", "encoder", "codes"}
-OF_TRUNKS = ("ModelSpec", "Codebooks")
+TRUNKS = {"further graphs", "encoder", "codes", "two files"}
+OF_TRUNKS = ("ModelSpec", "Codebooks", "Companion")
 
 
 def section(text):
