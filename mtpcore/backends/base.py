@@ -8,7 +8,7 @@ C-contiguous.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -26,11 +26,17 @@ __all__ = [
     "DraftPass",
     "DraftRun",
     "Plan",
+    "GrownTree",
+    "PENDING",
     "RowBuffer",
     "CheckedBatch",
     "codes_of",
     "StateStore",
     "Store",
+    "TreeBranch",
+    "TreeNode",
+    "TreePass",
+    "TreeRun",
     "Verification",
     "WeightSource",
     "WeightTensor",
@@ -124,7 +130,7 @@ class DraftPass(msgspec.Struct, frozen=True):
 class Verification(msgspec.Struct, kw_only=True):
     """The target's pass over what a draft run makes, which a plan may run behind it in one go.
 
-    ``batch`` has of the run's sequence i, from row ``first[i]`` on, the pending token and ``k[i]``
+    ``batch`` has of the run's sequence i, from row ``first[i]`` on, the pending token and its
     drafts, whose tokens are filled in, in the texts before its choices, too; its places are
     reserved in ``memory``. ``arrays`` are what ``plan.run`` returns of it, if it was run: not where
     a draft is missing.
@@ -188,6 +194,89 @@ class DraftRun(msgspec.Struct, frozen=True, kw_only=True):
     def indices(self) -> list[int]:
         """The index of each sequence's first draft."""
         return [*self.index] or [len(history) for history in self.history]
+
+
+PENDING = -2
+"""The pending token, where another branch is a node."""
+
+
+class TreeBranch(NamedTuple):
+    """What gets children: the pending token of a sequence, or a node ``depth`` levels below it.
+
+    ``node`` is its number; None where the run chooses one of the nodes of that depth.
+    """
+
+    sequence: int
+    depth: int
+    node: int | None
+
+
+class TreeNode(NamedTuple):
+    """A node that may grow: the branch that it is a child of, and its rank there."""
+
+    branch: int
+    rank: int
+
+
+class TreePass(NamedTuple):
+    """A pass of a tree run; it gives the branches of its depth their children.
+
+    Row i of the batch stands for branch ``rows[i]``: its token and recycled slots take the place of
+    what is there; -1: the row is known. The children of its branch i are ranked from the logits of
+    ``batch.outputs[outputs[i]]``.
+    """
+
+    plan: Plan
+    memory: Memory | None
+    batch: CheckedBatch
+    rows: Sequence[int]
+    outputs: Sequence[int]
+
+
+class TreeRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Draft trees of m sequences, level by level without returning in between.
+
+    Pass p ranks the children of the branches of depth p, as ``Sampler.rank`` does, after the
+    sequence's ``history`` and the branch's path. ``nodes`` come by branch, and these by depth. A
+    node is there if so many tokens are ranked, if none on its way is less probable than
+    ``p_min[i]``, and if all above it were run: those with a token from ``n_tokens`` on (0: none) or
+    a recycled row that is not finite are not.
+
+    Of a fixed tree branches are known, and ``order[i]`` has the nodes of sequence i in the order in
+    which they are verified. With a ``width`` the best so many nodes of each depth of a sequence,
+    which has so many branches, are its branches, and the ``n_nodes`` best of all are verified, by
+    the product of shares on their way; of equal ones the first. Rows of a memory are then those of
+    all branches above, by depth, and parents are filled in.
+
+    Each choice of ``batch.outputs``, ``samplers``, ``token_ids``, ``recycle`` and ``verification``
+    is as in ``DraftRun``. What is verified comes in the order of the tree.
+    """
+
+    passes: Sequence[TreePass]
+    branches: Sequence[TreeBranch]
+    nodes: Sequence[TreeNode]
+    order: Sequence[Sequence[int]]
+    samplers: Sequence[Sampler]
+    history: Sequence[I32]
+    n_prompt: Sequence[int]
+    p_min: Sequence[float]
+    n_tokens: int = 0
+    width: int = 0
+    n_nodes: int = 0
+    recycle: Mapping[str, str] = {}
+    token_ids: I32 | None = None
+    verification: Verification | None = None
+
+
+class GrownTree(NamedTuple):
+    """The tree of a sequence: its tokens, and the node before each, -1 for the pending token.
+
+    ``is_finite`` says whether the rows were that its nodes would be run with.
+    """
+
+    tokens: list[int]
+    parent: list[int]
+    is_finite: bool
 
 
 class WeightTensor(Protocol):
@@ -300,6 +389,16 @@ class Plan(Protocol):
 
         A pass runs only if some sequence goes on to it. The caller takes back what they write to
         ``memory``.
+        """
+
+    @property
+    def grows_trees(self) -> bool:
+        """Whether ``grow`` may be worth a try."""
+
+    def grow(self, run: TreeRun) -> list[GrownTree] | None:
+        """Return the tree of each sequence; None where it is left to the caller: nothing was run.
+
+        The caller takes back what it writes to memories.
         """
 
 

@@ -22,7 +22,7 @@ class VerificationAhead:
     ----------
     target : GraphRunner
     rows : RoundBatch
-        With any tokens in the place of drafts.
+        With any tokens in the place of drafts, and the parents that these have.
     fused : FusedSampling, optional
         Who chooses.
     drafted : sequence of int
@@ -72,9 +72,14 @@ def _is_same(ran: CheckedBatch, asked: CheckedBatch) -> bool:
     pairs = [(getattr(ran, name), getattr(asked, name)) for name in fields]
     return (
         all(np.array_equal(one, other) for one, other in pairs)
-        and asked.parent is None
+        and _parents(ran) == _parents(asked)
         and _choices(ran) == _choices(asked)
     )
+
+
+def _parents(batch: CheckedBatch) -> list[int] | None:
+    """Return the parent of each row; None where all follow the row before."""
+    return None if batch.parent is None else batch.parent.tolist()
 
 
 def _choices(batch: CheckedBatch) -> tuple[Any, ...] | None:

@@ -22,7 +22,7 @@ from mtpcore.cross.codebooks import CodebookDecoder, FrameJob
 from mtpcore.cross.sequence import SequenceState, SequenceStates, Verdict
 from mtpcore.cross.trust import Trust
 from mtpcore.cross.verification import RoundBatch, Verdicts, match_drafts, tree_rows
-from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.draft_tree import Draft, DraftTree
 from mtpcore.drafting.drafters import Drafter, DraftJob, Verify
 from mtpcore.errors import BatchError, CapacityError, LinkError, spell
 from mtpcore.links.links import Links
@@ -241,25 +241,33 @@ class Speculation:
         n_drafted: int,
         plan: BackendPlan,
         seqs: Sequence[int],
-        lengths: Sequence[int],
+        drafts: Sequence[int] | Sequence[DraftTree],
     ) -> Verification | None:
         """Return the pass that verifies a round behind a draft run for these sequences, or None.
 
-        There is none where the run is only one of several for the ``n_drafted`` sequences, and
-        where there is no room: ``verify`` will say so.
+        There is none where the run is only one of several for the ``n_drafted`` sequences, where
+        there is no room: ``verify`` will say so, and of trees where the target has recurrent
+        layers.
         """
-        n_rows = len(verified) + sum(lengths)
-        if len(seqs) < n_drafted:
+        if len(seqs) < n_drafted or not verified or not plan.joins(self.target.plan):
             return None
-        if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
-            return None
-        rows, length_of = RoundBatch(), dict(zip(seqs, lengths, strict=True))
+        drafts_of, rows = dict[int, int | DraftTree](zip(seqs, drafts, strict=True)), RoundBatch()
         for seq in verified:
-            pending = self.states.choose(seq, setting_of(sampling, seq))
-            room = [pending] * length_of.get(seq, 0)  # any token that there is
-            rows.add_draft(seq, self.states.decided(seq).n, pending, room)
+            pending, n = (
+                self.states.choose(seq, setting_of(sampling, seq)),
+                self.states.decided(seq).n,
+            )
+            draft = drafts_of.get(seq, 0)
+            room: Draft = [pending] * draft if isinstance(draft, int) else draft  # any tokens
+            if isinstance(draft, DraftTree) and (
+                self.target.program.states or len(draft) > self.trust.room(n + 1)
+            ):
+                return None
+            rows.add_draft(seq, n, pending, room)
             if self.target.memory:
                 self.target.memory.allow_rewind(len(room))
+        if len(rows) > self.target.n_batch:
+            return None
         fused = self._fused_sampling(rows, rows.batch(), sampling, {})
         try:
             self._ahead = VerificationAhead(self.target, rows, fused, seqs)

@@ -69,10 +69,13 @@ class Trust:
                 self._warn(name, job.seq, f"{token} is no token; its branch of drafts is dropped")
             else:
                 kept[node] = True
-        llm = self._target
-        room = min(llm.n_ctx - len(job.history), llm.n_batch - 1, llm.longest_draft - 1)
-        kept[np.flatnonzero(kept)[room:]] = False
+        kept[np.flatnonzero(kept)[self.room(len(job.history)) :]] = False
         return tree.select(kept)
+
+    def room(self, n: int) -> int:
+        """Return how many nodes a tree has at most, behind n tokens."""
+        llm = self._target
+        return min(llm.n_ctx - n, llm.n_batch - 1, llm.longest_draft - 1)
 
     def pause(self, seq: int, place: int) -> None:
         """Count a sequence that no drafter can follow; warn of the first one."""

@@ -34,9 +34,10 @@ __all__ = [
 ]
 
 I32 = NDArray[np.int32]
-Verify = Callable[[Plan, Sequence[int], Sequence[int]], Verification | None]
-"""``verify(plan, seqs, lengths)``: what the target is to run behind a draft run of ``plan``, which
-drafts so much for each of these sequences; None where they are not all that it verifies."""
+Verify = Callable[[Plan, Sequence[int], Sequence[int] | Sequence[DraftTree]], Verification | None]
+"""``verify(plan, seqs, drafts)``: what the target is to run behind a draft run of ``plan``, which
+drafts so much for each of these sequences, or trees with these parents; None where they are not all
+that it verifies."""
 
 GREEDY = Sampling.greedy()
 logger = logging.getLogger("mtpcore")

@@ -7,11 +7,15 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
 from mtpcore.drafting.heads import HeadDrafter
+from mtpcore.drafting.outline import Outlines, outline
+from mtpcore.drafting.tree_runs import Grown, PassRows, grow_at_once
 from mtpcore.drafting.trees import Branch, branch
 from mtpcore.runtime.batch import Batch
+from mtpcore.runtime.runner import TreeRows
 
 __all__ = ["HeadTreeDrafter"]
 
@@ -32,17 +36,96 @@ class HeadTreeDrafter(HeadDrafter):
         verify: Verify | None,
     ) -> None:
         assert self.spec.tree is not None
+        made = self._grow_at_once(wanted, self.spec.tree, verify)
+        if made is None:
+            made = self._grow_by_level(wanted, self.spec.tree)
+        for (job, _), (tree, is_finite) in zip(wanted, made, strict=True):
+            drafts[job.seq] = tree
+            if not is_finite:
+                self._pause(job.seq, len(job.history) - 1)
+
+    @property
+    def _n_tokens(self) -> int:
+        """How many tokens every head has embeddings of; 0 where none reads tokens."""
         tables = filter(None, (n_embeddings(runner.program) for runner in self._heads))
-        n_tokens = min(tables, default=0)
+        return min(tables, default=0)
+
+    def _grow_at_once(
+        self, wanted: list[tuple[DraftJob, int]], shape: TreeShape, verify: Verify | None
+    ) -> list[Grown] | None:
+        """Return the trees where all passes run in one go."""
+        if not self._heads[0].plan.grows_trees:
+            return None
+        joined = Outlines([outline(shape, k) for _, k in wanted])
+        jobs, passes = [job for job, _ in wanted], []
+        for head in range(max(one.depth for one in joined.each)):
+            rows = self._rows(head, jobs, joined)
+            if rows is None:
+                return None
+            passes.append(rows)
+        return grow_at_once(
+            *(passes, jobs, joined, verify),
+            recycle=self._recycle,
+            token_ids=self._ids,
+            n_tokens=self._n_tokens,
+            keeps_first=False,
+        )
+
+    def _rows(self, head: int, jobs: list[DraftJob], joined: Outlines) -> TreeRows | None:
+        """Return what a head reads; None where there is no room for it in one piece."""
+        runner, is_blind, rows = self._heads[head], self._is_blind(head), PassRows()
+        known: list[tuple[int, int, int]] = []  # rows, with sequence and place, that are fed
+        for i, (job, one) in enumerate(zip(jobs, joined.each, strict=True)):
+            level = one.level(head)
+            if not level:
+                continue
+            run = [*level][:1] if is_blind else [*level]
+            if runner.memory is not None:
+                run = [0, *one.paths(head)]
+                self._settle(head, job.seq, job.history[:-1])
+            number: dict[int, int] = {}
+            for at in run:
+                joint = joined.number(i, at)
+                place = len(job.history) - 1 + joined.branches[joint].depth
+                if place < self._first(head):
+                    continue  # the head has no row to read there
+                number[at] = rows.add(
+                    job.seq,
+                    place,
+                    number.get(one.above[at], -1),
+                    branch=joint if at else -1,
+                    token=0 if at else int(job.history[-1]),
+                    n_ranked=len(level) if is_blind else at in level,
+                )
+                if self._reads_target or not at:
+                    known.append((number[at], job.seq, place))
+            if len(run) - (run[0] == 0) > self._room(job) or not number.keys() >= {*run[-1:]}:
+                return None
+        if len(rows) > runner.n_batch:
+            return None
+        return rows.rows(runner, self._known(head, len(rows), known))
+
+    def _known(
+        self, head: int, n: int, known: list[tuple[int, int, int]]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return n rows of each slot, of which the target feeds these."""
+        if not known:
+            return {}
+        at, seq, place = (np.array(column, np.int32) for column in zip(*known, strict=True))
+        slots = {}
+        for feed in self._feeds:
+            slots[feed.slot] = np.zeros((n, self._widths[head][feed.slot]), np.float32)
+            slots[feed.slot][at] = self._heads[head].sources[feed.slot](seq, place)
+        return slots
+
+    def _grow_by_level(self, wanted: list[tuple[DraftJob, int]], shape: TreeShape) -> list[Grown]:
+        """Return the trees, head by head."""
         jobs = [job for job, _ in wanted]
-        trees = [GrowingTree(self.spec.tree, k, n_tokens) for _, k in wanted]
+        trees = [GrowingTree(shape, k, self._n_tokens) for _, k in wanted]
         for head in range(max(k for _, k in wanted)):
             if not self._grow(head, jobs, trees):
                 break
-        for job, tree in zip(jobs, trees, strict=True):
-            drafts[job.seq] = tree.tree()
-            if any(rows is None for rows in tree.slot_rows):
-                self._pause(job.seq, len(job.history) - 1)
+        return [(tree.tree(), all(row is not None for row in tree.slot_rows)) for tree in trees]
 
     def _grow(self, head: int, jobs: list[DraftJob], trees: list[GrowingTree]) -> bool:
         """Run a head for one more level of every tree; return whether there was one."""

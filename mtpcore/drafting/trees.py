@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 
 from mtpcore.backends.draft import n_embeddings
 from mtpcore.declarations.draft_tree import Draft
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.drafting.chain import GraphDrafter
 from mtpcore.drafting.drafters import DraftJob, Verify
 from mtpcore.drafting.growing_tree import GrowingTree
+from mtpcore.drafting.outline import Outlines, outline
+from mtpcore.drafting.tree_runs import Grown, PassRows, grow_at_once
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.runtime.batch import Batch
 from mtpcore.runtime.output import Output
-from mtpcore.runtime.runner import GraphRunner
+from mtpcore.runtime.runner import GraphRunner, TreeRows
 
 __all__ = ["Branch", "TreeDrafter", "branch"]
 
@@ -40,19 +43,66 @@ class TreeDrafter(GraphDrafter):
         self, jobs: list[DraftJob], drafts: dict[int, Draft], verify: Verify | None
     ) -> None:
         assert self.spec.tree is not None
+        made = self._grow_at_once(jobs, self.spec.tree, verify)
+        if made is None:
+            made = self._grow_by_level(jobs, self.spec.tree)
+        for job, (tree, is_finite) in zip(jobs, made, strict=True):
+            drafts[job.seq] = tree
+            if not is_finite:
+                self._pause(job.seq, len(job.history) - 1)
+
+    def _grow_at_once(
+        self, jobs: list[DraftJob], shape: TreeShape, verify: Verify | None
+    ) -> list[Grown] | None:
+        """Return the trees where all passes run in one go, and whether their rows are finite."""
+        if not self.runner.plan.grows_trees:
+            return None
+        joined = Outlines([outline(shape, job.k) for job in jobs])
+        passes = self._passes(jobs, joined)
+        if passes is None:
+            return None
+        return grow_at_once(
+            *(passes, jobs, joined, verify),
+            recycle=self._recycle,
+            token_ids=self._ids,
+            n_tokens=n_embeddings(self.runner.program),
+            keeps_first=True,
+        )
+
+    def _passes(self, jobs: list[DraftJob], joined: Outlines) -> list[TreeRows] | None:
+        """Return the rows of all passes; None where there is no room for them in one piece."""
+        first = self._missing(jobs)
+        passes = [TreeRows(self.runner, first, [-1] * len(first), [*range(len(jobs))])]
+        for depth in range(1, max(one.depth for one in joined.each)):
+            rows = PassRows()
+            for i, (job, one) in enumerate(zip(jobs, joined.each, strict=True)):
+                level = one.level(depth)
+                run = one.paths(depth) if level and self._remembers else level
+                if len(run) > self._room(job):
+                    return None
+                number: dict[int, int] = {}
+                for at in run:
+                    joint = joined.number(i, at)
+                    place = len(job.history) + joined.branches[joint].depth - 1
+                    above = number.get(one.above[at], -1)
+                    number[at] = rows.add(job.seq, place, above, branch=joint, n_ranked=at in level)
+            if len(rows) > self.runner.n_batch:
+                return None
+            passes.append(rows.rows(self.runner, {}))
+        return passes
+
+    def _grow_by_level(self, jobs: list[DraftJob], shape: TreeShape) -> list[Grown]:
+        """Return the trees, level by level, and whether their rows are finite."""
         n_tokens = n_embeddings(self.runner.program)
         output = self.runner.process(self._missing(jobs))
         for job in jobs:
             self._rewind(job.seq, len(job.history))
-        trees = [GrowingTree(self.spec.tree, job.k, n_tokens) for job in jobs]
+        trees = [GrowingTree(shape, job.k, n_tokens) for job in jobs]
         roots = [(job, tree, -1, i) for i, (job, tree) in enumerate(zip(jobs, trees, strict=True))]
         branch(roots, output, self.runner, self._recycle, self._ids)
         while self._grow(jobs, trees):
             pass
-        for job, tree in zip(jobs, trees, strict=True):
-            drafts[job.seq] = tree.tree()
-            if any(rows is None for rows in tree.slot_rows):
-                self._pause(job.seq, len(job.history) - 1)
+        return [(tree.tree(), all(rows is not None for rows in tree.slot_rows)) for tree in trees]
 
     def _grow(self, jobs: list[DraftJob], trees: list[GrowingTree]) -> bool:
         """Run one more level of every tree; return whether there was one."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +16,12 @@ from mtpcore.backends.base import (
     DraftPass,
     DraftRun,
     FusedSampling,
+    GrownTree,
     Plan,
     StateStore,
     Store,
+    TreePass,
+    TreeRun,
     WeightSource,
 )
 from mtpcore.declarations.spec import DrafterSpec, Tap
@@ -37,7 +41,7 @@ from mtpcore.runtime.sliced_logits import slice_logits
 if TYPE_CHECKING:
     from mtpcore.runtime.model import Model
 
-__all__ = ["Deliver", "GraphRunner", "Tapped", "run_drafts"]
+__all__ = ["Deliver", "GraphRunner", "Tapped", "TreeRows", "run_drafts", "run_trees"]
 
 Deliver = Callable[[Batch, Output], None]
 """Is told of every batch that was processed; what it raises undoes the batch."""
@@ -410,3 +414,52 @@ def run_drafts(
                 runner.memory.rewind(seq, kept)
             runner.lengths[seq] = kept
     return drafts
+
+
+class TreeRows(NamedTuple):
+    """A pass of trees before it is checked; see ``TreePass``."""
+
+    runner: GraphRunner
+    batch: Batch
+    rows: Sequence[int]
+    outputs: Sequence[int]
+
+
+def run_trees(
+    passes: Sequence[TreeRows], settings: Mapping[str, Any], *, keeps_first: bool
+) -> list[GrownTree] | None:
+    """Grow trees, if the backend does that in one go; ``settings`` are the other fields of TreeRun.
+
+    What the first batch brings is kept where it is to be; no other row is, and none where nothing
+    was run.
+    """
+    room, before = (
+        dict[GraphRunner, dict[int, tuple[int, int]]](),
+        dict[tuple[GraphRunner, int], int](),
+    )
+    taken = []
+    for number, (runner, batch, rows, outputs) in enumerate(passes):
+        checked, ranges, _ = runner.admit(runner.bring(batch))
+        if min(rows) >= 0:  # what is recycled is filled in
+            known = {
+                slot: x for slot, x in checked.slots.items() if slot not in settings["recycle"]
+            }
+            checked = msgspec.structs.replace(checked, slots=known)
+        taken.append(TreePass(runner.plan, runner.memory, checked, rows, outputs))
+        of_runner = room.setdefault(runner, {})
+        for seq, (begin, end) in ranges.items():
+            before.setdefault((runner, seq), runner.lengths[seq])
+            least, most = of_runner.get(seq, (begin, end))
+            of_runner[seq] = min(least, begin), max(most, end)
+            if keeps_first and not number and runner.memory:
+                runner.lengths[seq] = end
+    for runner, of_runner in room.items():
+        if runner.memory:
+            runner.memory.reserve(of_runner)
+    grown = taken[0].plan.grow(TreeRun(passes=taken, **settings))
+    for (runner, seq), length in before.items():
+        if grown is None:
+            runner.lengths[seq] = length
+        if runner.memory:
+            runner.memory.rewind(seq, runner.lengths[seq])
+    return grown

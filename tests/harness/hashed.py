@@ -140,6 +140,11 @@ class HashPlan:
     def joins(self, plan):
         return False
 
+    grows_trees = False
+
+    def grow(self, run):
+        return None
+
     def draft(self, run, memory):
         return draft_steps(self, run, memory)
 

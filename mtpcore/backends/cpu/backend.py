@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 from mtpcore._ext._cpu import check_environment
 from mtpcore._ext._draft import draft
 from mtpcore._ext._plan import BY_COLUMNS, BY_ROWS, IN_COPIES, Executor
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, Store, WeightSource, codes_of
+from mtpcore.backends.base import (
+    F32,
+    CheckedBatch,
+    DraftRun,
+    GrownTree,
+    Plan,
+    Store,
+    TreeRun,
+    WeightSource,
+    codes_of,
+)
 from mtpcore.backends.cpu.fetch_cache import load_once
 from mtpcore.backends.cpu.lower import Lowering
 from mtpcore.backends.cpu.schedule import allocate, arrange, copy_bytes, share_products
@@ -235,6 +245,15 @@ class CpuPlan:
     def joins(self, plan: Plan) -> bool:
         """No: each run is a call of its own."""
         return False
+
+    @property
+    def grows_trees(self) -> bool:
+        """No: their tokens are ranked by the caller."""
+        return False
+
+    def grow(self, run: TreeRun) -> list[GrownTree] | None:
+        """Leave trees to the caller."""
+        return None
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence, and how many passes ran, all without the GIL.

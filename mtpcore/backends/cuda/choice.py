@@ -36,6 +36,7 @@ from mtpcore.backends.cuda.launch.tokens import (
     n_parts,
     settle,
 )
+from mtpcore.backends.cuda.launch.trees import rank, rank_parts
 from mtpcore.backends.cuda.staging import Part
 from mtpcore.errors import BatchError, SamplingError
 
@@ -163,6 +164,35 @@ class Choice:
         logits, choosers, winners, n = self.logits, self._choosers, self._winners, shape.n
         if not n:
             return
+        yield from self._prepare(shape, drafted)
+        names, cuts = self._names(shape), self._cuts if shape.has_cuts else None
+        yield from choose(logits, choosers, names, winners, self.ids, n, cuts)
+        if shape.has_odds:
+            yield settle(winners, self.odds.rows, n)
+            yield weigh(logits, self.odds, n)
+
+    def rank(
+        self,
+        shape: Choosing,
+        candidates: DeviceArray,
+        ranking: DeviceArray,
+        n_ranks: int,
+        drafted: Drafted | None = None,
+    ) -> Iterator[Launch]:
+        """Yield what ranks the best tokens of each sampler instead; ``take`` was told of odds.
+
+        ``candidates`` and ``ranking`` are as in ``launch.trees``.
+        """
+        logits, n = self.logits, shape.n
+        yield from self._prepare(shape, drafted)
+        names, cuts = self._names(shape), self._cuts if shape.has_cuts else None
+        yield weigh(logits, self.odds, n)
+        yield rank(logits, names, self.odds, cuts, candidates, n, n_ranks)
+        yield rank_parts(logits, names, self.odds, candidates, ranking, n, n_ranks)
+
+    def _prepare(self, shape: Choosing, drafted: Drafted | None) -> Iterator[Launch]:
+        """Yield what changes logits, and finds their largest ones and the cuts."""
+        logits, choosers, winners, n = self.logits, self._choosers, self._winners, shape.n
         by_token = self._by_token if shape.has_names else None
         adjustments = Adjustments(self._adjusted, self._adjustments, by_token)
         yield from adjust(logits, adjustments, shape.n_adjusted, drafted)
@@ -170,14 +200,10 @@ class Choice:
             yield from find_tops(logits, choosers, winners, self._cuts.tops, n)
         if shape.has_cuts:
             yield from cut(logits, choosers, self._cuts, winners, n)
-        names, cuts = self._token_ids, self._cuts
-        yield from choose(
-            *(logits, choosers, names if shape.has_names else None, winners, self.ids, n),
-            cuts if shape.has_cuts else None,
-        )
-        if shape.has_odds:
-            yield settle(winners, self.odds.rows, n)
-            yield weigh(logits, self.odds, n)
+
+    def _names(self, shape: Choosing) -> DeviceArray | None:
+        """Return the token of each logit, where that is not its index."""
+        return self._token_ids if shape.has_names else None
 
     def result(self, wanted: FusedSampling) -> tuple[I32, F32]:
         """Wait for the token of each output, -1 where it has no sampler, and the logits of these.

@@ -8,10 +8,10 @@ drafts are chosen together, or one after the other where a penalty counts those 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple, Protocol, TypeGuard, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -41,9 +41,9 @@ from mtpcore.backends.draft import check_draft, n_embeddings
 from mtpcore.graph.program import OUTPUTS
 from mtpcore.memory.base import Memory
 
-__all__ = ["DraftLoop", "DraftOrder"]
+__all__ = ["EVERY_TOKEN", "DraftLoop", "DraftOrder", "n_tokens_of", "without_drafts"]
 
-_EVERY_TOKEN = np.iinfo(np.int32).max
+EVERY_TOKEN = int(np.iinfo(np.int32).max)
 
 
 class DraftOrder:
@@ -178,6 +178,33 @@ class Stage(NamedTuple):
         return len(self.brought.get(f"pairs of {what}", ()))
 
 
+class RoundStage(Protocol):
+    """What rounds are made of: stages of chains and blocks, or of trees."""
+
+    @property
+    def plan(self) -> DevicePlan:
+        """Of the pass."""
+
+    @property
+    def run(self) -> PlannedRun:
+        """The pass."""
+
+    @property
+    def brought(self) -> dict[str, NDArray[Any]]:
+        """What it brings from the host by the round's array, besides its run."""
+
+    @property
+    def n(self) -> int:
+        """How many drafts, or nodes, it makes; 0 where it verifies."""
+
+    @property
+    def key(self) -> Hashable:
+        """What its launches depend on, besides the arrays of the round."""
+
+
+_Stage = TypeVar("_Stage", bound=RoundStage)
+
+
 class DraftLoop:
     """Rounds that begin with a plan, and the arrays in which its passes leave each other rows.
 
@@ -189,7 +216,7 @@ class DraftLoop:
 
     def __init__(self, plan: DevicePlan) -> None:
         self._plan, self._device = plan, plan.device
-        self._arrays: dict[str, DeviceArray] = {}
+        self.arrays: dict[str, DeviceArray] = {}
         self._n_made = 0  # arrays, of which some have gone
 
     def can_run(self, run: DraftRun) -> bool:
@@ -201,11 +228,12 @@ class DraftLoop:
         return (
             max(run.k, default=0) > 0
             and not run.given
-            and all(self._is_here(plan) and not plan.has_states for plan in plans)
+            and all(self.is_here(plan) and not plan.has_states for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
         )
 
-    def _is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
+    def is_here(self, plan: Plan | DevicePlan) -> TypeGuard[DevicePlan]:
+        """Whether a plan is on the same device."""
         return isinstance(plan, type(self._plan)) and plan.device is self._device
 
     def run(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
@@ -215,12 +243,12 @@ class DraftLoop:
         stages = (self._filling if run.is_block else self._drafting)(run, order, memory)
         verification = run.verification
         target = verification and verification.plan
-        if verification and target and self._is_here(target):
+        if verification and target and self.is_here(target):
             stages.append(self._verifying(order, target, verification))
             wanted = [order.number(i, k - 1) for i, k in enumerate(order.k) if k]
             stages[0].brought["wanted"] = np.array(wanted, np.int32)  # the last draft looks at it
         shape = self._launch(run, stages)
-        raw = self._device.read(self._arrays["drafts"], 0, order.n * DRAFT.itemsize)
+        raw = self._device.read(self.arrays["drafts"], 0, order.n * DRAFT.itemsize)
         drafts, n_passes = order.read(np.frombuffer(raw, DRAFT))
         is_whole = [*map(len, drafts)] == order.k and max(chain(*drafts)) < shape.n_readable
         if verification and shape.verifies and is_whole:
@@ -260,8 +288,8 @@ class DraftLoop:
             stages.append(Stage(plan, planned, brought, order.first[p], len(order.passes[p])))
         for slot, name in run.recycle.items():
             width = self._plan.program.values[self._plan.program.outputs[name]].shape[1]
-            self._room(f"rows of {slot}", order.n, np.float32, int(width))
-        self._room("marks", len(run.recycle) * len(run.k), np.int32)
+            self.room(f"rows of {slot}", order.n, np.float32, int(width))
+        self.room("marks", len(run.recycle) * len(run.k), np.int32)
         return stages
 
     def _filling(self, run: DraftRun, order: DraftOrder, memory: Memory | None) -> list[Stage]:
@@ -293,7 +321,7 @@ class DraftLoop:
             if not stages:
                 brought["drafts"] = np.array([(NO_DRAFT, 0, 0)] * order.n, DRAFT)
             stages.append(Stage(plan, planned, brought, first, n, len(steps), bool(stages)))
-        self._room("marks", 0, np.int32)  # no row is recycled
+        self.room("marks", 0, np.int32)  # no row is recycled
         return stages
 
     def _verifying(self, order: DraftOrder, plan: DevicePlan, verification: Verification) -> Stage:
@@ -302,47 +330,62 @@ class DraftLoop:
         rows = {first[i] + n: (i, n) for i, k in enumerate(order.k) for n in range(k + 1)}
         outputs = enumerate(verification.batch.outputs.tolist())
         lengths = {output: rows[row] for output, row in outputs if row in rows}
-        batch = _without_drafts(verification.batch, lengths)
+        batch = without_drafts(verification.batch, lengths)
         plan.check(batch, memory)
         drafted, parts = order.texts(lengths)
         brought = {"drafted": drafted, **_placed(order.verified(first), {})}
         return Stage(plan, plan.take(batch, memory, drafted=parts), brought)
 
-    def _room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
+    def room(self, name: str, n: int, dtype: DTypeLike, *width: int) -> DeviceArray:
         """Return an array of n rows, or more: it stays where it is as long as it has room."""
-        held = self._arrays.get(name)
+        held = self.arrays.get(name)
         if held is None or held.shape[0] < n or held.shape[1:] != width:
             most = 1 << max(n - 1, 0).bit_length()
             self._n_made += 1  # first: cut off in between, no graph is taken for another's
-            self._arrays[name] = self._device.empty((most, *width), dtype)
-        return self._arrays[name]
+            self.arrays[name] = self._device.empty((most, *width), dtype)
+        return self.arrays[name]
 
     # What the device does
 
     def _launch(self, run: DraftRun, stages: list[Stage]) -> RoundShape:
         """Start all passes: as a graph that leaves out what nobody goes on to, or one by one."""
-        staging = self._plan.staging
-        for stage in stages:
-            for name, values in stage.brought.items():
-                self._room(name, len(values), values.dtype)
-        parts = [
-            [
-                *stage.run.parts,
-                *(Part(values, self._arrays[name]) for name, values in stage.brought.items()),
-            ]
-            for stage in stages
-        ]
-        tables = staging.send(parts)
         verifies = not stages[-1].n
         n_drafting = sum(k > 0 for k in run.k)
         drafting = stages[:-1] if verifies else stages
         shape = RoundShape(
             tuple(run.recycle.items()),
-            _EVERY_TOKEN if run.is_block else _n_tokens(drafting),  # a block reads no draft
-            _n_tokens(stages),
+            EVERY_TOKEN if run.is_block else n_tokens_of(drafting),  # a block reads no draft
+            n_tokens_of(stages),
             *(n_drafting, verifies),
         )
-        has_conditions = max(run.p_min) > 0
+        self.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
+        return shape
+
+    def start(
+        self,
+        shape: Hashable,
+        stages: Sequence[_Stage],
+        launches: Callable[[_Stage, int, bool, Any], Iterator[Launch]],
+        has_conditions: bool,
+    ) -> None:
+        """Start stages, each with what it brings; ``launches`` are those of a stage.
+
+        They depend on nothing but ``shape`` and the stage. ``launches`` is given where the table of
+        what is brought begins, whether it is the last one that drafts, and the condition of the
+        following one, if that may be left out.
+        """
+        staging, verifies = self._plan.staging, not stages[-1].n
+        for stage in stages:
+            for name, values in stage.brought.items():
+                self.room(name, len(values), values.dtype)
+        parts = [
+            [
+                *stage.run.parts,
+                *(Part(values, self.arrays[name]) for name, values in stage.brought.items()),
+            ]
+            for stage in stages
+        ]
+        tables = staging.send(parts)
         key = (
             *(shape, has_conditions, tuple(stage.key for stage in stages), tuple(tables)),
             *(self._n_made, staging.array.shape),
@@ -355,21 +398,20 @@ class DraftLoop:
                 if has_conditions and is_recorded and not is_last:
                     following = self._device.condition()
                 is_last_draft = is_last or (verifies and stage is stages[-2])
-                launches = self._launches(shape, stage, table, is_last_draft, following)
+                started = launches(stage, table, is_last_draft, following)
                 if condition is None:
-                    start(self._device, launches)
+                    start(self._device, started)
                 else:
-                    self._device.when(condition, partial(start, self._device, launches))
+                    self._device.when(condition, partial(start, self._device, started))
                 condition = following
 
         self._plan.graphs.start(key, work)
-        return shape
 
     def _launches(
         self, shape: RoundShape, stage: Stage, table: int, is_last_draft: bool, following: Any
     ) -> Iterator[Launch]:
         """Yield the launches of a pass; ``following`` is the condition of the next one."""
-        plan, arrays, program = stage.plan, self._arrays, stage.plan.program
+        plan, arrays, program = stage.plan, self.arrays, stage.plan.program
         yield spread(self._plan.staging.array, table, len(stage.run.parts) + len(stage.brought))
         if n := stage.n_placed("tokens"):
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
@@ -421,10 +463,10 @@ def _placed(pairs: NDArray[np.void], recycle: Mapping[str, str]) -> dict[str, ND
     return {"pairs of tokens": tokens, **({"pairs of rows": pairs} if recycle else {})}
 
 
-def _n_tokens(stages: list[Stage]) -> int:
+def n_tokens_of(stages: Sequence[RoundStage]) -> int:
     """Return how many tokens have an embedding in every pass."""
     tables = [n_embeddings(stage.plan.program) for stage in stages]
-    return min(filter(None, tables), default=_EVERY_TOKEN)
+    return min(filter(None, tables), default=EVERY_TOKEN)
 
 
 def _choosing(batch: CheckedBatch, run: DraftRun, active: list[int], p: int) -> CheckedBatch:
@@ -454,7 +496,7 @@ def _choosing_in_block(
     return msgspec.structs.replace(batch, fused_sampling=wanted)
 
 
-def _without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
+def without_drafts(batch: CheckedBatch, lengths: Mapping[int, tuple[int, int]]) -> CheckedBatch:
     """Return a batch whose texts end before their drafts, which are any tokens there.
 
     ``lengths`` are as in ``DraftOrder.texts``.

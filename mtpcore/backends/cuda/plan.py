@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, WeightSource, codes_of
+from mtpcore.backends.base import (
+    F32,
+    CheckedBatch,
+    DraftRun,
+    GrownTree,
+    Plan,
+    TreeRun,
+    WeightSource,
+    codes_of,
+)
 from mtpcore.backends.cuda.buffers import share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
 from mtpcore.backends.cuda.choice import NO_DRAFTS, Choice, DraftedParts
@@ -34,6 +43,7 @@ from mtpcore.backends.cuda.sequences import SequenceRows
 from mtpcore.backends.cuda.staging import Part, Staging
 from mtpcore.backends.cuda.states import CudaStateStore
 from mtpcore.backends.cuda.store import CudaStore
+from mtpcore.backends.cuda.trees import TreeLoop
 from mtpcore.backends.cuda.visible import Attended, Rows, Tables, Visible
 from mtpcore.backends.cuda.weights import Weights
 from mtpcore.backends.draft import draft_steps
@@ -88,7 +98,8 @@ class CudaPlan:
         groups = fuse(program, self._block_of)
         self.arrays = self._make_arrays(groups)
         self._steps = [self._planned(group) for group in groups]
-        self.staging, self.graphs, self._loop = Staging(device), Graphs(device), DraftLoop(self)
+        self.staging, self.graphs = Staging(device), Graphs(device)
+        self._loop, self._trees = DraftLoop(self), TreeLoop(self)
         logits = program.outputs.get("logits")
         self.choice = None if logits is None else Choice(device, self.arrays[logits])
         for launcher, step, _ in self._steps:
@@ -235,6 +246,15 @@ class CudaPlan:
         if self._loop.can_run(run):
             return self._loop.run(run, memory)
         return draft_steps(self, run, memory)
+
+    @property
+    def grows_trees(self) -> bool:
+        """Yes, where there are logits."""
+        return self.choice is not None
+
+    def grow(self, run: TreeRun) -> list[GrownTree] | None:
+        """Return the tree of each sequence, in one launch; None where that takes the host."""
+        return self._trees.grow(run) if self._trees.can_grow(run) else None
 
     def _block_of(self, node: Node) -> int:
         """Return how many activations share a scale where a node multiplies, or 0."""

@@ -7,7 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mtpcore.backends.base import F32, CheckedBatch, DraftRun, Plan, Store, WeightSource, codes_of
+from mtpcore.backends.base import (
+    F32,
+    CheckedBatch,
+    DraftRun,
+    GrownTree,
+    Plan,
+    Store,
+    TreeRun,
+    WeightSource,
+    codes_of,
+)
 from mtpcore.backends.draft import draft_steps
 from mtpcore.backends.host_rows import HostRows
 from mtpcore.backends.reference import arithmetic, formulas
@@ -234,6 +244,15 @@ class ReferencePlan:
     def joins(self, plan: Plan) -> bool:
         """No: each run is a call of its own."""
         return False
+
+    @property
+    def grows_trees(self) -> bool:
+        """No: their tokens are ranked by the caller."""
+        return False
+
+    def grow(self, run: TreeRun) -> list[GrownTree] | None:
+        """Leave trees to the caller."""
+        return None
 
     def draft(self, run: DraftRun, memory: Memory | None) -> tuple[list[list[int]], int]:
         """Return the drafts of each sequence and the number of passes, one after the other."""

@@ -9,6 +9,7 @@ from harness.fixtures import model_file
 from mtpcore import Generator
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.cross.ahead import VerificationAhead
+from mtpcore.declarations.spec import TreeShape
 from mtpcore.sampling import Sampling
 from mtpcore.testing import Subject
 
@@ -120,6 +121,31 @@ def test_a_block_and_its_verification_are_one_call(block_family, options, emulat
     assert steady
     assert all(of["upload"] <= 4 and of["wait"] <= N_WAITS for of in steady)
     plain = block_family.link(n_seq_max=2, n_batch=64)
+    assert text == [*texts(plain, **(options | {"draft": 0}))][-1]
+
+
+FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (1, 0)))
+TREES = {
+    "fixed": {"tree": FIXED},
+    "fixed, penalties": {"tree": FIXED, "sampling": PENALISED, "n_tokens": 24},
+}
+
+
+@pytest.mark.parametrize("options", TREES.values(), ids=TREES)
+def test_a_tree_and_its_verification_are_one_call(emulated, options, monkeypatch):
+    family = msgspec.structs.replace(FAMILIES[-1], backend=CudaBackend(emulated))
+    options = dict(options)
+    drafter = msgspec.structs.replace(family.spec, shape="tree", tree=options.pop("tree"))
+    counts, rounds = Counts(emulated, monkeypatch), []
+    for made in texts(family.link(n_seq_max=2, n_batch=64, drafter=drafter), draft=2, **options):
+        rounds.append(dict(counts.n))
+        counts.n.update(dict.fromkeys(counts.n, 0))
+        text = made
+    n_graphs = 1 + len(family.spec.graphs)  # one reads what was accepted
+    steady = [of for of in rounds if of["replay"] == n_graphs and of["launch"] <= 12]
+    assert steady
+    assert all(of["upload"] <= 4 and of["wait"] <= N_WAITS for of in steady)
+    plain = family.link(n_seq_max=2, n_batch=64)
     assert text == [*texts(plain, **(options | {"draft": 0}))][-1]
 
 

@@ -28,9 +28,8 @@ __device__ __forceinline__ unsigned long long key_of(float logit, int row, int r
     return (unsigned long long)rising << row_bits | ((1u << row_bits) - 1 - (unsigned)row);
 }
 
-/* The probability of a token in units: exp(logit - max), rounded to a whole number; the bits are those
- * of _ext/c/core/logarithm.h. */
-__device__ __forceinline__ unsigned long long mass_of(float logit, float max)
+/* exp(x) for -700 < x < 700, with the bits of _ext/c/core/logarithm.h. */
+__device__ __forceinline__ double exponential_of(double x)
 {
     const double series[] = {1.0 / 6227020800.0,
                              1.0 / 479001600.0,
@@ -46,17 +45,20 @@ __device__ __forceinline__ unsigned long long mass_of(float logit, float max)
                              0.5,
                              1.0,
                              1.0};
-    double gap = logit == max ? 0.0 : (double)logit - (double)max;
-    gap = gap > -40.0 ? gap : -40.0;
-    const double shifted = gap * 0x1.71547652b82fep+0 + 0x1.8p52, k = shifted - 0x1.8p52;
-    const double r = (gap - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
+    const double shifted = x * 0x1.71547652b82fep+0 + 0x1.8p52, k = shifted - 0x1.8p52;
+    const double r = (x - k * 0x1.62e42feep-1) - k * 0x1.a39ef35793c76p-33;
     double p = series[0];
 #pragma unroll
     for (int i = 1; i < 14; i++)
         p = p * r + series[i];
-    const double exponential =
-        p * __longlong_as_double(
-                (long long)((unsigned long long)(__double_as_longlong(shifted) + 1023) << 52));
-    const double counted = exponential * MASS_ONE + 0x1p52;
+    return p * __longlong_as_double(
+                   (long long)((unsigned long long)(__double_as_longlong(shifted) + 1023) << 52));
+}
+
+/* The probability of a token in units: exp(logit - max), rounded to a whole number. */
+__device__ __forceinline__ unsigned long long mass_of(float logit, float max)
+{
+    const double gap = logit == max ? 0.0 : (double)logit - (double)max;
+    const double counted = exponential_of(gap > -40.0 ? gap : -40.0) * MASS_ONE + 0x1p52;
     return (unsigned long long)(__double_as_longlong(counted) - 0x4330000000000000ll);
 }

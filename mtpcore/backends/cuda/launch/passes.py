@@ -17,6 +17,7 @@ __all__ = [
     "KERNELS",
     "LINE",
     "NEXT",
+    "NO_CONDITION",
     "NO_DRAFT",
     "PAIR",
     "STEP",
@@ -58,7 +59,7 @@ _SPREAD, _PLACE, _DRAFT = Kernel("spread"), Kernel("place"), Kernel("draft")
 _WEIGH, _COMPLETE = Kernel("weigh"), Kernel("complete")
 KERNELS = (_SPREAD, _PLACE, _DRAFT, _WEIGH, _COMPLETE)
 
-_NO_CONDITION = np.uint64(0)
+NO_CONDITION = np.uint64(0)
 
 
 def spread(block: DeviceArray, table: int, n_parts: int) -> Launch:
@@ -125,7 +126,7 @@ def judge(
         *weighed,
         drafts,
         *sizes,
-        _NO_CONDITION if condition is None else condition,
+        NO_CONDITION if condition is None else condition,
     )
     return Launch(_DRAFT, (1, 1), arguments)
 

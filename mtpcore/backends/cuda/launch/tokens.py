@@ -35,6 +35,7 @@ __all__ = [
     "find_tops",
     "logits_by_token",
     "n_parts",
+    "n_row_bits",
     "settle",
 ]
 
@@ -231,7 +232,7 @@ def find_tops(
 ) -> list[Launch]:
     """Write the largest logit of each chooser's row to ``tops``; arrays as for ``choose``."""
     n_logits = logits.shape[-1]
-    sizes = (n_logits, _row_bits(n_logits), 1)
+    sizes = (n_logits, n_row_bits(n_logits), 1)
     best = (logits, choosers, None, None, None, winners, *map(np.int32, sizes))
     n = n_parts(n_logits)
     return [Launch(_CHOOSE, (n_choosers, n), best), settle(winners, tops, n_choosers)]
@@ -253,7 +254,7 @@ def cut(
     ``find_tops`` was there before.
     """
     n_logits = logits.shape[-1]
-    n, row_bits, launches = n_parts(n_logits), _row_bits(n_logits), []
+    n, row_bits, launches = n_parts(n_logits), n_row_bits(n_logits), []
     shifts = range(0, 32 + row_bits, _DIGIT)[::-1]
     for shift in shifts:
         counted = (logits, choosers, cuts.cuts, cuts.tops, cuts.tallies)
@@ -282,7 +283,7 @@ def choose(
     n_logits = logits.shape[-1]
     n = n_parts(n_logits)
     passing = (None, None) if cuts is None else (cuts.cuts, cuts.tops)
-    sizes = (n_logits, _row_bits(n_logits), 0)
+    sizes = (n_logits, n_row_bits(n_logits), 0)
     searched = (logits, choosers, *passing, token_ids, winners, *map(np.int32, sizes))
     return [
         Launch(_CHOOSE, (n_choosers, n), searched),
@@ -290,6 +291,6 @@ def choose(
     ]
 
 
-def _row_bits(n_logits: int) -> int:
+def n_row_bits(n_logits: int) -> int:
     """Return how many bits number the rows of a vocabulary."""
     return (n_logits - 1).bit_length()

@@ -1,0 +1,349 @@
+"""Draft trees that grow on the device: ranked tokens, nodes, and whole runs beside the host's."""
+
+import msgspec
+import numpy as np
+import pytest
+from harness.families import FAMILIES
+from harness.head_runs import HIDDEN, HISTORY, IDS
+from harness.search import searching
+from harness.step_heads import SPECS, written
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import N_LOGITS, N_VOCAB, head
+
+from mtpcore import Batch
+from mtpcore.backends.base import CheckedBatch, FusedSampling, TreePass, TreeRun, Verification
+from mtpcore.backends.cuda import CudaBackend
+from mtpcore.backends.cuda.choice import Choice
+from mtpcore.backends.cuda.launch.step import start
+from mtpcore.backends.cuda.launch.tokens import WINNER, n_parts
+from mtpcore.backends.cuda.launch.trees import RANKED
+from mtpcore.backends.cuda.plan import CudaPlan
+from mtpcore.backends.cuda.trees import TreeLoop
+from mtpcore.cross.ahead import _is_same
+from mtpcore.declarations.spec import TreeShape
+from mtpcore.drafting.growing_tree import GrowingTree
+from mtpcore.drafting.outline import Outlines, outline
+from mtpcore.sampling import Sampler, Sampling, Scratch
+from mtpcore.testing import Runner
+
+SAMPLINGS = [
+    Sampling(temperature=0),
+    Sampling(temperature=1.3, seed=8, stream=1),
+    Sampling(temperature=0.9, seed=3, top_k=3, logit_bias={3: 2.0, 9: -4.0}),
+    Sampling(temperature=1.5, seed=4, top_p=0.8, min_p=0.01),
+    Sampling(temperature=0, repetition_penalty=3.0, presence_penalty=1.0, frequency_penalty=0.5),
+    Sampling(temperature=0.02, seed=5),
+]
+TEXT = np.random.default_rng(3).integers(0, 40, 9).astype(np.int32)
+
+
+def rows_of(seed, n_logits):
+    """Return rows of logits: some are equal, infinite or not numbers; in one, all are."""
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(6, n_logits)).astype(np.float32) * np.float32(3)
+    logits[0] = np.round(logits[0])
+    logits[1, rng.integers(0, n_logits, 5)] = np.nan
+    logits[2, rng.integers(0, n_logits, 3)] = np.inf
+    logits[3, rng.integers(0, n_logits, n_logits - 2)] = -np.inf
+    logits[4] = -np.inf
+    return logits
+
+
+@searching(25)
+@given(
+    st.integers(0, 999),
+    st.sampled_from([5, 40, 2100, 4500]),
+    st.integers(1, 9),
+    st.sampled_from(SAMPLINGS),
+    st.booleans(),
+)
+def test_rankings_are_the_samplers(backend, seed, n_logits, n_ranks, sampling, has_ids):
+    """Tokens, probabilities and shares, bit for bit."""
+    device, logits, n_ranks = backend.device, rows_of(seed, n_logits), min(n_ranks, n_logits)
+    ids = None
+    if has_ids:
+        ids = np.random.default_rng(seed).permutation(n_logits + 3)[:n_logits].astype(np.int32)
+    sampler, n = Sampler(sampling, Scratch(n_logits, n_logits + 3)), len(logits)
+    choice = Choice(device, device.upload(logits))
+    wanted = FusedSampling(
+        samplers=[sampler] * n,
+        indices=[7 * i for i in range(n)],
+        token_ids=ids,
+        texts=[TEXT[: i + 1] for i in range(n)],
+        n_prompt=[1] * n,
+    )
+    candidates = device.empty((n, n_parts(n_logits), n_ranks), WINNER)
+    ranking = device.empty((n, n_ranks), RANKED)
+    shape, parts = choice.take(wanted, has_odds=True)
+    for values, target in parts:
+        device.upload(values, target)
+    start(device, choice.rank(shape, candidates, ranking, n_ranks))
+    made = np.frombuffer(device.read(ranking, 0, ranking.memory.nbytes), RANKED).reshape(n, -1)
+    for i in range(n):
+        found = sampler.rank(logits[i], TEXT[: i + 1], 1, 7 * i, n_ranks, ids)
+        m = len(found[0])
+        for name, column in zip(("token", "probability", "share"), found, strict=True):
+            assert made[i][name][:m].tobytes() == column.tobytes(), (i, name)
+        assert (made[i]["token"][m:] == -1).all()
+
+
+FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
+SHAPES = [FIXED, TreeShape(paths=((0, 0, 0), (1, 1))), TreeShape(paths=((2,), (0,)))]
+
+
+@pytest.fixture(scope="module")
+def one(emulated):
+    return Runner(CudaBackend(emulated), *head(), n_batch=64)
+
+
+@pytest.fixture(scope="module")
+def target(emulated):
+    return Runner(CudaBackend(emulated), *head(seed=77), n_batch=64)
+
+
+def clear(*made):
+    for each in made:
+        for seq in range(3):
+            each.memory.rewind(seq, 0)
+
+
+def rows_of_text(lengths, hidden):
+    place = np.concatenate([np.arange(length) for length in lengths]).astype(np.int32)
+    return CheckedBatch(
+        tokens=HISTORY[place],
+        positions=place[:, None].copy(),
+        seq=np.repeat(np.arange(len(lengths)), lengths).astype(np.int32),
+        place=place,
+        outputs=np.cumsum(lengths, dtype=np.int32) - np.int32(1),
+        slots={"hidden": hidden[place]},
+    )
+
+
+def tree_run(one, sequences, shape, ids=None, hidden=HIDDEN):
+    """Return the run of [(length, k, p_min, sampling)] with one head that goes on by itself."""
+    lengths = [length for length, *_ in sequences]
+    joined = Outlines([outline(shape, k) for _, k, *_ in sequences])
+    batch = rows_of_text(lengths, hidden)
+    passes = [TreePass(one.plan, one.memory, batch, [-1] * len(batch.tokens), range(len(lengths)))]
+    for seq, length in enumerate(lengths):
+        one.memory.reserve({seq: (0, length + 20)})
+    for depth in range(1, max(each.depth for each in joined.each)):
+        seqs, place, positions, parent, rows, outputs = ([] for _ in range(6))
+        for seq, each in enumerate(joined.each):
+            number, level = {}, each.level(depth)
+            for branch in each.paths(depth) if level else ():
+                number[branch] = len(rows)
+                parent.append(number.get(each.above[branch], -1))
+                place.append(lengths[seq] + len(number) - 1)
+                rows.append(joined.number(seq, branch))
+                positions.append(lengths[seq] + joined.branches[rows[-1]].depth - 1)
+                outputs += [number[branch]] if branch in level else []
+                seqs.append(seq)
+        later = CheckedBatch(
+            tokens=np.zeros(len(rows), np.int32),
+            positions=np.array(positions, np.int32)[:, None],
+            seq=np.array(seqs, np.int32),
+            place=np.array(place, np.int32),
+            outputs=np.array(outputs, np.int32),
+            parent=np.array(parent, np.int32),
+        )
+        passes.append(TreePass(one.plan, one.memory, later, rows, range(len(outputs))))
+    scratch = Scratch(N_LOGITS, N_VOCAB + 3)
+    return TreeRun(
+        passes=passes,
+        branches=joined.branches,
+        nodes=joined.nodes,
+        order=joined.order,
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[HISTORY[:length] for length in lengths],
+        n_prompt=[length // 2 for length in lengths],
+        p_min=[p_min for *_, p_min, _ in sequences],
+        n_tokens=N_VOCAB,
+        width=0 if shape.paths else shape.width,
+        n_nodes=shape.n_nodes,
+        recycle={"hidden": "hidden"},
+        token_ids=ids,
+    )
+
+
+def grow_by_hand(one, sequences, shape, ids=None, hidden=HIDDEN):
+    """Return the trees of a run: each node is run alone behind its path."""
+    grown = [grow_alone(one, *each, shape, ids, hidden) for each in sequences]
+    clear(one)
+    return grown
+
+
+def grow_alone(one, length, k, p_min, sampling, shape, ids, hidden):
+    clear(one)
+    tree, sampler = (
+        GrowingTree(shape, k, N_VOCAB),
+        Sampler(sampling, Scratch(N_LOGITS, N_VOCAB + 3)),
+    )
+
+    def branch(node, text, rows, place):
+        arrays = one.feed(text[place:], seq=0, place=place, hidden=rows, outputs=[len(rows) - 1])
+        logits, made = np.asarray(arrays["logits"])[0], np.asarray(arrays["hidden"])[-1]
+        ranking = sampler.rank(logits, text, length // 2, len(text), tree.n_ranked(node), ids)
+        tree.branch(node, ranking, {"hidden": made} if np.isfinite(made).all() else None, p_min)
+
+    branch(-1, HISTORY[:length], hidden[:length], 0)
+    while level := tree.next_level(99):
+        for node in level:
+            path = tree.path(node)
+            tokens = np.array([tree.tokens[each] for each in path], np.int32)
+            rows = np.stack([tree.slot_rows[each]["hidden"] for each in path])
+            branch(node, np.concatenate([HISTORY[:length], tokens]), rows, length)
+            one.memory.rewind(0, length)
+    whole = tree.tree()
+    is_finite = all(rows is not None for rows in tree.slot_rows)
+    return whole.tokens.tolist(), whole.parent.tolist(), is_finite
+
+
+each_sequence = st.tuples(
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+    st.sampled_from(SAMPLINGS),
+)
+
+
+@searching(8)
+@given(st.lists(each_sequence, min_size=1, max_size=2), st.sampled_from(SHAPES), st.booleans())
+def test_trees_grow_as_by_hand(one, sequences, shape, has_ids):
+    """Launched, recorded and replayed."""
+    ids = IDS if has_ids else None
+    wanted = grow_by_hand(one, sequences, shape, ids)
+    for _ in range(3):
+        assert one.plan.grow(tree_run(one, sequences, shape, ids)) == wanted
+        clear(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:1])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
+def test_a_tree_beside_another(one, shape, sampling):
+    """Of each way to choose; nodes that are not probable enough end their branches alone."""
+    sequences = [(2, 3, 0.08, sampling), (3, 3, 0.0, SAMPLINGS[1]), (1, 1, 0.0, sampling)]
+    wanted = grow_by_hand(one, sequences, shape)
+    for _ in range(3):
+        assert one.plan.grow(tree_run(one, sequences, shape)) == wanted
+        clear(one)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:1])
+def test_rows_that_are_not_finite_end_a_tree_alone(one, shape):
+    hidden = HIDDEN.copy()
+    hidden[2] = np.nan
+    sequences = [(3, 3, 0.0, SAMPLINGS[0]), (2, 3, 0.0, SAMPLINGS[0])]
+    wanted = grow_by_hand(one, sequences, shape, hidden=hidden)
+    assert [is_finite for *_, is_finite in wanted] == [False, True]
+    for _ in range(3):
+        assert one.plan.grow(tree_run(one, sequences, shape, hidden=hidden)) == wanted
+        clear(one)
+
+
+def rows_to_verify(held, trees, sampler):
+    """Return the target's batch of these trees behind so many rows of each sequence."""
+    tokens, seq, place, positions, parent, texts, first = ([] for _ in range(7))
+    for i, (length, (ids, above)) in enumerate(zip(held, trees, strict=True)):
+        root = len(tokens)
+        first.append(root)
+        for at, (token, up) in enumerate(zip([HISTORY[length], *ids], [None, *above], strict=True)):
+            row = root if up is None else root + 1 + up
+            tokens.append(int(token))
+            seq.append(i)
+            place.append(length + at)
+            positions.append(length if up is None else positions[row] + 1)
+            parent.append(-1 if up is None else row)
+            before = HISTORY[:length] if up is None else texts[row]
+            texts.append(np.append(before, np.int32(token)))
+    n, fused = len(tokens), None
+    if sampler:
+        fused = FusedSampling(
+            samplers=[sampler] * n,
+            indices=[position + 1 for position in positions],
+            texts=texts,
+            n_prompt=[0] * n,
+        )
+    batch = CheckedBatch(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32)[:, None],
+        seq=np.array(seq, np.int32),
+        place=np.array(place, np.int32),
+        outputs=np.arange(n, dtype=np.int32),
+        parent=np.array(parent, np.int32),
+        slots={"hidden": HIDDEN[:n].copy()},
+        fused_sampling=fused,
+    )
+    return batch, first
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLINGS[1], SAMPLINGS[2], SAMPLINGS[4]])
+@pytest.mark.parametrize("shape", SHAPES[:1])
+def test_what_verifies_runs_behind_a_tree(one, target, shape, sampling):
+    """Its rows, choices and memory are those of the tree that was made."""
+    sequences = [(3, 3, 0.0, SAMPLINGS[1]), (5, 2, 0.0, SAMPLINGS[0])]
+    held, sampler = [2, 61], sampling and Sampler(sampling, Scratch(N_LOGITS, N_VOCAB))
+    for _ in range(3):
+        clear(target)
+        run = tree_run(one, sequences, shape)
+        places = [outline(shape, k).placeholder for _, k, *_ in sequences]
+        planned = [(tree.tokens.tolist(), tree.parent.tolist()) for tree in places]
+        batch, first = rows_to_verify(held, planned, sampler)
+        for seq, (length, tree) in enumerate(zip(held, places, strict=True)):
+            rows = {"hidden": HIDDEN[:length]}
+            target.feed(HISTORY[:length], seq=seq, place=0, outputs=[], **rows)
+            target.memory.reserve({seq: (length, length + 1 + len(tree))})
+        verification = Verification(
+            plan=target.plan, memory=target.memory, batch=batch, first=first
+        )
+        grown = one.plan.grow(msgspec.structs.replace(run, verification=verification))
+        assert grown == grow_by_hand(one, sequences, shape)
+        made = {name: np.array(rows) for name, rows in verification.arrays.items()}
+        stored = [target.memory.digest(seq) for seq in range(2)]
+        asked, _ = rows_to_verify(held, [tree[:2] for tree in grown], sampler)
+        wanted = target.plan.run(asked, target.memory)
+        assert {*made} == {*wanted} >= {"hidden", "logits" if sampling is None else "chosen"}
+        for name, rows in wanted.items():
+            assert made[name].tobytes() == np.asarray(rows).tobytes(), name
+        assert stored == [target.memory.digest(seq) for seq in range(2)]
+        assert _is_same(verification.batch, asked)
+
+
+def rounds_of(subject, shape, sampling, p_min, n=4):
+    """Return the trees of some rounds with two sequences, what was accepted, and digests."""
+    drafter = msgspec.structs.replace(subject.spec, shape="tree", tree=shape)
+    cross = subject.link(96, n_seq_max=2, n_batch=64, drafter=drafter)
+    for seq in range(2):
+        cross.llm.process(Batch.of([3, 9, 4, 8][: 2 + seq], seq=seq))
+    for _ in range(n):
+        trees = cross.draft({0: 3, 1: 2}, sampling=sampling, p_min=p_min)
+        verdicts = cross.verify(trees, sampling)
+        for seq in range(2):
+            cross.accept(seq)
+        yield trees, [verdicts[seq] for seq in range(2)], cross.digest(0), cross.digest(1)
+
+
+MIMO = next(family for family in FAMILIES if family.name == "demo:mimo")  # heads with memories
+WAYS = [(SAMPLINGS[0], 0.0), (SAMPLINGS[1], 0.03), (SAMPLINGS[4], 0.0)]
+
+
+@pytest.mark.parametrize(("sampling", "p_min"), WAYS, ids=["greedy", "p_min", "penalties"])
+@pytest.mark.parametrize("name", [*SPECS, "mimo"])
+def test_trees_of_heads_are_those_of_the_host(
+    emulated, name, sampling, p_min, tmp_path, monkeypatch
+):
+    """Launched, recorded and replayed: what is made level by level."""
+    subject = MIMO if name == "mimo" else written(tmp_path, name)
+    subject = msgspec.structs.replace(subject, backend=CudaBackend(emulated))
+    grow, n_grown = TreeLoop.grow, []
+
+    def counted(self, run):
+        n_grown.append(len(run.samplers))
+        return grow(self, run)
+
+    monkeypatch.setattr(TreeLoop, "grow", counted)
+    made = [*rounds_of(subject, FIXED, sampling, p_min)]
+    assert n_grown == [2] * 4 * (not (name == "blind" and sampling.has_penalties))
+    monkeypatch.setattr(CudaPlan, "grows_trees", False)
+    assert made == [*rounds_of(subject, FIXED, sampling, p_min)]
