@@ -243,10 +243,10 @@ class TreeRun(msgspec.Struct, frozen=True, kw_only=True):
     a recycled row that is not finite are not.
 
     Of a fixed tree branches are known, and ``order[i]`` has the nodes of sequence i in the order in
-    which they are verified. With a ``width`` the best so many nodes of each depth of a sequence,
-    which has so many branches, are its branches, and the ``n_nodes`` best of all are verified, by
-    the product of shares on their way; of equal ones the first. Rows of a memory are then those of
-    all branches above, by depth, and parents are filled in.
+    which they are verified. With a ``width`` the branches of each depth of a sequence are its best
+    nodes there, in their order, and as many as ``order[i]`` has, the best of all, are verified: by
+    the product of shares on their way, of equal ones the first. Rows of a pass are then those of
+    all branches above, by depth, where there is a memory, and their parents are filled in.
 
     Each choice of ``batch.outputs``, ``samplers``, ``token_ids``, ``recycle`` and ``verification``
     is as in ``DraftRun``. What is verified comes in the order of the tree.
@@ -262,7 +262,6 @@ class TreeRun(msgspec.Struct, frozen=True, kw_only=True):
     p_min: Sequence[float]
     n_tokens: int = 0
     width: int = 0
-    n_nodes: int = 0
     recycle: Mapping[str, str] = {}
     token_ids: I32 | None = None
     verification: Verification | None = None

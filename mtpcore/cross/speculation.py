@@ -249,25 +249,26 @@ class Speculation:
         there is no room: ``verify`` will say so, and of trees where the target has recurrent
         layers.
         """
-        if len(seqs) < n_drafted or not verified or not plan.joins(self.target.plan):
+        n_rows = len(verified) + sum(n if isinstance(n, int) else len(n) for n in drafts)
+        if len(seqs) < n_drafted:
             return None
-        drafts_of, rows = dict[int, int | DraftTree](zip(seqs, drafts, strict=True)), RoundBatch()
+        if not verified or not plan.joins(self.target.plan) or n_rows > self.target.n_batch:
+            return None
+        rows, draft_of = RoundBatch(), dict[int, int | DraftTree](zip(seqs, drafts, strict=True))
         for seq in verified:
             pending, n = (
                 self.states.choose(seq, setting_of(sampling, seq)),
                 self.states.decided(seq).n,
             )
-            draft = drafts_of.get(seq, 0)
-            room: Draft = [pending] * draft if isinstance(draft, int) else draft  # any tokens
-            if isinstance(draft, DraftTree) and (
-                self.target.program.states or len(draft) > self.trust.room(n + 1)
+            wanted = draft_of.get(seq, 0)
+            if isinstance(wanted, DraftTree) and (
+                self.target.program.states or len(wanted) > self.trust.room(n + 1)
             ):
                 return None
-            rows.add_draft(seq, n, pending, room)
+            draft: Draft = [pending] * wanted if isinstance(wanted, int) else wanted
+            rows.add_draft(seq, n, pending, draft)  # with any tokens that there are
             if self.target.memory:
-                self.target.memory.allow_rewind(len(room))
-        if len(rows) > self.target.n_batch:
-            return None
+                self.target.memory.allow_rewind(len(draft))
         fused = self._fused_sampling(rows, rows.batch(), sampling, {})
         try:
             self._ahead = VerificationAhead(self.target, rows, fused, seqs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -113,6 +113,11 @@ class CudaPlan:
     def has_states(self) -> bool:
         """Whether there are recurrent layers."""
         return self._states is not None
+
+    @property
+    def seen(self) -> Collection[Visible]:
+        """What rows see, once for each mask, window and group of memory."""
+        return self._visible.values()
 
     @property
     def bytes_to_pack(self) -> int:
@@ -249,8 +254,8 @@ class CudaPlan:
 
     @property
     def grows_trees(self) -> bool:
-        """Yes, where there are logits."""
-        return self.choice is not None
+        """Yes, where there are logits, and no states that only memory knows how to go on from."""
+        return self.choice is not None and not self.has_states
 
     def grow(self, run: TreeRun) -> list[GrownTree] | None:
         """Return the tree of each sequence, in one launch; None where that takes the host."""

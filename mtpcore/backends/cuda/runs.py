@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import Drafted
 from mtpcore.backends.cuda.staging import Part, Staging
-from mtpcore.backends.cuda.visible import Rows
+from mtpcore.backends.cuda.visible import Rows, Visible
 from mtpcore.graph.program import Program
 from mtpcore.memory.base import Memory
 
@@ -59,6 +59,10 @@ class DevicePlan(Protocol):
     @property
     def has_states(self) -> bool:
         """Whether there are recurrent layers."""
+
+    @property
+    def seen(self) -> Collection[Visible]:
+        """What rows see, once for each mask, window and group of memory."""
 
     def check(self, batch: CheckedBatch, memory: Memory | None) -> None:
         """Raise what a run raises of a batch."""

@@ -2,13 +2,15 @@
 
 Which rows there are the host knows beforehand, as of chains (``drafts.py``). On the device tokens
 are ranked and become nodes, and nodes and the rows that are recycled for them are placed in the
-rows of later passes.
+rows of later passes. Of a tree that grows by what nodes are worth, the device also finds which
+nodes these rows are, and which rows they follow; so it does where the target verifies them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -16,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtpcore.backends.base import (
-    PENDING,
     CheckedBatch,
     FusedSampling,
     GrownTree,
@@ -40,7 +41,22 @@ from mtpcore.backends.cuda.launch.passes import (
 from mtpcore.backends.cuda.launch.rows import copy_rows, mark_not_finite
 from mtpcore.backends.cuda.launch.step import Launch
 from mtpcore.backends.cuda.launch.tokens import WINNER, Drafted, n_parts
-from mtpcore.backends.cuda.launch.trees import CHILD, MOST_RANKS, NOT_FINITE, RANKED, grow
+from mtpcore.backends.cuda.launch.trees import (
+    AIMED,
+    CHILD,
+    MOST_RANKS,
+    NO_NODE,
+    NOT_FINITE,
+    RANKED,
+    SEAT,
+    SELECTION,
+    Found,
+    aim,
+    grow,
+    pick,
+    seat,
+    see,
+)
 from mtpcore.backends.cuda.runs import DevicePlan, PlannedRun
 from mtpcore.graph.program import OUTPUTS
 
@@ -78,9 +94,19 @@ class TreeOrder:
             node = self._run.branches[self._run.nodes[node].branch].node
         return found[::-1]
 
-    def output(self, node: int) -> int:
-        """Return the row of logits that a node was ranked from, among those of all passes."""
-        branch = self._run.nodes[node].branch
+    def text(self, branch: TreeBranch) -> list[int]:
+        """Return the nodes in the text of a branch; while it is not known, none so many times."""
+        if branch.node is None:
+            return [len(self._run.nodes)] * branch.depth
+        return self.path(branch.node)
+
+    def listed(self, sequence: int) -> list[int]:
+        """Return all nodes of a sequence."""
+        of = [self._run.branches[node.branch].sequence for node in self._run.nodes]
+        return [node for node, i in enumerate(of) if i == sequence]
+
+    def output(self, branch: int) -> int:
+        """Return the row of logits that a branch's children are ranked from, among all passes'."""
         p = self._run.branches[branch].depth
         within = self._run.passes[p].outputs[branch - self.branches[p].start]
         return int(self.outputs[p]) + within
@@ -114,18 +140,27 @@ class TreeStage(NamedTuple):
         lengths = tuple((name, len(values)) for name, values in self.brought.items())
         return (self.plan, self.run.shape, lengths, *self[3:])
 
-    def n_placed(self, what: str) -> int:
-        """Return how many tokens, or recycled rows, are placed in it."""
-        return len(self.brought.get(f"pairs of {what}", ()))
+    @property
+    def n_placed(self) -> int:
+        """How many nodes are placed in its rows."""
+        names = ("pairs of tokens", "aimed", "seats")
+        return max(len(self.brought.get(name, ())) for name in names)
 
 
 class RoundShape(NamedTuple):
-    """What the launches of a round depend on besides its passes; see ``drafts.RoundShape``."""
+    """What the launches of a round depend on besides its passes; see ``drafts.RoundShape``.
+
+    ``n_wanted`` nodes are verified, of ``n_nodes`` at most ``depth`` levels deep. Of ``n_lists``
+    lists of nodes the best are; 0: it is known which.
+    """
 
     recycled: tuple[tuple[str, str], ...]
     n_tokens: int
     n_readable: int
     n_wanted: int
+    n_nodes: int
+    depth: int
+    n_lists: int
 
 
 class TreeLoop:
@@ -151,7 +186,6 @@ class TreeLoop:
         return (
             all(here(one.plan) and not one.plan.has_states for one in run.passes)
             and not (is_shared and has_penalties)
-            and not run.width
             and max(node.rank for node in run.nodes) < MOST_RANKS
         )
 
@@ -161,20 +195,31 @@ class TreeLoop:
         stages = self._growing(run, order)
         n_tokens, verification = run.n_tokens or EVERY_TOKEN, run.verification
         if verification and self._round.is_here(verification.plan):
-            stages.append(self._verifying(run, order, verification.plan, verification))
-        else:
-            verification = None
-        wanted = np.array([node for nodes in run.order for node in nodes], np.int32)
-        stages[0].brought["wanted"] = wanted
-        n_readable = min(n_tokens, n_tokens_of(stages))
-        shape = RoundShape(tuple(run.recycle.items()), n_tokens, n_readable, len(wanted))
+            follow = self._seating if run.width else self._verifying
+            stages += follow(run, order, verification.plan, verification)
+        n_wanted, n_nodes = sum(map(len, run.order)), len(run.nodes)
+        shape = RoundShape(
+            *(tuple(run.recycle.items()), n_tokens, min(n_tokens, n_tokens_of(stages))),
+            *(n_wanted, n_nodes, len(run.passes), len(run.order) if run.width else 0),
+        )
         self._round.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
-        raw = self._device.read(self._round.arrays["nodes"], 0, len(run.nodes) * DRAFT.itemsize)
-        nodes = np.frombuffer(raw, DRAFT)
-        tokens = nodes["token"][wanted]
-        if verification and tokens.min() >= 0 and tokens.max() < n_readable:
+        grown = _read(run, *self._found(run, n_wanted))
+        tokens = [token for one in grown for token in one.tokens]
+        is_whole = len(tokens) == n_wanted and max(tokens) < shape.n_readable
+        if verification and not stages[-1].n and is_whole:
+            if run.width:
+                verification.batch = _seated(verification, grown)
             verification.arrays = stages[-1].plan.result(verification.batch)
-        return [self._read(run, nodes, i) for i in range(len(run.samplers))]
+        return grown
+
+    def _found(self, run: TreeRun, n_wanted: int) -> tuple[NDArray[np.void], NDArray[np.int32]]:
+        """Return ``DRAFT`` of each node, and the nodes of branches and of what is verified."""
+        read, arrays = self._device.read, self._round.arrays
+        nodes = np.frombuffer(read(arrays["nodes"], 0, len(run.nodes) * DRAFT.itemsize), DRAFT)
+        if not run.width:
+            return nodes, _branches(run)
+        n_bytes = 4 * (len(run.branches) + n_wanted)
+        return nodes, np.frombuffer(read(arrays["branches"], 0, n_bytes), np.int32)
 
     # What the host plans
 
@@ -188,26 +233,40 @@ class TreeLoop:
             else:
                 plan.check(batch, one.memory)
         texts = [
-            _texts({at: order.path(branch.node) for at, branch in enumerate(order.ranked(p))})
+            _texts({at: order.text(branch) for at, branch in enumerate(order.ranked(p))})
             for p in range(len(run.passes))
         ]
         stages = []
         for p, planned in enumerate(_take(run.passes, batches, [parts for _, parts in texts])):
             brought = {"children": _children(run, order, p), "drafted": texts[p][0]}
-            brought |= _followed(run, order, p)
+            if run.width:
+                brought |= _aimed(run, order, p, texts[p][1])
+            else:
+                brought |= _followed(run, order, p)
             nodes, n_outputs = order.nodes[p], len(batches[p].outputs)
             made = nodes.start, len(nodes), order.outputs[p], n_outputs, order.n_ranks[p]
             stages.append(TreeStage(plans[p], planned, brought, *made))
-        branches = [PENDING if branch.node is None else branch.node for branch in run.branches]
-        stages[0].brought["branches"] = np.array(branches, np.int32)
-        stages[0].brought["nodes"] = np.array([(NO_DRAFT, 0, 0)] * len(run.nodes), DRAFT)
+        none = [(NO_DRAFT, 0, 0)] * (len(run.nodes) + 1)  # the last one stays so
+        known = {"branches": _branches(run), "nodes": np.array(none, DRAFT)}
+        if run.width:
+            lists = [order.listed(i) for i in range(len(run.order))]
+            first = len(run.branches) + np.cumsum([0, *map(len, run.order)])
+            known |= {
+                "makers": np.array([node.branch for node in run.nodes], np.int32),
+                "outputs": np.array([*map(order.output, range(len(run.branches)))], np.int32),
+                "wanted": np.arange(len(run.branches), first[-1], dtype=np.int32),
+                **_lists("of all", lists, first, [*map(len, run.order)]),
+            }
+        else:
+            known["wanted"] = np.array([*chain(*run.order)], np.int32)
+        stages[0].brought.update(known)
         self._make_room(run, stages)
         return stages
 
     def _verifying(
         self, run: TreeRun, order: TreeOrder, plan: DevicePlan, verification: Verification
-    ) -> TreeStage:
-        """Return the pass of the target."""
+    ) -> list[TreeStage]:
+        """Return the pass of the target over nodes that are known beforehand."""
         first, memory = verification.first, verification.memory
         rows = {
             first[i] + 1 + at: order.path(node)
@@ -222,7 +281,45 @@ class TreeLoop:
         plan.check(batch, memory)
         tokens = [(WORDS * path[-1] + NEXT, row) for row, path in rows.items()]
         brought = {"drafted": drafted, "pairs of tokens": np.array(tokens, PAIR)}
-        return TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)
+        return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
+
+    def _seating(
+        self, run: TreeRun, order: TreeOrder, plan: DevicePlan, verification: Verification
+    ) -> list[TreeStage]:
+        """Return the pass of the target over the best nodes, or none.
+
+        There is none where rows see more than what is before them, and where parents matter to more
+        than attention.
+        """
+        batch, memory, most = verification.batch, verification.memory, len(run.passes)
+        sees_ahead = any(visible.mask == "block" for visible in plan.seen)
+        if batch.parent is None or plan.has_states or sees_ahead:
+            return []
+        output_of = {row: output for output, row in enumerate(batch.outputs.tolist())}
+        samplers = batch.fused_sampling.samplers if batch.fused_sampling else ()
+        choosers = np.cumsum([0, *(sampler is not None for sampler in samplers)]).tolist()
+        depths = batch.positions[:, 0]
+        seats: list[tuple[int, ...]] = []
+        parts, lengths = dict[int, tuple[int, int]](), dict[int, tuple[int, int]]()
+        first = len(run.branches)
+        for root, nodes in zip(verification.first, run.order, strict=True):
+            above = output_of.get(root)
+            for row in range(root + 1, root + 1 + len(nodes)):
+                output = output_of.get(row)
+                chooses = output is not None and samplers and samplers[output] is not None
+                places = (choosers[output], choosers[above]) if chooses else (-1, -1)
+                if output is not None:
+                    parts[output] = most * len(seats), most
+                    lengths[output] = 0, int(depths[row] - depths[root])
+                seats.append((row, root, first, len(nodes), *places, most * len(seats)))
+            first += len(nodes)
+        batch = without_drafts(batch, lengths)
+        plan.check(batch, memory)
+        drafted = np.full(most * len(seats), len(run.nodes), np.int32)
+        brought = {"drafted": drafted, "seats": np.array(seats, SEAT)}
+        self._round.room("depths", len(seats), np.int32)
+        self._round.room("pairs of tokens", len(seats), PAIR)
+        return [TreeStage(plan, plan.take(batch, memory, drafted=parts), brought)]
 
     def _make_room(self, run: TreeRun, stages: list[TreeStage]) -> None:
         """Make the arrays that nothing is brought to."""
@@ -233,6 +330,11 @@ class TreeLoop:
             room(f"rows of {slot}", n_outputs, np.float32, int(width))
         room("marks", len(run.recycle) * max(stage.n_outputs for stage in stages), np.int32)
         room("worths", len(run.nodes), np.float64)
+        if run.width:
+            most = max(stage.n_placed for stage in stages)
+            room("pairs of tokens", most, PAIR)
+            room("pairs of rows", most, PAIR)
+            room("places", len(run.nodes), np.int32)
         n_ranked = [stage.n_outputs * stage.n_ranks for stage in stages]
         n_logits = max(stage.plan.program.shape("logits")[1] for stage in stages)
         room("ranking", max(n_ranked), RANKED)
@@ -247,11 +349,11 @@ class TreeLoop:
         plan, arrays, program = stage.plan, self._round.arrays, stage.plan.program
         n_brought = len(stage.run.parts) + len(stage.brought)
         yield spread(self._plan.staging.array, table, n_brought)
-        if n := stage.n_placed("tokens"):
+        yield from self._find_rows(shape, stage)
+        if n := stage.n_placed:
             pairs, tokens = arrays["pairs of tokens"], plan.arrays[program.inputs["tokens"]]
             yield place(arrays["nodes"], pairs, tokens, n, 1)
-        if n := stage.n_placed("rows"):
-            for slot, _ in shape.recycled:
+            for slot, _ in shape.recycled if stage.n else ():
                 rows, to = arrays[f"rows of {slot}"], plan.arrays[program.inputs[slot]]
                 yield place(rows, arrays["pairs of rows"], to, n, to.shape[1])
         drafted = Drafted(arrays["nodes"], arrays["drafted"])
@@ -282,20 +384,93 @@ class TreeLoop:
             n_readable=shape.n_readable,
             condition=None if is_last else following,
         )
+        if shape.n_lists and (is_last or following is not None):
+            yield self._pick("of all", shape.n_lists, is_to_run=False)
         if is_last and following is not None:
-            yield complete(arrays["nodes"], arrays["wanted"], shape.n_wanted, following)
+            n, wanted = shape.n_wanted, arrays["wanted"]
+            if shape.n_lists:
+                yield complete(arrays["branches"], wanted, n, following, stride=1)
+            else:
+                yield complete(arrays["nodes"], wanted, n, following)
 
-    def _read(self, run: TreeRun, nodes: NDArray[np.void], i: int) -> GrownTree:
-        """Return the tree of a sequence from ``DRAFT`` [n]."""
-        kept = [node for node in run.order[i] if nodes["token"][node] >= 0]
-        place_of = {node: at for at, node in enumerate(kept)}
-        above = [run.branches[run.nodes[node].branch].node for node in kept]
-        made = nodes["goes_on"][run.order[i]]
-        return GrownTree(
-            nodes["token"][kept].tolist(),
-            [-1 if node is None else place_of.get(node, -1) for node in above],
-            not (made == NOT_FINITE).any(),
+    def _find_rows(self, shape: RoundShape, stage: TreeStage) -> Iterator[Launch]:
+        """Yield what finds the nodes of a pass, and where its rows stand, if that is not known."""
+        plan, arrays, n = stage.plan, self._round.arrays, stage.n_placed
+        if not shape.n_lists or not n:
+            return
+        found = Found(arrays["branches"], arrays["makers"], arrays["outputs"])
+        tokens, texts, parents = arrays["pairs of tokens"], arrays["drafted"], plan.rows.parent
+        if stage.n:
+            yield self._pick("to run", len(stage.brought["lists to run"]), is_to_run=True)
+            rows = arrays["pairs of rows"], parents, texts
+            yield aim(arrays["aimed"], found, arrays["row of"], tokens, *rows, n)
+            return
+        program, seats, depths = plan.program, arrays["seats"], arrays["depths"]
+        at = program.inputs.get("positions")
+        yield seat(
+            *(seats, found, tokens, depths, parents),
+            None if at is None else plan.arrays[at],
+            plan.choice.odds.choosers if plan.choice else None,
+            texts,
+            n=n,
+            n_axes=0 if at is None else program.n_axes,
+            most=shape.depth,
+            nobody=shape.n_nodes,
         )
+        for visible in plan.seen:
+            yield see(seats, depths, visible.array, n, visible.window)
+
+    def _pick(self, what: str, n: int, *, is_to_run: bool) -> Launch:
+        """Return what finds the best nodes of n lists."""
+        arrays = self._round.arrays
+        lists = arrays[f"lists {what}"], arrays[f"listed {what}"]
+        found = arrays["places"], arrays["branches"]
+        return pick(*lists, arrays["nodes"], arrays["worths"], *found, n, is_to_run=is_to_run)
+
+
+def _branches(run: TreeRun) -> NDArray[np.int32]:
+    """Return the node of each branch, and those that are verified, as far as they are known."""
+    nodes = [NO_NODE if branch.node is None else branch.node for branch in run.branches]
+    wanted = [NO_NODE if run.width else node for node in chain(*run.order)]
+    return np.array([*nodes, *wanted], np.int32)
+
+
+def _read(run: TreeRun, nodes: NDArray[np.void], branches: NDArray[np.int32]) -> list[GrownTree]:
+    """Return the trees, from ``DRAFT`` of each node and what ``_branches`` returns."""
+    sequences = np.array([run.branches[node.branch].sequence for node in run.nodes])
+    is_broken = nodes["goes_on"] == NOT_FINITE
+    grown, first = [], len(run.branches)
+    for i, order in enumerate(run.order):
+        chosen = branches[first : first + len(order)].tolist()
+        first += len(order)
+        kept = [node for node in chosen if node >= 0 and nodes["token"][node] >= 0]
+        place_of = {node: at for at, node in enumerate(kept)}
+        above = [int(branches[run.nodes[node].branch]) for node in kept]
+        parent = [place_of.get(node, -1) for node in above]
+        is_finite = not is_broken[sequences == i].any()
+        grown.append(GrownTree(nodes["token"][kept].tolist(), parent, is_finite))
+    return grown
+
+
+def _seated(verification: Verification, grown: list[GrownTree]) -> CheckedBatch:
+    """Return what was verified, with the rows that nodes follow, their positions and indices."""
+    batch, fused = verification.batch, verification.batch.fused_sampling
+    assert batch.parent is not None
+    parent, positions = batch.parent.copy(), batch.positions.copy()
+    root_of = {}
+    for root, tree in zip(verification.first, grown, strict=True):
+        for row, above in enumerate(tree.parent, root + 1):
+            parent[row], root_of[row] = root + 1 + above, root
+            positions[row] = positions[parent[row]] + 1
+    if fused is not None:
+        output_of = {row: output for output, row in enumerate(batch.outputs.tolist())}
+        indices = [*fused.indices]
+        for row, root in root_of.items():
+            if row in output_of and root in output_of:
+                depth = int(positions[row, 0] - positions[root, 0])
+                indices[output_of[row]] = indices[output_of[root]] + depth
+        fused = msgspec.structs.replace(fused, indices=indices)
+    return msgspec.structs.replace(batch, parent=parent, positions=positions, fused_sampling=fused)
 
 
 def _choosing(run: TreeRun, order: TreeOrder, p: int) -> CheckedBatch:
@@ -342,12 +517,14 @@ def _take(
 def _children(run: TreeRun, order: TreeOrder, p: int) -> NDArray[np.void]:
     """Return ``CHILD`` of each node that may grow in a pass."""
     going = {branch.node for branch in run.branches}
+    depth_of = {branch.sequence: branch.depth for branch in run.branches}  # of the last ones
     children = []
     for node in order.nodes[p]:
         branch, rank = run.nodes[node]
-        output = order.output(node) - order.outputs[p]
-        p_min = run.p_min[run.branches[branch].sequence]
-        children.append((p_min, branch, output, rank, node in going))
+        output = order.output(branch) - order.outputs[p]
+        sequence = run.branches[branch].sequence
+        goes_on = p < depth_of[sequence] if run.width else node in going
+        children.append((run.p_min[sequence], branch, output, rank, goes_on))
     return np.array(children, CHILD)
 
 
@@ -361,5 +538,49 @@ def _followed(run: TreeRun, order: TreeOrder, p: int) -> dict[str, NDArray[np.vo
     if not nodes:
         return {}
     tokens = np.array([(WORDS * node + NEXT, row) for node, row in nodes], PAIR)
-    rows = np.array([(order.output(node), row) for node, row in nodes], PAIR)
+    rows = np.array([(order.output(run.nodes[node].branch), row) for node, row in nodes], PAIR)
     return {"pairs of tokens": tokens, **({"pairs of rows": rows} if run.recycle else {})}
+
+
+def _lists(
+    what: str, lists: list[list[int]], first: NDArray[Any] | list[int], n: list[int]
+) -> dict[str, NDArray[Any]]:
+    """Return ``SELECTION`` of lists of nodes, of which the best n go from ``first`` on."""
+    begin = np.cumsum([0, *map(len, lists)])
+    selections = np.zeros(len(lists), SELECTION)
+    selections["begin"], selections["n_listed"] = begin[:-1], [*map(len, lists)]
+    selections["first"], selections["n"] = [*first][: len(lists)], n
+    listed = np.array([*chain(*lists)], np.int32)
+    return {f"lists {what}": selections, f"listed {what}": listed}
+
+
+def _aimed(run: TreeRun, order: TreeOrder, p: int, parts: DraftedParts) -> dict[str, NDArray[Any]]:
+    """Return what finds the branches of a pass, and what is placed in its rows.
+
+    ``parts`` are of each output the nodes that its text goes on with.
+    """
+    if not p:
+        return {}
+    one, lists = run.passes[p], dict[int, list[int]]()
+    for node in order.nodes[p - 1]:
+        lists.setdefault(run.branches[run.nodes[node].branch].sequence, []).append(node)
+    of = dict[int, list[int]]()
+    for branch in order.branches[p]:
+        of.setdefault(run.branches[branch].sequence, []).append(branch)
+    row_of = np.full(len(run.branches), -1, np.int32)
+    text_of = {int(one.batch.outputs[at]): begin for at, (begin, _) in parts.items()}
+    aimed = []
+    for row, branch in enumerate(one.rows):
+        if branch < 0:
+            continue
+        sequence, depth, _ = run.branches[branch]
+        row_of[branch] = row
+        if depth == 1 and one.batch.parent is not None:  # the pending token's, if it is here
+            row_of[order.branches[0][sequence]] = one.batch.parent[row]
+        aimed.append((branch, row, text_of.get(row, -1), depth))
+    first, n = [branches[0] for branches in of.values()], [*map(len, of.values())]
+    return {
+        "aimed": np.array(aimed, AIMED),
+        "row of": row_of,
+        **_lists("to run", [lists[i] for i in of], first, n),
+    }

@@ -84,7 +84,7 @@ class Visible:
                 wanted=f"at most {MOST_PLACES} places",
                 got=n_ctx,
             )
-        self._mask, self._window = mask, window
+        self.mask, self.window = mask, window
         self.n_ranges, self.most_ranges = 1, -(-n_ctx // RANGE)
         self.array = device.empty((n_batch, 4), np.int32)
 
@@ -94,7 +94,7 @@ class Visible:
         ``n_ranges`` becomes a power of two, or all there can be, so that a text that grows asks for
         other launches now and then, and not all the time.
         """
-        visible = visible_of(batch, pages, self._mask, self._window)
+        visible = visible_of(batch, pages, self.mask, self.window)
         begin, end = visible[:, 0], visible[:, 1]
         n = int(((end - 1) // RANGE - begin // RANGE).max(initial=0)) + 1
         self.most_ranges = max(self.most_ranges, -(-pages.tables.shape[1] * PAGE // RANGE))

@@ -125,9 +125,11 @@ def test_a_block_and_its_verification_are_one_call(block_family, options, emulat
 
 
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (1, 0)))
+GROWN = TreeShape(depth=2, width=3, n_nodes=5)
 TREES = {
     "fixed": {"tree": FIXED},
-    "fixed, penalties": {"tree": FIXED, "sampling": PENALISED, "n_tokens": 24},
+    "grown": {"tree": GROWN},
+    "grown, penalties": {"tree": GROWN, "sampling": PENALISED, "n_tokens": 24},
 }
 
 

@@ -89,7 +89,14 @@ def test_rankings_are_the_samplers(backend, seed, n_logits, n_ranks, sampling, h
 
 
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
-SHAPES = [FIXED, TreeShape(paths=((0, 0, 0), (1, 1))), TreeShape(paths=((2,), (0,)))]
+GROWN = TreeShape(depth=3, width=3, n_nodes=7)
+SHAPES = [
+    FIXED,
+    GROWN,
+    TreeShape(paths=((0, 0, 0), (1, 1))),
+    TreeShape(paths=((2,), (0,))),
+    TreeShape(depth=4, width=2, n_nodes=20),
+]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +168,6 @@ def tree_run(one, sequences, shape, ids=None, hidden=HIDDEN):
         p_min=[p_min for *_, p_min, _ in sequences],
         n_tokens=N_VOCAB,
         width=0 if shape.paths else shape.width,
-        n_nodes=shape.n_nodes,
         recycle={"hidden": "hidden"},
         token_ids=ids,
     )
@@ -219,7 +225,7 @@ def test_trees_grow_as_by_hand(one, sequences, shape, has_ids):
         clear(one)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:1])
+@pytest.mark.parametrize("shape", [FIXED, GROWN], ids=["fixed", "grown"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=range(len(SAMPLINGS)))
 def test_a_tree_beside_another(one, shape, sampling):
     """Of each way to choose; nodes that are not probable enough end their branches alone."""
@@ -230,7 +236,7 @@ def test_a_tree_beside_another(one, shape, sampling):
         clear(one)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:1])
+@pytest.mark.parametrize("shape", [FIXED, GROWN], ids=["fixed", "grown"])
 def test_rows_that_are_not_finite_end_a_tree_alone(one, shape):
     hidden = HIDDEN.copy()
     hidden[2] = np.nan
@@ -279,7 +285,7 @@ def rows_to_verify(held, trees, sampler):
 
 
 @pytest.mark.parametrize("sampling", [None, SAMPLINGS[1], SAMPLINGS[2], SAMPLINGS[4]])
-@pytest.mark.parametrize("shape", SHAPES[:1])
+@pytest.mark.parametrize("shape", [FIXED, GROWN], ids=["fixed", "grown"])
 def test_what_verifies_runs_behind_a_tree(one, target, shape, sampling):
     """Its rows, choices and memory are those of the tree that was made."""
     sequences = [(3, 3, 0.0, SAMPLINGS[1]), (5, 2, 0.0, SAMPLINGS[0])]
@@ -325,15 +331,20 @@ def rounds_of(subject, shape, sampling, p_min, n=4):
 
 
 MIMO = next(family for family in FAMILIES if family.name == "demo:mimo")  # heads with memories
-WAYS = [(SAMPLINGS[0], 0.0), (SAMPLINGS[1], 0.03), (SAMPLINGS[4], 0.0)]
+WAYS = {
+    "fixed": (FIXED, SAMPLINGS[0], 0.0),
+    "fixed, p_min": (FIXED, SAMPLINGS[1], 0.03),
+    "grown": (GROWN, SAMPLINGS[1], 0.0),
+    "grown, p_min": (GROWN, SAMPLINGS[0], 0.02),
+    "grown, penalties": (GROWN, SAMPLINGS[4], 0.0),
+}
+OF_HEADS = [(name, way) for name in SPECS for way in WAYS] + [("mimo", "fixed"), ("mimo", "grown")]
 
 
-@pytest.mark.parametrize(("sampling", "p_min"), WAYS, ids=["greedy", "p_min", "penalties"])
-@pytest.mark.parametrize("name", [*SPECS, "mimo"])
-def test_trees_of_heads_are_those_of_the_host(
-    emulated, name, sampling, p_min, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("name", "way"), OF_HEADS, ids=map(", ".join, OF_HEADS))
+def test_trees_of_heads_are_those_of_the_host(emulated, name, way, tmp_path, monkeypatch):
     """Launched, recorded and replayed: what is made level by level."""
+    shape, sampling, p_min = WAYS[way]
     subject = MIMO if name == "mimo" else written(tmp_path, name)
     subject = msgspec.structs.replace(subject, backend=CudaBackend(emulated))
     grow, n_grown = TreeLoop.grow, []
@@ -343,7 +354,7 @@ def test_trees_of_heads_are_those_of_the_host(
         return grow(self, run)
 
     monkeypatch.setattr(TreeLoop, "grow", counted)
-    made = [*rounds_of(subject, FIXED, sampling, p_min)]
+    made = [*rounds_of(subject, shape, sampling, p_min)]
     assert n_grown == [2] * 4 * (not (name == "blind" and sampling.has_penalties))
     monkeypatch.setattr(CudaPlan, "grows_trees", False)
-    assert made == [*rounds_of(subject, FIXED, sampling, p_min)]
+    assert made == [*rounds_of(subject, shape, sampling, p_min)]

@@ -131,7 +131,9 @@ def judge(
     return Launch(_DRAFT, (1, 1), arguments)
 
 
-def complete(drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any) -> Launch:
+def complete(
+    drafts: DeviceArray, wanted: DeviceArray, n: int, condition: Any, stride: int = WORDS
+) -> Launch:
     """Let a condition become whether all n wanted drafts, int32[n], were made."""
-    arguments = (drafts, wanted, *map(np.int32, (n, WORDS)), condition)
+    arguments = (drafts, wanted, *map(np.int32, (n, stride)), condition)
     return Launch(_COMPLETE, (1, 1), arguments)

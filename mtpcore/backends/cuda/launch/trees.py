@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.passes import NO_CONDITION, Odds
-from mtpcore.backends.cuda.launch.step import Launch
+from mtpcore.backends.cuda.launch.passes import NEXT, NO_CONDITION, WORDS, Odds
+from mtpcore.backends.cuda.launch.step import Launch, blocks_of
 from mtpcore.backends.cuda.launch.tokens import Cuts, n_parts, n_row_bits
 
 __all__ = [
+    "AIMED",
     "CHILD",
     "KERNELS",
     "MOST_RANKS",
     "NOT_FINITE",
     "NO_NODE",
     "RANKED",
+    "SEAT",
+    "SELECTION",
+    "Found",
+    "aim",
     "grow",
+    "pick",
     "rank",
     "rank_parts",
+    "seat",
+    "see",
 ]
 
 RANKED = np.dtype([("share", np.float64), ("probability", np.float32), ("token", np.int32)])
@@ -38,6 +47,27 @@ CHILD = np.dtype(
 )
 """A node that may grow in a pass; ``grow.cu`` has the same."""
 
+SELECTION = np.dtype(
+    [("begin", np.int32), ("n_listed", np.int32), ("first", np.int32), ("n", np.int32)]
+)
+"""A list of nodes, and where the best of them go; ``pick.cu`` has the same."""
+
+AIMED = np.dtype([("branch", np.int32), ("row", np.int32), ("text", np.int32), ("depth", np.int32)])
+"""A row that stands for a branch; ``aim.cu`` has the same."""
+
+SEAT = np.dtype(
+    [
+        ("row", np.int32),
+        ("root", np.int32),
+        ("first", np.int32),
+        ("n", np.int32),
+        ("chooser", np.int32),
+        ("above", np.int32),
+        ("text", np.int32),
+    ]
+)
+"""A row that verifies a chosen node; ``seat.cuh`` has the same."""
+
 MOST_RANKS = 64
 """Tokens of a ranking; ``ranked.cuh`` has the same."""
 
@@ -45,7 +75,21 @@ NO_NODE, NOT_FINITE = -1, -1
 """In the place of a node, and of what goes on; ``tree.cuh`` has the same."""
 
 _RANK, _RANKED, _GROW = Kernel("rank"), Kernel("ranked"), Kernel("grow")
-KERNELS = (_RANK, _RANKED, _GROW)
+_PICK, _AIM, _SEAT, _SEE = Kernel("pick"), Kernel("aim"), Kernel("seat"), Kernel("see")
+KERNELS = (_RANK, _RANKED, _GROW, _PICK, _AIM, _SEAT, _SEE)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Which nodes branches are, and which are verified, as far as that is known.
+
+    ``branches`` int32[n_branches + n] have nodes, and behind them are those that are verified;
+    ``makers`` int32[n_nodes] have the branch above each node; ``outputs`` int32[n_branches] the row
+    of logits, among those of all passes, that each branch's children are ranked from.
+    """
+
+    branches: DeviceArray
+    makers: DeviceArray
+    outputs: DeviceArray
 
 
 def rank(
@@ -117,3 +161,78 @@ def grow(
         NO_CONDITION if condition is None else condition,
     )
     return Launch(_GROW, (1, 1), arguments)
+
+
+def pick(
+    selections: DeviceArray,
+    listed: DeviceArray,
+    nodes: DeviceArray,
+    worths: DeviceArray,
+    places: DeviceArray,
+    chosen: DeviceArray,
+    n: int,
+    *,
+    is_to_run: bool,
+) -> Launch:
+    """Write the best nodes of n lists to ``chosen``, int32.
+
+    ``selections`` are of type ``SELECTION`` [n], of ``listed`` int32[n_listed]; ``places``, as
+    long, are written over. Those that are ``is_to_run`` are able to, and come in their order.
+    """
+    arguments = (selections, listed, nodes, worths, places, chosen, np.int32(is_to_run))
+    return Launch(_PICK, (n, 1), arguments)
+
+
+def aim(
+    aimed: DeviceArray,
+    found: Found,
+    row_of: DeviceArray,
+    tokens: DeviceArray,
+    rows: DeviceArray,
+    parents: DeviceArray,
+    texts: DeviceArray,
+    n: int,
+) -> Launch:
+    """Write what places nodes in n rows, and the rows that they follow; see ``aim.cu``.
+
+    ``aimed`` are of type ``AIMED`` [n]; ``row_of`` int32[n_branches] is the row of each branch, -1
+    where it has none here. ``tokens`` and ``rows`` of type ``PAIR`` [n], ``parents`` and ``texts``
+    int32 are written.
+    """
+    known = (found.branches, found.makers, found.outputs, row_of)
+    sizes = map(np.int32, (n, WORDS, NEXT))
+    arguments = (aimed, *known, tokens, rows, parents, texts, *sizes)
+    return Launch(_AIM, (blocks_of(n), 1), arguments)
+
+
+def seat(
+    seats: DeviceArray,
+    found: Found,
+    tokens: DeviceArray,
+    depths: DeviceArray,
+    parents: DeviceArray,
+    positions: DeviceArray | None,
+    choosers: DeviceArray | None,
+    texts: DeviceArray,
+    *,
+    n: int,
+    n_axes: int,
+    most: int,
+    nobody: int,
+) -> Launch:
+    """Write what makes n rows verify chosen nodes, ``most`` levels deep; see ``seat.cu``.
+
+    ``seats`` are of type ``SEAT`` [n]; ``nobody`` is a node that is none.
+    """
+    known = (found.branches, found.makers)
+    sizes = map(np.int32, (n, n_axes, most, WORDS, NEXT, nobody))
+    written = (tokens, depths, parents, positions, choosers, texts)
+    return Launch(_SEAT, (blocks_of(n), 1), (seats, *known, *written, *sizes))
+
+
+def see(
+    seats: DeviceArray, depths: DeviceArray, visible: DeviceArray, n: int, window: int
+) -> Launch:
+    """Let n rows see what the pending token sees, and their paths; see ``see.cu``."""
+    arguments = (seats, depths, visible, *map(np.int32, (n, window)))
+    return Launch(_SEE, (blocks_of(n), 1), arguments)
