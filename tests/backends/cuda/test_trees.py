@@ -15,9 +15,10 @@ from mtpcore import Batch
 from mtpcore.backends.base import CheckedBatch, FusedSampling, TreePass, TreeRun, Verification
 from mtpcore.backends.cuda import CudaBackend
 from mtpcore.backends.cuda.choice import Choice
+from mtpcore.backends.cuda.launch.passes import DRAFT
 from mtpcore.backends.cuda.launch.step import start
 from mtpcore.backends.cuda.launch.tokens import WINNER, n_parts
-from mtpcore.backends.cuda.launch.trees import RANKED
+from mtpcore.backends.cuda.launch.trees import RANKED, SELECTION, pick
 from mtpcore.backends.cuda.plan import CudaPlan
 from mtpcore.backends.cuda.trees import TreeLoop
 from mtpcore.cross.ahead import _is_same
@@ -86,6 +87,35 @@ def test_rankings_are_the_samplers(backend, seed, n_logits, n_ranks, sampling, h
         for name, column in zip(("token", "probability", "share"), found, strict=True):
             assert made[i][name][:m].tobytes() == column.tobytes(), (i, name)
         assert (made[i]["token"][m:] == -1).all()
+
+
+@searching(25)
+@given(st.integers(0, 999), st.booleans())
+def test_the_best_nodes_are_picked(backend, seed, is_to_run):
+    """Of equal ones the first; to run they come in their order, or else the best one first."""
+    rng, device = np.random.default_rng(seed), backend.device
+    nodes = np.zeros(400, DRAFT)
+    nodes["token"] = rng.integers(-1, 3, 400)
+    nodes["goes_on"] = rng.integers(-1, 2, 400)
+    worths = rng.choice([0.0, 0.25, 0.5, 1.0], 400)
+    lists = [rng.permutation(400)[:n] for n in (1, 12, 390)]
+    most = [2, 5, 60]
+    selections = np.zeros(3, SELECTION)
+    selections["begin"], selections["n_listed"] = [0, 1, 13], [1, 12, 390]
+    selections["first"], selections["n"] = [3, 5, 10], most
+    chosen = device.upload(np.full(71, 7, np.int32))
+    given_arrays = (selections, np.concatenate(lists).astype(np.int32), nodes, worths)
+    places = device.empty((403,), np.int32)
+    arrays = (*map(device.upload, given_arrays), places, chosen)
+    start(device, [pick(*arrays, 3, is_to_run=is_to_run)])
+    wanted = [7, 7, 7]
+    for able, n in zip(lists, most, strict=True):
+        fits = nodes["goes_on"] == 1 if is_to_run else nodes["token"] >= 0
+        able = [at for at in able if fits[at]]
+        best = sorted(able, key=lambda at: -worths[at])[:n]
+        best = [at for at in able if at in best] if is_to_run else best
+        wanted += best + [-1] * (n - len(best))
+    assert device.download(chosen, 71).tolist() == [*wanted, 7]
 
 
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (2, 0), (0, 0, 1), (2, 0, 0)))
