@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from costs.gpus import GPUS, LOADED, MEASURED_COPY, Gpu
 from costs.launches import MODELS, Recorded, Recorder, packed_shapes, passes, write_hole
 from costs.model import Launched, Price, price, resident
 from costs.sass import Code, disassemble, find_disassembler
-from costs.work import OF_KERNEL, launched, makes_codes, of_most
+from costs.work import OF_KERNEL, is_followed, launched, norm_behind, of_most
 from cuda_kernels import RESULT as KERNEL_TABLE
 from cuda_kernels import label
 from gguf import GGMLQuantizationType as Type
@@ -101,7 +102,7 @@ class Compiled:
     def code(self, recorded: Recorded, architecture: str) -> Code:
         """Return the instructions of a launch's blocks."""
         kernel = recorded.kernel
-        key = (kernel, architecture, makes_codes(recorded))
+        key = (kernel, architecture, is_followed(recorded))
         if key not in self._codes:
             cubin = compile_kernel(kernel, architecture)
             whole = disassemble(cubin, architecture, self._disassembler)
@@ -123,7 +124,12 @@ class Compiled:
             registers, shared = taken(recorded.kernel, gpu.architecture)
             code = self.code(recorded, gpu.architecture)
             launch = self.launched(recorded, gpu.architecture)
-            self._prices[key] = price(gpu, code, launch, registers, shared)
+            found = price(gpu, code, launch, registers, shared)
+            if norm := norm_behind(recorded):  # row after row, when all else has ended
+                n_rows = int(recorded.arguments[13])
+                behind = n_rows * self.price(gpu, norm).bounds["latency"]
+                found = msgspec.structs.replace(found, start=found.start + behind)
+            self._prices[key] = found
         return self._prices[key]
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from costs.launches import Recorded
 from costs.model import Launched
 from costs.sass import Code
+from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.visible import RANGE
 
-__all__ = ["OF_KERNEL", "launched", "makes_codes", "of_most"]
+__all__ = ["OF_KERNEL", "launched", "is_followed", "norm_behind", "of_most"]
 
 Loops = dict[tuple[int, int], float]
 
@@ -40,7 +41,7 @@ def launched(recorded: Recorded, code: Code, depth: int) -> Launched:
 def of_most(recorded: Recorded, code: Code) -> Code:
     """Return the instructions of a launch's blocks, without what the last of several does.
 
-    That one of products makes codes, where there are counters; all others stop when they counted.
+    All others stop when they counted, where there are counters.
     """
     macros = dict(recorded.kernel.defines)
     if recorded.kernel.name != "matmul" or macros["ROW_TILES"] != "1":
@@ -48,14 +49,23 @@ def of_most(recorded: Recorded, code: Code) -> Code:
     names = [(at, i.name, i.guard) for at, i in enumerate(code.instructions)]
     fences = [at for at, name, _ in names if name.startswith("MEMBAR")]
     ends = [at for at, name, guard in names if name.startswith("EXIT") and guard]
-    if makes_codes(recorded):
-        return code.until(min(at for at in ends if at > fences[-1]))
+    if is_followed(recorded):
+        return code.until(min(at for at in ends if at > fences[0]))
     return code.until(max(at for at in ends if at < fences[0]))
 
 
-def makes_codes(recorded: Recorded) -> bool:
-    """Whether blocks of a product count each other, and the last ones make codes."""
+def is_followed(recorded: Recorded) -> bool:
+    """Whether blocks of a product count each other, and the last ones go on with what they made."""
     return recorded.kernel.name == "matmul" and recorded.arguments[31] is not None
+
+
+def norm_behind(recorded: Recorded) -> Recorded | None:
+    """Return the norm of a row that the last block of a product makes, as a launch of its own."""
+    if not is_followed(recorded) or int(recorded.arguments[32]) == 0:
+        return None
+    centred, block = int(recorded.arguments[32]) - 1, int(recorded.arguments[36])
+    kernel = Kernel("normalise", (("CENTRED", str(centred)), ("BLOCK", str(block))))
+    return Recorded(kernel, (1, 1), 256, (*(None,) * 7, recorded.arguments[11]))
 
 
 def _bytes(array: Any) -> int:

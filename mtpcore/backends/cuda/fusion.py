@@ -29,7 +29,9 @@ class Group(msgspec.Struct, frozen=True):
     the queries and keys of a maker that is attention. ``route`` reads a norm's rows, and its choice
     is what products of experts wait for. ``total`` adds the only product, or what a maker mixes,
     to something that was there before. ``followers`` are groups whose makers take two of the
-    products together, a gate and what it lets through; their nodes are this group's, too.
+    products together, a gate and what it lets through; their nodes are this group's, too. ``led``
+    is the group behind this one, whose maker is a norm of what this one makes last, and runs here;
+    that one ``is_led``, and its maker none of its nodes.
     ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
     products. A node that stands alone is the maker.
     """
@@ -41,6 +43,8 @@ class Group(msgspec.Struct, frozen=True):
     products: tuple[Node, ...] = ()
     total: Node | None = None
     followers: tuple[Group, ...] = ()
+    led: Group | None = None
+    is_led: bool = False
     is_kept: bool = True
     is_sorted: bool = False
 
@@ -94,12 +98,20 @@ class _Found(msgspec.Struct, frozen=True):
     products: tuple[int, ...] = ()
     total: int | None = None
     followers: tuple[_Found, ...] = ()
+    led: _Found | None = None
+    is_led: bool = False
     is_kept: bool = True
 
     @property
+    def last(self) -> _Found:
+        """What runs last: a follower, or the group itself."""
+        return self.followers[-1] if self.followers else self
+
+    @property
     def members(self) -> list[int]:
-        """All nodes, in the program's order."""
-        own = (*self.ropes, self.maker, *self.views, self.route, *self.products, self.total)
+        """All nodes that run here, in the program's order."""
+        makers = (None if self.is_led else self.maker, self.led.maker if self.led else None)
+        own = (*self.ropes, *makers, *self.views, self.route, *self.products, self.total)
         found = (*own, *(i for follower in self.followers for i in follower.members))
         return sorted(i for i in found if i is not None)
 
@@ -122,11 +134,17 @@ class _Fusion:
         """Return all groups in order; ropes move down to their attention, all others up."""
         found: dict[int, _Found] = {}
         for i in range(len(self._nodes)):
-            if i not in self._taken:
-                group = self._found_at(i)
-                if len(group.members) > 1:
-                    found[i] = group
-                    self._taken.update(group.members)
+            if i in self._taken and i not in found:
+                continue
+            group = found.get(i) or self._found_at(i)
+            if len(group.members) > 1:
+                self._taken.update(group.members)
+            group = self._leading(i, group)
+            if group.is_led or len(group.members) > 1:
+                found[i] = group
+                self._taken.update(group.members)
+            if (led := group.last.led) and led.maker is not None and led.products:
+                found[led.maker] = led
         return [
             self._group(found.get(i, _Found(i)))
             for i in range(len(self._nodes))
@@ -148,6 +166,8 @@ class _Fusion:
             nodes_of(found.products),
             node_of(found.total),
             tuple(map(self._group, found.followers)),
+            self._group(found.led) if found.led else None,
+            found.is_led,
             found.is_kept,
         )
 
@@ -183,7 +203,7 @@ class _Fusion:
         total = self._total(i, products)
         is_follower = node.op == "gated"
         followers = () if is_follower else self._followers(i, products, route)
-        return _Found(i, ropes, views, route, products, total, followers, is_kept)
+        return _Found(i, ropes, views, route, products, total, followers, is_kept=is_kept)
 
     def _followers(
         self, i: int, products: Sequence[int], route: int | None = None
@@ -207,6 +227,36 @@ class _Fusion:
             if (here, self._total(i, here)) == (group.products, group.total):
                 followers.append(group)
         return tuple(followers)
+
+    def _leading(self, i: int, group: _Found) -> _Found:
+        """Return a group that runs at node i, with the norm of what it makes last, if it has one.
+
+        Nothing runs between that and the group behind it, so that its codes are not written over.
+        """
+        if group.followers:
+            followers = (*group.followers[:-1], self._leading(i, group.last))
+            return msgspec.structs.replace(group, followers=followers)
+        value = self._made_last(group)
+        if value is None or len(self._values[value].shape) != 2:
+            return group
+        for j in self._readers[value]:
+            if (
+                self._nodes[j].op in _NORMS
+                and j not in self._taken
+                and self._taken.issuperset(range(i + 1, j))
+            ):
+                led = msgspec.structs.replace(self._found_at(j), is_led=True)
+                return msgspec.structs.replace(group, led=led)
+        return group
+
+    def _made_last(self, group: _Found) -> int | None:
+        """Return the value that is all that a group makes, by a product or a mix of experts."""
+        makers = group.products or (group.maker,)
+        ops = [self._nodes[j].op for j in makers if j is not None]
+        if ops != (["matmul"] if group.products else ["mix"]):
+            return None
+        last = makers[0] if group.total is None else group.total
+        return None if last is None else self._nodes[last].outputs[0]
 
     def _reads(self, j: int, maker: int | None) -> bool:
         """Whether a node reads what another one makes."""

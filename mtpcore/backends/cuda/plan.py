@@ -285,7 +285,7 @@ class CudaPlan:
         """Return what launches a group, with its arrays, and whether its rows are outputs."""
         first = group.maker or group.products[0]
         is_of_outputs = self._makes_outputs(first)
-        if len(group.nodes) == 1:
+        if len(group.nodes) == 1 and not group.is_led:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
         return fused, self._fused_step(group), is_of_outputs
 
@@ -304,6 +304,8 @@ class CudaPlan:
             products,
             total,
             tuple(map(self._fused_step, group.followers)),
+            self._fused_step(group.led) if group.led else None,
+            group.is_led,
             group.is_kept,
             group.is_sorted,
             self._block_of(group.products[0]) if products else 0,

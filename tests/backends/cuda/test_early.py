@@ -15,6 +15,7 @@ nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not 
 EARLY = [kernel for kernel in KERNELS if "wait_for_launches();" in kernel.source]
 WEIGHTS = re.compile(
     r"(low|high|parts|scales|bias)(_[23])?|weights?|sinks|frequencies|axes|factors"
+    r"|(weight|bias)_of_norm"
 )
 """Parameters that no launch writes."""
 ENTRY = re.compile(r'extern "C" __global__ .*?\w+\(([^()]*)\)\n{', re.DOTALL)

@@ -133,16 +133,16 @@ def layers(n, attend, feed_forward):
 
 
 @pytest.mark.parametrize(
-    ("attend", "feed_forward", "n_single", "n_of_one", "n_of_many"),
+    ("attend", "feed_forward", "n_single", "n_fused"),
     [
-        (grouped_attention, dense, 24, 8, 9),
-        (grouped_attention, experts, 30, 12, 13),
-        (latent_attention, dense, 37, 26, 27),
+        (grouped_attention, dense, 24, {1: 6, 8: 8, 40: 9}),
+        (grouped_attention, experts, 30, {1: 10, 8: 12, 40: 13}),
+        (latent_attention, dense, 37, {1: 24, 8: 26, 40: 27}),
     ],
 )
-@pytest.mark.parametrize("n_rows", [1, 40])
+@pytest.mark.parametrize("n_rows", [1, 8, 40])
 def test_launches_of_a_layer(
-    emulated, monkeypatch, attend, feed_forward, n_single, n_of_one, n_of_many, n_rows
+    emulated, monkeypatch, attend, feed_forward, n_single, n_fused, n_rows
 ):
     """Of two kinds of attention and of feed-forward; docs/cuda.md has these numbers."""
     launch, launched = emulated.launch, []
@@ -160,8 +160,8 @@ def test_launches_of_a_layer(
             launched.clear()
             outs.append(np.asarray(runner.feed(np.arange(n_rows) % 40)["hidden"]))
             counts[way, n] = len(launched)
-    n_fused = n_of_one if n_rows == 1 else n_of_many
-    assert [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)] == [n_single, n_fused]
+    n_of_layer = [counts[way, 2] - counts[way, 1] for way in (unfused, fuse)]
+    assert n_of_layer == [n_single, n_fused[n_rows]]
     assert np.isfinite(outs).all()
     assert outs[1].tobytes() == outs[3].tobytes()
 
@@ -293,3 +293,75 @@ def test_attention_becomes_codes_where_its_ranges_are_taken_together(
         assert outs[0].tobytes() == outs[1].tobytes()
     assert kernels_of(runners[0], 1) == ["embed", *["matmul_float"] * 3, "remember", "remember",
                                          "attention", "matmul"]  # fmt: skip
+
+
+NORMED = {
+    "32": ("Q8_0", 96),
+    "256": ("Q4_K", 256),
+    "long": ("Q8_0", 2080),
+    "longer": ("Q4_K", 4352),
+}
+
+
+@pytest.mark.parametrize("is_centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["product", "mix"])
+@pytest.mark.parametrize(("kind", "width"), NORMED.values(), ids=NORMED)
+@pytest.mark.parametrize("is_kept", [False, True], ids=["codes", "rows"])
+def test_rows_are_normalised_where_they_are_made(
+    emulated, kind, width, is_mixed, is_centred, is_kept
+):
+    """For products, others that read them, or none; by one block, while they are few."""
+    shapes = {"embd": (20, width), "first": (width, 32), "router": (3, 32), "norm": (width,)}
+    shapes |= {"bias": (width,), "next": (16, width), "small": (20, 32), "experts": (3, width, 32)}
+    tensors = tensors_of(dict.fromkeys(("first", "experts"), "Q8_0") | {"next": kind}, **shapes)
+    g = GraphBuilder("norms", tensors)
+    x, small = (g.embed(g.inputs.tokens, f"{name}.weight") for name in ("embd", "small"))
+    if is_mixed:
+        ids, shares = g.route(small, "router.weight", n_used=2)
+        y = g.mix(g.expert_matmul(small, ids, "experts.weight"), shares)
+    else:
+        y = g.matmul(small, "first.weight")
+    x = g.add(y, x)
+    normed = (
+        g.layer_norm(x, "norm.weight", "bias.weight", 1e-5)
+        if is_centred
+        else g.rms_norm(x, "norm.weight", 1e-5)
+    )
+    rows = {"hidden": x, "next": g.matmul(normed, "next.weight")}
+    rows |= {"normed": normed} if is_kept else {}
+    program = g.finish(Outputs(**rows))
+    runners = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_batch=64)
+        for way in (fuse, unfused)
+    ]
+    for n_rows in (1, 2, 3, 1, 20):
+        outs = [r.feed(np.arange(n_rows) % 20) for r in runners]
+        for name in rows:
+            made, wanted = (np.asarray(out[name]) for out in outs)
+            assert np.isfinite(made).all()
+            assert made.tobytes() == wanted.tobytes()
+        assert kernels_of(runners[0], n_rows).count("normalise") == (0 if n_rows <= 2 else 1)
+
+
+def test_a_norm_waits_for_its_turn_where_others_are_between(emulated):
+    """Else codes of the second norm would be where those of the first are still to be read."""
+    tensors = tensors_of(
+        {"a": "Q8_0", "b": "Q8_0", "c": "Q8_0", "d": "Q8_0"},
+        **{"embd": (20, 32), "norm": (32,), "other": (32,)},
+        **dict.fromkeys("abcd", (32, 32)),
+    )
+    g = GraphBuilder("two", tensors)
+    x = g.embed(g.inputs.tokens, "embd.weight")
+    y = g.add(g.matmul(x, "a.weight"), x)
+    z = g.add(g.matmul(y, "b.weight"), y)
+    second, first = (g.rms_norm(v, f"{n}.weight", 1e-5) for v, n in ((z, "norm"), (y, "other")))
+    program = g.finish(
+        Outputs(hidden=g.add(g.matmul(first, "c.weight"), g.matmul(second, "d.weight")))
+    )
+    groups = fuse(program, lambda node: 32)
+    assert [group.led is not None for group in groups].count(True) == 1
+    outs = [
+        fused_as(way, CudaBackend(emulated), program, Weights(tensors)).feed(np.arange(2))["hidden"]
+        for way in (fuse, unfused)
+    ]
+    assert np.asarray(outs[0]).tobytes() == np.asarray(outs[1]).tobytes()

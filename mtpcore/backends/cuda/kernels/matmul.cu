@@ -15,9 +15,12 @@
  * quantise.cuh does; weights are fetched before the launch before has ended (early.cuh).
  *
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
- * other. Where there are rows of a `residual`, they are added last. Where there are `counters` (of tiles of
- * 8 slots) the first matrix makes gates of what the second makes: CTAs that have the same columns of both,
- * as many as make a block of codes, count which of them ends last, and that one makes the codes.
+ * other. Where there are rows of a `residual`, they are added last.
+ *
+ * Where there are `counters` (of tiles of 8 slots) CTAs whose results belong together count which of them
+ * ends last, and that one goes on with them. GATES: the first matrix makes gates of what the second makes,
+ * and CTAs that have the same columns of both, as many as are a block of codes, make the codes of what is
+ * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh).
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
  */
@@ -31,6 +34,7 @@
 #include "slots.cuh"
 #if ROW_TILES == 1
 #include "last.cuh"
+#include "normalise.cuh"
 #endif
 
 #define WARPS 8
@@ -365,6 +369,9 @@ static __device__ __forceinline__ int n_ctas(int n_rows)
 static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
 static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
 
+/* What follows products. */
+enum { GATES, NORM, CENTRED_NORM };
+
 /* Products that are gates of other products, and the codes of what they let through. */
 struct Gates {
     const float *of, *others;
@@ -414,8 +421,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            const char *__restrict__ low_3, const char *__restrict__ high_3,
            const char *__restrict__ parts_3, const char *__restrict__ scales_3,
            const float *__restrict__ bias_3, float *__restrict__ y_3, int n_rows_3,
-           unsigned *counters, signed char *codes, float *scales_of_codes, short *sums_of_codes,
-           int of_codes, int kind, float limit, float offset)
+           unsigned *counters, int follows, signed char *codes, float *scales_of_codes,
+           short *sums_of_codes, int of_codes, int kind, float limit, float offset,
+           const float *__restrict__ weight_of_norm, const float *__restrict__ bias_of_norm,
+           float *__restrict__ normed, float eps)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
@@ -423,15 +432,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
 #elif EIGHTHS == 1
     __shared__ uint4 rings[WARPS][16 * WIDTH / 4];
 #endif
-    int number = blockIdx.x; /* of the CTAs of its matrix */
+    int number = blockIdx.x, which = 0; /* of the CTAs of its matrix, and which one that is */
     if (number >= n_ctas(n_rows)) {
-        number -= n_ctas(n_rows);
-        low = low_2, high = high_2, parts = parts_2, scales = scales_2;
-        bias = bias_2, y = y_2, n_rows = n_rows_2;
+        number -= n_ctas(n_rows), which++;
+        low = low_2, high = high_2, parts = parts_2, scales = scales_2, n_rows = n_rows_2;
         if (number >= n_ctas(n_rows)) {
-            number -= n_ctas(n_rows);
-            low = low_3, high = high_3, parts = parts_3, scales = scales_3;
-            bias = bias_3, y = y_3, n_rows = n_rows_3;
+            number -= n_ctas(n_rows), which++;
+            low = low_3, high = high_3, parts = parts_3, scales = scales_3, n_rows = n_rows_3;
         }
     }
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -544,6 +551,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     }
 #endif
 
+    /* Not before, or they take registers meanwhile. */
+    if (which)
+        bias = which == 1 ? bias_2 : bias_3, y = which == 1 ? y_2 : y_3;
 #if EIGHTHS == 1
     float *partial = (float *)rings[warp];
 #pragma unroll
@@ -598,6 +608,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
 #if ROW_TILES == 1
     if (!counters)
         return;
+    if (follows != GATES) {
+        if (!ends_last(counters, gridDim.x))
+            return;
+        const Norm norm = {weight_of_norm, bias_of_norm, normed, codes, scales_of_codes,
+                           sums_of_codes,  n_rows,       (float)n_rows, eps};
+        float *partial = (float *)rings[0] + 256; /* behind what the first warp has */
+#pragma unroll 1
+        for (int row = 0; row < n_slots; row++)
+            normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, gates, row,
+                             partial + row * 2 * ALL_WARPS, (float *)rings[threadIdx.x >> 5], [] {});
+        return;
+    }
     const int n_of_block = of_codes / 16, of_slot = n_tiles / n_of_block;
     const int own = number / n_of_block, slot = slots.slot(warp);
     if (!ends_last(counters + (size_t)tile * of_slot + own, 2 * n_of_block))

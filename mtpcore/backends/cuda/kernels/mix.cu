@@ -1,20 +1,38 @@
 /* y[row] = sum over ranks of shares[row][rank] x[row][rank]: a chain of fused multiply-adds from
- * zero, in the order of the ranks; plus residual[row], where that is given.
+ * zero, in the order of the ranks; plus residual[row], where that is given. Where there is a counter,
+ * the CTA that ends last normalises all rows (normalise.cuh), less their mean where they are centred.
  * Grid: values / 256 rounded up. Block: 256.
  */
+#include "last.cuh"
+#include "quantise.cuh"
+#include "normalise.cuh"
+
 #define THREADS 256
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     mix(const float *__restrict__ x, const float *__restrict__ shares,
-        const float *__restrict__ residual, float *__restrict__ y, int n_rows, int n_ranks, int width)
+        const float *__restrict__ residual, float *y, int n_rows, int n_ranks, int width,
+        unsigned *counters, int is_centred, signed char *__restrict__ codes,
+        float *__restrict__ scales, short *__restrict__ sums, int of_codes,
+        const float *__restrict__ weight, const float *__restrict__ bias,
+        float *__restrict__ normed, float eps)
 {
+    __shared__ float partial[2 * ALL_WARPS], of_warps[ALL_WARPS][32 * EACH];
     const long long at = (long long)blockIdx.x * THREADS + threadIdx.x;
     const long long row = at / width;
-    if (row >= n_rows)
+    if (row < n_rows) {
+        const float *in = x + row * n_ranks * width + at % width;
+        float total = 0.0f;
+        for (int rank = 0; rank < n_ranks; rank++)
+            total = fmaf(shares[row * n_ranks + rank], in[(size_t)rank * width], total);
+        y[at] = residual ? total + residual[at] : total;
+    }
+    if (!counters || !ends_last(counters, gridDim.x))
         return;
-    const float *in = x + row * n_ranks * width + at % width;
-    float total = 0.0f;
-    for (int rank = 0; rank < n_ranks; rank++)
-        total = fmaf(shares[row * n_ranks + rank], in[(size_t)rank * width], total);
-    y[at] = residual ? total + residual[at] : total;
+    const Norm norm = {weight, bias, normed, codes, scales, sums, width, (float)width, eps};
+#pragma unroll 1
+    for (int i = 0; i < n_rows; i++) {
+        normalise_row<2>(norm, is_centred, of_codes, y, i, partial, of_warps[threadIdx.x >> 5], [] {});
+        __syncthreads(); /* all have read the sums */
+    }
 }

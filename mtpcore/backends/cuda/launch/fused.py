@@ -14,11 +14,12 @@ from mtpcore.backends.cuda.launch.products import (
     counters_of_gates,
     multiply_codes,
     multiply_gated,
+    multiply_normed,
     route,
     slots_of_experts,
     slots_of_rows,
 )
-from mtpcore.backends.cuda.launch.rows import mix_rows, normalise, other_of
+from mtpcore.backends.cuda.launch.rows import Norm, mix_rows, normalise, other_of
 from mtpcore.backends.cuda.launch.step import Launch, Step
 
 __all__ = ["FusedStep", "fused"]
@@ -38,6 +39,8 @@ class FusedStep(msgspec.Struct, frozen=True):
     products: tuple[Step, ...]
     total: Step | None
     followers: tuple[FusedStep, ...]
+    led: FusedStep | None
+    is_led: bool
     is_kept: bool
     is_sorted: bool
     block: int
@@ -46,7 +49,7 @@ class FusedStep(msgspec.Struct, frozen=True):
 def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     """Make rows, turn them into codes while they are at hand, and multiply these."""
     if step.op == "mix":
-        return [mix_rows(step.maker, n_rows, step.total)]
+        return _mix(step, n_rows)
     if not step.products:
         return attend(step.op, step.maker, n_rows, step.ropes)
     codes = _codes_for(step)
@@ -56,13 +59,32 @@ def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     return launches + _multiply(step, codes, n_rows)
 
 
+def _mix(step: FusedStep, n_rows: int) -> list[Launch]:
+    norm = _norm_of(step)
+    if norm and norm.fits(n_rows):
+        return [mix_rows(step.maker, n_rows, step.total, norm)]
+    launches = [mix_rows(step.maker, n_rows, step.total)]
+    return [*launches, norm.launch(n_rows)] if norm else launches
+
+
+def _norm_of(step: FusedStep) -> Norm | None:
+    """Return the norm of what a step makes last, for the step that it leads."""
+    if step.led is None:
+        return None
+    codes = _codes_for(step.led) if step.led.products else None
+    return Norm(step.led.op, step.led.maker, codes, step.led.is_kept)
+
+
 def _codes_for(step: FusedStep) -> Codes:
-    """Return room for the rows that products read; gated ones are made while others are read."""
-    first, name = step.products[0], "gated codes" if step.op == "gated" else "codes"
+    """Return room for the rows that products read; some are made while others are read."""
+    first = step.products[0]
+    name = "gated codes" if step.op == "gated" else "led codes" if step.is_led else "codes"
     return codes_for(step.maker, step.block, first.inputs[0], first.weights[0].n_cols, name)
 
 
 def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
+    if step.is_led:
+        return []
     x = step.products[0].inputs[0]
     n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
     if step.op in ("attention", "cross_attention"):
@@ -91,10 +113,14 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
         else:
             of_ids = of_experts.setdefault(id(product.inputs[1]), [])
             of_ids.append((product, Factor(w, bias, y)))
-    launches, made = list[Launch](), dict[int, Codes]()
+    launches, made, norm = list[Launch](), dict[int, Codes](), _norm_of(step)
     if plain:
         slots = slots_of_rows(plain[0].w, n_rows)
-        launches += _multiply_all(step, codes, slots, plain, residual, made)
+        if norm and norm.fits(n_rows):
+            launches.append(multiply_normed(codes, slots, plain[0], residual, norm))
+            norm = None
+        else:
+            launches += _multiply_all(step, codes, slots, plain, residual, made)
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         x, factors = step.products[0].inputs[0], [factor for _, factor in found]
@@ -106,7 +132,7 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             launches += _multiply(follower, made[number], n_rows)
         else:
             launches += fused(follower, n_rows)
-    return launches
+    return [*launches, norm.launch(n_rows)] if norm else launches
 
 
 def _multiply_all(

@@ -11,6 +11,7 @@ import numpy as np
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
+from mtpcore.backends.cuda.launch.rows import Norm
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
 from mtpcore.backends.cuda.layout import FLOATS, FORMATS, TILE
 from mtpcore.errors import BackendError
@@ -27,6 +28,7 @@ __all__ = [
     "counters_of_gates",
     "multiply_codes",
     "multiply_gated",
+    "multiply_normed",
     "slots_of_experts",
     "slots_of_rows",
 ]
@@ -40,6 +42,14 @@ SLOTS = 8
 
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
+
+_GATES, _NORM, _CENTRED_NORM = map(np.int32, range(3))
+"""What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
+
+_NOTHING = (
+    *(None, _GATES, None, None, None, np.int32(0), np.int32(0), np.float32(0), np.float32(0)),
+    *(None, None, None, np.float32(0)),
+)
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -355,15 +365,29 @@ def multiply_gated(
 
     ``attrs`` say how; see ``codes.quantise_gated``.
     """
-    gating = (
-        *(counters, *arrays_of(made), np.int32(made.block)),
+    following = (
+        *(counters, _GATES, *arrays_of(made), np.int32(made.block)),
         np.int32(ACTIVATIONS.index(attrs["kind"])),
         *(np.float32(attrs[name]) for name in ("limit", "offset")),
+        *(None, None, None, np.float32(0)),
     )
     return [
-        _multiply_together(codes, slots, (gate, other), None, *part, gating)
+        _multiply_together(codes, slots, (gate, other), None, *part, following)
         for part in _parts_of(slots)
     ]
+
+
+def multiply_normed(
+    codes: Codes, slots: Slots, factor: Factor, residual: DeviceArray | None, norm: Norm
+) -> Launch:
+    """Multiply rows with a matrix, where they are one tile, and normalise what comes of it."""
+    following = (
+        counters_for(norm.step, 1),
+        _CENTRED_NORM if norm.is_centred else _NORM,
+        *(*norm.made, np.int32(0), np.float32(0), np.float32(0)),
+        *norm.arguments,
+    )
+    return _multiply_together(codes, slots, (factor,), residual, 0, slots.n_tiles, following)
 
 
 def _parts_of(slots: Slots) -> list[tuple[int, int]]:
@@ -397,7 +421,7 @@ def _multiply_together(
     residual: DeviceArray | None,
     from_tile: int,
     n_tiles: int,
-    gating: tuple[Any, ...] = (*(None,) * 4, *(np.int32(0),) * 2, *(np.float32(0),) * 2),
+    following: tuple[Any, ...] = _NOTHING,
 ) -> Launch:
     first = factors[0]
     tiles = _tiles([factor.w.n_rows for factor in factors], slots)
@@ -417,7 +441,7 @@ def _multiply_together(
             residual,
             *others,
             *nobody * (MOST_FACTORS - len(factors)),
-            *gating,
+            *following,
         ),
         is_early=True,
     )

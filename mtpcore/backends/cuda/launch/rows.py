@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
-from mtpcore.backends.cuda.launch.step import Launch, Launcher, Step, blocks_of, n_of_row
+from mtpcore.backends.cuda.launch.step import (
+    Launch,
+    Launcher,
+    Step,
+    blocks_of,
+    counters_for,
+    n_of_row,
+)
 from mtpcore.graph.ops import ACTIVATIONS
 
 __all__ = [
     "KERNELS",
     "LAUNCHERS",
+    "Norm",
     "copy_rows",
     "mark_not_finite",
     "mix_rows",
     "normalise",
     "other_of",
 ]
+
+_MOST_NORMED = 2
+"""Rows that the block which ends last normalises, one after the other; more take it longer than a
+launch of their own."""
 
 _ELEMENTWISE = {
     name: Kernel("elementwise", (("OPERATION", name),))
@@ -251,14 +265,57 @@ def mix(step: Step, n_rows: int) -> list[Launch]:
     return [mix_rows(step, n_rows)]
 
 
-def mix_rows(step: Step, n_rows: int, total: Step | None = None) -> Launch:
+class Norm(msgspec.Struct, frozen=True):
+    """Rows that may be normalised where they are made, by the block that ends last.
+
+    They become ``codes`` where these are given, and are kept where somebody reads them.
+    """
+
+    op: str
+    step: Step
+    codes: Codes | None
+    is_kept: bool
+
+    def fits(self, n_rows: int) -> bool:
+        """Whether they are so few that one block does it."""
+        return n_rows <= _MOST_NORMED
+
+    def launch(self, n_rows: int) -> Launch:
+        """Return a launch of its own."""
+        return normalise(self.op, self.step, n_rows, self.codes, is_kept=self.is_kept)
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether rows lose their mean."""
+        return self.op == "layer_norm"
+
+    @property
+    def made(self) -> tuple[Any, ...]:
+        """Return the codes as kernels take them, and how many values are a block."""
+        return *arrays_of(self.codes), np.int32(self.codes.block if self.codes else 0)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the rest that kernels take."""
+        weight, bias = (*self.step.weights, None, None)[:2]
+        y = self.step.outputs[0] if self.is_kept else None
+        return weight, bias, y, np.float32(self.step.attrs["eps"])
+
+
+def mix_rows(
+    step: Step, n_rows: int, total: Step | None = None, norm: Norm | None = None
+) -> Launch:
     """Add the ranks' rows, each times its share, and what ``total`` adds to them."""
     x, shares = step.inputs
     y = step.outputs[0]
     sizes = (n_rows, *x.shape[1:])
     grid = (blocks_of(n_rows * x.shape[2]), 1)
     into, more = (total.outputs[0], other_of(total, y)) if total else (y, None)
-    return Launch(_MIX, grid, (x, shares, more, into, *map(np.int32, sizes)))
+    counters, normed = None, (np.int32(0), *(None,) * 3, np.int32(0), *(None,) * 3, np.float32(0))
+    if norm:
+        counters = counters_for(step, 1)
+        normed = (np.int32(norm.is_centred), *norm.made, *norm.arguments)
+    return Launch(_MIX, grid, (x, shares, more, into, *map(np.int32, sizes), counters, *normed))
 
 
 def other_of(total: Step, part: DeviceArray) -> DeviceArray:
