@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from mtpcore.backends.cuda.buffers import VIEWS
+from mtpcore.backends.cuda.layout import TILE
 from mtpcore.graph.program import Node, Program
 
 __all__ = ["MOST_PAIRS", "Group", "fuse", "leave_alone"]
@@ -31,7 +32,9 @@ class Group(msgspec.Struct, frozen=True):
     to something that was there before. ``followers`` are groups whose makers take two of the
     products together, a gate and what it lets through; their nodes are this group's, too. ``led``
     is the group behind this one, whose maker is a norm of what this one makes last, and runs here;
-    that one ``is_led``, and its maker none of its nodes.
+    that one ``is_led``, and its maker none of its nodes. ``stored`` is attention, no node of this
+    group: the products in ``heads`` are its queries, keys and values, which are turned here by
+    ``ropes`` and stored; that one's group ``is_stored``.
     ``is_sorted`` says that the last group that sorted rows did so by the experts of this one's
     products. A node that stands alone is the maker.
     """
@@ -45,6 +48,9 @@ class Group(msgspec.Struct, frozen=True):
     followers: tuple[Group, ...] = ()
     led: Group | None = None
     is_led: bool = False
+    heads: tuple[Node, ...] = ()
+    stored: Node | None = None
+    is_stored: bool = False
     is_kept: bool = True
     is_sorted: bool = False
 
@@ -100,6 +106,9 @@ class _Found(msgspec.Struct, frozen=True):
     followers: tuple[_Found, ...] = ()
     led: _Found | None = None
     is_led: bool = False
+    heads: tuple[int, ...] = ()
+    stored: int | None = None
+    is_stored: bool = False
     is_kept: bool = True
 
     @property
@@ -129,6 +138,7 @@ class _Fusion:
                 self._readers[value].append(i)
         self._outputs = set(program.outputs.values())
         self._taken: set[int] = set()
+        self._stored: set[int] = set()  # attention whose keys and values are stored before it
 
     def groups(self) -> list[Group]:
         """Return all groups in order; ropes move down to their attention, all others up."""
@@ -139,8 +149,10 @@ class _Fusion:
             group = found.get(i) or self._found_at(i)
             if len(group.members) > 1:
                 self._taken.update(group.members)
+            if group.stored is not None:
+                self._stored.add(group.stored)
             group = self._leading(i, group)
-            if group.is_led or len(group.members) > 1:
+            if group.is_led or group.is_stored or len(group.members) > 1:
                 found[i] = group
                 self._taken.update(group.members)
             if (led := group.last.led) and led.maker is not None and led.products:
@@ -168,6 +180,9 @@ class _Fusion:
             tuple(map(self._group, found.followers)),
             self._group(found.led) if found.led else None,
             found.is_led,
+            nodes_of(found.heads),
+            node_of(found.stored),
+            found.is_stored,
             found.is_kept,
         )
 
@@ -184,10 +199,13 @@ class _Fusion:
             if len(products) == 1 and total is None:
                 return _Found(i)
             followers = self._followers(i, products)
-            return _Found(None, products=products, total=total, followers=followers)
+            return self._with_heads(
+                i, _Found(None, products=products, total=total, followers=followers)
+            )
         if node.op not in _MAKERS:
             return _Found(i)
-        ropes = self._ropes(node)
+        is_stored = i in self._stored
+        ropes = () if is_stored else self._ropes(node)
         views, value = self._views(node.outputs[0])
         is_norm = node.op in _NORMS
         route = self._route(value) if is_norm else None
@@ -197,13 +215,63 @@ class _Fusion:
         can_make = not is_kept or is_norm
         can_make &= not is_norm or len(self._values[node.outputs[0]].shape) == 2
         if not products or not can_make:
-            return _Found(i, ropes)
+            return _Found(i, ropes, is_stored=is_stored)
         if not any(self._reads(j, route) for j in products):
             route = None
         total = self._total(i, products)
-        is_follower = node.op == "gated"
-        followers = () if is_follower else self._followers(i, products, route)
-        return _Found(i, ropes, views, route, products, total, followers, is_kept=is_kept)
+        followers = () if node.op == "gated" else self._followers(i, products, route)
+        group = _Found(i, ropes, views, route, products, total, followers, is_kept=is_kept)
+        return self._with_heads(i, msgspec.structs.replace(group, is_stored=is_stored))
+
+    def _with_heads(self, i: int, group: _Found) -> _Found:
+        """Return a group that runs at node i, with attention's ropes where its products are heads.
+
+        Nothing that reaches the same layer's memory runs between, and heads are whole tiles.
+        """
+        made = {self._nodes[j].outputs[0]: j for j in group.products}
+        for a in sorted(self._attention_of(made)):
+            node = self._nodes[a]
+            ropes = self._ropes(node)
+            if a in self._stored or not ropes:
+                continue
+            read = [self._nodes[j].inputs[0] for j in ropes] + list(node.inputs[2:])
+            views, heads = set[int](), list[int]()
+            for value in read:
+                above, source = self._viewed(value)
+                views.update(above)
+                heads.append(made.get(source, -1))
+            layer = node.attrs["layer"]
+            is_alone = all(self._nodes[j].attrs.get("layer") != layer for j in range(i, a))
+            are_tiles = all(int(self._values[value].shape[2]) % TILE == 0 for value in read)
+            is_ready = self._is_there(self._nodes[ropes[0]].inputs[1], i)
+            if min(heads) >= 0 and is_alone and are_tiles and is_ready:
+                return msgspec.structs.replace(
+                    group,
+                    ropes=ropes,
+                    views=(*group.views, *sorted(views)),
+                    heads=tuple(heads),
+                    stored=a,
+                )
+        return group
+
+    def _attention_of(self, values: Iterable[int]) -> set[int]:
+        """Return attention whose queries or keys values are, seen as heads and turned."""
+        found, left = set[int](), list(values)
+        while left:
+            for j in self._readers[left.pop()]:
+                if self._nodes[j].op == "attention":
+                    found.add(j)
+                elif self._nodes[j].op in (*VIEWS, "rope"):
+                    left += self._nodes[j].outputs
+        return found
+
+    def _viewed(self, value: int) -> tuple[list[int], int]:
+        """Return the views that a value is seen through, and what is seen."""
+        views = list[int]()
+        while (made := self._made_by.get(value, -1)) >= 0 and self._nodes[made].op in VIEWS:
+            views.append(made)
+            (value,) = self._nodes[made].inputs
+        return views, value
 
     def _followers(
         self, i: int, products: Sequence[int], route: int | None = None

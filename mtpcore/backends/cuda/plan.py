@@ -27,6 +27,7 @@ from mtpcore.backends.cuda.drafts import DraftLoop
 from mtpcore.backends.cuda.fusion import Group, fuse
 from mtpcore.backends.cuda.graphs import Graphs
 from mtpcore.backends.cuda.launch import LAUNCHERS
+from mtpcore.backends.cuda.launch.attention import Heads
 from mtpcore.backends.cuda.launch.blocks import LAUNCHERS as OVER_BLOCKS
 from mtpcore.backends.cuda.launch.fused import FusedStep, fused
 from mtpcore.backends.cuda.launch.passes import KERNELS as BETWEEN
@@ -88,6 +89,7 @@ class CudaPlan:
         self._n_batch, self._n_ctx, self._states = n_batch, n_ctx, states
         self._walks = states.walks(n_batch) if states else None
         self._scratch: dict[tuple[Any, ...], DeviceArray] = {}
+        self._turns: dict[tuple[Any, ...], tuple[Node, DeviceArray]] = {}
         self._constants: dict[tuple[str, bytes], DeviceArray] = {}
         self.rows = Rows(device, n_batch)
         self._tables = [Tables(device) for _ in stores]
@@ -285,7 +287,7 @@ class CudaPlan:
         """Return what launches a group, with its arrays, and whether its rows are outputs."""
         first = group.maker or group.products[0]
         is_of_outputs = self._makes_outputs(first)
-        if len(group.nodes) == 1 and not group.is_led:
+        if len(group.nodes) == 1 and not group.is_led and not group.is_stored:
             return LAUNCHERS[first.op], self._step(first), is_of_outputs
         return fused, self._fused_step(group), is_of_outputs
 
@@ -306,9 +308,28 @@ class CudaPlan:
             tuple(map(self._fused_step, group.followers)),
             self._fused_step(group.led) if group.led else None,
             group.is_led,
+            self._heads(group, group.stored) if group.stored else None,
+            group.is_stored,
             group.is_kept,
             group.is_sorted,
             self._block_of(group.products[0]) if products else 0,
+        )
+
+    def _heads(self, group: Group, attention: Node) -> Heads:
+        """Return what becomes of heads; the first layer makes cosines and sines for all."""
+        of_q, of_k = group.ropes
+        attrs = {name: str(value) for name, value in of_q.attrs.items()}
+        key = (of_q.inputs[1], of_q.weights, *sorted(attrs.items()))
+        if key not in self._turns:
+            shape = (self._n_batch, 2 * len(of_q.attrs["frequencies"]))
+            self._turns[key] = attention, self.device.empty(shape, np.float32)
+        first, turns = self._turns[key]
+        return Heads(
+            self._step(attention),
+            (self._step(of_q), self._step(of_k)),
+            tuple(self.arrays[node.outputs[0]] for node in group.heads),
+            turns,
+            first is attention,
         )
 
     def _step(self, node: Node) -> Step:

@@ -20,7 +20,8 @@
  * Where there are `counters` (of tiles of 8 slots) CTAs whose results belong together count which of them
  * ends last, and that one goes on with them. GATES: the first matrix makes gates of what the second makes,
  * and CTAs that have the same columns of both, as many as are a block of codes, make the codes of what is
- * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh).
+ * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh). HEADS: CTAs of a head
+ * of queries turn it, or of keys, and these are stored, as a head of values is (stored.cuh).
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
  */
@@ -35,6 +36,9 @@
 #if ROW_TILES == 1
 #include "last.cuh"
 #include "normalise.cuh"
+#include "stored.cuh"
+#include "turned.cuh"
+#include "visible.cuh"
 #endif
 
 #define WARPS 8
@@ -370,7 +374,9 @@ static_assert(WIDTH == WARPS, "a warp makes the codes of a slot");
 static_assert(STAGES * PIECE_BYTES >= 2 * 256 * (int)sizeof(float), "a block of two matrices");
 
 /* What follows products. */
-enum { GATES, NORM, CENTRED_NORM };
+enum { GATES, NORM, CENTRED_NORM, HEADS };
+/* What the heads of a matrix are. */
+enum { OTHERS, QUERIES, KEYS, VALUES };
 
 /* Products that are gates of other products, and the codes of what they let through. */
 struct Gates {
@@ -381,6 +387,35 @@ struct Gates {
     int kind;
     float limit, offset;
 };
+
+/* Where heads of a row go: to `turned`, or to memory of a type. */
+struct Head {
+    const float *from, *cosines, *sines;
+    float *turned;
+    char *rows;
+    int type, n_heads, width, number, n_pairs;
+    bool are_neighbours;
+};
+
+/* Turns a head, unless it is one of values, and stores it, unless it is one of queries; a warp. */
+static __device__ __forceinline__ void store_head(const Head &head, int kind)
+{
+#pragma unroll 1
+    for (int part = 0; part < n_scales(head.width); part++) {
+        float value[2];
+        for (int i = 0; i < 2; i++) {
+            const int d = part * CODES + 2 * (threadIdx.x & 31) + i;
+            value[i] = d >= head.width  ? 0.0f
+                       : kind == VALUES ? head.from[d]
+                                        : turned(head.cosines, head.sines, head.are_neighbours,
+                                                 head.from, d, head.n_pairs);
+            if (kind == QUERIES && d < head.width)
+                head.turned[d] = value[i];
+        }
+        if (kind != QUERIES)
+            store_part(head.type, head.rows, head.n_heads, head.width, head.number, part, value);
+    }
+}
 
 /* Makes the codes of a block, number `at` of all slots; a warp, with memory of its own. */
 template <int N>
@@ -424,7 +459,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            unsigned *counters, int follows, signed char *codes, float *scales_of_codes,
            short *sums_of_codes, int of_codes, int kind, float limit, float offset,
            const float *__restrict__ weight_of_norm, const float *__restrict__ bias_of_norm,
-           float *__restrict__ normed, float eps)
+           float *__restrict__ normed, float eps, int kinds, const float *turns, float *turned_q,
+           const int *seqs, const int *places, const int *tables, char *memory, long long v_begin,
+           long long pitch, int n_entries, int n_pairs, int are_neighbours, int type, int k_width,
+           int v_width)
 {
 #if ROW_TILES == 1
     __shared__ uint4 rings[WARPS][STAGES * PIECE_BYTES / 16];
@@ -608,6 +646,23 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
 #if ROW_TILES == 1
     if (!counters)
         return;
+    if (follows == HEADS) {
+        const int head_kind = kinds >> 2 * which & 3;
+        const int width = head_kind == VALUES ? v_width : k_width, n_of_head = width / 16;
+        const int head = number / n_of_head, row = threadIdx.x >> 5;
+        if (head_kind == OTHERS ||
+            !ends_last(counters + blockIdx.x - number % n_of_head, n_of_head) || row >= n_slots)
+            return;
+        const size_t at = (size_t)row * n_rows + head * width;
+        char *rows =
+            memory + slot_of_place(tables + (size_t)seqs[row] * n_entries, places[row]) * pitch;
+        turns += (size_t)row * 2 * n_pairs;
+        store_head({y + at, turns, turns + n_pairs, turned_q + at,
+                    head_kind == VALUES ? rows + v_begin : rows, type, n_rows / width, width, head,
+                    n_pairs, are_neighbours != 0},
+                   head_kind);
+        return;
+    }
     if (follows != GATES) {
         if (!ends_last(counters, gridDim.x))
             return;

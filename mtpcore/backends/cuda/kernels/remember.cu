@@ -29,5 +29,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int at = part * CODES + 2 * lane + i;
         value[i] = at < width ? from[at] : 0.0f;
     }
-    store_part(rows, n_heads, width, head, part, value);
+    store_part(TYPE, rows, n_heads, width, head, part, value);
 }

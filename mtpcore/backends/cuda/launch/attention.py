@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -9,12 +12,13 @@ from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
+from mtpcore.backends.cuda.layout import TILE
 from mtpcore.backends.cuda.store import StoredLayer
 from mtpcore.backends.cuda.visible import Attended
 from mtpcore.errors import BackendError
 from mtpcore.memory.types import CODES
 
-__all__ = ["KERNELS", "LAUNCHERS", "attend"]
+__all__ = ["KERNELS", "LAUNCHERS", "Heads", "attend"]
 
 _TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 _BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
@@ -57,6 +61,7 @@ _ATTENTION = {
     for shape in _SHAPES
     for is_aligned in (True, False)
 }
+_TURNS = Kernel("turns")
 _TURN_AND_STORE = {
     (dtype, style): Kernel("turn_and_store", (("TYPE", str(i)), ("PAIRS", str(pairs))))
     for dtype, i in _TYPES.items()
@@ -66,7 +71,67 @@ KERNELS = (
     *_REMEMBER.values(),
     *_ATTENTION.values(),
     *_TURN_AND_STORE.values(),
+    _TURNS,
 )
+
+
+class Heads(msgspec.Struct, frozen=True):
+    """Products that are queries, keys and values, and what is done with them before attention.
+
+    ``step`` is attention's, ``ropes`` turn queries and keys by the cosines and sines in ``turns``,
+    which one of the layers ``makes`` for all of them.
+    """
+
+    step: Step
+    ropes: tuple[Step, Step]
+    products: tuple[DeviceArray, ...]
+    turns: DeviceArray
+    makes: bool
+
+    def are_few(self, n_rows: int) -> bool:
+        """Whether the blocks of the products do it, a warp for each row."""
+        return n_rows <= THREADS // 32
+
+    def before(self, n_rows: int) -> list[Launch]:
+        """Return what comes before the products."""
+        if not self.makes or not self.are_few(n_rows):
+            return []
+        of_q, _ = self.ropes
+        positions, attrs = of_q.inputs[1], of_q.attrs
+        arguments = (
+            *(positions, *_angles_of(of_q), self.turns),
+            *map(np.int32, (len(attrs["frequencies"]), positions.shape[1])),
+            np.float64(attrs["magnitude"]),
+        )
+        return [Launch(_TURNS, (n_rows, 1), arguments, is_early=True)]
+
+    def behind(self, n_rows: int) -> list[Launch]:
+        """Return what comes behind the products."""
+        return [] if self.are_few(n_rows) else [_turn_and_store(self.step, *self.ropes, n_rows)]
+
+    def kinds_of(self, products: Sequence[DeviceArray]) -> int:
+        """Return for each product whether it is queries, keys or values, two bits each."""
+        found = 0
+        for number, array in enumerate(products):
+            kind = next((i for i, own in enumerate(self.products, 1) if own is array), 0)
+            found |= kind << 2 * number
+        return found
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Return what ``kernels/matmul.cu`` does it with."""
+        (q, k), memory = self.step.inputs[:2], self.step.memory
+        v, attrs = (*self.step.inputs, None)[2], self.ropes[0].attrs
+        layer, rows, table = memory.layer, memory.rows, memory.tables.array
+        sizes = (
+            *(table.shape[1], len(attrs["frequencies"]), attrs["style"] == "pairs"),
+            *(_TYPES[layer.dtype], k.shape[2], v.shape[2] if v else TILE),
+        )
+        return (
+            *(self.turns, q, rows.seq, rows.place, table, layer.rows),
+            *map(np.int64, (layer.v_begin, layer.rows.shape[1])),
+            *map(np.int32, sizes),
+        )
 
 
 def remember(step: Step, n_rows: int) -> list[Launch]:
@@ -90,15 +155,21 @@ def attend(
     n_rows: int,
     ropes: tuple[Step, ...] = (),
     codes: Codes | None = None,
+    *,
+    is_stored: bool = False,
 ) -> list[Launch]:
-    """Store and attend; ``ropes`` turn queries and keys before, and rows become ``codes``."""
+    """Store and attend; ``ropes`` turn queries and keys before, and rows become ``codes``.
+
+    Where it is stored already, queries are turned, too.
+    """
     if op == "cross_attention":
         return _attend(step, n_rows, codes)
     sinks, bias = (*step.weights, None, None)[:2]
+    stored: list[Launch] = []
     if ropes:
         of_q, of_k = ropes
         stored = [_turn_and_store(step, of_q, of_k, n_rows)]
-    else:
+    elif not is_stored:
         stored = _remember(step.memory, step.inputs[1:], n_rows)
     furthest = step.attrs["max_distance"]
     return [*stored, *_attend(step, n_rows, codes, sinks, bias, furthest)]
@@ -116,10 +187,7 @@ def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
         *(k.shape[1], k.shape[2], v.shape[2] if v else 0),
     )
     arguments = (
-        *(q, k, v, positions),
-        of_q.constant(np.asarray(attrs["frequencies"], np.float64)),
-        of_q.constant(np.asarray(attrs["axes"], np.int32)),
-        (*of_q.weights, None)[0],
+        *(q, k, v, positions, *_angles_of(of_q)),
         *(step.inputs[0], rows.seq, rows.place, table, layer.rows),
         *map(np.int64, (layer.v_begin, layer.rows.shape[1])),
         *map(np.int32, sizes),
@@ -127,6 +195,15 @@ def _turn_and_store(step: Step, of_q: Step, of_k: Step, n_rows: int) -> Launch:
     )
     kernel = _TURN_AND_STORE[layer.dtype, attrs["style"]]
     return Launch(kernel, (n_rows, n_ctas), arguments, is_early=True)
+
+
+def _angles_of(rope: Step) -> tuple[DeviceArray | None, ...]:
+    """Return the frequencies of a rope's pairs, their axes, and what divides the frequencies."""
+    return (
+        rope.constant(np.asarray(rope.attrs["frequencies"], np.float64)),
+        rope.constant(np.asarray(rope.attrs["axes"], np.int32)),
+        (*rope.weights, None)[0],
+    )
 
 
 def _remember(memory: Attended, given: tuple[DeviceArray, ...], n_rows: int) -> list[Launch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mtpcore.backends.cuda.device import DeviceArray
-from mtpcore.backends.cuda.launch.attention import attend
+from mtpcore.backends.cuda.launch.attention import Heads, attend
 from mtpcore.backends.cuda.launch.codes import Codes, codes_for, quantise, quantise_gated
 from mtpcore.backends.cuda.launch.products import (
     Factor,
@@ -41,6 +41,8 @@ class FusedStep(msgspec.Struct, frozen=True):
     followers: tuple[FusedStep, ...]
     led: FusedStep | None
     is_led: bool
+    heads: Heads | None
+    is_stored: bool
     is_kept: bool
     is_sorted: bool
     block: int
@@ -51,7 +53,7 @@ def fused(step: FusedStep, n_rows: int) -> list[Launch]:
     if step.op == "mix":
         return _mix(step, n_rows)
     if not step.products:
-        return attend(step.op, step.maker, n_rows, step.ropes)
+        return attend(step.op, step.maker, n_rows, step.ropes, is_stored=step.is_stored)
     codes = _codes_for(step)
     launches = _make(step, codes, n_rows)
     if step.route:
@@ -88,7 +90,7 @@ def _make(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
     x = step.products[0].inputs[0]
     n_rows_of_x = n_rows * (x.shape[1] if len(x.shape) == 3 else 1)
     if step.op in ("attention", "cross_attention"):
-        return attend(step.op, step.maker, n_rows, step.ropes, codes)
+        return attend(step.op, step.maker, n_rows, step.ropes, codes, is_stored=step.is_stored)
     if step.op == "gated":
         return [quantise_gated(step.maker, codes, n_rows_of_x)]
     if not step.op:
@@ -120,7 +122,9 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             launches.append(multiply_normed(codes, slots, plain[0], residual, norm))
             norm = None
         else:
+            launches += step.heads.before(n_rows) if step.heads else []
             launches += _multiply_all(step, codes, slots, plain, residual, made)
+            launches += step.heads.behind(n_rows) if step.heads else []
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         x, factors = step.products[0].inputs[0], [factor for _, factor in found]
@@ -156,4 +160,5 @@ def _multiply_all(
             launches += multiply_gated(codes, slots, gate, other, ready, counters, attrs)
             made[number] = ready
             factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
-    return launches + multiply_codes(codes, slots, factors, residual)
+    heads = None if slots.is_wide else step.heads
+    return launches + multiply_codes(codes, slots, factors, residual, heads)

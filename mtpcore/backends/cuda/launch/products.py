@@ -10,6 +10,7 @@ import numpy as np
 
 from mtpcore.backends.cuda.compile import Kernel
 from mtpcore.backends.cuda.device import DeviceArray
+from mtpcore.backends.cuda.launch.attention import Heads
 from mtpcore.backends.cuda.launch.codes import Codes, arrays_of, codes_for, quantise
 from mtpcore.backends.cuda.launch.rows import Norm
 from mtpcore.backends.cuda.launch.step import THREADS, Launch, Launcher, Step, counters_for
@@ -43,13 +44,13 @@ SLOTS = 8
 MOST_FACTORS = 3
 """Matrices of one launch; see ``kernels/matmul.cu``."""
 
-_GATES, _NORM, _CENTRED_NORM = map(np.int32, range(3))
+_GATES, _NORM, _CENTRED_NORM, _HEADS = map(np.int32, range(4))
 """What follows products in their launch, as ``kernels/matmul.cu`` numbers it."""
 
-_NOTHING = (
-    *(None, _GATES, None, None, None, np.int32(0), np.int32(0), np.float32(0), np.float32(0)),
-    *(None, None, None, np.float32(0)),
-)
+_NO_GATES = *(None,) * 3, *(np.int32(0),) * 2, *(np.float32(0),) * 2
+_NO_NORM = None, None, None, np.float32(0)
+_NO_HEADS = np.int32(0), *(None,) * 6, *(np.int64(0),) * 2, *(np.int32(0),) * 6
+_NOTHING = None, _GATES, *_NO_GATES, *_NO_NORM, *_NO_HEADS
 
 _TILES = ("ROW_TILES", "TOKEN_TILES", "EIGHTHS")
 _WARPS = THREADS // 32
@@ -321,21 +322,44 @@ class Factor(msgspec.Struct, frozen=True):
 
 
 def multiply_codes(
-    codes: Codes, slots: Slots, factors: Sequence[Factor], residual: DeviceArray | None = None
+    codes: Codes,
+    slots: Slots,
+    factors: Sequence[Factor],
+    residual: DeviceArray | None = None,
+    heads: Heads | None = None,
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added.
+    The rows of a residual are added, and ``heads`` are turned and stored.
     """
     by_type: dict[int, list[Factor]] = {}
     for factor in factors:
         by_type.setdefault(factor.w.type, []).append(factor)
     return [
-        _multiply_together(codes, slots, alike[begin : begin + MOST_FACTORS], residual, *part)
+        _multiply_together(
+            codes,
+            slots,
+            alike[begin : begin + MOST_FACTORS],
+            residual,
+            *part,
+            _heads_of(alike[begin : begin + MOST_FACTORS], heads),
+        )
         for alike in by_type.values()
         for begin in range(0, len(alike), MOST_FACTORS)
         for part in _parts_of(slots)
     ]
+
+
+def _heads_of(factors: Sequence[Factor], heads: Heads | None) -> tuple[Any, ...]:
+    """Return what follows the products: what is done with those that are heads."""
+    kinds = heads.kinds_of([factor.y for factor in factors]) if heads else 0
+    if not heads or not kinds:
+        return _NOTHING
+    counters = counters_for(heads.step, sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors))
+    return (
+        *(counters, _HEADS, *_NO_GATES, *_NO_NORM, np.int32(kinds)),
+        *heads.arguments,
+    )
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
@@ -369,7 +393,7 @@ def multiply_gated(
         *(counters, _GATES, *arrays_of(made), np.int32(made.block)),
         np.int32(ACTIVATIONS.index(attrs["kind"])),
         *(np.float32(attrs[name]) for name in ("limit", "offset")),
-        *(None, None, None, np.float32(0)),
+        *(*_NO_NORM, *_NO_HEADS),
     )
     return [
         _multiply_together(codes, slots, (gate, other), None, *part, following)
@@ -385,7 +409,7 @@ def multiply_normed(
         counters_for(norm.step, 1),
         _CENTRED_NORM if norm.is_centred else _NORM,
         *(*norm.made, np.int32(0), np.float32(0), np.float32(0)),
-        *norm.arguments,
+        *(*norm.arguments, *_NO_HEADS),
     )
     return _multiply_together(codes, slots, (factor,), residual, 0, slots.n_tiles, following)
 
