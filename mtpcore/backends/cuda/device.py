@@ -30,11 +30,22 @@ _LEGACY = 1  # the stream that None stands for there
 
 
 class DeviceArray(msgspec.Struct, frozen=True):
-    """An array on a device: shape, type, and the device's own handle of the memory."""
+    """An array on a device: shape, type, and the device's own handle of the memory.
+
+    One with a ``pitch`` is columns of wider rows, counted over all axes but the last: they are
+    that far apart, and the first begins at entry ``begin`` of the memory.
+    """
 
     shape: tuple[int, ...]
     dtype: Any
     memory: Any
+    begin: int = 0
+    pitch: int = 0
+
+    @property
+    def apart(self) -> int:
+        """Entries from one row to the next."""
+        return self.pitch or self.shape[-1]
 
 
 class Device(Protocol):

@@ -226,7 +226,7 @@ class _Fusion:
     def _with_heads(self, i: int, group: _Found) -> _Found:
         """Return a group that runs at node i, with attention's ropes where its products are heads.
 
-        Nothing that reaches the same layer's memory runs between, and heads are whole tiles.
+        These are whole tiles. Nobody reads the layer before attention has written it.
         """
         made = {self._nodes[j].outputs[0]: j for j in group.products}
         for a in sorted(self._attention_of(made)):
@@ -240,11 +240,9 @@ class _Fusion:
                 above, source = self._viewed(value)
                 views.update(above)
                 heads.append(made.get(source, -1))
-            layer = node.attrs["layer"]
-            is_alone = all(self._nodes[j].attrs.get("layer") != layer for j in range(i, a))
             are_tiles = all(int(self._values[value].shape[2]) % TILE == 0 for value in read)
             is_ready = self._is_there(self._nodes[ropes[0]].inputs[1], i)
-            if min(heads) >= 0 and is_alone and are_tiles and is_ready:
+            if min(heads) >= 0 and are_tiles and is_ready:
                 return msgspec.structs.replace(
                     group,
                     ropes=ropes,

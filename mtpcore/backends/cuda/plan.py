@@ -19,7 +19,7 @@ from mtpcore.backends.base import (
     WeightSource,
     codes_of,
 )
-from mtpcore.backends.cuda.buffers import share_buffers
+from mtpcore.backends.cuda.buffers import columns_of_others, share_buffers
 from mtpcore.backends.cuda.checks import check_batch, check_places, check_sequences
 from mtpcore.backends.cuda.choice import NO_DRAFTS, Choice, DraftedParts
 from mtpcore.backends.cuda.device import Device, DeviceArray
@@ -271,14 +271,17 @@ class CudaPlan:
     def _make_arrays(self, groups: Sequence[Group]) -> dict[int, DeviceArray]:
         """Return the array of each value that is made here."""
         nodes = [group.nodes for group in groups]
-        buffer_of, sizes = share_buffers(self.program, self._n_batch, nodes)
+        columns = columns_of_others(self.program, self._block_of)
+        buffer_of, sizes = share_buffers(self.program, self._n_batch, nodes, columns)
         buffers = [self.device.empty((n_bytes // 4,), np.float32) for n_bytes in sizes]
         arrays = {}
         for value in self.program.values:
             if value.id in buffer_of:
                 shape = (self._n_batch, *(int(width) for width in value.shape[1:]))
                 dtype = np.dtype(np.int32 if value.dtype == "i32" else np.float32)
-                arrays[value.id] = DeviceArray(shape, dtype, buffers[buffer_of[value.id]].memory)
+                memory, place = buffers[buffer_of[value.id]].memory, columns.get(value.id)
+                lies = (place.begin, place.pitch) if place else (0, 0)
+                arrays[value.id] = DeviceArray(shape, dtype, memory, *lies)
         return arrays
 
     def _planned(

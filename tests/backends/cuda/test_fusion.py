@@ -56,6 +56,8 @@ def test_random_programs_have_the_same_bits(emulated, data, drawn, kv_dtype, see
 def fused_as(way, *given, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "fuse", way)
+        if way is not fuse:
+            patch.setattr(planning, "columns_of_others", lambda program, block_of: {})
         return Runner(*given, **options)
 
 
@@ -137,7 +139,7 @@ def layers(n, attend, feed_forward):
     [
         (grouped_attention, dense, 24, {1: 5, 8: 7, 40: 9}),
         (grouped_attention, experts, 30, {1: 9, 8: 11, 40: 13}),
-        (latent_attention, dense, 37, {1: 24, 8: 26, 40: 27}),
+        (latent_attention, dense, 37, {1: 16, 8: 18, 40: 19}),
     ],
 )
 @pytest.mark.parametrize("n_rows", [1, 8, 40])
@@ -422,30 +424,3 @@ def test_heads_are_turned_and_stored_where_they_are_made(
         )
     for seq in range(3):
         assert runners[0].memory.digest(seq) == runners[1].memory.digest(seq)
-
-
-def test_heads_are_not_stored_before_others_of_the_layer_are_read(emulated):
-    shapes = {"embd": (20, 32), "norm": (32,)}
-    shapes |= {f"{name}{i}": (32, 32) for name in "qkv" for i in range(2)}
-    tensors = tensors_of({name: "Q8_0" for name in shapes if name[0] in "qkv"}, **shapes)
-    g = GraphBuilder("twice", tensors)
-    x = g.embed(g.inputs.tokens, "embd.weight")
-    rows = (x, g.rms_norm(x, "norm.weight", 1e-5))
-    parts = [
-        [g.split_heads(g.matmul(rows[i], f"{name}{i}.weight"), 1) for name in "qkv"] for i in (1, 0)
-    ]
-    turned = [
-        [*(g.rope(part, g.inputs.positions, [0.5]) for part in own[:2]), own[2]] for own in parts
-    ]
-    first, second = (g.attention(*own, layer=0, scale=0.2) for own in reversed(turned))
-    program = g.finish(Outputs(first=g.merge_heads(first), second=g.merge_heads(second)))
-    groups = fuse(program, lambda node: 32)
-    assert [group.stored.name for group in groups if group.stored] == [program.nodes[-4].name]
-    runners = [
-        fused_as(way, CudaBackend(emulated), program, Weights(tensors), n_ctx=64)
-        for way in (fuse, unfused)
-    ]
-    for _ in range(2):
-        outs = [runner.feed(np.arange(3)) for runner in runners]
-        for name in ("first", "second"):
-            assert np.asarray(outs[0][name]).tobytes() == np.asarray(outs[1][name]).tobytes()

@@ -15,7 +15,8 @@
  * quantise.cuh does; weights are fetched before the launch before has ended (early.cuh).
  *
  * Up to three matrices of a type may share the rows of x: the CTAs of one come after those of the
- * other. Where there are rows of a `residual`, they are added last.
+ * other. Rows of the first one's results are y_pitch apart. Where there are rows of a `residual`, they are
+ * added last.
  *
  * Where there are `counters` (of tiles of 8 slots) CTAs whose results belong together count which of them
  * ends last, and that one goes on with them. GATES: the first matrix makes gates of what the second makes,
@@ -449,7 +450,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
            const char *__restrict__ parts, const char *__restrict__ scales, const Codes *x,
            const float *x_scales, const unsigned *x_sums, const float *__restrict__ bias,
            const int *matrices, const int *members, float *ALONE y, int n_rows, int n_blocks,
-           int n_slots, int n_ranks, int from_tile, const float *residual,
+           int n_slots, int n_ranks, int from_tile, int y_begin, int y_pitch, const float *residual,
            const char *__restrict__ low_2, const char *__restrict__ high_2,
            const char *__restrict__ parts_2, const char *__restrict__ scales_2,
            const float *__restrict__ bias_2, float *ALONE y_2, int n_rows_2,
@@ -592,6 +593,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     /* Not before, or they take registers meanwhile. */
     if (which)
         bias = which == 1 ? bias_2 : bias_3, y = which == 1 ? y_2 : y_3;
+    else
+        y += y_begin;
+    const int pitch_of_y = which ? n_rows : y_pitch;
 #if EIGHTHS == 1
     float *partial = (float *)rings[warp];
 #pragma unroll
@@ -616,7 +620,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
                 value += ((const float *)rings[other])[i];
             if (bias)
                 value += bias[(size_t)matrix * n_rows + row];
-            const size_t at = (size_t)slot * n_rows + row;
+            const size_t at = (size_t)slot * pitch_of_y + row;
             y[at] = residual ? value + residual[at] : value;
         }
         __syncthreads();
@@ -637,7 +641,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
                     float value = total[r][t][half * 2 + i];
                     if (bias)
                         value += bias[(size_t)matrix * n_rows + row];
-                    const size_t at = (size_t)slot * n_rows + row;
+                    const size_t at = (size_t)slot * pitch_of_y + row;
                     y[at] = residual ? value + residual[at] : value;
                 }
         }
@@ -666,13 +670,16 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
     if (follows != GATES) {
         if (!ends_last(counters, gridDim.x))
             return;
-        const Norm norm = {weight_of_norm, bias_of_norm, normed, codes, scales_of_codes,
-                           sums_of_codes,  n_rows,       (float)n_rows, eps};
+        const Norm norm = {weight_of_norm, bias_of_norm, codes, scales_of_codes, sums_of_codes,
+                           n_rows,         (float)n_rows, eps};
         float *partial = (float *)rings[0] + 256; /* behind what the first warp has */
 #pragma unroll 1
-        for (int row = 0; row < n_slots; row++)
-            normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, gates, row,
+        for (int row = 0; row < n_slots; row++) {
+            const size_t begin = (size_t)row * n_rows;
+            normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, gates + begin,
+                             normed ? normed + begin : normed, row,
                              partial + row * 2 * ALL_WARPS, (float *)rings[threadIdx.x >> 5], [] {});
+        }
         return;
     }
     const int n_of_block = of_codes / 16, of_slot = n_tiles / n_of_block;

@@ -29,10 +29,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     if (!counters || !ends_last(counters, gridDim.x))
         return;
-    const Norm norm = {weight, bias, normed, codes, scales, sums, width, (float)width, eps};
+    const Norm norm = {weight, bias, codes, scales, sums, width, (float)width, eps};
 #pragma unroll 1
     for (int i = 0; i < n_rows; i++) {
-        normalise_row<2>(norm, is_centred, of_codes, y, i, partial, of_warps[threadIdx.x >> 5], [] {});
+        const size_t begin = (size_t)i * width;
+        normalise_row<2>(norm, is_centred, of_codes, y + begin, normed ? normed + begin : normed, i,
+                         partial, of_warps[threadIdx.x >> 5], [] {});
         __syncthreads(); /* all have read the sums */
     }
 }

@@ -9,11 +9,9 @@
 #define EACH 8 /* columns of a thread in a stretch of a row */
 #define OF_STRETCH (32 * ALL_WARPS * EACH)
 
-/* How rows are normalised, and where they go: to y, or codes in blocks of `block`, where that is not 0, or
- * both; y is null where nobody reads it. */
+/* How rows are normalised, and where codes of theirs go. */
 struct Norm {
     const float *weight, *bias;
-    float *y;
     signed char *codes;
     float *scales;
     short *sums;
@@ -52,16 +50,16 @@ static __device__ __forceinline__ void load(float (&into)[HELD][EACH], const flo
     }
 }
 
-/* Normalises row number `row` of x; so many stretches are held. Weights are asked for before wait(). The
- * CTA has 16 floats of shared memory that nobody is still to read, and each warp 256, where blocks are of
- * 32. */
+/* Normalises row number `row`, which lies at x; so many stretches are held. It goes to y where that is not
+ * null, and to codes in blocks of `block` where that is not 0. Weights are asked for before wait(). The CTA
+ * has 16 floats of shared memory that nobody is still to read, and each warp 256, where blocks are of 32. */
 template <int HELD, class Wait>
 static __device__ __forceinline__ void normalise_row(const Norm &norm, bool is_centred, int block,
-                                                     const float *x, size_t row, float *partial,
-                                                     float *of_warp, const Wait &wait)
+                                                     const float *x, float *y, size_t row,
+                                                     float *partial, float *of_warp,
+                                                     const Wait &wait)
 {
     const int width = norm.width, n_stretches = (width + OF_STRETCH - 1) / OF_STRETCH;
-    const size_t begin = row * width;
     float weights[HELD][EACH], values[HELD][EACH];
     const auto load_weights = [&](int first) {
         if (norm.weight)
@@ -69,14 +67,14 @@ static __device__ __forceinline__ void normalise_row(const Norm &norm, bool is_c
     };
     load_weights(0);
     wait();
-    load(values, x + begin, 0, width, 0.0f);
+    load(values, x, 0, width, 0.0f);
 
     /* Calls take(stretch, its number among those held) for all, with their values at hand. */
     const auto for_stretches = [&](const auto &take) {
 #pragma unroll 1
         for (int first = 0; first < n_stretches; first += HELD) {
             if (n_stretches > HELD)
-                load(values, x + begin, first, width, 0.0f);
+                load(values, x, first, width, 0.0f);
 #pragma unroll
             for (int j = 0; j < HELD; j++)
                 take(first + j, j);
@@ -115,8 +113,8 @@ static __device__ __forceinline__ void normalise_row(const Norm &norm, bool is_c
                 made[i] *= weights[j][i];
             if (is_centred && norm.bias && at + i < width)
                 made[i] += norm.bias[at + i];
-            if (norm.y && at + i < width)
-                norm.y[begin + at + i] = made[i];
+            if (y && at + i < width)
+                y[at + i] = made[i];
         }
         if (block == 256) {
             const int own = at / 256, n_blocks = width / 256;

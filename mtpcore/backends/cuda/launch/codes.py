@@ -81,6 +81,8 @@ def _quantise(
     arguments = (
         *(x, up, *arrays_of(codes), np.uint32(n_blocks), np.int32(ACTIVATIONS.index(kind))),
         *map(np.float32, (limit, offset)),
+        *map(np.int32, (x.begin, x.pitch or codes.codes.shape[1])),
+        np.uint32(codes.scales.shape[1]),
     )
     grid = (-(-n_blocks // (THREADS // 32)), 1)
     kernel = _QUANTISE[codes.block, up is not None]

@@ -461,7 +461,7 @@ def _multiply_together(
             *_planes(first.w),
             *(codes.codes, codes.scales, codes.sums, first.bias),
             *(slots.matrices, slots.members, first.y),
-            *map(np.int32, (*sizes, from_tile)),
+            *map(np.int32, (*sizes, from_tile, first.y.begin, first.y.pitch or first.w.n_rows)),
             residual,
             *others,
             *nobody * (MOST_FACTORS - len(factors)),

@@ -153,14 +153,15 @@ def normalise(
     n = 1 if op == "l2_norm" else x.shape[-1]
     sizes = (np.int32(x.shape[-1]), np.float32(n), np.float32(step.attrs["eps"]))
     y = step.outputs[0] if is_kept else None
-    arguments = (x, weight, bias, y, *arrays_of(codes), *sizes)
+    lies = map(np.int32, (x.begin, x.apart, step.outputs[0].begin, step.outputs[0].apart))
+    arguments = (x, weight, bias, y, *arrays_of(codes), *sizes, *lies)
     kernel = _NORMALISE[op == "layer_norm", codes.block if codes else 0]
     return Launch(kernel, grid, arguments, is_early=True)
 
 
 def rope(step: Step, n_rows: int) -> list[Launch]:
     """Turn the first pairs of each head by its row's positions."""
-    x, positions = step.inputs
+    (x, positions), y = step.inputs, step.outputs[0]
     attrs, factors = step.attrs, (*step.weights, None)[0]
     arguments = (
         x,
@@ -168,10 +169,10 @@ def rope(step: Step, n_rows: int) -> list[Launch]:
         step.constant(np.asarray(attrs["frequencies"], np.float64)),
         step.constant(np.asarray(attrs["axes"], np.int32)),
         factors,
-        step.outputs[0],
+        y,
         np.int32(len(attrs["frequencies"])),
         np.int32(positions.shape[1]),
-        *map(np.int32, x.shape[1:]),
+        *map(np.int32, (*x.shape[1:], x.begin, x.apart, y.begin, y.apart)),
         np.float64(attrs["magnitude"]),
     )
     return [Launch(_ROPE[attrs["style"]], (n_rows, 1), arguments)]
@@ -191,7 +192,7 @@ def _copy(
     to_row: int = 0,
 ) -> Launch:
     """Copy columns of rows, counted over all axes but the last; of these ``rows``, if given."""
-    sizes = (width, x.shape[-1], begin, y.shape[-1], to, repeats)
+    sizes = (width, x.apart, x.begin + begin, y.shape[-1], to, repeats)
     counts = map(np.int64, (n_rows, from_row, to_row))
     arguments = (x, rows, y, *counts, *map(np.int32, sizes))
     return Launch(_COPY, (blocks_of(n_rows * width), 1), arguments)
@@ -224,17 +225,20 @@ def _n_rows(array: DeviceArray, n_rows: int) -> int:
 
 
 def concat(step: Step, n_rows: int) -> list[Launch]:
-    """Copy each part to its place on the last axis."""
+    """Copy each part to its place on the last axis, unless it was made there."""
     y, launches, to = step.outputs[0], [], 0
     for x in step.inputs:
-        launches.append(_copy(x, y, _n_rows(x, n_rows), x.shape[-1], to=to))
+        if not x.pitch or x.memory is not y.memory:
+            launches.append(_copy(x, y, _n_rows(x, n_rows), x.shape[-1], to=to))
         to += x.shape[-1]
     return launches
 
 
 def slice_(step: Step, n_rows: int) -> list[Launch]:
-    """Copy some columns."""
+    """Copy some columns, unless they are read where they are."""
     x, y = step.inputs[0], step.outputs[0]
+    if y.pitch:
+        return []
     return [_copy(x, y, _n_rows(x, n_rows), y.shape[-1], begin=step.attrs["start"])]
 
 
@@ -277,8 +281,8 @@ class Norm(msgspec.Struct, frozen=True):
     is_kept: bool
 
     def fits(self, n_rows: int) -> bool:
-        """Whether they are so few that one block does it."""
-        return n_rows <= _MOST_NORMED
+        """Whether they are so few that one block does it, and whole rows."""
+        return n_rows <= _MOST_NORMED and not self.step.outputs[0].pitch
 
     def launch(self, n_rows: int) -> Launch:
         """Return a launch of its own."""
