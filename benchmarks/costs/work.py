@@ -21,8 +21,8 @@ Loops = dict[tuple[int, int], float]
 
 _WARPS = 8
 """Parts of a sum, and of the warps of a product's block."""
-_PLANES = (*range(4), *range(17, 21), *range(24, 28))
-_STREAMED = {*range(4), *range(15, 19), *range(22, 26)}
+_PLANES = (*range(4), *range(19, 23), *range(26, 30))
+_STREAMED = {*range(4), *range(16, 20), *range(23, 27)}
 """Weights of up to three matrices: which arguments, and which of eight bytes each."""
 _PIECE = 4
 """Blocks of 32 columns in a piece of a ring."""
@@ -56,14 +56,14 @@ def of_most(recorded: Recorded, code: Code) -> Code:
 
 def is_followed(recorded: Recorded) -> bool:
     """Whether blocks of a product count each other, and the last ones go on with what they made."""
-    return recorded.kernel.name == "matmul" and recorded.arguments[31] is not None
+    return recorded.kernel.name == "matmul" and recorded.arguments[33] is not None
 
 
 def norm_behind(recorded: Recorded) -> Recorded | None:
     """Return the norm of a row that the last block of a product makes, as a launch of its own."""
-    if not is_followed(recorded) or int(recorded.arguments[32]) == 0:
+    if not is_followed(recorded) or int(recorded.arguments[34]) not in (1, 2):
         return None
-    centred, block = int(recorded.arguments[32]) - 1, int(recorded.arguments[36])
+    centred, block = int(recorded.arguments[34]) - 1, int(recorded.arguments[38])
     kernel = Kernel("normalise", (("CENTRED", str(centred)), ("BLOCK", str(block))))
     return Recorded(kernel, (1, 1), 256, (*(None,) * 7, recorded.arguments[11]))
 
@@ -77,7 +77,7 @@ def _bytes(array: Any) -> int:
 
 def _matmul(recorded: Recorded, code: Code, depth: int) -> tuple[float, Loops, set[int]]:
     n_blocks, n_slots = (int(number) for number in recorded.arguments[12:14])
-    n_rows = sum(int(recorded.arguments[at]) for at in (11, 23, 30))
+    n_rows = sum(int(recorded.arguments[at]) for at in (11, 25, 32))
     macros = dict(recorded.kernel.defines)
     block = int(macros["BLOCK"])
     weights = sum(_bytes(recorded.arguments[at]) for at in _PLANES)
@@ -231,6 +231,7 @@ OF_KERNEL: dict[str, Callable[..., tuple[float, Loops, set[int]]]] = {
                 "rope",
                 "remember",
                 "turn_and_store",
+                "turns",
                 "elementwise",
                 "embed",
                 "copy",

@@ -17,7 +17,7 @@ MOST_PAIRS = 512
 
 _NORMS = ("rms_norm", "layer_norm")
 _MAKERS = (*_NORMS, "gated", "attention", "cross_attention")
-_PRODUCTS = ("matmul", "expert_matmul")
+_PRODUCTS = ("matmul", "expert_matmul", "head_matmul")
 _SORTING = ("expert_matmul", "matmul_by_position", "cluster_matmul")
 """Operations whose rows are sorted by the matrix that they choose, all in the same memory."""
 
@@ -228,7 +228,8 @@ class _Fusion:
 
         These are whole tiles. Nobody reads the layer before attention has written it.
         """
-        made = {self._nodes[j].outputs[0]: j for j in group.products}
+        plain = (j for j in group.products if self._nodes[j].op == "matmul")
+        made = {self._nodes[j].outputs[0]: j for j in plain}
         for a in sorted(self._attention_of(made)):
             node = self._nodes[a]
             ropes = self._ropes(node)
@@ -302,27 +303,21 @@ class _Fusion:
         if group.followers:
             followers = (*group.followers[:-1], self._leading(i, group.last))
             return msgspec.structs.replace(group, followers=followers)
-        value = self._made_last(group)
-        if value is None or len(self._values[value].shape) != 2:
-            return group
-        for j in self._readers[value]:
-            if (
-                self._nodes[j].op in _NORMS
-                and j not in self._taken
-                and self._taken.issuperset(range(i + 1, j))
-            ):
+        readers = (j for value in self._made_last(group) for j in self._readers[value])
+        for j in (j for j in readers if self._nodes[j].op in _NORMS and j not in self._taken):
+            if self._taken.issuperset(range(i + 1, j)):
                 led = msgspec.structs.replace(self._found_at(j), is_led=True)
                 return msgspec.structs.replace(group, led=led)
         return group
 
-    def _made_last(self, group: _Found) -> int | None:
-        """Return the value that is all that a group makes, by a product or a mix of experts."""
-        makers = group.products or (group.maker,)
-        ops = [self._nodes[j].op for j in makers if j is not None]
-        if ops != (["matmul"] if group.products else ["mix"]):
-            return None
-        last = makers[0] if group.total is None else group.total
-        return None if last is None else self._nodes[last].outputs[0]
+    def _made_last(self, group: _Found) -> list[int]:
+        """Return the rows that a group makes last, by products or a mix of experts."""
+        if group.total is not None:
+            return list(self._nodes[group.total].outputs)
+        if group.maker is not None and self._nodes[group.maker].op == "mix":
+            return list(self._nodes[group.maker].outputs)
+        is_plain = not group.heads and all(self._nodes[j].op == "matmul" for j in group.products)
+        return [self._nodes[j].outputs[0] for j in group.products] if is_plain else []
 
     def _reads(self, j: int, maker: int | None) -> bool:
         """Whether a node reads what another one makes."""

@@ -21,7 +21,8 @@
  * Where there are `counters` (of tiles of 8 slots) CTAs whose results belong together count which of them
  * ends last, and that one goes on with them. GATES: the first matrix makes gates of what the second makes,
  * and CTAs that have the same columns of both, as many as are a block of codes, make the codes of what is
- * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh). HEADS: CTAs of a head
+ * let through. NORM, CENTRED_NORM: rows of the one tile are normalised (normalise.cuh), of the matrix
+ * of that number among the three. HEADS: CTAs of a head
  * of queries turn it, or of keys, and these are stored, as a head of values is (stored.cuh).
  * Grid: (row tiles / ROW_TILES of each, or as many CTAs as have warps for these, tiles of slots from
  * `from_tile` on, heads). Block: 256.
@@ -668,7 +669,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
         return;
     }
     if (follows != GATES) {
-        if (!ends_last(counters, gridDim.x))
+        if (which != kinds || !ends_last(counters, n_ctas(n_rows)))
             return;
         const Norm norm = {weight_of_norm, bias_of_norm, codes, scales_of_codes, sums_of_codes,
                            n_rows,         (float)n_rows, eps};
@@ -676,7 +677,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, ROW_TILES == 1 ? 3 : 1)
 #pragma unroll 1
         for (int row = 0; row < n_slots; row++) {
             const size_t begin = (size_t)row * n_rows;
-            normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, gates + begin,
+            normalise_row<1>(norm, follows == CENTRED_NORM, of_codes, y + begin,
                              normed ? normed + begin : normed, row,
                              partial + row * 2 * ALL_WARPS, (float *)rings[threadIdx.x >> 5], [] {});
         }

@@ -14,9 +14,9 @@ from mtpcore.backends.cuda.launch.products import (
     counters_of_gates,
     multiply_codes,
     multiply_gated,
-    multiply_normed,
     route,
     slots_of_experts,
+    slots_of_heads,
     slots_of_rows,
 )
 from mtpcore.backends.cuda.launch.rows import Norm, mix_rows, normalise, other_of
@@ -117,14 +117,11 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             of_ids.append((product, Factor(w, bias, y)))
     launches, made, norm = list[Launch](), dict[int, Codes](), _norm_of(step)
     if plain:
-        slots = slots_of_rows(plain[0].w, n_rows)
-        if norm and norm.fits(n_rows):
-            launches.append(multiply_normed(codes, slots, plain[0], residual, norm))
-            norm = None
-        else:
-            launches += step.heads.before(n_rows) if step.heads else []
-            launches += _multiply_all(step, codes, slots, plain, residual, made)
-            launches += step.heads.behind(n_rows) if step.heads else []
+        has_heads = len(step.products[0].inputs[0].shape) == 3
+        slots = (slots_of_heads if has_heads else slots_of_rows)(plain[0].w, n_rows)
+        launches += step.heads.before(n_rows) if step.heads else []
+        launches += _multiply_all(step, codes, slots, plain, residual, made)
+        launches += step.heads.behind(n_rows) if step.heads else []
     for found in of_experts.values():
         first, ids = found[0][0], found[0][0].inputs[1]
         x, factors = step.products[0].inputs[0], [factor for _, factor in found]
@@ -136,7 +133,7 @@ def _multiply(step: FusedStep, codes: Codes, n_rows: int) -> list[Launch]:
             launches += _multiply(follower, made[number], n_rows)
         else:
             launches += fused(follower, n_rows)
-    return [*launches, norm.launch(n_rows)] if norm else launches
+    return launches if norm is None or norm.fits(n_rows) else [*launches, norm.launch(n_rows)]
 
 
 def _multiply_all(
@@ -160,5 +157,6 @@ def _multiply_all(
             launches += multiply_gated(codes, slots, gate, other, ready, counters, attrs)
             made[number] = ready
             factors = [f for f in factors if f.y is not gate.y and f.y is not other.y]
-    heads = None if slots.is_wide else step.heads
-    return launches + multiply_codes(codes, slots, factors, residual, heads)
+    heads, norm = None if slots.is_wide else step.heads, _norm_of(step)
+    follows = heads or (norm if norm and norm.fits(slots.n) else None)
+    return launches + multiply_codes(codes, slots, factors, residual, follows)

@@ -29,8 +29,8 @@ __all__ = [
     "counters_of_gates",
     "multiply_codes",
     "multiply_gated",
-    "multiply_normed",
     "slots_of_experts",
+    "slots_of_heads",
     "slots_of_rows",
 ]
 
@@ -151,10 +151,15 @@ def expert_matmul(step: Step, n_rows: int) -> list[Launch]:
 
 def head_matmul(step: Step, n_rows: int) -> list[Launch]:
     """Multiply each head with its matrix."""
-    w, n_heads = step.weights[0], step.weights[0].n_matrices
-    width, is_wide = _width(w, n_rows)
-    slots = Slots(n_rows * n_heads, 1, -(-n_rows // width), is_wide, n_heads)
+    w = step.weights[0]
+    slots = slots_of_heads(w, n_rows)
     return _multiply(step, w, step.inputs[0], slots, slots.n, None, step.outputs[0])
+
+
+def slots_of_heads(w: DeviceMatrix, n_rows: int) -> Slots:
+    """Return the slots of a product of each head with its matrix."""
+    width, is_wide = _width(w, n_rows)
+    return Slots(n_rows * w.n_matrices, 1, -(-n_rows // width), is_wide, w.n_matrices)
 
 
 def matmul_by_position(step: Step, n_rows: int) -> list[Launch]:
@@ -326,15 +331,16 @@ def multiply_codes(
     slots: Slots,
     factors: Sequence[Factor],
     residual: DeviceArray | None = None,
-    heads: Heads | None = None,
+    follows: Heads | Norm | None = None,
 ) -> list[Launch]:
     """Multiply the same rows with all matrices; those of a type together, up to three.
 
-    The rows of a residual are added, and ``heads`` are turned and stored.
+    The rows of a residual are added; heads are turned and stored, or rows are normalised.
     """
-    by_type: dict[int, list[Factor]] = {}
-    for factor in factors:
-        by_type.setdefault(factor.w.type, []).append(factor)
+    by_type: dict[tuple[int, int], list[Factor]] = {}
+    for number, factor in enumerate(factors):
+        alone = number if factor.y.pitch else -1
+        by_type.setdefault((factor.w.type, alone), []).append(factor)
     return [
         _multiply_together(
             codes,
@@ -342,7 +348,7 @@ def multiply_codes(
             alike[begin : begin + MOST_FACTORS],
             residual,
             *part,
-            _heads_of(alike[begin : begin + MOST_FACTORS], heads),
+            _following(alike[begin : begin + MOST_FACTORS], follows),
         )
         for alike in by_type.values()
         for begin in range(0, len(alike), MOST_FACTORS)
@@ -350,21 +356,27 @@ def multiply_codes(
     ]
 
 
-def _heads_of(factors: Sequence[Factor], heads: Heads | None) -> tuple[Any, ...]:
-    """Return what follows the products: what is done with those that are heads."""
-    kinds = heads.kinds_of([factor.y for factor in factors]) if heads else 0
-    if not heads or not kinds:
-        return _NOTHING
-    counters = counters_for(heads.step, sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors))
-    return (
-        *(counters, _HEADS, *_NO_GATES, *_NO_NORM, np.int32(kinds)),
-        *heads.arguments,
-    )
+def _following(factors: Sequence[Factor], follows: Heads | Norm | None) -> tuple[Any, ...]:
+    """Return what follows these products, as the kernel takes it."""
+    products = [factor.y for factor in factors]
+    if isinstance(follows, Heads) and (kinds := follows.kinds_of(products)):
+        most = sum(_n_ctas(factor.w.n_rows, NARROW) for factor in factors)
+        counted = counters_for(follows.step, most), _HEADS
+        return *counted, *_NO_GATES, *_NO_NORM, np.int32(kinds), *follows.arguments
+    if isinstance(follows, Norm):
+        number = next((i for i, y in enumerate(products) if y is follows.step.inputs[0]), -1)
+        if number >= 0:
+            counted = counters_for(follows.step, 1), _CENTRED_NORM if follows.is_centred else _NORM
+            made = *follows.made, np.int32(0), np.float32(0), np.float32(0)
+            return *counted, *made, *follows.arguments, np.int32(number), *_NO_HEADS[1:]
+    return _NOTHING
 
 
 def can_gate(slots: Slots, gate: Factor, other: Factor) -> bool:
     """Whether one launch multiplies with both and makes codes of the products, gated."""
-    return not slots.is_wide and gate.w.type == other.w.type and gate.w.n_rows == other.w.n_rows
+    if slots.is_wide or slots.n_heads > 1:
+        return False
+    return gate.w.type == other.w.type and gate.w.n_rows == other.w.n_rows
 
 
 def counters_of_gates(step: Step, w: DeviceMatrix, block: int) -> DeviceArray:
@@ -399,19 +411,6 @@ def multiply_gated(
         _multiply_together(codes, slots, (gate, other), None, *part, following)
         for part in _parts_of(slots)
     ]
-
-
-def multiply_normed(
-    codes: Codes, slots: Slots, factor: Factor, residual: DeviceArray | None, norm: Norm
-) -> Launch:
-    """Multiply rows with a matrix, where they are one tile, and normalise what comes of it."""
-    following = (
-        counters_for(norm.step, 1),
-        _CENTRED_NORM if norm.is_centred else _NORM,
-        *(*norm.made, np.int32(0), np.float32(0), np.float32(0)),
-        *(*norm.arguments, *_NO_HEADS),
-    )
-    return _multiply_together(codes, slots, (factor,), residual, 0, slots.n_tiles, following)
 
 
 def _parts_of(slots: Slots) -> list[tuple[int, int]]:
