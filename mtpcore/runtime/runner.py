@@ -408,11 +408,13 @@ def run_drafts(
         DraftRun(batch=checked, k=k, later=later, **settings), first.memory
     )
     for number, (runner, _, ranges, before) in enumerate(taken):
+        has_run = number < n_run
+        if runner.memory and not has_run:
+            runner.memory.give_back(ranges)
         for seq, (_, end) in ranges.items():
-            kept = end if number < n_run else before[seq]
-            if runner.memory:
-                runner.memory.rewind(seq, kept)
-            runner.lengths[seq] = kept
+            if runner.memory and has_run:
+                runner.memory.rewind(seq, end)
+            runner.lengths[seq] = end if has_run else before[seq]
     return drafts
 
 

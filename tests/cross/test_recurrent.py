@@ -214,3 +214,18 @@ def test_a_drafter_has_its_targets_budget(family):
 def test_a_budget_is_a_number_of_bytes(family, n_bytes):
     with pytest.raises(CapacityError, match="checkpoint_bytes"):
         family.context(N_CTX, checkpoint_bytes=n_bytes)
+
+
+def test_a_head_whose_pass_did_not_run_leaves_nothing(tmp_path):
+    """Room was made for its rows, and a state that nobody wrote."""
+    family = hybrid_family.subject(tmp_path, n_heads=2)
+    cross, plain = family.link(64), family.link(64)
+    for one in (cross, plain):
+        one.llm.process(Batch.of([3, 5, 8, 1, 9]))
+        one.draft(0, 2)
+        one.llm.process(Batch.of([4, 7, 3], pos=5))
+    assert cross.draft(0, 2, p_min=1.0) == []
+    for one in (cross, plain):
+        one.llm.process(Batch.of([4, 7], pos=8))
+    assert cross.draft(0, 2) == plain.draft(0, 2)
+    assert cross.digest(0) == plain.digest(0)

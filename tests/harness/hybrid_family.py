@@ -1,10 +1,11 @@
 """A toy family with recurrent layers in its trunk and in its head, as a subject of the kit."""
 
+import msgspec
 import numpy as np
 import toy
 
 from mtpcore.discovery.registry import Registry
-from mtpcore.plugin import DrafterSpec, Feed, Fit, ModelSpec, Outputs, first_of, hookimpl
+from mtpcore.plugin import DrafterSpec, Feed, Fit, Heads, ModelSpec, Outputs, first_of, hookimpl
 from mtpcore.testing import Subject
 
 WIDTH, N_VOCAB, N_LAYERS, EPS = toy.WIDTH, toy.N_VOCAB, 3, 1e-5
@@ -41,13 +42,18 @@ def trunk(g, inputs, h):
     return Outputs(logits=g.matmul(g.output_rows(hidden), "output.weight"))
 
 
-def head(g, inputs, h):
+def head(g, inputs, h, name="head"):
     """Return a head with a state of its own, which its drafts advance."""
     token = g.embed(inputs.tokens, "token_embd.weight")
-    x = g.matmul(g.concat(token, inputs["hidden"]), "head.join.weight")
-    x = g.add(x, recurrent_block(g, g.rms_norm(x, None, EPS), "head", 0))
+    x = g.matmul(g.concat(token, inputs["hidden"]), f"{name}.join.weight")
+    x = g.add(x, recurrent_block(g, g.rms_norm(x, None, EPS), name, 0))
     x = g.rms_norm(x, None, EPS)
     return Outputs(logits=g.matmul(g.output_rows(x), "output.weight"), hidden=x)
+
+
+def step(g, inputs, h):
+    """Return one of several heads, each with a state of its own."""
+    return head(g, inputs, h, "blk.{n}")
 
 
 TRUNK = ModelSpec(
@@ -64,6 +70,13 @@ HEAD = DrafterSpec(
     feeds=(Feed(slot="hidden", recycle="hidden"),),
     acceptance=(0.5, 0.9),
 )
+STEPS = msgspec.structs.replace(
+    HEAD,
+    name="hybrid_steps",
+    fit=Fit(architectures=frozenset({"hybrid"}), tensors=("blk.{n}.join.weight",)),
+    build=step,
+    heads=Heads(order="each-step"),
+)
 
 
 class Plugin:
@@ -77,7 +90,7 @@ class Plugin:
     @staticmethod
     @hookimpl
     def mtpcore_drafters():
-        return [HEAD]
+        return [HEAD, STEPS]
 
 
 def block_tensors(made, name):
@@ -94,7 +107,7 @@ def block_tensors(made, name):
     }
 
 
-def tensors(seed=0):
+def tensors(seed=0, heads=()):
     made = np.random.default_rng(seed)
     found = {"token_embd.weight": made.normal(size=(N_VOCAB, WIDTH)) * 0.5}
     for n in range(N_LAYERS):
@@ -104,11 +117,19 @@ def tensors(seed=0):
         found[f"blk.1.{part}.weight"] = made.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
     found["output_norm.weight"] = np.ones(WIDTH)
     join = np.concatenate([np.eye(WIDTH) * 0.2, np.eye(WIDTH)], axis=1)
-    found |= {"head.join.weight": join} | block_tensors(made, "head")
+    for name in heads or ("head",):
+        found |= {f"{name}.join.weight": join} | block_tensors(made, name)
     return {name: values.astype(np.float32) for name, values in found.items()}
 
 
-def subject(folder):
+def subject(folder, n_heads=1):
     """Write the family's file, and return it as a subject."""
-    path = toy.write(folder / "hybrid.gguf", tensors(), n_blocks=N_LAYERS, architecture="hybrid")
+    heads = [f"blk.{N_LAYERS + i}" for i in range(n_heads)] if n_heads > 1 else []
+    path = toy.write(
+        folder / f"hybrid-{n_heads}.gguf",
+        tensors(heads=heads),
+        heads=len(heads),
+        n_blocks=N_LAYERS,
+        architecture="hybrid",
+    )
     return Subject("hybrid", str(path), plugins=Registry.of(Plugin()))
