@@ -222,13 +222,13 @@ class DraftLoop:
     def can_run(self, run: DraftRun) -> bool:
         """Say whether only tokens, recycled rows and penalties depend on what is drafted.
 
-        How recurrent layers go on is decided by the host, and rows that are given come from there.
+        Rows that are given come from the host.
         """
         plans: list[Plan | DevicePlan] = [self._plan, *(later.plan for later in run.later)]
         return (
             max(run.k, default=0) > 0
             and not run.given
-            and all(self.is_here(plan) and not plan.has_states for plan in plans)
+            and all(self.is_here(plan) for plan in plans)
             and len({id(plan) for plan in plans}) == len(plans)
         )
 

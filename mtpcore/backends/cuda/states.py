@@ -61,7 +61,11 @@ class StateWalks:
         return self.part_of([_walk(one) for one in passes])
 
     def part_of(self, walks: Sequence[Sequence[Advance]]) -> Part:
-        """Return the advances of each sequence, to be held."""
+        """Return the advances of each sequence, to be held.
+
+        There is room for whole logs before the rows, so that where others begin behind it does not
+        depend on what is replayed: else every token changes the graphs of rounds.
+        """
         sequences = np.zeros((self.n_seq, 2), np.int32)
         rows = np.full(self.n_rows, _NOWHERE, np.int32)
         lengths, advances = [len(walk) for walk in walks], [one for walk in walks for one in walk]
@@ -70,7 +74,9 @@ class StateWalks:
         table = np.array(advances, np.int32)
         (wanted,) = np.nonzero(table[:, Advance._fields.index("wanted")])
         rows[table[wanted, 0]] = wanted
-        flat = (sequences.reshape(-1), rows, table.reshape(-1))
+        n_unused = max(LOG * len(walks) + len(wanted) - len(table), 0)
+        unused = np.zeros(n_unused * table.shape[1], np.int32)
+        flat = (sequences.reshape(-1), rows, table.reshape(-1), unused)
         return Part(np.concatenate(flat), self.array)
 
 

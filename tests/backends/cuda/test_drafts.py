@@ -16,6 +16,8 @@ from harness.head_runs import (
     make_run,
     runners,
 )
+from harness.hybrids import N_VOCAB as N_HYBRID
+from harness.hybrids import hybrid
 from harness.search import searching
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +130,67 @@ def test_heads_of_each_step(heads, sequences, slots, recycles, has_ids):
         found.append(loop(heads[0].plan, run, heads[0].memory))
         clear(*heads)
     assert found[1:] == found[:1] * 3
+
+
+@pytest.fixture(scope="module")
+def recurrent(emulated):
+    return Runner(CudaBackend(emulated), *hybrid(), n_batch=48)
+
+
+TEXT = HISTORY % N_HYBRID
+
+
+def recurrent_chain(one, sequences):
+    """Return the run of [(held, length, k, p_min, sampling)] that goes on from held rows."""
+    scratch, rows = Scratch(N_HYBRID, N_HYBRID), []
+    for seq, (held, length, k, *_) in enumerate(sequences):
+        if held:
+            one.feed(TEXT[:held], seq=seq, place=0, outputs=[])
+        one.memory.reserve({seq: (held, length + max(k - 1, 0))})
+        rows += [(seq, place) for place in range(held, length)]
+    seq, place = (np.array(column, np.int32) for column in zip(*rows, strict=True))
+    newest = np.flatnonzero(np.diff(seq, append=-1)).astype(np.int32)
+    return DraftRun(
+        batch=CheckedBatch(
+            tokens=TEXT[place],
+            positions=place[:, None].copy(),
+            seq=seq,
+            place=place,
+            outputs=newest,
+        ),
+        samplers=[Sampler(sampling, scratch) for *_, sampling in sequences],
+        history=[TEXT[:length] for _, length, *_ in sequences],
+        n_prompt=[0] * len(sequences),
+        k=[k for _, _, k, *_ in sequences],
+        p_min=[p_min for *_, p_min, _ in sequences],
+    )
+
+
+@pytest.mark.parametrize("p_min", [0.0, 0.045])
+@pytest.mark.parametrize(
+    "lengths", [((0, 1), (4, 6)), ((0, 14), (19, 20)), ((30, 33), (1, 24))], ids=str
+)
+def test_a_chain_with_recurrent_layers(recurrent, lengths, p_min):
+    """What any number of accepted drafts leaves has the bits that pass after pass leaves."""
+    one, k = recurrent, 5
+    samplings = SAMPLINGS[1], SAMPLINGS[4]
+    sequences = [(*of, k, p_min, by) for of, by in zip(lengths, samplings, strict=True)]
+    found = []
+    for loop in (draft_steps, *[type(one.plan).draft] * 3):
+        made = [loop(one.plan, recurrent_chain(one, sequences), one.memory)]
+        for seq, (_, length) in enumerate(lengths):
+            for n in sorted({0, 1, k - 2, k - 1}, reverse=True):
+                one.memory.rewind(seq, min(length + n, one.memory.length(seq)))
+                n_kept = len(made[0][0][seq]) >= n + 1 and made[0][1] > n
+                made.append(one.memory.digest(seq) if n_kept or not n else None)
+            logits = one.feed(TEXT[length : length + 3], seq=seq, place=length)["logits"]
+            made += [np.asarray(logits).tobytes(), one.memory.digest(seq)]
+        found.append(made)
+        clear(one)
+    assert found[1:] == found[:1] * 3
+    drafts, n_passes = found[0][0]
+    assert ([*map(len, drafts)] == [k, k]) == (not p_min)
+    assert n_passes == k
 
 
 def block(one, sequences, ids=None):

@@ -2,8 +2,9 @@
 
 import msgspec
 import pytest
-from harness import dflash, peagle
+from harness import dflash, hybrid_family, peagle
 from harness.families import FAMILIES
+from harness.families import HYBRID as RECURRENT
 from harness.fixtures import model_file
 
 from mtpcore import Generator
@@ -62,12 +63,17 @@ def texts(cross, n_tokens=14, sampling=NOISY, **options):
 HYBRID = Subject("qwen35moe", str(model_file("qwen35moe-17")), drafter="qwen_mtp")
 
 
-ROUNDS = {str(family): (family, NOISY) for family in (*FAMILIES, HYBRID)}
+ROUNDS = {str(family): (family, NOISY) for family in (*FAMILIES, HYBRID, RECURRENT)}
 ROUNDS["penalties"] = FAMILIES[0], PENALISED
+ROUNDS["recurrent heads"] = "recurrent heads", NOISY
 
 
 @pytest.mark.parametrize(("family", "sampling"), ROUNDS.values(), ids=ROUNDS)
-def test_drafts_and_their_verification_are_one_call(emulated, family, sampling, monkeypatch):
+def test_drafts_and_their_verification_are_one_call(
+    emulated, family, sampling, monkeypatch, tmp_path
+):
+    if family == "recurrent heads":
+        family = hybrid_family.subject(tmp_path, n_heads=2)
     on_device = msgspec.structs.replace(family, backend=CudaBackend(emulated))
     counts, rounds = Counts(emulated, monkeypatch), []
     cross = on_device.link(n_seq_max=2, n_batch=64)
