@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,7 @@ def _tensors(companion: Companion, held: Mapping[str, Tensor]) -> dict[str, Tens
     for name, sources in companion.tensors:
         if len(sources) > 1:
             if all(source in held for source in sources):
-                tensors[name] = JoinedTensor(name, [held[source] for source in sources])
+                tensors[name] = _join(name, [held[source] for source in sources])
             continue
         numbered = re.escape(sources[0]).replace(re.escape("{n}"), r"(\d{1,6})")
         for source, tensor in held.items():
@@ -180,3 +180,22 @@ def _tensors(companion: Companion, held: Mapping[str, Tensor]) -> dict[str, Tens
                 called = name.replace("{n}", match[1] if match.groups() else "")
                 tensors[called] = tensor.called(called)
     return tensors
+
+
+def _join(name: str, parts: Sequence[Tensor]) -> Tensor:
+    """Return the rows of several tensors as one tensor.
+
+    Raises
+    ------
+    ModelFileError
+        They have no rows, or rows of different widths.
+    """
+    if len({part.shape[-1:] for part in parts}) > 1 or not all(
+        len(part.shape) > 1 for part in parts
+    ):
+        raise ModelFileError(
+            "parts of a tensor that are not equally wide",
+            where=f"{parts[0].path}: {', '.join(part.name for part in parts)}",
+            got=", ".join(str([*part.shape]) for part in parts),
+        )
+    return JoinedTensor(name, parts)

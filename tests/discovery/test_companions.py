@@ -117,6 +117,15 @@ MISFITS = {
         "blk.1.mix.weight",
     ),
     "shape": ({"tensors": {**REST, "rest.0.mix": np.ones((8, 32), np.float32)}}, "blk.0.mix"),
+    "width": (
+        {"tensors": {**REST, "rest.1.mix.end": np.ones((3, 4, 16), np.float32)}},
+        "rest.1.mix.top, rest.1.mix.end: parts of a tensor that are not equally wide; "
+        "got [20, 32], [3, 4, 16]",
+    ),
+    "vector": (
+        {"tensors": {**REST, "rest.1.mix.end": np.ones(32, np.float32)}},
+        "parts of a tensor that are not equally wide",
+    ),
     "quarrel": ({"rest.wrong": True}, "the files do not belong together: they quarrel"),
 }
 

@@ -176,7 +176,8 @@ def change(tmp_path, **changes):
     return path, beside
 
 
-FIRST = companion(qwen_tts.weights())[1]["a.gen.code.out_embd.weight"]
+CODES = ("a.gen.code.out_embd.weight", "a.gen.code.embd.weight")
+FIRST, OTHERS = (companion(qwen_tts.weights())[1][name] for name in CODES)
 FOREIGN = {
     "another architecture": (
         {"architecture": "llama"},
@@ -192,7 +193,7 @@ FOREIGN = {
         "{0} and {1}: the files do not belong together: the embeddings of first codes differ",
     ),
     "another width": (
-        {"tensors": {"a.gen.code.out_embd.weight": FIRST[:, :16].copy()}},
+        {"tensors": dict(zip(CODES, (FIRST[:, :16].copy(), OTHERS[..., :16].copy()), strict=True))},
         "{0} and {1}: the files do not belong together: [1043, 16] is no end of a table [1067, 32]",
     ),
     "a layer is missing": (
