@@ -177,7 +177,8 @@ def change(tmp_path, **changes):
 
 
 CODES = ("a.gen.code.out_embd.weight", "a.gen.code.embd.weight")
-FIRST, OTHERS = (companion(qwen_tts.weights())[1][name] for name in CODES)
+HEAD = "a.gen.code.head.weight"
+FIRST, OTHERS, OUTPUTS = (companion(qwen_tts.weights())[1][name] for name in (*CODES, HEAD))
 FOREIGN = {
     "another architecture": (
         {"architecture": "llama"},
@@ -195,6 +196,10 @@ FOREIGN = {
     "another width": (
         {"tensors": dict(zip(CODES, (FIRST[:, :16].copy(), OTHERS[..., :16].copy()), strict=True))},
         "{0} and {1}: the files do not belong together: [1043, 16] is no end of a table [1067, 32]",
+    ),
+    "fewer matrices": (
+        {"tensors": {HEAD: OUTPUTS[:3].copy()}},
+        "matrices (3, 19, 24) are not for codes of tables (4, 19, 32)",
     ),
     "a layer is missing": (
         {"without": ("a.gen.code.blk.1.attn_q.weight",)},

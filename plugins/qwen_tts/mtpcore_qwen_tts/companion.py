@@ -59,9 +59,12 @@ def read_metadata(talker: Any, companion: Any) -> dict[str, object]:
     ValueError
         The companion was made for another talker.
     """
-    embeddings, others = (companion.tensors[name] for name in (OF_FIRST, OF_OTHERS))
+    names = OF_FIRST, OF_OTHERS, OUTPUTS
+    embeddings, others, outputs = (companion.tensors[name] for name in names)
     if len(embeddings.shape) != 2 or len(others.shape) != 3:
         raise ValueError(f"no tables of codes are of shapes {embeddings.shape}, {others.shape}")
+    if outputs.shape[:2] != others.shape[:2]:
+        raise ValueError(f"matrices {outputs.shape} are not for codes of tables {others.shape}")
     n_first, (n_others, n_codes, _) = len_of(embeddings), others.shape
     n_text = len_of(talker.tensors["token_embd.weight"]) - n_first
     check_codes(talker.tensors["token_embd.weight"], embeddings, n_text)
