@@ -112,10 +112,13 @@ class HeadTreeDrafter(HeadDrafter):
         if not known:
             return {}
         at, seq, place = (np.array(column, np.int32) for column in zip(*known, strict=True))
+        sources = self._heads[head].sources
+        if len(known) == n:  # rows that wait on a device stay there
+            return {feed.slot: sources[feed.slot](seq, place) for feed in self._feeds}
         slots = {}
         for feed in self._feeds:
             slots[feed.slot] = np.zeros((n, self._widths[head][feed.slot]), np.float32)
-            slots[feed.slot][at] = self._heads[head].sources[feed.slot](seq, place)
+            slots[feed.slot][at] = sources[feed.slot](seq, place)
         return slots
 
     def _grow_by_level(self, wanted: list[tuple[DraftJob, int]], shape: TreeShape) -> list[Grown]:

@@ -178,13 +178,15 @@ class TreeLoop:
     def can_grow(self, run: TreeRun) -> bool:
         """Say whether a run needs nothing of the host between its passes.
 
-        Where several branches are ranked from the same logits, no penalty may change these.
+        Where several branches are ranked from the same logits, no penalty may change these; and
+        rows may not see what is reserved for later passes.
         """
         here = self._round.is_here
         is_shared = any(len({*one.outputs}) < len(one.outputs) for one in run.passes)
         has_penalties = any(sampler.sampling.has_penalties for sampler in run.samplers)
         return (
             all(here(one.plan) and not one.plan.has_states for one in run.passes)
+            and not any(_sees_ahead(cast(DevicePlan, one.plan)) for one in run.passes)
             and not (is_shared and has_penalties)
             and max(node.rank for node in run.nodes) < MOST_RANKS
         )
@@ -203,9 +205,12 @@ class TreeLoop:
             *(n_wanted, n_nodes, len(run.passes), len(run.order) if run.width else 0),
         )
         self._round.start(shape, stages, partial(self._launches, shape), max(run.p_min) > 0)
-        grown = _read(run, *self._found(run, n_wanted))
+        nodes, branches = self._found(run, n_wanted)
+        grown = _read(run, nodes, branches)
         tokens = [token for one in grown for token in one.tokens]
         is_whole = len(tokens) == n_wanted and max(tokens) < shape.n_readable
+        # What verifies is left out where the last pass is, though there may be nodes enough.
+        is_whole = is_whole and bool((branches[order.branches[-1]] != NO_NODE).any())
         if verification and not stages[-1].n and is_whole:
             if run.width:
                 verification.batch = _seated(verification, grown)
@@ -292,8 +297,7 @@ class TreeLoop:
         than attention.
         """
         batch, memory, most = verification.batch, verification.memory, len(run.passes)
-        sees_ahead = any(visible.mask == "block" for visible in plan.seen)
-        if batch.parent is None or plan.has_states or sees_ahead:
+        if batch.parent is None or plan.has_states or _sees_ahead(plan):
             return []
         output_of = {row: output for output, row in enumerate(batch.outputs.tolist())}
         samplers = batch.fused_sampling.samplers if batch.fused_sampling else ()
@@ -426,6 +430,11 @@ class TreeLoop:
         lists = arrays[f"lists {what}"], arrays[f"listed {what}"]
         found = arrays["places"], arrays["branches"]
         return pick(*lists, arrays["nodes"], arrays["worths"], *found, n, is_to_run=is_to_run)
+
+
+def _sees_ahead(plan: DevicePlan) -> bool:
+    """Whether rows see all that is reserved, and not what is before them alone."""
+    return any(visible.mask == "block" for visible in plan.seen)
 
 
 def _branches(run: TreeRun) -> NDArray[np.int32]:

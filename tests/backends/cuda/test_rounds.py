@@ -6,6 +6,7 @@ from harness import dflash, hybrid_family, peagle
 from harness.families import FAMILIES
 from harness.families import HYBRID as RECURRENT
 from harness.fixtures import model_file
+from harness.step_heads import written
 
 from mtpcore import Generator
 from mtpcore.backends.cuda import CudaBackend
@@ -133,16 +134,17 @@ def test_a_block_and_its_verification_are_one_call(block_family, options, emulat
 FIXED = TreeShape(paths=((1,), (0, 0), (0, 2), (1, 0)))
 GROWN = TreeShape(depth=2, width=3, n_nodes=5)
 TREES = {
-    "fixed": {"tree": FIXED},
-    "grown": {"tree": GROWN},
-    "grown, penalties": {"tree": GROWN, "sampling": PENALISED, "n_tokens": 24},
+    "grown": ("demo", {"tree": TreeShape(depth=2, width=2, n_nodes=3)}),
+    "fixed, of heads": ("cell", {"tree": FIXED}),
+    "grown, of heads": ("steps", {"tree": GROWN, "sampling": CUT}),
+    "grown, penalties": ("steps", {"tree": GROWN, "sampling": PENALISED, "n_tokens": 24}),
 }
 
 
-@pytest.mark.parametrize("options", TREES.values(), ids=TREES)
-def test_a_tree_and_its_verification_are_one_call(emulated, options, monkeypatch):
-    family = msgspec.structs.replace(FAMILIES[-1], backend=CudaBackend(emulated))
-    options = dict(options)
+@pytest.mark.parametrize(("name", "options"), TREES.values(), ids=TREES)
+def test_a_tree_and_its_verification_are_one_call(emulated, name, options, tmp_path, monkeypatch):
+    family, options = FAMILIES[-1] if name == "demo" else written(tmp_path, name), dict(options)
+    family = msgspec.structs.replace(family, backend=CudaBackend(emulated))
     drafter = msgspec.structs.replace(family.spec, shape="tree", tree=options.pop("tree"))
     counts, rounds = Counts(emulated, monkeypatch), []
     for made in texts(family.link(n_seq_max=2, n_batch=64, drafter=drafter), draft=2, **options):

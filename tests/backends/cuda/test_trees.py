@@ -346,6 +346,26 @@ def test_what_verifies_runs_behind_a_tree(one, target, shape, sampling):
         assert _is_same(verification.batch, asked)
 
 
+def test_what_verifies_is_left_out_with_the_last_pass(one, target):
+    """Though there are as many nodes as are verified: a token that is wanted once, and no other."""
+    shape = TreeShape(depth=3, width=3, n_nodes=1)
+    token = next(token for token in range(N_LOGITS) if token not in HISTORY[:3])
+    once = Sampling(temperature=0, logit_bias={token: 20.0}, frequency_penalty=40.0)
+    sequences = [(3, 3, 0.9, once)]
+    for _ in range(3):
+        clear(target)
+        run = tree_run(one, sequences, shape)
+        place = outline(shape, 3).placeholder
+        planned = [(place.tokens.tolist(), place.parent.tolist())]
+        batch, first = rows_to_verify([2], planned, None)
+        target.feed(HISTORY[:2], seq=0, place=0, outputs=[], hidden=HIDDEN[:2])
+        target.memory.reserve({0: (2, 3 + len(place))})
+        told = Verification(plan=target.plan, memory=target.memory, batch=batch, first=first)
+        grown = one.plan.grow(msgspec.structs.replace(run, verification=told))
+        assert grown == grow_by_hand(one, sequences, shape) == [([token], [-1], True)]
+        assert told.arrays is None
+
+
 def rounds_of(subject, shape, sampling, p_min, n=4):
     """Return the trees of some rounds with two sequences, what was accepted, and digests."""
     drafter = msgspec.structs.replace(subject.spec, shape="tree", tree=shape)
